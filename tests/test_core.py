@@ -1,0 +1,272 @@
+"""The scheduling core: events in, instructions out."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rrfp_jax.core.accumulation import Accumulator
+from rrfp_jax.core.admission import Admission
+from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch, IllegalEvent
+from rrfp_jax.core.scheduler import StageScheduler, StepRules
+from rrfp_jax.core.schedules import BF, FixedOrder, GPipe, Hint, OneFOneB
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+from tests.interleave import World
+
+
+def rules(stages=2, microbatches=3, schedule=None, chunks=1, **kwargs):
+    return StepRules(
+        placement=Placement(stages, chunks), microbatches=microbatches, schedule=schedule or BF(), **kwargs
+    )
+
+
+def F(j, chunk=0):
+    return Task(FORWARD, chunk, j)
+
+
+def B(j, chunk=0):
+    return Task(BACKWARD, chunk, j)
+
+
+def names(tasks):
+    return " ".join(map(str, tasks))
+
+
+def fixed_order(schedule, stage, stages, microbatches):
+    return names(schedule.order(stage, Placement(stages), microbatches))
+
+
+class TestOrders:
+    def test_1f1b(self):
+        assert [fixed_order(OneFOneB(), s, 4, 5) for s in range(4)] == [
+            "F0 F1 F2 F3 B0 F4 B1 B2 B3 B4",
+            "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4",
+            "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4",
+            "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4",
+        ]
+
+    def test_1f1b_with_fewer_microbatches_than_stages(self):
+        assert fixed_order(OneFOneB(), 0, 4, 2) == "F0 F1 B0 B1"
+
+    def test_gpipe(self):
+        assert fixed_order(GPipe(), 1, 4, 3) == "F0 F1 F2 B0 B1 B2"
+
+    @pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()])
+    def test_refuse_several_chunks(self, schedule):
+        with pytest.raises(ValueError, match="one chunk"):
+            schedule.order(0, Placement(2, 2), 4)
+
+    def test_incomplete_order_is_named(self):
+        class Lossy(FixedOrder):
+            def order(self, stage, placement, microbatches):
+                return [F(0), B(0), F(1)]
+
+        with pytest.raises(ValueError, match="B1 is missing"):
+            StageScheduler(0, rules(microbatches=2, schedule=Lossy()))
+
+
+class TestBF:
+    """Stage 1 of 2 is the last: its own forwards make its backwards ready."""
+
+    def run(self, *events, stage=1, **kwargs):
+        scheduler, ran = StageScheduler(stage, rules(**kwargs)), []
+        for event in events:
+            ran += [i.task for i in scheduler.handle(event) if isinstance(i, Dispatch)]
+            scheduler.check_invariants()
+        return names(ran)
+
+    def test_rounds_of_backward_then_forward(self):
+        events = [Arrived(F(0)), Arrived(F(1)), Arrived(F(2)), *[ROOM] * 6]
+        assert self.run(*events) == "F0 B0 F1 B1 F2 B2"
+
+    def test_runs_what_is_ready_whatever_its_index(self):
+        assert self.run(Arrived(F(2)), ROOM, ROOM, Arrived(F(0)), ROOM, ROOM) == "F2 B2 F0 B0"
+
+    def test_a_skipped_direction_keeps_no_credit(self):
+        first_stage = [ROOM] * 3 + [Arrived(B(0)), Arrived(B(1)), ROOM, ROOM, ROOM]
+        assert self.run(*first_stage, stage=0, microbatches=5) == "F0 F1 F2 B0 F3 B1"
+
+    def test_room_without_work_is_not_kept(self):
+        scheduler = StageScheduler(1, rules())
+        assert scheduler.handle(ROOM) == ()
+        assert scheduler.handle(Arrived(F(0))) == ()
+        assert scheduler.handle(ROOM) == (Dispatch(F(0)),)
+
+    def test_tie_order_with_chunks(self):
+        scheduler = StageScheduler(0, rules(stages=2, microbatches=2, chunks=2))
+        for _ in range(2):
+            scheduler.handle(ROOM)
+        scheduler.handle(Arrived(F(1, 1)))
+        scheduler.handle(Arrived(F(0, 1)))
+        scheduler.handle(ROOM)
+        scheduler.handle(ROOM)
+        for task in (B(1, 1), B(0, 1)):
+            scheduler.handle(Arrived(task))
+        assert names(scheduler.ready_tasks()) == "B0.1 B1.1"
+
+
+class TestHint:
+    def test_twenty_lines_suffice(self):
+        class BackwardFirst(Hint):
+            def choose(self, state, ready):
+                for kind in (BACKWARD, FORWARD):
+                    if (task := ready.first(kind)) is not None:
+                        assert task in ready
+                        return task, state
+                return None
+
+        world = World(rules(stages=3, microbatches=4, schedule=BackwardFirst()), seed=0).run()
+        assert sorted(world.orders[0]) == sorted([F(j) for j in range(4)] + [B(j) for j in range(4)])
+
+
+class TestAdmission:
+    def test_limit_counts_until_the_backward_is_dispatched(self):
+        scheduler = StageScheduler(0, rules(limit=2, microbatches=4))
+        assert [bool(scheduler.handle(ROOM)) for _ in range(3)] == [True, True, False]
+        scheduler.handle(Arrived(B(0)))
+        assert scheduler.handle(ROOM)[0] == Dispatch(B(0))
+        assert scheduler.handle(ROOM) == (Dispatch(F(2)),)
+
+    def test_reserve_for_lower_microbatches(self):
+        scheduler = StageScheduler(1, rules(stages=3, limit=1))
+        scheduler.handle(Arrived(F(1)))
+        assert scheduler.handle(ROOM) == ()
+        assert "room for F1" in scheduler.awaited()
+        scheduler.handle(Arrived(F(0)))
+        assert scheduler.handle(ROOM) == (Dispatch(F(0)),)
+
+    def test_fixed_orders_are_not_subject_to_the_limit(self):
+        scheduler = StageScheduler(0, rules(limit=1, schedule=GPipe()))
+        assert all(scheduler.handle(ROOM) for _ in range(3))
+
+    def test_forward_only_leaves_at_dispatch(self):
+        scheduler = StageScheduler(0, rules(limit=1, microbatches=3, forward_only=True))
+        for _ in range(3):
+            scheduler.handle(ROOM)
+            assert scheduler.in_flight == 0
+        assert scheduler.finished
+
+    def test_limit_below_one(self):
+        with pytest.raises(ValueError, match="limit=0"):
+            StageScheduler(0, rules(limit=0))
+
+
+class TestAccumulation:
+    def test_parks_ahead_of_turn_and_drains_in_order(self):
+        scheduler = StageScheduler(1, rules(microbatches=4))
+        added = []
+        for j in (2, 1, 0, 3):
+            scheduler.handle(Arrived(F(j)))
+            for _ in range(2):
+                added.append([i.microbatch for i in scheduler.handle(ROOM) if isinstance(i, Accumulate)])
+        assert added == [[], [], [], [], [], [0, 1, 2], [], [3]]
+
+    def test_a_backward_without_a_spare_buffer_waits(self):
+        scheduler = StageScheduler(1, rules(microbatches=3, spare_gradients=0))
+        scheduler.handle(Arrived(F(1)))
+        assert scheduler.handle(ROOM) == (Dispatch(F(1)),)
+        assert scheduler.handle(ROOM) == ()
+
+    def test_arrival_adds_as_they_come(self):
+        scheduler = StageScheduler(1, rules(microbatches=2, accumulation="arrival"))
+        scheduler.handle(Arrived(F(1)))
+        scheduler.handle(ROOM)
+        assert scheduler.handle(ROOM) == (Dispatch(B(1)), Accumulate(0, 1))
+
+    def test_bad_arguments(self):
+        with pytest.raises(ValueError, match="'index' or 'arrival'"):
+            Accumulator(1, "random", 2)
+        with pytest.raises(ValueError, match="spare_gradients=-1"):
+            Accumulator(1, "index", -1)
+
+
+class TestIllegalEvents:
+    @pytest.mark.parametrize(
+        ("stage", "task", "expected"),
+        [
+            (0, F(0), "comes from another"),
+            (2, B(0), "comes from another"),
+            (1, F(9), "microbatch < 3"),
+            (1, F(0, 3), "chunk < 1"),
+            (1, B(0), "after the microbatch's own forward"),
+        ],
+    )
+    def test_named_and_without_effect(self, stage, task, expected):
+        scheduler = StageScheduler(stage, rules(stages=3))
+        before = names(scheduler.ready_tasks())
+        with pytest.raises(IllegalEvent, match=expected):
+            scheduler.handle(Arrived(task))
+        assert names(scheduler.ready_tasks()) == before
+        scheduler.check_invariants()
+
+    def test_twice(self):
+        scheduler = StageScheduler(1, rules())
+        scheduler.handle(Arrived(F(0)))
+        with pytest.raises(IllegalEvent, match="each input once; recently: arrived F0"):
+            scheduler.handle(Arrived(F(0)))
+
+
+worlds = st.fixed_dictionaries(
+    {
+        "stages": st.integers(1, 5),
+        "microbatches": st.integers(1, 8),
+        "limit": st.none() | st.integers(1, 4),
+        "accumulation": st.sampled_from(["index", "arrival"]),
+        "spare_gradients": st.integers(0, 3),
+        "forward_only": st.booleans(),
+    }
+)
+
+
+class TestAnyInterleaving:
+    """No deadlock, each task once, dependencies and limit kept: checked by `World` after every event."""
+
+    @settings(max_examples=300, deadline=None)
+    @given(worlds, st.sampled_from([BF(), GPipe(), OneFOneB()]), st.integers(0, 2**20))
+    def test_one_chunk(self, world, schedule, seed):
+        done = World(rules(schedule=schedule, **world), seed).run()
+        if world["forward_only"]:
+            assert not any(done.added)
+            return
+        for stage in range(world["stages"]):
+            added = [j for _, j in done.added[stage]]
+            assert sorted(added) == list(range(world["microbatches"]))
+            if world["accumulation"] == "index":
+                assert added == sorted(added)
+            if isinstance(schedule, FixedOrder):
+                planned = schedule.order(stage, Placement(world["stages"]), world["microbatches"])
+                assert done.orders[stage] == list(planned)
+
+    @settings(max_examples=200, deadline=None)
+    @given(worlds, st.integers(2, 3), st.integers(0, 2**20))
+    def test_looped_chunks(self, world, chunks, seed):
+        World(rules(chunks=chunks, **world), seed).run()
+
+    @settings(max_examples=100, deadline=None)
+    @given(worlds, st.integers(0, 2**20))
+    def test_recorded_events_replay_to_the_same_instructions(self, world, seed):
+        first, second = (World(rules(**world), seed).run() for _ in range(2))
+        assert first.orders == second.orders
+        assert first.added == second.added
+
+
+class TestUnequalLimits:
+    """Stage 0 may hold two microbatches, stage 1 one: the reserve is what keeps this from deadlock."""
+
+    def deadlocks(self):
+        found = 0
+        for seed in range(100):
+            world = World(rules(microbatches=4, limit=2, spare_gradients=0), seed)
+            world.stages[1] = StageScheduler(1, rules(microbatches=4, limit=1, spare_gradients=0))
+            try:
+                world.run()
+            except AssertionError as error:
+                assert "deadlock" in str(error)
+                found += 1
+        return found
+
+    def test_the_rule_is_safe(self):
+        assert self.deadlocks() == 0
+
+    def test_without_the_reserve_it_is_not(self, monkeypatch):
+        monkeypatch.setattr(Admission, "admits", lambda self, j: self.held < self._limit)
+        assert self.deadlocks() > 0
