@@ -99,5 +99,15 @@ def _require_one_chunk(name: str, placement: Placement) -> None:
         raise ValueError(f"{name} is defined for one chunk a stage, got {placement.chunks}")
 
 
-BY_NAME: dict[str, Schedule] = {"bf": BF(), "1f1b": OneFOneB(), "gpipe": GPipe()}
-"""Schedules as named on command lines and in configs."""
+_NAMED: dict[str, Schedule] = {"bf": BF(), "1f1b": OneFOneB(), "gpipe": GPipe()}
+
+
+def by_name(name: str) -> Schedule:
+    """A schedule by its name on command lines and in configs: bf, 1f1b, gpipe.
+
+    Raises:
+        ValueError: no such schedule.
+    """
+    if name not in _NAMED:
+        raise ValueError(f"schedule={name!r}: no such schedule or hint; choose one of {', '.join(sorted(_NAMED))}")
+    return _NAMED[name]

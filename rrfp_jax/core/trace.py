@@ -14,10 +14,11 @@ from rrfp_jax.core.tasks import Task
 
 
 class TaskRecord(NamedTuple):
-    """One task of one stage, times in seconds."""
+    """One task of one stage, times in seconds; `bucket` numbers the microbatch's shapes."""
 
     stage: int
     task: Task
+    bucket: int
     ready: float
     dispatched: float
     start: float

@@ -7,10 +7,12 @@ masks on the last). A plain function that returns the microbatches themselves is
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import jax
 import numpy as np
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
@@ -49,3 +51,100 @@ class Data(Protocol):
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """The arrays of `fields`, each with the planned shape and dtype."""
         ...
+
+
+class InMemory:
+    """Microbatches that are already there: a list for every step, or a function of the step.
+
+    Raises:
+        UsageError: when planned: no microbatches, or one that is no dict of arrays.
+    """
+
+    def __init__(self, microbatches: Sequence[Arrays] | Callable[[int], Iterable[Arrays]]) -> None:
+        self._source = microbatches
+        self._step: int | None = None
+        self._current: list[Arrays] = []
+
+    def plan(self, step: int) -> Sequence[Microbatch]:
+        """See `Data.plan`; the source is the position in the step."""
+        if step != self._step:
+            made = self._source(step) if callable(self._source) else self._source
+            self._current, self._step = [_arrays(mb) for mb in made], step
+        return [
+            Microbatch({k: FieldSpec(v.shape, v.dtype.name) for k, v in mb.items()}, source=(step, j))
+            for j, mb in enumerate(self._current)
+        ]
+
+    def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
+        """See `Data.load`."""
+        step, position = microbatch.source
+        self.plan(step)
+        return {name: self._current[position][name] for name in fields}
+
+
+def as_data(data: Any) -> Data:
+    """A `Data` as it is; a function of the step, or a list of microbatches, wrapped.
+
+    Raises:
+        UsageError: none of these.
+    """
+    if isinstance(data, Data):
+        return data
+    if callable(data) or isinstance(data, Sequence):
+        return InMemory(data)
+    raise UsageError(
+        f"data={data!r}: give an object with plan(step) and load(microbatch, fields), a function of the "
+        "step that returns microbatches, or a list of microbatches (dicts of arrays)"
+    )
+
+
+def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
+    """The step's plan, checked.
+
+    Raises:
+        UsageError: no microbatches, or something else than `Microbatch`.
+    """
+    plan = list(data.plan(step))
+    if not plan:
+        raise UsageError(f"step {step}: the data plans 0 microbatches; a step needs at least one")
+    for j, mb in enumerate(plan):
+        if not isinstance(mb, Microbatch):
+            raise UsageError(f"step {step}: microbatch {j} of the plan is {mb!r}, not a rrfp.Microbatch")
+    return plan
+
+
+def plan_hash(plan: Sequence[Microbatch]) -> str:
+    """16 hex digits that are equal on two processes exactly if they plan the same step."""
+    text = repr([(sorted(mb.fields.items()), mb.source, mb.weight) for mb in plan])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Collection[str]) -> Arrays:
+    """Load fields of a microbatch and hold them against its plan.
+
+    Raises:
+        UsageError: a field is missing, or has another shape or dtype than planned.
+    """
+    arrays = data.load(planned, fields)
+    for name in fields:
+        where = f"step {step}, microbatch {j}: field {name!r}"
+        if name not in arrays:
+            raise UsageError(f"{where} was planned but not loaded; load() gave: {', '.join(sorted(arrays)) or 'none'}")
+        spec, got = planned.fields[name], np.asarray(arrays[name])
+        if (got.shape, got.dtype) != (tuple(spec.shape), np.dtype(spec.dtype)):
+            raise UsageError(
+                f"{where} is {got.dtype}{list(got.shape)}, planned as {spec.dtype}{list(spec.shape)}"
+            )
+    return arrays
+
+
+def _arrays(mb: Any) -> Arrays:
+    if not isinstance(mb, Mapping) or not mb:
+        raise UsageError(f"a microbatch must be a dict of arrays with at least one field, got {mb!r}")
+    return {name: _canonical(np.asarray(value)) for name, value in mb.items()}
+
+
+def _canonical(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """64-bit numbers as the 32-bit ones that JAX computes with by default."""
+    wanted = jax.dtypes.canonicalize_dtype(array.dtype)
+    return array if array.dtype == wanted else array.astype(wanted)

@@ -1,0 +1,23 @@
+"""rrfp_jax: readiness-driven pipeline-parallel training for JAX. A schedule is only a hint."""
+
+from rrfp_jax import schedules
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.layers import Loss, layer
+from rrfp_jax.runtime.pipeline import Pipeline
+from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.train.data import Microbatch
+from rrfp_jax.train.text import ByteText
+from rrfp_jax.train.trainer import Trainer
+
+__all__ = [
+    "ByteText",
+    "Loss",
+    "Mesh",
+    "Microbatch",
+    "Pipeline",
+    "Trainer",
+    "TrainingError",
+    "UsageError",
+    "layer",
+    "schedules",
+]

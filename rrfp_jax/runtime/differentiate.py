@@ -1,0 +1,224 @@
+"""A stage's forward and backward as two programs that pass each other as little as possible.
+
+`jax.vjp` of a stage gives residuals: what the backward reads of the forward. Returned as they come they
+would hold, for every microbatch in flight, a copy of the weights and of everything made from weights alone
+(casts to bf16, reshapes). Here each residual is traced back to where it comes from:
+
+    an input of the stage      kept by the runtime anyway: passed again, not copied
+    weights alone              computed once a step by `prepare`, read by every forward and backward
+    nothing (tables, masks)    computed again where it is needed
+    anything else              saved by the forward, once, even if it is used twice or sent on
+
+All three programs take and give flat lists of arrays, so nothing is flattened in the dispatch loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var, jaxpr_as_fun
+
+from rrfp_jax.runtime._jax import live_part
+from rrfp_jax.runtime.dataflow import dependence
+
+Specs: TypeAlias = Sequence[jax.ShapeDtypeStruct]
+Flat: TypeAlias = Sequence[Any]
+
+StageFunction: TypeAlias = Callable[[Flat, Flat, Flat], tuple[Flat, Any, Any]]
+"""(parameters, carry, inputs) -> (carry, scalar loss or None, statistics or None), in flat lists."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced program and which entries of its full argument list it reads."""
+
+    closed: ClosedJaxpr
+    reads: tuple[int, ...]
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Apply it to the arguments that it reads."""
+        return jaxpr_as_fun(self.closed)(*args)  # type: ignore[no-any-return]
+
+    @property
+    def specs(self) -> list[jax.ShapeDtypeStruct]:
+        """Specs of the arguments that it reads."""
+        return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.closed.jaxpr.invars]
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """The programs of one stage for one shape bucket.
+
+    Full argument lists, of which each program reads a part (`Program.reads`):
+
+        prepare   parameters                                                     -> prepared
+        forward   parameters, prepared, carry, inputs                            -> out, statistics, saved
+        backward  parameters, prepared, carry, inputs, forward's outputs, cotangents
+                                                                                 -> carry gradients, gradients
+
+    Attributes:
+        out: number of carry leaves that the forward sends on.
+        moving_in: indices of the carry leaves that have a gradient (floating point).
+        moving_out: the same for the carry that leaves the stage; cotangents come in this order.
+        has_statistics: whether the forward's outputs hold a statistics vector after the carry.
+    """
+
+    prepare: Program | None
+    forward: Program
+    backward: Program
+    out: int
+    moving_in: tuple[int, ...]
+    moving_out: tuple[int, ...]
+    has_statistics: bool
+
+
+def moving(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """The indices of the leaves that gradients flow through."""
+    return tuple(i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+
+def reduce(closed: ClosedJaxpr, outputs: Sequence[bool] | None = None) -> Program:
+    """The program with only the chosen outputs, and no more inputs than they need."""
+    live, reads = live_part(closed, outputs or [True] * len(closed.jaxpr.outvars))
+    return Program(live, tuple(reads))
+
+
+def differentiate(stage: StageFunction, params: Specs, carry: Specs, inputs: Specs) -> Differentiated:
+    """Trace a stage and cut it into prepare, forward and backward.
+
+    Args:
+        stage: pure; see `StageFunction`.
+        params: specs of the parameters.
+        carry: specs of what arrives from the stage before.
+        inputs: specs of the microbatch's fields and numbers.
+    """
+    flow_in = moving(carry)
+    n_params, n_carry = len(params), len(carry)
+    structure: Any = None
+    sizes: dict[str, Any] = {}
+
+    def with_residuals(*args: Any) -> list[Any]:
+        nonlocal structure
+        own, arrived = args[:n_params], list(args[n_params : n_params + n_carry])
+
+        def objective(own: Flat, flowing: Flat) -> tuple[Any, Any]:
+            for i, leaf in zip(flow_in, flowing, strict=True):
+                arrived[i] = leaf
+            out, loss, statistics = stage(own, arrived, args[n_params + n_carry :])
+            flow_out = moving(out)
+            sizes.update(out=len(out), flow_out=flow_out, loss=loss is not None, stats=statistics is not None)
+            still = {i: leaf for i, leaf in enumerate(out) if i not in flow_out}
+            return ([out[i] for i in flow_out], loss), (still, statistics)
+
+        (flowing, _), vjp, (still, statistics) = jax.vjp(
+            objective, own, [arrived[i] for i in flow_in], has_aux=True
+        )
+        residuals, structure = jax.tree.flatten(vjp)
+        out = [still.get(i) for i in range(sizes["out"])]
+        for i, leaf in zip(sizes["flow_out"], flowing, strict=True):
+            out[i] = leaf
+        return [*out, *([] if statistics is None else [statistics]), *residuals]
+
+    whole = jax.make_jaxpr(with_residuals)(*params, *carry, *inputs)
+    kept = sizes["out"] + sizes["stats"]
+    plan = _plan_residuals(whole, n_params, kept)
+    prepare = reduce(whole, plan.is_prepared) if plan.prepared else None
+    sent = [*whole.jaxpr.outvars[:kept], *plan.saved]
+    forward = reduce(_given(whole, plan.prepared, n_params, sent))
+    before = [*params, *map(_spec, plan.prepared), *carry, *inputs]
+    given = [_spec(atom) for atom in sent]
+    cotangents = [given[i] for i in sizes["flow_out"]]
+
+    def backward(*args: Any) -> list[Any]:
+        stage_args, outputs = args[: len(before)], args[len(before) : len(before) + len(given)]
+        residuals = plan.residuals(stage_args, outputs, n_params)
+        vjp = jax.tree.unflatten(structure, residuals)
+        one = jnp.ones((), jnp.float32) if sizes["loss"] else None
+        gradients, carry_gradients = vjp((list(args[len(before) + len(given) :]), one))
+        return [*carry_gradients, *gradients]
+
+    return Differentiated(
+        prepare=prepare,
+        forward=forward,
+        backward=reduce(jax.make_jaxpr(backward)(*before, *given, *cotangents)),
+        out=sizes["out"],
+        moving_in=flow_in,
+        moving_out=sizes["flow_out"],
+        has_statistics=sizes["stats"],
+    )
+
+
+@dataclass(frozen=True)
+class _ResidualPlan:
+    """Where each residual comes from; see the module's text."""
+
+    whole: ClosedJaxpr
+    kept: int
+    prepared: Sequence[Var]
+    saved: Sequence[Var]
+    constant: Sequence[Var]
+    is_prepared: Sequence[bool]  # per output of `whole`: the first mention of a prepared value
+    is_constant: Sequence[bool]
+
+    def residuals(self, stage_args: Flat, outputs: Flat, n_params: int) -> list[Any]:
+        """The residuals in order, from a backward's arguments."""
+        jaxpr, ready = self.whole.jaxpr, len(self.prepared)
+        known = dict(zip(jaxpr.constvars, self.whole.consts, strict=True))
+        known.update(zip(self.prepared, stage_args[n_params:], strict=False))
+        known.update(
+            zip(jaxpr.invars, [*stage_args[:n_params], *stage_args[n_params + ready :]], strict=True)
+        )
+        sent = (*jaxpr.outvars[: self.kept], *self.saved)
+        known.update((v, value) for v, value in zip(sent, outputs, strict=True) if isinstance(v, Var))
+        if self.constant:
+            table = reduce(self.whole, self.is_constant)
+            known.update(zip(self.constant, table(), strict=True))
+        return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars[self.kept :]]
+
+
+def _plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> _ResidualPlan:
+    jaxpr = whole.jaxpr
+    masks = dependence(whole)
+    weights = (1 << n_params) - 1
+    at_hand = {*jaxpr.invars, *jaxpr.constvars, *(v for v in jaxpr.outvars[:kept] if isinstance(v, Var))}
+    prepared: list[Var] = []
+    saved: list[Var] = []
+    constant: list[Var] = []
+    chosen: list[list[Var] | None] = [None] * kept
+    for var in jaxpr.outvars[kept:]:
+        group = None
+        if isinstance(var, Var) and var not in at_hand:
+            at_hand.add(var)
+            group = constant if not masks[var] else saved if masks[var] & ~weights else prepared
+            group.append(var)
+        chosen.append(group)
+    return _ResidualPlan(
+        whole,
+        kept,
+        prepared,
+        saved,
+        constant,
+        is_prepared=[group is prepared for group in chosen],
+        is_constant=[group is constant for group in chosen],
+    )
+
+
+def _given(closed: ClosedJaxpr, known: Sequence[Var], at: int, outputs: Sequence[Any]) -> ClosedJaxpr:
+    """The program with the values of `known` as further inputs, from position `at` on, and other outputs."""
+    jaxpr, given, equations = closed.jaxpr, set(known), []
+    for equation in jaxpr.eqns:
+        if not any(var in given for var in equation.outvars):
+            equations.append(equation)
+        elif not all(var in given or isinstance(var, DropVar) for var in equation.outvars):
+            rest = [DropVar(var.aval) if var in given else var for var in equation.outvars]
+            equations.append(equation.replace(outvars=rest))
+    inputs = [*jaxpr.invars[:at], *known, *jaxpr.invars[at:]]
+    return ClosedJaxpr(jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations), closed.consts)
+
+
+def _spec(atom: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)

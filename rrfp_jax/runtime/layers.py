@@ -1,0 +1,210 @@
+"""Layers: NNX modules, Linen modules and pure functions, brought to one form.
+
+A layer computes `layer(carry, mb) -> carry`, or `(carry, Loss)` to add a term to the objective. Here it
+becomes a pair of pure functions over a nested dict of parameters: `init(key, ...)` and `apply(params, ...)`.
+Nothing is allocated before the stage that owns the layer asks for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import flax.linen as linen
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.core import meta, unfreeze
+
+from rrfp_jax.errors import UsageError
+
+Params: TypeAlias = dict[Any, Any]
+"""Nested dicts of arrays, or of their specs."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["total", "weight", "metrics"], meta_fields=[])
+@dataclass(frozen=True)
+class Loss:
+    """A microbatch's share of the objective: sums, never means.
+
+    The objective of a step is the sum of all totals over the sum of all weights, so gradients are those of
+    the whole batch however it is cut. An auxiliary term returned by a layer usually has weight 0: it adds to
+    the numerator only.
+
+    Attributes:
+        total: scalar, the sum of the loss over whatever is counted.
+        weight: scalar, how much was counted (tokens, rows).
+        metrics: named scalar sums, reported divided by the step's weight.
+    """
+
+    total: Any
+    weight: Any = 0.0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@jax.tree_util.register_pytree_node_class
+class MicrobatchView(Mapping[str, Any]):
+    """What a layer sees of a microbatch: its fields by name, and `key`, the layer's own random key.
+
+    The key depends on (seed, step, microbatch, layer) only, so a forward and its backward, and any order of
+    microbatches, see the same numbers.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], ids: Any, layer: int) -> None:
+        self._fields = dict(fields)
+        self._ids = ids  # uint32[3]: seed, step, microbatch
+        self._layer = layer
+
+    @property
+    def key(self) -> jax.Array:
+        """The layer's random key for this microbatch."""
+        seed, step, microbatch = self._ids
+        key = jax.random.key(seed)
+        for number in (step, microbatch, self._layer):
+            key = jax.random.fold_in(key, number)
+        return key
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._fields[name]
+        except KeyError:
+            known = ", ".join(sorted(self._fields)) or "none"
+            raise UsageError(
+                f"a layer reads mb[{name!r}], but microbatches have the fields: {known}"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], int]:
+        """The arrays, and the layer's index as static data."""
+        return (self._fields, self._ids), self._layer
+
+    @classmethod
+    def tree_unflatten(cls, layer: int, children: tuple[Any, Any]) -> MicrobatchView:
+        """The inverse of `tree_flatten`."""
+        return cls(*children, layer)
+
+
+Init: TypeAlias = Callable[[jax.Array, Any, MicrobatchView], Params]
+Apply: TypeAlias = Callable[[Params, Any, MicrobatchView], Any]
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A layer as described by the user: how to make it, and how often it stands in a row."""
+
+    name: str
+    init: Init
+    make_apply: Callable[[], Apply]
+    repeat: int = 1
+
+
+def layer(
+    factory: Any,
+    *args: Any,
+    repeat: int = 1,
+    init: Callable[[jax.Array], Params] | None = None,
+    **kwargs: Any,
+) -> LayerSpec:
+    """Describe one layer, or `repeat` equal ones with their own parameters, without building anything.
+
+    Args:
+        factory: an NNX module class (or a function with an `rngs` parameter that returns a module), a Linen
+            module class or module, or a pure function: `f(carry, mb)`, or `f(params, carry, mb)` with `init`.
+        *args: passed to the module class; so is every further keyword. NNX classes get `rngs` as well.
+        repeat: how many of this layer in a row.
+        init: for a pure function with parameters: `init(key) -> nested dict of arrays`.
+        **kwargs: see `args`.
+
+    Raises:
+        UsageError: something that is none of these, or a repeat below 1.
+    """
+    name = getattr(factory, "__name__", type(factory).__name__)
+    if repeat < 1:
+        raise UsageError(f"layer({name}, repeat={repeat}): a layer must stand there at least once")
+    if init is not None:
+        return _function(name, factory, init, repeat)
+    if isinstance(factory, nnx.Module):
+        raise UsageError(
+            f"layer({name}): got a module that is already built; pass its class and arguments, "
+            f"layer({name}, ...), so that only the stage that owns it allocates it"
+        )
+    if isinstance(factory, linen.Module) or (isinstance(factory, type) and issubclass(factory, linen.Module)):
+        return _linen(name, factory, args, kwargs, repeat)
+    is_nnx = isinstance(factory, type) and issubclass(factory, nnx.Module)
+    if is_nnx or (callable(factory) and "rngs" in inspect.signature(factory).parameters):
+        return _nnx(name, factory, args, kwargs, repeat)
+    if callable(factory) and not isinstance(factory, type) and not args and not kwargs:
+        return _function(name, lambda params, carry, mb: factory(carry, mb), lambda key: {}, repeat)
+    raise UsageError(
+        f"layer({name}): expected an NNX or Linen module class, a function f(carry, mb), or a function "
+        f"f(params, carry, mb) with init=; got {factory!r}"
+        + (" with arguments: bind them with functools.partial" if args or kwargs else "")
+    )
+
+
+def _function(name: str, function: Apply, init: Callable[[jax.Array], Params], repeat: int) -> LayerSpec:
+    return LayerSpec(name, lambda key, carry, mb: init(key), lambda: function, repeat)
+
+
+def _nnx(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerSpec:
+    parameters = inspect.signature(factory).parameters.values()
+    takes_rngs = any(p.name == "rngs" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+    def build(key: jax.Array) -> Any:
+        return factory(*args, **kwargs, **({"rngs": nnx.Rngs(key)} if takes_rngs else {}))
+
+    def split(module: Any) -> tuple[Any, Any]:
+        graph, params, other = nnx.split(module, nnx.Param, ...)
+        _refuse_state(name, [".".join(map(str, path)) for path, _ in nnx.to_flat_state(other)])
+        return graph, params
+
+    def init(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
+        return nnx.to_pure_dict(split(build(key))[1])  # type: ignore[no-any-return]
+
+    def make_apply() -> Apply:
+        graph, state = split(nnx.eval_shape(build, jax.random.key(0)))
+        structure = jax.tree.structure(state)
+
+        def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
+            return nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))(carry, mb)
+
+        return apply
+
+    return LayerSpec(name, init, make_apply, repeat)
+
+
+def _linen(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerSpec:
+    module = factory if isinstance(factory, linen.Module) else factory(*args, **kwargs)
+
+    def init(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
+        variables = unfreeze(module.init({"params": key, "dropout": key}, carry, mb))
+        params = variables.pop("params", {})
+        _refuse_state(name, sorted(variables))
+        return meta.unbox(params)  # type: ignore[no-any-return]
+
+    def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
+        return module.apply({"params": params}, carry, mb, rngs={"dropout": mb.key})
+
+    return LayerSpec(name, init, lambda: apply, repeat)
+
+
+def _refuse_state(name: str, variables: list[str]) -> None:
+    if variables:
+        raise UsageError(
+            f"layer {name} holds state that is no parameter: {', '.join(variables)}. Step programs take "
+            f"parameters only: for randomness use mb.key (nnx.Dropout(rate)(x, rngs=nnx.Rngs(mb.key))), "
+            f"for normalisation a layer without running statistics (LayerNorm, RMSNorm, GroupNorm)"
+        )
+
+
+def zeros(spec: Any) -> Any:
+    """Zeros of a tree of specs; inside a trace they cost nothing."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec)

@@ -1,0 +1,192 @@
+"""A model as a list of layers with a loss, and its consecutive pieces as pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.layers import Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
+
+LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
+Specs: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
+
+IDS = jax.ShapeDtypeStruct((3,), jnp.uint32)
+"""Spec of the numbers a random key is made of: seed, step, microbatch."""
+
+
+@dataclass(frozen=True)
+class LayerShapes:
+    """Specs of one layer for one shape bucket: its parameters, and the carry into and out of it."""
+
+    params: Params
+    carry_in: Any
+    carry_out: Any
+
+
+class Pipeline:
+    """Layers in order, then a loss.
+
+    Args:
+        layers: from `layer(...)`; the first one gets None as carry.
+        loss: `loss(carry, mb) -> Loss` with sums over the microbatch, never means.
+        additive: whether the loss of several rows is the sum of their losses, which is checked at start.
+            Say False only for a loss that couples the rows of a microbatch on purpose (contrastive ones).
+
+    Raises:
+        UsageError: no layers, or something that is not a layer.
+    """
+
+    def __init__(self, layers: Sequence[LayerSpec], loss: LossFunction, *, additive: bool = True) -> None:
+        for item in layers:
+            if not isinstance(item, LayerSpec):
+                raise UsageError(f"Pipeline: {item!r} is not a layer; wrap it: rrfp.layer(...)")
+        if not layers:
+            raise UsageError("Pipeline: no layers; give at least one rrfp.layer(...)")
+        self.layers: tuple[LayerSpec, ...] = tuple(spec for spec in layers for _ in range(spec.repeat))
+        self.loss = loss
+        self.additive = additive
+        self._applies: dict[int, Apply] = {}
+        self._inits: dict[int, Callable[[jax.Array], Params]] = {}
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def apply_layer(
+        self, index: int, params: Params, carry: Any, mb: MicrobatchView
+    ) -> tuple[Any, Loss | None]:
+        """Run one layer; its carry, and its auxiliary term if it has one."""
+        spec = self.layers[index]
+        if id(spec) not in self._applies:
+            self._applies[id(spec)] = spec.make_apply()
+        out = self._applies[id(spec)](params, carry, mb)
+        if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Loss):
+            return out
+        return out, None
+
+    def apply_loss(self, carry: Any, mb: MicrobatchView) -> Loss:
+        """The user's loss, checked to be scalar sums.
+
+        Raises:
+            UsageError: not a Loss, or not scalar.
+        """
+        loss = self.loss(carry, mb)
+        if not isinstance(loss, Loss):
+            raise UsageError(
+                f"the loss function returned {type(loss).__name__}; return rrfp.Loss(sum, weight=count)"
+            )
+        for name, value in {"total": loss.total, "weight": loss.weight, **loss.metrics}.items():
+            if jnp.shape(value) != ():
+                raise UsageError(
+                    f"Loss {name} has shape {jnp.shape(value)}; it must be a scalar sum: add .sum()"
+                )
+        return loss
+
+    def shapes(self, fields: Specs) -> list[LayerShapes]:
+        """Specs of every layer and carry for microbatches of these fields; nothing is allocated.
+
+        Raises:
+            UsageError: a layer that cannot take what the one before gives, naming both; a wrong loss.
+        """
+        shapes: list[LayerShapes] = []
+        carry: Any = None
+        for index, spec in enumerate(self.layers):
+            mb = MicrobatchView(fields, IDS, index)
+            try:
+                params = jax.eval_shape(spec.init, jax.random.key(0), carry, mb)
+                out, _ = jax.eval_shape(
+                    lambda p, c, m, i=index: self.apply_layer(i, p, c, m), params, carry, mb
+                )
+            except UsageError:
+                raise
+            except Exception as error:
+                raise UsageError(self._misfit(index, carry, error)) from error
+            shapes.append(LayerShapes(params, carry, out))
+            carry = out
+        mb = MicrobatchView(fields, IDS, len(self.layers))
+        try:
+            jax.eval_shape(self.apply_loss, carry, mb)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(self._misfit(len(self.layers), carry, error)) from error
+        return shapes
+
+    def init_layer(
+        self, index: int, seed: int, shapes: LayerShapes, fields: Specs, device: jax.Device
+    ) -> Params:
+        """Initial parameters of one layer, on a device; they depend on (seed, index) only."""
+        spec = self.layers[index]
+        if id(spec) not in self._inits:  # one compiled program for all repeats of a layer
+
+            def init(key: jax.Array) -> Params:
+                mb = MicrobatchView(zeros(dict(fields)), zeros(IDS), index)
+                return spec.init(key, zeros(shapes.carry_in), mb)
+
+            self._inits[id(spec)] = jax.jit(init)
+        key = jax.random.fold_in(jax.random.key(seed), index)
+        return self._inits[id(spec)](jax.device_put(key, device))
+
+    def _misfit(self, index: int, carry: Any, error: Exception) -> str:
+        names = [spec.name for spec in self.layers] + ["the loss"]
+        taker = f"layer {index} ({names[index]})" if index < len(self.layers) else "the loss"
+        giver = f"layer {index - 1} ({names[index - 1]}) gives" if index else "the first layer gets"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return f"{taker} cannot take what {giver}, {describe(carry)}: {type(error).__name__}: {reason}"
+
+
+def describe(tree: Any) -> str:
+    """A tree of specs as short text, such as `{'x': float32[2, 16]}`."""
+    if tree is None:
+        return "None"
+    return str(jax.tree.map(lambda leaf: _Bare(f"{leaf.dtype}{list(leaf.shape)}"), tree))
+
+
+class _Bare(str):
+    """Text that prints without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def add_losses(losses: Sequence[Loss]) -> Loss | None:
+    """The sum of several terms, or None if there are none."""
+    if not losses:
+        return None
+    names = sorted({name for loss in losses for name in loss.metrics})
+    return Loss(
+        sum(jnp.asarray(loss.total, jnp.float32) for loss in losses),
+        sum(jnp.asarray(loss.weight, jnp.float32) for loss in losses),
+        {n: sum(jnp.asarray(loss.metrics.get(n, 0.0), jnp.float32) for loss in losses) for n in names},
+    )
+
+
+def run_layers(
+    pipe: Pipeline, layers: range, params: Sequence[Params], carry: Any, fields: Mapping[str, Any], ids: Any
+) -> tuple[Any, Loss | None]:
+    """Layers in a row, and the loss if they reach the end of the model (the carry is then None)."""
+    losses = []
+    for index, own in zip(layers, params, strict=True):
+        carry, term = pipe.apply_layer(index, own, carry, MicrobatchView(fields, ids, index))
+        losses += [] if term is None else [term]
+    if layers.stop == len(pipe):
+        losses.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe))))
+        carry = None
+    return carry, add_losses(losses)
+
+
+def split_evenly(layers: int, stages: int) -> list[int]:
+    """Numbers of layers per stage that differ by at most one; the longer stages stand in the middle.
+
+    The ends also hold embedding and loss, so they get the shorter share.
+    """
+    short, longer = divmod(layers, stages)
+    by_distance_from_ends = sorted(range(stages), key=lambda s: (-min(s, stages - 1 - s), s))
+    extra = set(by_distance_from_ends[:longer])
+    return [short + (s in extra) for s in range(stages)]

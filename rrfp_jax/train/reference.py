@@ -1,0 +1,120 @@
+"""Plain, unpipelined JAX as the reference: one device, one `jax.value_and_grad` per microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rrfp_jax.runtime.engine import StageBytes, leaf_path
+from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.pipeline import Pipeline, run_layers
+
+LEAF_TOLERANCE = 1e-5
+LOSS_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """A step against unpipelined JAX, and what each stage needs.
+
+    Attributes:
+        loss: the pipeline's loss.
+        loss_error: its relative difference from the reference.
+        leaf_errors: per parameter, max|g - reference| / max|reference|.
+        stages: bytes per stage.
+    """
+
+    loss: float
+    loss_error: float
+    leaf_errors: Mapping[str, float]
+    stages: Sequence[StageBytes]
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The parameter whose gradient differs most, and by how much."""
+        return max(self.leaf_errors.items(), key=lambda item: item[1], default=("none", 0.0))
+
+    @property
+    def ok(self) -> bool:
+        """Whether loss and gradients agree within what float32 allows (1e-6 and 1e-5)."""
+        return self.loss_error <= LOSS_TOLERANCE and self.worst[1] <= LEAF_TOLERANCE
+
+    def __str__(self) -> str:
+        name, error = self.worst
+        verdict = "agrees with" if self.ok else "DIFFERS FROM"
+        return (
+            f"one step {verdict} unpipelined JAX: loss {self.loss:.6f}, relative difference "
+            f"{self.loss_error:.1e}; gradients of {len(self.leaf_errors)} parameters, "
+            f"worst {error:.1e} ({name})\n{stage_table(self.stages)}"
+        )
+
+
+def stage_table(stages: Sequence[StageBytes]) -> str:
+    """What each stage holds, as text; "held" is per microbatch in flight."""
+    head = ("stage", "layers", "device", "parameters", "weights", "optimizer", "gradients", "held", "temporary", "compile")
+    rows = [
+        (
+            str(index),
+            f"{s.layers.start}-{s.layers.stop - 1}",
+            s.device,
+            f"{s.parameters:,}",
+            *map(in_mib, (s.parameter_bytes, s.optimizer_bytes, s.accumulator_bytes, s.held_bytes)),
+            in_mib(s.temporary_bytes),
+            f"{s.compile_seconds:.1f} s",
+        )
+        for index, s in enumerate(stages)
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in (head, *rows))
+
+
+def in_mib(size: int) -> str:
+    """A number of bytes in MiB."""
+    return f"{size / 2**20:.1f} MiB"
+
+
+def compare(
+    pipe: Pipeline,
+    params: Params,
+    microbatches: Sequence[Mapping[str, Any]],
+    numbers: tuple[int, int],
+    loss: float,
+    gradient: Params,
+    stages: Sequence[StageBytes],
+) -> CheckReport:
+    """Hold a pipelined loss and gradient against unpipelined ones; `numbers` are seed and step."""
+    expected_loss, expected = unpipelined_value_and_grad(pipe, params, microbatches, *numbers)
+    paths = jax.tree_util.tree_leaves_with_path(jax.device_get(expected))
+    errors = {}
+    for (path, reference), got in zip(paths, jax.tree.leaves(jax.device_get(gradient)), strict=True):
+        scale = float(np.max(np.abs(reference), initial=0.0)) or 1.0
+        difference = float(np.max(np.abs(got.astype(np.float64) - reference), initial=0.0))
+        errors[leaf_path(path[0].key, path[1:])] = difference / scale
+    return CheckReport(loss, abs(loss - expected_loss) / max(abs(expected_loss), 1e-30), errors, stages)
+
+
+def unpipelined_value_and_grad(
+    pipe: Pipeline, params: Params, microbatches: Sequence[Mapping[str, Any]], seed: int, step: int
+) -> tuple[float, Params]:
+    """Loss and gradient of all microbatches on the first local device, by `jax.value_and_grad`."""
+    layers = range(len(pipe))
+    local = jax.device_put(params, jax.local_devices()[0])
+
+    def total(tree: Params, fields: Any, ids: Any) -> tuple[Any, Any]:
+        _, loss = run_layers(pipe, layers, [tree[str(i)] for i in layers], None, fields, ids)
+        assert loss is not None
+        return loss.total, loss.weight
+
+    step_function = jax.jit(jax.value_and_grad(total, has_aux=True))
+    value, weight, gradient = 0.0, 0.0, jax.tree.map(jnp.zeros_like, local)
+    for j, fields in enumerate(microbatches):
+        ids = jnp.array([seed, step, j], jnp.uint32)
+        (part, count), grads = step_function(local, dict(fields), ids)
+        value, weight = value + float(part), weight + float(count)
+        gradient = jax.tree.map(jnp.add, gradient, grads)
+    return value / weight, jax.tree.map(lambda g: g / weight, gradient)

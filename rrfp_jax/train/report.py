@@ -1,0 +1,78 @@
+"""What a step gives back: its numbers, where its time went, and a picture of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.train.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One training step.
+
+    Attributes:
+        step: its number, from 0.
+        loss: summed loss over summed weight, before the update.
+        weight: summed weight (tokens, for a language model).
+        metrics: the loss function's named metrics, each divided by the weight.
+        step_seconds: from the first task's dispatch to the end of the last task, over all stages.
+        wall_seconds: the whole step: data, tasks, waiting for the update before.
+        bubble: per stage, the share of `step_seconds` in which it did not compute.
+        gradient_norm: of the whole gradient before clipping; None without `clip_norm`.
+        plan: hash of the step's data plan.
+        trace: the tasks with their times.
+    """
+
+    step: int
+    loss: float
+    weight: float
+    metrics: Mapping[str, float]
+    step_seconds: float
+    wall_seconds: float
+    bubble: Sequence[float]
+    gradient_norm: float | None
+    plan: str
+    trace: StepTrace
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Summed weight per second of the whole step."""
+        return self.weight / self.wall_seconds
+
+    def timeline(self) -> Timeline:
+        """A picture, stage by time, that notebooks show; `.save("step.svg")` writes it to a file."""
+        return Timeline(self.trace)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The step's line of `metrics.jsonl`."""
+        norm = {} if self.gradient_norm is None else {"gradient_norm": self.gradient_norm}
+        return {
+            "step": self.step,
+            "loss": self.loss,
+            "tokens_per_second": self.tokens_per_second,
+            "step_seconds": self.step_seconds,
+            "wall_seconds": self.wall_seconds,
+            "bubble": list(self.bubble),
+            **norm,
+            **self.metrics,
+        }
+
+    def __str__(self) -> str:
+        bubble = " ".join(f"{share:3.0%}" for share in self.bubble)
+        return (
+            f"step {self.step:5d}  loss {self.loss:.4f}  {self.tokens_per_second:9,.0f} tokens/s  "
+            f"{self.step_seconds * 1e3:7.1f} ms  bubble {bubble}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A forward-only pass over data: mean loss and metrics, both divided by the summed weight."""
+
+    loss: float
+    weight: float
+    metrics: Mapping[str, float]

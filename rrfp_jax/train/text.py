@@ -1,0 +1,279 @@
+"""Text as bytes, from files or the running Python's standard library, cut into windows for a language model.
+
+The files of a split, sorted by name, are joined into N bytes. Window k holds the `sequence_length` tokens
+from byte `k * sequence_length` on and, as labels, their next bytes: all but the first byte are a label once.
+Planning looks only at names and sizes; the bytes are read by those processes that load them.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import hashlib
+import itertools
+import math
+import os
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.train.data import Arrays, FieldSpec, Microbatch
+
+TEXT_SUFFIXES = (
+    *(".md", ".rst", ".tex", ".txt"),
+    *(".c", ".cc", ".cpp", ".cu", ".go", ".h", ".hpp", ".java", ".js", ".py", ".pyi", ".rs", ".sh", ".ts"),
+    *(".cfg", ".css", ".csv", ".html", ".ini", ".json", ".jsonl", ".toml", ".xml", ".yaml", ".yml"),
+)
+# Installed packages are not the standard library, and its tests are longer than all the rest (20 of 32 MB).
+NOT_STANDARD_LIBRARY = ("site-packages", "dist-packages", "test", "tests", "idle_test")
+
+_DTYPES = {"tokens": "int32", "labels": "int32", "mask": "float32"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteText:
+    """Windows of bytes out of text files: a `Data` for language models with a vocabulary of 256.
+
+    Fields: `tokens` int32[batch, T], `labels` int32[batch, T] and `mask` float32[batch, T], where T is
+    `sequence_length`. The mask is 1 where there is a label, and 0 beyond the end of the data, where tokens
+    and labels are 0. A microbatch's weight is its number of labels; its source is the fingerprint of the
+    data, then the first byte of each window.
+
+    `path` is a file, a folder (searched to any depth for files with one of `TEXT_SUFFIXES`; names that begin
+    with a dot are passed over), a glob (`**` for any depth; takes every file that matches), or "" for the
+    *.py files of the running Python's standard library without its tests, about 12 MB.
+
+    `validation_share` of the files, those whose names relative to the folder hash lowest, are for validation
+    and the others for training. Of a single file it is the last bytes.
+
+    Training draws every window once per epoch, in an order set by (seed, epoch), epoch after epoch without a
+    gap. Validation takes the windows as they come, all of them in `steps` steps.
+
+    Raises `UsageError` at once for an impossible setting; when first planned, for files that are missing,
+    empty, or too short for one window in this split.
+    """
+
+    path: str = ""
+    sequence_length: int
+    batch: int  # windows per microbatch
+    microbatches: int  # per step
+    split: Literal["train", "validation"] = "train"
+    validation_share: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("sequence_length", "batch", "microbatches"):
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"{name}={value}: a step would hold no token; give {name} >= 1")
+        if self.split not in ("train", "validation"):
+            raise UsageError(f"split={self.split!r}: no such split; give 'train' or 'validation'")
+        if not 0 < self.validation_share < 1:
+            raise UsageError(
+                f"validation_share={self.validation_share}: one split would be empty; give 0 < share < 1"
+            )
+
+    @functools.cached_property
+    def steps(self) -> int:
+        """Steps that hold every window once: a pass of validation; an epoch of training, rounded up."""
+        return -(-self._windows // (self.microbatches * self.batch))
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """56 bits that change with the names and the sizes of the split's files; contents are not read."""
+        names = "".join(f"{piece.name}\0{piece.start}\0{piece.stop}\0" for piece in self._pieces)
+        return int.from_bytes(hashlib.blake2b(os.fsencode(names), digest_size=7).digest())
+
+    @functools.cached_property
+    def data(self) -> NDArray[np.uint8]:
+        """The bytes of the split, uint8[N], read at first use; `UsageError` if a file has shrunk since."""
+        data = np.empty(self._size, np.uint8)
+        end = 0
+        for piece in self._pieces:
+            begin, end = end, end + piece.size
+            with piece.path.open("rb") as file:
+                file.seek(piece.start)
+                if file.readinto(data[begin:end].data) < piece.size:
+                    raise UsageError(
+                        f"{piece.path}: shorter than the {piece.stop} bytes it had when planned, so it was "
+                        "changed during the run; leave the data alone and start again"
+                    )
+        data.flags.writeable = False
+        return data
+
+    def plan(self, step: int) -> list[Microbatch]:
+        """The microbatches of `step` >= 0, a function of (seed, step, split) and the files.
+
+        There are always `microbatches` of them: the last validation step is filled up with windows beyond the
+        end, whose mask is 0. After `steps` validation begins again.
+        """
+        count = self.microbatches * self.batch
+        if self.split == "train":
+            drawn = np.arange(step * count, (step + 1) * count, dtype=np.uint64)
+            epoch, index = np.divmod(drawn, np.uint64(self._windows))
+            seed = np.full(count, self.seed % 2**64, np.uint64)
+            window = _permute(index, self._windows, key=_mix(_mix(seed) ^ epoch))
+        else:
+            first = step % self.steps * count
+            window = np.arange(first, first + count, dtype=np.uint64)
+        starts = window.astype(np.int64).reshape(self.microbatches, self.batch) * self.sequence_length
+        weights = np.clip(self._size - 1 - starts, 0, self.sequence_length).sum(axis=1)
+        shape = (self.batch, self.sequence_length)
+        fields = {name: FieldSpec(shape, dtype) for name, dtype in _DTYPES.items()}
+        return [
+            Microbatch(fields, source=(self.fingerprint, *row), weight=float(weight))
+            for row, weight in zip(starts.tolist(), weights, strict=True)
+        ]
+
+    def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
+        """The arrays of `fields`; `UsageError` for an unknown field and for a plan made from other files."""
+        if unknown := sorted(set(fields) - set(_DTYPES)):
+            raise UsageError(f"fields {unknown}: bytes of text have none of these; read from {list(_DTYPES)}")
+        fingerprint, *starts = microbatch.source
+        if fingerprint != self.fingerprint:
+            raise UsageError(
+                f"fingerprint {fingerprint:#x}: the microbatch was planned from other files than these of "
+                f"path={self.path!r} ({self.fingerprint:#x}); give every process the same files"
+            )
+        position = np.array(starts)[:, None] + np.arange(self.sequence_length)
+        real = position < self._size - 1  # the last byte has no next one
+        position *= real
+
+        def array(name: str) -> NDArray[Any]:
+            return real if name == "mask" else real * self.data[position + (name == "labels")]
+
+        return {name: array(name).astype(_DTYPES[name]) for name in fields}
+
+    @functools.cached_property
+    def _pieces(self) -> list[_Piece]:
+        """The parts of files that this split joins, in order; at least one window long together."""
+        sizes = [(name, file, file.stat().st_size) for name, file in sorted(_find(self.path))]
+        files = [_Piece(name, file, 0, size) for name, file, size in sizes if size]
+        if not files:
+            raise UsageError(
+                f"path={self.path!r}: {len(sizes)} text files there, with no byte in them; give files with "
+                f"text (in a folder, ending in {' '.join(TEXT_SUFFIXES)})"
+            )
+        if len(files) == 1:
+            (file,) = files
+            cut = file.size - round(self.validation_share * file.size)
+            parts = {"train": [file._replace(stop=cut)], "validation": [file._replace(start=cut)]}
+        else:
+            files.sort(key=_Piece.hash)
+            held = max(1, min(len(files) - 1, round(self.validation_share * len(files))))
+            parts = {"train": files[held:], "validation": files[:held]}
+        pieces = sorted(parts[self.split])
+        if (size := sum(piece.size for piece in pieces)) <= self.sequence_length:
+            raise UsageError(
+                f"path={self.path!r}: the {self.split} split has {size} bytes ({len(files)} files in all), "
+                f"less than a window of sequence_length={self.sequence_length} and its next byte; "
+                f"give more text, less sequence_length or validation_share other than {self.validation_share}"
+            )
+        return pieces
+
+    @functools.cached_property
+    def _size(self) -> int:
+        return sum(piece.size for piece in self._pieces)
+
+    @property
+    def _windows(self) -> int:
+        return -(-(self._size - 1) // self.sequence_length)
+
+
+def bigram_loss(train: ByteText, validation: ByteText) -> float:
+    """The loss on `validation`, in nats per byte, of the add-one smoothed counts of byte pairs in `train`.
+
+    A model that beats it has learnt more than which byte follows which.
+    """
+    seen = _count_pairs(train.data) + 1
+    pairs = _count_pairs(validation.data)
+    log_probability = np.log(seen) - np.log(seen.sum(axis=1, keepdims=True))
+    return float(-(pairs * log_probability).sum() / pairs.sum())
+
+
+def _count_pairs(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """int64[256, 256]: how often each byte (row) is followed by each (column)."""
+    counts = np.zeros(256 * 256, np.int64)
+    for begin in range(0, len(data) - 1, 1 << 20):  # bincount widens its input to 8 bytes per pair
+        part = data[begin : begin + (1 << 20) + 1].astype(np.uint16)
+        counts += np.bincount(part[:-1] << 8 | part[1:], minlength=256 * 256)
+    return counts.reshape(256, 256)
+
+
+class _Piece(NamedTuple):
+    """The bytes `start:stop` of a file; `name` is its path from the root of the data, the same everywhere."""
+
+    name: str
+    path: Path
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def hash(self) -> bytes:
+        return hashlib.blake2b(os.fsencode(self.name)).digest()
+
+
+def _find(path: str) -> Iterator[tuple[str, Path]]:
+    """(name from the root, file) of all files that `path` stands for, in no order; `UsageError` if none."""
+    files: Iterable[Path]
+    root = Path(path).expanduser() if path else Path(sysconfig.get_path("stdlib"))
+    if not path:
+        files = _walk(root, (".py",), NOT_STANDARD_LIBRARY)
+    elif root.is_dir():
+        files = _walk(root, TEXT_SUFFIXES)
+    else:
+        files = [root] if root.is_file() else [Path(name) for name in glob.glob(str(root), recursive=True)]
+        if not files:
+            raise UsageError(
+                f"path={path!r}: no such file or folder, and no match as a glob, from {Path.cwd()}; "
+                "give a path that exists on this machine, or '' for Python's standard library"
+            )
+        root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), root.parent.parts))
+    return ((file.relative_to(root).as_posix(), file) for file in files if file.is_file())
+
+
+def _walk(root: Path, suffixes: Collection[str], without: Collection[str] = ()) -> Iterator[Path]:
+    for folder, inside, names in os.walk(root):
+        inside[:] = [name for name in inside if not name.startswith(".") and name not in without]
+        for name in names:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in suffixes:
+                yield Path(folder, name)
+
+
+def _permute(index: NDArray[np.uint64], count: int, key: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Where the permutation of range(count) drawn by `key` sends `index`.
+
+    A Feistel network shuffles the cells of a grid with at least `count` of them; what lands on a cell beyond
+    is sent on until it does not. So an epoch of any length costs no memory, and its order, unlike that of
+    NumPy's generators, is the same in every version.
+    """
+    rows = np.uint64(math.isqrt(count - 1) + 1)
+    columns = np.uint64(-(-count // int(rows)))
+
+    def shuffle(cell: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        row, column = np.divmod(cell, columns)
+        for turn in np.arange(0, 8, 2, dtype=np.uint64):
+            row = (row + _mix(_mix(key + turn) ^ column) % rows) % rows
+            column = (column + _mix(_mix(key + turn + np.uint64(1)) ^ row) % columns) % columns
+        return row * columns + column
+
+    index = shuffle(index)
+    while (beyond := index >= count).any():
+        index = np.where(beyond, shuffle(index), index)
+    return index
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's step: 64 bits in, 64 well-stirred bits out."""
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

@@ -1,0 +1,319 @@
+"""The Trainer: a model, an optimizer and data on a mesh, stepped by a schedule that is only a hint."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.scheduler import StepRules
+from rrfp_jax.core.schedules import FixedOrder, Hint, Schedule, by_name
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.engine import Bucket, Engine, InitFunction, Phase, StageBytes, Sums
+from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.pipeline import Pipeline
+from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.train.checks import check_loss_is_a_sum, check_optimizer
+from rrfp_jax.train.data import Data, InMemory, Microbatch, as_data, load_checked, plan_hash, plan_step
+from rrfp_jax.train.reference import CheckReport, compare
+from rrfp_jax.train.report import Evaluation, Report
+from rrfp_jax.train.tracefile import write_trace
+
+TRACED_STEPS = 20
+"""How many of the latest steps `write_trace` can tell about."""
+
+
+class Trainer:
+    """Trains a pipeline.
+
+    Whatever can be refused is refused here, before anything is compiled; compiling and allocating wait for
+    the first step (or `start`).
+
+    Args:
+        pipe: the model and its loss.
+        optimizer: any optax transformation whose update of a leaf depends on its own stage only.
+        data: an object with `plan(step)` and `load(microbatch, fields)`, or a function of the step that
+            returns microbatches (dicts of arrays), or one list of them for every step. May be left out if
+            microbatches are given to `step` and `value_and_grad`.
+        mesh: number of stages and where they run.
+        schedule: a hint or a fixed order, or its name.
+        split: layers per stage; None for an even split.
+        max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages.
+        accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever
+            the order of tasks; "arrival" adds them as they come.
+        spare_gradients: gradients per stage that may be parked until their turn.
+        clip_norm: scale the gradient down to this norm, taken over all stages.
+        seed: of initial values and random keys.
+        init: `init(path, spec) -> array or None`, initial values from elsewhere, asked leaf by leaf on the
+            stage that owns it; None keeps the layer's own.
+        on_step: called with every `Report`.
+        stall_seconds: without any progress for so long, a step is given up, naming what it waited for.
+
+    Raises:
+        UsageError: whatever cannot work, with value, cause and remedy.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        optimizer: optax.GradientTransformation | None = None,
+        *,
+        data: Any = None,
+        mesh: Mesh | None = None,
+        schedule: Schedule | str = "bf",
+        split: Sequence[int] | None = None,
+        max_in_flight: int | None = None,
+        accumulation: Accumulation = "index",
+        spare_gradients: int = 2,
+        clip_norm: float | None = None,
+        seed: int = 0,
+        init: InitFunction | None = None,
+        on_step: Callable[[Report], None] | None = None,
+        stall_seconds: float = 300.0,
+    ) -> None:
+        mesh = mesh or Mesh()
+        if max_in_flight is not None and max_in_flight < 1:
+            raise UsageError(f"max_in_flight={max_in_flight}: a stage must be able to hold one microbatch")
+        if accumulation not in ("index", "arrival"):
+            raise UsageError(f"accumulation={accumulation!r}: choose 'index' or 'arrival'")
+        if spare_gradients < 0:
+            raise UsageError(f"spare_gradients={spare_gradients}: must not be negative")
+        if clip_norm is not None and not clip_norm > 0:
+            raise UsageError(f"clip_norm={clip_norm}: must be above 0; leave it out for no clipping")
+        self.schedule = _schedule(schedule)
+        self.mesh = mesh
+        self.steps_done = 0
+        self._pipe, self._optimizer, self._on_step = pipe, optimizer, on_step
+        self._limit = 2 * mesh.pp if max_in_flight is None else max_in_flight
+        self._accumulation, self._spare = accumulation, spare_gradients
+        self._clip_norm, self._seed = clip_norm, seed
+        self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
+        self._data = None if data is None else as_data(data)
+        self._engine = Engine(
+            pipe, mesh.stage_devices(), split=split, optimizer=optimizer, seed=seed, init=init,
+            stall_seconds=stall_seconds,
+        )
+        self._checked = False
+        if self._data is not None:
+            self._check_model(self._data, plan_step(self._data, 0))
+
+    # Training.
+
+    def steps(self, count: int) -> Iterator[Report]:
+        """Train `count` further steps on the trainer's data, giving each one's report.
+
+        Raises:
+            UsageError: no data or no optimizer.
+            TrainingError: a loss is not finite, a program failed, or nothing moves any more; parameters
+                are those before the step.
+        """
+        data = self._own_data("steps")
+        self.start()
+        with self._engine.driver:
+            for _ in range(count):
+                yield self._train(data)
+
+    def step(self, microbatches: Sequence[Mapping[str, Any]]) -> Report:
+        """One training step on these microbatches (dicts of arrays). Raises as `steps` does."""
+        data = InMemory([dict(mb) for mb in microbatches])
+        self._start(data)
+        return self._train(data)
+
+    def value_and_grad(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[float, Params]:
+        """Loss and gradient of these microbatches, without an update.
+
+        Returns:
+            The summed loss over the summed weight, and its gradient, {layer index as text: nested dict},
+            each leaf on its stage's device.
+        """
+        data = InMemory([dict(mb) for mb in microbatches])
+        self._start(data)
+        plan, sums = self._run("train", data, self.steps_done)
+        try:
+            self._check_finite(sums, self.steps_done)
+            trees = [stage.gradients for stage in self._engine.stages]
+            gradient = {k: jax.tree.map(lambda g: g / sums.weight, v) for tree in trees for k, v in tree.items()}
+        finally:
+            self._engine.reset_gradients()
+        return sums.total / sums.weight, gradient
+
+    def evaluate(self, data: Any, steps: int | None = None) -> Evaluation:
+        """Mean loss and metrics over `steps` steps of other data, forwards only.
+
+        Args:
+            data: as for the Trainer.
+            steps: how many; None for `data.steps` if it has that, else 1.
+        """
+        data = as_data(data)
+        self._start(data)
+        count = getattr(data, "steps", 1) if steps is None else steps
+        if count < 1:
+            raise UsageError(f"evaluate(steps={count}): there must be at least one step")
+        found = []
+        with self._engine.driver:
+            for step in range(count):
+                found.append(self._run("evaluate", data, step)[1])
+        weight = sum(sums.weight for sums in found)
+        if not weight > 0:
+            raise UsageError(f"the summed loss weight of the evaluation is {weight}: nothing is counted")
+        metrics = {name: sum(s.metrics[name] for s in found) / weight for name in found[0].metrics}
+        return Evaluation(loss=sum(s.total for s in found) / weight, weight=weight, metrics=metrics)
+
+    # What the model is and needs.
+
+    def start(self) -> Sequence[StageBytes]:
+        """Compile and allocate, unless that has been done; what each stage needs."""
+        data = self._own_data("start")
+        self._start(data)
+        return self._engine.bytes(_buckets(plan_step(data, 0))[0])
+
+    def check(self) -> CheckReport:
+        """Compare one step with plain, unpipelined JAX and print that with the bytes of every stage.
+
+        Raises:
+            UsageError: the loss is no sum, or there is no data.
+        """
+        data = self._own_data("check")
+        table = self.start()
+        plan = plan_step(data, self.steps_done)
+        names = frozenset(plan[0].fields)
+        microbatches = [dict(load_checked(data, self.steps_done, j, mb, names)) for j, mb in enumerate(plan)]
+        loss, gradient = self.value_and_grad(microbatches)
+        report = compare(
+            self._pipe, self.params, microbatches, (self._seed, self.steps_done), loss, gradient, table
+        )
+        print(report)
+        return report
+
+    @property
+    def params(self) -> Params:
+        """All parameters, {layer index as text: nested dict}, each leaf on its stage's device.
+
+        The next step replaces them and frees the old ones: copy what is to be kept.
+        """
+        return {k: v for stage in self._engine.stages for k, v in stage.params.items()}
+
+    def write_trace(self, path: str | Path) -> None:
+        """The latest steps as a trace that Perfetto opens."""
+        write_trace(Path(path), self._traces)
+
+    # Inside.
+
+    def _own_data(self, method: str) -> Data:
+        if self._data is None:
+            raise UsageError(f"Trainer.{method}() needs data: Trainer(..., data=...)")
+        return self._data
+
+    def _start(self, data: Data) -> None:
+        plan = plan_step(data, 0)
+        self._check_model(data, plan)
+        self._engine.start(_buckets(plan)[0])
+
+    def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
+        if self._checked:
+            return
+        for bucket in dict.fromkeys(_buckets(plan)):
+            shapes = self._engine.examine(bucket)
+        if self._optimizer is not None:
+            check_optimizer(self._optimizer, self._engine.params_specs(), self._engine.layers)
+        fields = load_checked(data, 0, 0, plan[-1], frozenset(plan[-1].fields))
+        check_loss_is_a_sum(self._pipe, shapes[-1].carry_out, dict(fields))
+        self._checked = True
+
+    def _train(self, data: Data) -> Report:
+        if self._optimizer is None:
+            raise UsageError("this Trainer has no optimizer: Trainer(pipe, optax.adamw(...), ...)")
+        began, step = perf_counter(), self.steps_done
+        plan, sums = self._run("train", data, step)
+        try:
+            self._check_finite(sums, step)
+            norm = self._gradient_norm(sums)
+        except BaseException:
+            self._engine.reset_gradients()
+            raise
+        shrink = 1.0 if norm is None or self._clip_norm is None else min(1.0, self._clip_norm / max(norm, 1e-30))
+        self._engine.update(shrink / sums.weight)
+        self.steps_done += 1
+        self._traces.append(sums.trace)
+        report = Report(
+            step=step,
+            loss=sums.total / sums.weight,
+            weight=sums.weight,
+            metrics={name: value / sums.weight for name, value in sums.metrics.items()},
+            step_seconds=sums.trace.makespan,
+            wall_seconds=perf_counter() - began,
+            bubble=sums.trace.bubble(),
+            gradient_norm=norm,
+            plan=plan_hash(plan),
+            trace=sums.trace,
+        )
+        if self._on_step is not None:
+            self._on_step(report)
+        return report
+
+    def _run(self, phase: Phase, data: Data, step: int) -> tuple[Sequence[Microbatch], Sums]:
+        plan = plan_step(data, step)
+        buckets = _buckets(plan)
+        for bucket in dict.fromkeys(buckets):
+            self._engine.prepare(bucket, phase)
+        rules = StepRules(
+            placement=Placement(self.mesh.pp),
+            microbatches=len(plan),
+            schedule=self.schedule,
+            limit=self._limit,
+            accumulation=self._accumulation,
+            spare_gradients=self._spare,
+            forward_only=phase == "evaluate",
+        )
+
+        def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
+            return load_checked(data, step, j, plan[j], fields)
+
+        return plan, self._engine.run(phase, step, rules, buckets, load)
+
+    def _check_finite(self, sums: Sums, step: int) -> None:
+        for j, total in enumerate(sums.totals):
+            if not math.isfinite(total):
+                raise TrainingError(
+                    f"step {step}: the loss of microbatch {j} is {total}; the step is not applied. "
+                    f"Look at that microbatch's data, lower the learning rate, or clip: Trainer(clip_norm=1.0)"
+                )
+        if not sums.weight > 0:
+            raise TrainingError(
+                f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
+                f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
+            )
+
+    def _gradient_norm(self, sums: Sums) -> float | None:
+        if self._clip_norm is None:
+            return None
+        return math.sqrt(self._engine.squared_norm()) / sums.weight
+
+
+def _schedule(schedule: Schedule | str) -> Schedule:
+    try:
+        found = by_name(schedule) if isinstance(schedule, str) else schedule
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if not isinstance(found, (Hint, FixedOrder)):
+        raise UsageError(f"schedule={schedule!r}: give a name or an object of rrfp.schedules, such as BF()")
+    return found
+
+
+def _buckets(plan: Sequence[Microbatch]) -> list[Bucket]:
+    def bucket(mb: Microbatch) -> Bucket:
+        return tuple(
+            (name, tuple(spec.shape), np.dtype(spec.dtype).name) for name, spec in sorted(mb.fields.items())
+        )
+
+    return [bucket(mb) for mb in plan]
