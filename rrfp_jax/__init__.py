@@ -5,6 +5,7 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.layers import Loss, layer
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.train.config import RunConfig
 from rrfp_jax.train.data import Microbatch
 from rrfp_jax.train.text import ByteText
 from rrfp_jax.train.trainer import Trainer
@@ -15,6 +16,7 @@ __all__ = [
     "Mesh",
     "Microbatch",
     "Pipeline",
+    "RunConfig",
     "Trainer",
     "TrainingError",
     "UsageError",

@@ -171,7 +171,7 @@ class _Step:
             self._transport.offer(key, outputs)
             self._transport.pull(key, self._parts[key.stage].stage.device)
         elif task.kind is FORWARD:
-            self._ready[stage][Task(BACKWARD, task.chunk, task.microbatch)] = now
+            self._ready[stage][Task(BACKWARD, task.chunk, task.microbatch)] = perf_counter()
         for instruction in instructions[1:]:
             if isinstance(instruction, Accumulate):
                 part.accumulate(instruction.microbatch)

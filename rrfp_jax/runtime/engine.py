@@ -146,12 +146,13 @@ class Engine:
         if self.stages:
             return
         self.examine(bucket)
-        self.prepare(bucket, "train")
-        with ThreadPoolExecutor() as pool:
-            updates = list(pool.map(self._compile_updates, range(len(self.devices))))
-        for index, device in enumerate(self.devices):
-            params = self._initial_params(index, bucket)
-            self.stages.append(Stage(index, self.layers[index], device, params, updates[index]))
+        stages = range(len(self.devices))
+        with ThreadPoolExecutor() as pool:  # XLA compiles outside the interpreter lock
+            updates = pool.map(self._compile_updates, stages)
+            params = pool.map(self._initial_params, stages, [bucket] * len(stages))
+            self.prepare(bucket, "train")
+            made = zip(stages, self.layers, self.devices, params, updates, strict=True)
+            self.stages = [Stage(*parts) for parts in made]
         self._driver = Driver(self.stages, stall_seconds=self._stall_seconds)
 
     def prepare(self, bucket: Bucket, phase: Phase) -> None:
@@ -241,8 +242,7 @@ class Engine:
         return StageShape(pipe=self.pipe, layers=self.layers[index], fields=_specs(bucket), shapes=shapes)
 
     def _compile_updates(self, index: int) -> UpdatePrograms:
-        shapes = next(iter(self._shapes.values()))
-        params = {str(i): shapes[i].params for i in self.layers[index]}
+        params = {str(i): self.params_specs()[str(i)] for i in self.layers[index]}
         return UpdatePrograms.compile(params, self._optimizer, self.devices[index])
 
     def _initial_params(self, index: int, bucket: Bucket) -> Params:

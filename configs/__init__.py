@@ -1,0 +1,1 @@
+"""Named runs: each file's `get_config()` describes one."""

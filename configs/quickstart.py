@@ -1,0 +1,81 @@
+"""The quickstart: a byte-level GPT on the standard library's own sources, four stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import optax
+
+import rrfp_jax as rrfp
+from models import gpt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quickstart(rrfp.RunConfig):
+    """About 1.3 M parameters, 8,192 bytes a step."""
+
+    model: gpt.GPTConfig
+    layers: int = 8
+    path: str = ""  # text to train on: file, folder or glob; empty for the standard library's *.py files
+    sequence_length: int = 128
+    batch: int = 4  # sequences per microbatch
+    microbatches: int = 16
+    learning_rate: float = 4e-3
+
+    def pipeline(self) -> rrfp.Pipeline:
+        """Embedding, blocks, head; the loss counts unmasked bytes."""
+        layers = [
+            rrfp.layer(gpt.Embed, self.model),
+            rrfp.layer(gpt.Block, self.model, repeat=self.layers),
+            rrfp.layer(gpt.Head, self.model),
+        ]
+        return rrfp.Pipeline(layers, loss)
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """AdamW with warm-up and cosine decay; weight decay on matrices only."""
+        rate = optax.warmup_cosine_decay_schedule(
+            0.0, self.learning_rate, self.steps // 10 + 1, self.steps + 1, 0.05 * self.learning_rate
+        )
+        return optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=is_matrix)
+
+    def train_data(self) -> rrfp.ByteText:
+        """Shuffled windows of the training files."""
+        return self._text("train")
+
+    def validation_data(self) -> rrfp.ByteText:
+        """The validation files from beginning to end."""
+        return self._text("validation")
+
+    def _text(self, split: Any) -> rrfp.ByteText:
+        return rrfp.ByteText(
+            path=self.path,
+            sequence_length=self.sequence_length,
+            batch=self.batch,
+            microbatches=self.microbatches,
+            split=split,
+            seed=self.seed,
+        )
+
+
+def loss(logits: jax.Array, mb: Any) -> rrfp.Loss:
+    """Cross entropy, summed over unmasked bytes (nats)."""
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, mb["labels"])
+    return rrfp.Loss((nll * mb["mask"]).sum(), weight=mb["mask"].sum())
+
+
+def is_matrix(params: Any) -> Any:
+    """Which parameters decay."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def get_config() -> Quickstart:
+    """The run `make train` runs."""
+    return Quickstart(
+        name="quickstart",
+        steps=20,
+        mesh=rrfp.Mesh(pp=4),
+        clip_norm=1.0,
+        model=gpt.GPTConfig(d_model=96, n_heads=3, d_ff=256, n_layers=8),
+    )

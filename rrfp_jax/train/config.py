@@ -1,0 +1,193 @@
+"""Runs as typed, frozen dataclasses: built once, from defaults in a file and overrides on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import sys
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optax
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.pipeline import Pipeline
+from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.train.trainer import Trainer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(ABC):
+    """What a named run consists of. Subclass it in a file of `configs/`, add fields, say how to build it.
+
+    Attributes:
+        name: of the run; its files go to `<directory>/<name>/`.
+        steps: training steps.
+        mesh: stages, and whether they may share devices.
+        split: layers per stage; empty for an even split.
+        schedule: bf, 1f1b or gpipe.
+        max_in_flight: most microbatches held by a stage under a hint; None for twice the stages.
+        accumulation: "index" (results equal to the bit) or "arrival".
+        spare_gradients: gradients parked per stage until their turn.
+        clip_norm: of the whole gradient; None for no clipping.
+        seed: of initial values, random keys and data order.
+        validate_every: steps between validations; 0 for one at the end.
+        stall_seconds: a step without progress for so long is given up.
+        directory: where runs are kept.
+
+    Raises:
+        UsageError: steps below 1, or validate_every below 0.
+    """
+
+    name: str
+    steps: int
+    mesh: Mesh = field(default_factory=Mesh)
+    split: tuple[int, ...] = ()
+    schedule: str = "bf"
+    max_in_flight: int | None = None
+    accumulation: Accumulation = "index"
+    spare_gradients: int = 2
+    clip_norm: float | None = None
+    seed: int = 0
+    validate_every: int = 0
+    stall_seconds: float = 300.0
+    directory: str = "runs"
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"steps={self.steps}: a run needs at least one step")
+        if self.validate_every < 0:
+            raise UsageError(f"validate_every={self.validate_every}: give a number of steps, or 0 for the end")
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise UsageError(f"name={self.name!r}: give a plain file name; files go to {self.directory}/<name>/")
+
+    @abstractmethod
+    def pipeline(self) -> Pipeline:
+        """The model and its loss."""
+
+    @abstractmethod
+    def optimizer(self) -> optax.GradientTransformation:
+        """The optimizer."""
+
+    @abstractmethod
+    def train_data(self) -> Any:
+        """Training data; see `Trainer`."""
+
+    def validation_data(self) -> Any:
+        """Validation data with a number of `steps`, or None for no validation."""
+        return None
+
+    def trainer(self) -> Trainer:
+        """The run's Trainer."""
+        return Trainer(
+            self.pipeline(),
+            self.optimizer(),
+            data=self.train_data(),
+            mesh=self.mesh,
+            schedule=self.schedule,
+            split=self.split or None,
+            max_in_flight=self.max_in_flight,
+            accumulation=self.accumulation,
+            spare_gradients=self.spare_gradients,
+            clip_norm=self.clip_norm,
+            seed=self.seed,
+            stall_seconds=self.stall_seconds,
+        )
+
+
+def load_config(path: str) -> RunConfig:
+    """The `get_config()` of a Python file.
+
+    Raises:
+        UsageError: no such file, no `get_config` in it, or one that returns no RunConfig.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"--config={path}: no such file; give a Python file with get_config(), see configs/")
+    spec = importlib.util.spec_from_file_location(f"_rrfp_config_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise UsageError(f"--config={path}: the file has no function get_config()")
+    config = module.get_config()
+    if not isinstance(config, RunConfig):
+        raise UsageError(f"--config={path}: get_config() returned {type(config).__name__}, not a rrfp.RunConfig")
+    return config
+
+
+def override(config: T, argv: Sequence[str]) -> T:
+    """The config with the command line's `--config.x=y` applied; nested fields as `--config.x.y=z`.
+
+    Raises:
+        UsageError: an unknown flag or field, a value of the wrong type, a stray argument, or whatever the
+            config itself refuses.
+    """
+    known = dict(fields_of(config))
+    for argument in argv:
+        name = argument.removeprefix("--").split("=")[0]
+        if name.removeprefix("config.") not in known or not argument.startswith("--config."):
+            near = difflib.get_close_matches(name.removeprefix("config."), known, 1, 0.5)
+            hint = f"did you mean --config.{near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+            raise UsageError(f"{argument}: no such flag; {hint}")
+    values = flags.FlagValues()
+    tree = config_dict.ConfigDict(_mutable(config))
+    full = ["rrfp", *argv]
+    try:
+        config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=full)
+        values(full)
+    except (flags.Error, ValueError, TypeError) as error:
+        raise UsageError(f"{error}") from error
+    return _rebuild(config, tree)
+
+
+def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted names and values of all fields, nested dataclasses taken apart."""
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from fields_of(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", value
+
+
+def _mutable(config: Any) -> dict[str, Any]:
+    """Plain nested dicts that ml_collections can override; frozen dataclasses it cannot."""
+    types_of = typing.get_type_hints(type(config))
+    out: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            out[item.name] = _mutable(value)
+        elif value is None:
+            out[item.name] = config_dict.placeholder(_optional(types_of[item.name]))
+        else:
+            out[item.name] = value
+    return out
+
+
+def _optional(hint: Any) -> type:
+    """`int` of `int | None`."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return next(t for t in typing.get_args(hint) if t is not type(None))  # type: ignore[no-any-return]
+    return object
+
+
+def _rebuild(config: T, tree: Any) -> T:
+    values = {}
+    for item in dataclasses.fields(config):  # type: ignore[arg-type]
+        old, new = getattr(config, item.name), tree[item.name]
+        values[item.name] = _rebuild(old, new) if dataclasses.is_dataclass(old) else new
+    return dataclasses.replace(config, **values)  # type: ignore[type-var]

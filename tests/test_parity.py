@@ -1,0 +1,129 @@
+"""The pipeline against one unpipelined `jax.value_and_grad` over the whole batch."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.runtime.stage import TrainingStep
+from rrfp_jax.runtime.transport import LocalTransport
+from tests import toy
+
+SPLITS = [(1, None), (2, None), (2, (1, 7)), (4, None), (4, (1, 4, 2, 1))]
+SCHEDULES = ["gpipe", "1f1b", "bf"]
+
+
+def compare(trainer, batch):
+    loss, gradient = trainer.value_and_grad(batch)
+    expected_loss, expected = toy.reference(trainer.params, batch)
+    return abs(loss - float(expected_loss)) / abs(float(expected_loss)), toy.worst_leaf(gradient, expected)
+
+
+def agrees(trainer, batch):
+    loss_error, leaf_error = compare(trainer, batch)
+    return loss_error <= 1e-6 and leaf_error <= 1e-5
+
+
+@pytest.fixture(scope="module")
+def four_stages():
+    trainer = toy.trainer(4)
+    trainer.start()
+    return trainer
+
+
+@pytest.mark.parametrize(("stages", "split"), SPLITS)
+def test_gradients_are_those_of_the_whole_batch(stages, split):
+    trainer, batch = toy.trainer(stages, split=split), toy.microbatches(7)
+    gradients = []
+    for name in SCHEDULES:
+        trainer.schedule = rrfp.schedules.by_name(name)
+        loss_error, leaf_error = compare(trainer, batch)
+        assert loss_error <= 1e-6, name
+        assert leaf_error <= 1e-5, name
+        gradients.append(trainer.value_and_grad(batch)[1])
+    for other in gradients[1:]:  # and, added in microbatch order, equal to the bit across schedules
+        assert all(map(np.array_equal, jax.tree.leaves(gradients[0]), jax.tree.leaves(other)))
+
+
+class TestBrokenVariantsAreCaught:
+    """The same comparison fails when the runtime does one of the classic wrong things."""
+
+    def test_the_intact_one_passes(self, four_stages):
+        assert agrees(four_stages, toy.microbatches())
+
+    def test_a_dropped_microbatch(self, four_stages, monkeypatch):
+        accumulate = TrainingStep.accumulate
+
+        def all_but_one(self, microbatch):
+            if microbatch != 1 or self.stage.index != 2:
+                accumulate(self, microbatch)
+
+        monkeypatch.setattr(TrainingStep, "accumulate", all_but_one)
+        assert not agrees(four_stages, toy.microbatches())
+
+    def test_a_mean_of_means(self):
+        def mean(logits, mb):
+            total, weight = toy.sums(logits, mb)
+            return rrfp.Loss(total / weight, weight=1.0)
+
+        trainer = toy.trainer(4, pipe=toy.pipeline(mean, additive=False))
+        assert not agrees(trainer, toy.microbatches())
+
+    def test_two_microbatches_swapped_between_stages(self, four_stages, monkeypatch):
+        pull, held = LocalTransport.pull, {}
+
+        def swapping(self, key, device):
+            if key.stage == 2 and key.task.kind == 0 and key.task.microbatch in (0, 1):
+                held[key] = self._offered[key]
+                if len(held) < 2:
+                    return
+                (a, x), (b, y) = held.items()
+                self._offered.update({a: y, b: x})
+                for k in (a, b):
+                    pull(self, k, device)
+                    self.produced(k)
+            else:
+                pull(self, key, device)
+
+        monkeypatch.setattr(LocalTransport, "pull", swapping)
+        assert not agrees(four_stages, toy.microbatches())
+        assert len(held) == 2
+
+
+def test_training_equals_plain_optax_with_global_norm_clipping():
+    trainer = toy.trainer(4, clip_norm=0.3)
+    params = jax.device_get(trainer_params(trainer))
+    optimizer = optax.chain(optax.clip_by_global_norm(0.3), optax.adamw(1e-2))
+    state = optimizer.init(params)
+    for report in trainer.steps(4):
+        loss, gradient = toy.reference(params, toy.microbatches(seed=report.step))
+        assert report.loss == pytest.approx(float(loss), rel=1e-5)
+        assert report.gradient_norm == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-5)
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    for got, expected in zip(jax.tree.leaves(trainer.params), jax.tree.leaves(params), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def trainer_params(trainer):
+    trainer.start()
+    return trainer.params
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_initial_values_do_not_depend_on_the_split(stages, four_stages):
+    pairs = zip(*map(jax.tree.leaves, (trainer_params(toy.trainer(stages)), four_stages.params)), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_check_agrees_and_tells_bytes(four_stages, capsys):
+    report = four_stages.check()
+    assert report.ok
+    assert "agrees with unpipelined JAX" in capsys.readouterr().out
+    assert [s.parameters for s in report.stages] == [1248, 2080, 2080, 1248]
+
+
+def test_check_notices_a_wrong_gradient(four_stages, monkeypatch):
+    monkeypatch.setattr(TrainingStep, "accumulate", lambda self, j: None)
+    assert not four_stages.check().ok

@@ -1,0 +1,101 @@
+"""Readiness first, seen from outside: random delays, and the trace they leave."""
+
+import random
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from rrfp_jax.core.tasks import BACKWARD, FORWARD
+from rrfp_jax.runtime.transport import LocalTransport
+from tests import toy
+
+MICROBATCHES = 12
+
+
+class DelayedTransport(LocalTransport):
+    """Arrivals are held back for random times, so that they come in other orders."""
+
+    def __init__(self, seed, mean=3e-3):
+        super().__init__()
+        self.random, self.mean, self.held = random.Random(seed), mean, []
+
+    def poll(self):
+        now = time.perf_counter()
+        self.held += [(now + self.random.expovariate(1 / self.mean), *item) for item in super().poll()]
+        due = [item for item in self.held if item[0] <= now]
+        self.held = [item for item in self.held if item[0] > now]
+        return [(key, arrays) for _, key, arrays in due]
+
+    def busy(self):
+        return bool(self.held) or super().busy()
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    trainer = toy.trainer(4, max_in_flight=MICROBATCHES, spare_gradients=MICROBATCHES)
+    trainer.start()
+    return trainer
+
+
+def run(trainer, transport):
+    """One step's trace and gradients."""
+    engine = trainer._engine
+    engine.driver.transport = transport
+    plan, sums = trainer._run("train", trainer._data, 0)
+    gradients = jax.device_get([stage.gradients for stage in engine.stages])
+    engine.reset_gradients()
+    return sums.trace, gradients
+
+
+def skipped_although_ready(trace):
+    """Tasks that BF ranks above the one dispatched, and that the trace says were ready then.
+
+    Its own small copy of BF: the direction whose turn it is first, then the lowest microbatch.
+    """
+    wrong = []
+    for stage in range(trace.stages):
+        records = sorted(trace.stage_records(stage), key=lambda r: r.dispatched)
+        turn = BACKWARD
+        for position, chosen in enumerate(records):
+            rank = lambda r, turn=turn: (r.task.kind != turn, r.task.microbatch)  # noqa: E731
+            better = [r for r in records[position + 1 :] if rank(r) < rank(chosen)]
+            wrong += [(stage, r.task, chosen.task) for r in better if r.ready <= chosen.dispatched]
+            turn = FORWARD if chosen.task.kind is BACKWARD else BACKWARD
+    return wrong
+
+
+@pytest.fixture(scope="module", autouse=True)
+def twelve_microbatches(trainer):
+    trainer._data = type(trainer._data)(toy.microbatches(MICROBATCHES))
+
+
+def test_other_delays_other_orders_same_gradients(trainer):
+    traces, gradients = zip(*[run(trainer, DelayedTransport(seed)) for seed in (1, 2)], strict=True)
+    orders = [[trace.order(stage) for stage in range(4)] for trace in traces]
+    assert orders[0] != orders[1]
+    for trace in traces:
+        assert skipped_although_ready(trace) == []
+    assert all(map(np.array_equal, jax.tree.leaves(gradients[0]), jax.tree.leaves(gradients[1])))
+
+
+def test_the_trace_check_can_fail(trainer):
+    trace, _ = run(trainer, DelayedTransport(3))
+    late = [r._replace(ready=0.0) for r in trace.records]
+    assert skipped_although_ready(type(trace)(trace.step, trace.stages, late))
+
+
+def test_tasks_of_a_stage_do_not_overlap_and_start_after_dispatch(trainer):
+    trace, _ = run(trainer, LocalTransport())
+    for stage in range(4):
+        records = trace.stage_records(stage)
+        assert all(r.ready <= r.dispatched <= r.start <= r.end for r in records)
+        assert all(a.end <= b.start for a, b in zip(records, records[1:], strict=False))
+    assert all(0 <= share < 1 for share in trace.bubble())
+
+
+def test_stages_overlap(trainer):
+    trace, _ = run(trainer, LocalTransport())
+    spans = [(r.start, r.end, r.stage) for r in trace.records]
+    assert any(a[0] < b[0] < a[1] for a in spans for b in spans if a[2] != b[2])

@@ -1,0 +1,102 @@
+"""A small model written twice: as layers for the pipeline, and by hand in plain JAX as the reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import rrfp_jax as rrfp
+
+VOCABULARY, WIDTH, BLOCKS = 13, 16, 6
+
+
+def embed_init(key):
+    return {"table": jax.random.normal(key, (VOCABULARY, WIDTH))}
+
+
+def embed(params, carry, mb):
+    return {"x": params["table"][mb["tokens"]], "positions": jnp.arange(mb["tokens"].shape[1])}
+
+
+def block_init(key):
+    a, b = jax.random.split(key)
+    return {
+        "up": jax.random.normal(a, (WIDTH, 2 * WIDTH)) / WIDTH**0.5,
+        "down": jax.random.normal(b, (2 * WIDTH, WIDTH)) / WIDTH**0.5,
+        "bias": jnp.zeros(WIDTH),
+    }
+
+
+def block(params, carry, mb):
+    x = carry["x"] + 0.01 * carry["positions"][:, None]
+    x = x + jnp.tanh(x @ params["up"]) @ params["down"] + params["bias"]
+    return {"x": x, "positions": carry["positions"]}
+
+
+def head_init(key):
+    return {"out": jax.random.normal(key, (WIDTH, VOCABULARY)) / WIDTH**0.5}
+
+
+def head(params, carry, mb):
+    return carry["x"] @ params["out"]
+
+
+def sums(logits, mb):
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, mb["labels"])
+    return (nll * mb["mask"]).sum(), mb["mask"].sum()
+
+
+def loss(logits, mb):
+    total, weight = sums(logits, mb)
+    hits = ((logits.argmax(-1) == mb["labels"]) * mb["mask"]).sum()
+    return rrfp.Loss(total, weight=weight, metrics={"accuracy": hits})
+
+
+def layers():
+    return [
+        rrfp.layer(embed, init=embed_init),
+        rrfp.layer(block, init=block_init, repeat=BLOCKS),
+        rrfp.layer(head, init=head_init),
+    ]
+
+
+def pipeline(loss=loss, **kwargs):
+    return rrfp.Pipeline(layers(), loss, **kwargs)
+
+
+def microbatches(count=5, seed=0, rows=2, length=8):
+    """Microbatches whose numbers of unmasked tokens differ widely."""
+    random = np.random.default_rng(seed)
+    out = []
+    for j in range(count):
+        tokens = random.integers(0, VOCABULARY, (rows, length + 1))
+        mask = random.random((rows, length)) < (j + 1) / (count + 1)
+        mask[0, 0] = True
+        out.append({"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "mask": mask.astype(np.float32)})
+    return out
+
+
+def reference(params, batch):
+    """Loss and gradient of one unpipelined `jax.value_and_grad` over the whole, concatenated batch."""
+    whole = {name: jnp.concatenate([jnp.asarray(mb[name]) for mb in batch]) for name in batch[0]}
+
+    def mean_loss(params):
+        carry = embed(params["0"], None, whole)
+        for i in range(1, BLOCKS + 1):
+            carry = block(params[str(i)], carry, whole)
+        total, weight = sums(head(params[str(BLOCKS + 1)], carry, whole), whole)
+        return total / weight
+
+    return jax.value_and_grad(mean_loss)(jax.device_put(params, jax.devices()[0]))
+
+
+def worst_leaf(gradient, expected):
+    """The largest max|g - reference| / max|reference| over all leaves."""
+    pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True)
+    return max(float(np.abs(np.asarray(g) - e).max() / np.abs(np.asarray(e)).max()) for g, e in pairs)
+
+
+def trainer(stages=4, **kwargs):
+    kwargs.setdefault("data", lambda step: microbatches(seed=step))
+    optimizer = kwargs.pop("optimizer", optax.adamw(1e-2))
+    return rrfp.Trainer(kwargs.pop("pipe", None) or pipeline(), optimizer, mesh=rrfp.Mesh(pp=stages), **kwargs)
