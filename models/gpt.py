@@ -95,11 +95,11 @@ def _ones(cfg: GPTConfig) -> nnx.Param:
     return nnx.Param(jnp.ones(cfg.d_model, cfg.param_dtype))
 
 
-def _dense(x: jax.Array, weight: nnx.Param) -> jax.Array:
+def _dense(x: jax.Array, weight: nnx.Param, out_dtype: DTypeLike | None = None) -> jax.Array:
+    """`x @ weight`, multiplied in x's dtype; float[B, T, fan-in] -> float[B, T, fan-out]."""
     # One plain matrix product: with [B, T] kept apart, XLA's backward pass on CPU takes 1.5 times as long.
-    matrix: jax.Array = weight[...]
-    y = x.reshape(-1, x.shape[-1]) @ matrix.astype(x.dtype)
-    return y.reshape(*x.shape[:-1], -1)
+    rows, matrix = x.reshape(-1, x.shape[-1]), weight[...].astype(x.dtype)
+    return jnp.matmul(rows, matrix, preferred_element_type=out_dtype).reshape(*x.shape[:-1], -1)
 
 
 class Embed(nnx.Module):  # type: ignore[misc]
@@ -154,5 +154,5 @@ class Head(nnx.Module):  # type: ignore[misc]
         self.logits = _normal(cfg, rngs, (cfg.d_model, cfg.vocab_size))
 
     def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
-        """Logits, in float32 because the softmax over them is taken by the loss."""
-        return _dense(rms_norm(carry, self.norm), self.logits).astype(jnp.float32)
+        """Logits, float32 in any dtype of computation: the loss takes the softmax of them."""
+        return _dense(rms_norm(carry, self.norm), self.logits, jnp.float32)

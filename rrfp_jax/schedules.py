@@ -4,5 +4,17 @@ Write your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a pl
 """
 
 from rrfp_jax.core.schedules import BF, FixedOrder, GPipe, Hint, OneFOneB, Schedule, by_name
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 
-__all__ = ["BF", "FixedOrder", "GPipe", "Hint", "OneFOneB", "Schedule", "by_name"]
+__all__ = [
+    "BACKWARD",
+    "BF",
+    "FORWARD",
+    "FixedOrder",
+    "GPipe",
+    "Hint",
+    "OneFOneB",
+    "Schedule",
+    "Task",
+    "by_name",
+]

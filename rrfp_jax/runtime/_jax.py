@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import jax
 from jax._src import xla_bridge
 from jax._src.interpreters import partial_eval
+from jax._src.lib import xla_client
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import SingleDeviceSharding
 
 
 def live_part(closed: ClosedJaxpr, outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[int]]:
@@ -26,3 +28,18 @@ def provide_cpu_devices(count: int) -> None:
     if xla_bridge.backends_are_initialized() or asked or jax.config.jax_num_cpu_devices > 0:
         return
     jax.config.update("jax_num_cpu_devices", count)
+
+
+class DeviceCopier:
+    """`jax.device_put(arrays, device)` for arrays on one other device, at a tenth of its cost on the host."""
+
+    def __init__(self, device: jax.Device) -> None:
+        self._devices = xla_client.DeviceList((device,))
+        self._sharding = SingleDeviceSharding(device)
+
+    def __call__(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Begin the copies; the arrays that will hold them, ready later."""
+        n = len(arrays)
+        reuse = xla_client.ArrayCopySemantics.REUSE_INPUT
+        copy = xla_client.batched_copy_array_to_devices_with_sharding
+        return copy(list(arrays), [self._devices] * n, [self._sharding] * n, [reuse] * n)  # type: ignore[no-any-return]

@@ -1,7 +1,8 @@
 """A device as the driver sees it: programs in order, when each ended, and whether one more may be queued.
 
 A thread per device blocks on the oldest program's result and wakes the driver when it is there, so that
-neither side polls: polling at 100 us cost a tenth of a core, blocking costs nothing.
+neither side polls: polling at 100 us cost a tenth of a core, blocking costs nothing. A driver that is awake
+anyway looks for itself, which saves it the thread's turn at the interpreter lock.
 """
 
 from __future__ import annotations
@@ -37,6 +38,22 @@ class Running:
     end: float = 0.0
     error: Exception | None = None
 
+    def wait(self) -> None:
+        """Block until the program has ended, and note when and how."""
+        try:
+            if self.token is not None:
+                self.token.block_until_ready()
+        except Exception as error:
+            self.error = error
+        if self.end == 0.0:  # driver and watching thread may both be here
+            self.end = perf_counter()
+
+    def has_ended(self) -> bool:
+        """Whether the program has ended; if so, `end` and `error` are set."""
+        if self.end == 0.0 and (self.token is None or self.token.is_ready()):
+            self.wait()
+        return self.end > 0.0
+
 
 class DeviceQueue:
     """The programs in flight on one device. Use as a context manager: the thread lives inside it."""
@@ -45,7 +62,6 @@ class DeviceQueue:
         self.device = device
         self._wake = wake
         self._running: deque[Running] = deque()
-        self._ended: deque[Running] = deque()
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
         self._mean: dict[Hashable, float] = {}
         self._free_since = 0.0
@@ -61,7 +77,6 @@ class DeviceQueue:
         assert self._thread is not None
         self._thread.join()
         self._running.clear()
-        self._ended.clear()
 
     def submit(self, running: Running) -> None:
         """Note a program that has just been dispatched."""
@@ -71,9 +86,8 @@ class DeviceQueue:
     def ended(self) -> list[tuple[Running, float]]:
         """The programs that have ended since the last call, in order, with the time each one started."""
         finished = []
-        while self._ended:
-            running = self._ended.popleft()
-            self._running.popleft()
+        while self._running and self._running[0].has_ended():
+            running = self._running.popleft()
             start = max(running.dispatched, self._free_since)
             self._free_since = running.end
             seconds, mean = running.end - start, self._mean.get(running.cost)
@@ -82,7 +96,7 @@ class DeviceQueue:
         return finished
 
     def room_at(self, now: float) -> float:
-        """When one more program may be dispatched: `now` or earlier means at once, inf that an end comes first."""
+        """When one more program may be queued: `now` or before means at once, inf not before an end."""
         if not self._running:
             return now
         head = self._running[0]
@@ -98,11 +112,6 @@ class DeviceQueue:
 
     def _watch(self) -> None:
         while (running := self._watched.get()) is not None:
-            try:
-                if running.token is not None:
-                    running.token.block_until_ready()
-            except Exception as error:
-                running.error = error
-            running.end = perf_counter()
-            self._ended.append(running)
+            if running.end == 0.0:
+                running.wait()
             self._wake.set()

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import jax
 
 from rrfp_jax.core.tasks import Task
+from rrfp_jax.runtime._jax import DeviceCopier
 
 
 class Key(NamedTuple):
@@ -48,13 +49,14 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Between the devices of one process: a pull is a `device_put`, or nothing at all on one device."""
+    """Between the devices of one process: a pull is a copy, or nothing at all on one device."""
 
     def __init__(self) -> None:
         self._offered: dict[Key, Sequence[jax.Array]] = {}
         self._waiting: dict[Key, Sequence[jax.Array]] = {}  # pulled; the producer is still running
         self._moving: dict[Key, Sequence[jax.Array]] = {}  # the producer has ended
         self._here: list[tuple[Key, Sequence[jax.Array]]] = []
+        self._copiers: dict[jax.Device, DeviceCopier] = {}
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
         """See `Transport.offer`."""
@@ -66,7 +68,9 @@ class LocalTransport:
         if all(array.device == device for array in arrays):
             self._here.append((key, arrays))
         else:
-            self._waiting[key] = jax.device_put(arrays, device)
+            if device not in self._copiers:
+                self._copiers[device] = DeviceCopier(device)
+            self._waiting[key] = self._copiers[device](arrays)
 
     def produced(self, key: Key) -> None:
         """See `Transport.produced`."""
@@ -76,6 +80,8 @@ class LocalTransport:
     def poll(self) -> list[tuple[Key, Sequence[jax.Array]]]:
         """See `Transport.poll`."""
         arrived, self._here = self._here, []
+        if not self._moving:
+            return arrived
         for key, arrays in list(self._moving.items()):
             if all(array.is_ready() for array in arrays):
                 del self._moving[key]
