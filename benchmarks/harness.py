@@ -31,7 +31,7 @@ class Aim:
 
     def __str__(self) -> str:
         verdict = "met" if self.met else "MISSED"
-        return f"{verdict:6}  {self.name}: {self.value:.1f} {self.unit} (aim: {self.limit:g} {self.unit})"
+        return f"{verdict:6}  {self.name}: {self.value:.1f} {self.unit} (aim: {self.limit:g})"
 
 
 def parse(description: str | None) -> argparse.ArgumentParser:
@@ -48,7 +48,8 @@ def finish(options: argparse.Namespace, figures: dict[str, Any], aims: Sequence[
     if options.json:
         devices = [f"{d.platform} {d.device_kind}" for d in jax.local_devices()]
         machine = {"jax": jax.__version__, "python": platform.python_version(), "devices": devices}
-        found = {"machine": machine, "figures": figures, "aims": [asdict(aim) | {"met": aim.met} for aim in aims]}
+        judged = [asdict(aim) | {"met": aim.met} for aim in aims]
+        found = {"machine": machine, "figures": figures, "aims": judged}
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     missed = [aim.name for aim in aims if not aim.met]
     if options.check and missed:
@@ -60,4 +61,5 @@ def finish(options: argparse.Namespace, figures: dict[str, Any], aims: Sequence[
 def median_and_p99(seconds: Sequence[float]) -> dict[str, float]:
     """Median and 99th percentile in microseconds."""
     values = np.asarray(seconds) * 1e6
-    return {"median_us": round(float(np.median(values)), 1), "p99_us": round(float(np.percentile(values, 99)), 1)}
+    median, p99 = np.percentile(values, [50, 99])
+    return {"median_us": round(float(median), 1), "p99_us": round(float(p99), 1)}

@@ -109,7 +109,7 @@ def host_cost(leaves: int, microbatches: int) -> dict[str, dict[str, float]]:
         dispatch(self, *args)
         watch.close()
 
-    _Step._dispatch = closing  # type: ignore[method-assign]
+    _Step._dispatch = closing  # type: ignore[assignment,method-assign]
     try:
         for _ in trainer.steps(STEPS):
             watch.pause()
@@ -142,9 +142,8 @@ class Tax:
         self.trainer.start()
         self.params = jax.tree.map(jnp.copy, self.trainer.params)
         self.state = self.optimizer.init(self.params)
-        self._grad = jax.jit(jax.value_and_grad(self.total), device=None)
-        self._forward = jax.jit(lambda params, mb: jax.vjp(lambda p: self.total(p, mb), params))
-        self._backward = jax.jit(lambda vjp: vjp(jnp.ones(()))[0])
+        self._forward: Any = jax.jit(lambda params, mb: jax.vjp(lambda p: self.total(p, mb), params))
+        self._backward: Any = jax.jit(lambda vjp: vjp(jnp.ones(()))[0])
         self._fused = jax.jit(self._fused_step, donate_argnums=1)
         self._add = jax.jit(lambda sums, g: jax.tree.map(jnp.add, sums, g), donate_argnums=0)
         self._update = jax.jit(self._update_step, donate_argnums=(0, 1, 2))

@@ -2,6 +2,7 @@
 
 import random
 import time
+from itertools import pairwise
 
 import jax
 import numpy as np
@@ -43,7 +44,7 @@ def run(trainer, transport):
     """One step's trace and gradients."""
     engine = trainer._engine
     engine.driver.transport = transport
-    plan, sums = trainer._run("train", trainer._data, 0)
+    _, sums = trainer._run("train", trainer._data, 0)
     gradients = jax.device_get([stage.gradients for stage in engine.stages])
     engine.reset_gradients()
     return sums.trace, gradients
@@ -91,7 +92,7 @@ def test_tasks_of_a_stage_do_not_overlap_and_start_after_dispatch(trainer):
     for stage in range(4):
         records = trace.stage_records(stage)
         assert all(r.ready <= r.dispatched <= r.start <= r.end for r in records)
-        assert all(a.end <= b.start for a, b in zip(records, records[1:], strict=False))
+        assert all(a.end <= b.start for a, b in pairwise(records))
     assert all(0 <= share < 1 for share in trace.bubble())
 
 

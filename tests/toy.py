@@ -99,4 +99,6 @@ def worst_leaf(gradient, expected):
 def trainer(stages=4, **kwargs):
     kwargs.setdefault("data", lambda step: microbatches(seed=step))
     optimizer = kwargs.pop("optimizer", optax.adamw(1e-2))
-    return rrfp.Trainer(kwargs.pop("pipe", None) or pipeline(), optimizer, mesh=rrfp.Mesh(pp=stages), **kwargs)
+    return rrfp.Trainer(
+        kwargs.pop("pipe", None) or pipeline(), optimizer, mesh=rrfp.Mesh(pp=stages), **kwargs
+    )

@@ -109,5 +109,6 @@ def by_name(name: str) -> Schedule:
         ValueError: no such schedule.
     """
     if name not in _NAMED:
-        raise ValueError(f"schedule={name!r}: no such schedule or hint; choose one of {', '.join(sorted(_NAMED))}")
+        known = ", ".join(sorted(_NAMED))
+        raise ValueError(f"schedule={name!r}: no such schedule or hint; choose one of {known}")
     return _NAMED[name]

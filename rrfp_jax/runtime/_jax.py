@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 from jax._src import xla_bridge
 from jax._src.interpreters import partial_eval
-from jax._src.lib import xla_client
+from jax._src.lib import xla_client  # type: ignore[attr-defined]
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import SingleDeviceSharding
 
@@ -25,7 +25,8 @@ def live_part(closed: ClosedJaxpr, outputs: Sequence[bool]) -> tuple[ClosedJaxpr
 def provide_cpu_devices(count: int) -> None:
     """Ask for `count` virtual CPU devices if JAX has no backend yet and nobody else has asked for some."""
     asked = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if xla_bridge.backends_are_initialized() or asked or jax.config.jax_num_cpu_devices > 0:
+    wanted: int = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009 (JAX's types lack it)
+    if xla_bridge.backends_are_initialized() or asked or wanted > 0:
         return
     jax.config.update("jax_num_cpu_devices", count)
 

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from time import perf_counter
-from types import TracebackType
-from typing import Any
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Instruction
 from rrfp_jax.core.scheduler import StageScheduler, StepRules
@@ -30,7 +28,7 @@ LONGEST_SLEEP_SECONDS = 1.0
 
 
 class Driver:
-    """Runs steps on the stages of this process. Use as a context manager: its threads live inside it.
+    """Runs steps on the stages of this process. Its threads live only inside `run`, so none is ever left.
 
     Args:
         stages: all stages of the pipeline, in order.
@@ -45,25 +43,11 @@ class Driver:
         self._stages = stages
         self._stall_seconds = stall_seconds
         self._wake = threading.Event()
-        self._open = ExitStack()
-        self._entered = 0
         by_device = {stage.device: DeviceQueue(stage.device, self._wake) for stage in stages}
         self._queues = list(by_device.values())
         self._queue_of = [by_device[stage.device] for stage in stages]
         # Later stages first where several share a device: what is furthest along frees memory soonest.
         self._sharing = [[s.index for s in reversed(stages) if s.device == q.device] for q in self._queues]
-
-    def __enter__(self) -> Driver:
-        if self._entered == 0:
-            for queue in self._queues:
-                self._open.enter_context(queue)
-        self._entered += 1
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        self._entered -= 1
-        if self._entered == 0:
-            self._open.close()
 
     def run(self, rules: StepRules, step: int, parts: Sequence[StageStep]) -> StepTrace:
         """Run one step to its end.
@@ -76,7 +60,9 @@ class Driver:
         Raises:
             TrainingError: a program failed, or nothing moved for `stall_seconds`.
         """
-        with self:
+        with ExitStack() as open_queues:
+            for queue in self._queues:
+                open_queues.enter_context(queue)
             try:
                 return _Step(self, rules, step, parts).run()
             except BaseException:

@@ -250,7 +250,9 @@ class Engine:
         params = {}
         for i in self.layers[index]:
             given = _from_user(self._init, i, shapes[i].params)
-            own = given if _complete(given) else self.pipe.init_layer(i, self._seed, shapes[i], _specs(bucket), device)
+            own = given
+            if not _complete(given):
+                own = self.pipe.init_layer(i, self._seed, shapes[i], _specs(bucket), device)
             merged = jax.tree.map(lambda g, o: o if g is None else g, given, own, is_leaf=lambda g: g is None)
             params[str(i)] = jax.device_put(merged, device)
         return params
@@ -274,7 +276,7 @@ class Engine:
 def _add_up(
     found: Sequence[Mapping[int, Any]], names: Sequence[Sequence[Sequence[str]]], trace: StepTrace
 ) -> Sums:
-    """Sum the statistics {microbatch: vector} of every stage; `names[stage][microbatch]` says what is in them."""
+    """Sum every stage's statistics {microbatch: vector}, labelled by `names[stage][microbatch]`."""
     totals = [0.0] * len(names[0])
     sums = {"weight": 0.0}
     for vectors, labels in zip(found, names, strict=True):
@@ -298,7 +300,8 @@ def _layer_ranges(layers: int, stages: int, split: Sequence[int] | None) -> list
         split = split_evenly(layers, stages)
     if len(split) != stages or sum(split) != layers or min(split) < 1:
         raise UsageError(
-            f"split={list(split)}: give {stages} positive numbers of layers, one per stage, that add up to {layers}"
+            f"split={list(split)}: give {stages} positive numbers of layers, one per stage, "
+            f"that add up to {layers}"
         )
     ends = np.cumsum(split).tolist()
     return [range(end - size, end) for end, size in zip(ends, split, strict=True)]
@@ -330,4 +333,4 @@ def _complete(given: Any) -> bool:
 
 def leaf_path(layer: int | str, path: Sequence[Any]) -> str:
     """The name of a parameter: layer index, then the keys to the leaf, with dots."""
-    return ".".join([str(layer), *(str(getattr(key, "key", key)) for key in path)])
+    return ".".join(filter(None, [str(layer), jax.tree_util.keystr(tuple(path), simple=True, separator=".")]))

@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-import flax.linen as linen
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 from flax.core import meta, unfreeze
 
 from rrfp_jax.errors import UsageError
 
-Params: TypeAlias = dict[Any, Any]
-"""Nested dicts of arrays, or of their specs."""
+Params: TypeAlias = Any
+"""A pytree of arrays, nested dicts as a rule, or of their specs."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["total", "weight", "metrics"], meta_fields=[])
@@ -110,7 +109,7 @@ def layer(
     factory: Any,
     *args: Any,
     repeat: int = 1,
-    init: Callable[[jax.Array], Params] | None = None,
+    init: Callable[[jax.Array], Any] | None = None,
     **kwargs: Any,
 ) -> LayerSpec:
     """Describe one layer, or `repeat` equal ones with their own parameters, without building anything.
@@ -120,7 +119,7 @@ def layer(
             module class or module, or a pure function: `f(carry, mb)`, or `f(params, carry, mb)` with `init`.
         *args: passed to the module class; so is every further keyword. NNX classes get `rngs` as well.
         repeat: how many of this layer in a row.
-        init: for a pure function with parameters: `init(key) -> nested dict of arrays`.
+        init: for a pure function with parameters: `init(key) -> params`, a pytree of arrays.
         **kwargs: see `args`.
 
     Raises:
@@ -150,7 +149,7 @@ def layer(
     )
 
 
-def _function(name: str, function: Apply, init: Callable[[jax.Array], Params], repeat: int) -> LayerSpec:
+def _function(name: str, function: Apply, init: Callable[[jax.Array], Any], repeat: int) -> LayerSpec:
     return LayerSpec(name, lambda key, carry, mb: init(key), lambda: function, repeat)
 
 

@@ -44,12 +44,12 @@ class StageShape:
 
     @property
     def input_names(self) -> list[str]:
-        """The fields a program may read, in the order of its inputs; the numbers for random keys come last."""
+        """The fields in the order of a program's inputs; the numbers for random keys come after them."""
         return sorted(self.fields)
 
     @cached_property
     def statistics(self) -> list[str]:
-        """What the statistics vector holds: total, weight, then the metrics; empty if there is no loss here."""
+        """What the statistics vector holds: total, weight, metrics; empty if there is no loss here."""
         loss = jax.eval_shape(
             lambda *a: self._run(*a)[1],
             [self.params[str(i)] for i in self.layers],

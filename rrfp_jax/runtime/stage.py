@@ -68,9 +68,7 @@ class Stage:
     def update(self, scale: jax.Array) -> None:
         """One optimizer step with the gradient sums times `scale` (float32 scalar); zeroes the sums."""
         assert self._updates.update is not None, "made without an optimizer"
-        self.leaves, self.state, self._sums = self._updates.update(
-            self.leaves, self.state, self._sums, scale
-        )
+        self.leaves, self.state, self._sums = self._updates.update(self.leaves, self.state, self._sums, scale)
 
     def reset_gradients(self) -> None:
         """Start from zero, after a step that was broken off or is not applied."""

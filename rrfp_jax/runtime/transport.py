@@ -63,7 +63,7 @@ class LocalTransport:
         self._offered[key] = arrays
 
     def pull(self, key: Key, device: jax.Device) -> None:
-        """See `Transport.pull`. On the producer's own device the data is there as soon as it is dispatched."""
+        """See `Transport.pull`. On the producer's own device data is there once it is dispatched."""
         arrays = self._offered.pop(key)
         if all(array.device == device for array in arrays):
             self._here.append((key, arrays))
@@ -83,7 +83,7 @@ class LocalTransport:
         if not self._moving:
             return arrived
         for key, arrays in list(self._moving.items()):
-            if all(array.is_ready() for array in arrays):
+            if all(array.is_ready() for array in arrays):  # type: ignore[attr-defined]
                 del self._moving[key]
                 arrived.append((key, arrays))
         return arrived

@@ -39,7 +39,7 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Params, sta
     paths = jax.tree_util.tree_leaves_with_path(params)
     owners = [stage_of[path[0].key] for path, _ in paths]
     state = jax.eval_shape(optimizer.init, params)
-    closed = jax.make_jaxpr(lambda g, s, p: optimizer.update(g, s, p))(params, state, params)
+    closed = jax.make_jaxpr(optimizer.update)(params, state, params)
     masks = output_dependence(closed)
     for output, mask in enumerate(masks):
         read = [i for i in range(len(owners)) if mask >> i & 1]
@@ -49,8 +49,8 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Params, sta
             what = f"the update of {_name(paths[output][0])}" if own is not None else "the optimizer's state"
             raise UsageError(
                 f"optimizer: {what} depends on the gradient of {_name(paths[foreign[0]][0])}, which is on "
-                f"another stage, so stages could not update by themselves. For clipping by the global norm "
-                f"(optax.clip_by_global_norm) use Trainer(clip_norm=...), which takes the norm over all stages"
+                f"another stage, so stages could not update by themselves. To clip by the global norm "
+                f"(optax.clip_by_global_norm) use Trainer(clip_norm=...): its norm is over all stages"
             )
 
 
@@ -81,8 +81,8 @@ def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndar
         parts = sum(float(getattr(loss, name)) for loss in apart)
         if np.isfinite(whole) and abs(whole - parts) > 1e-3 * max(abs(whole), abs(parts), 1e-6):
             raise UsageError(
-                f"the loss is not a sum: Loss.{name} of two rows together is {whole:.6g}, but {parts:.6g} for "
-                f"the two apart. Return sums, not means: rrfp.Loss(values.sum(), weight=count); a step "
+                f"the loss is not a sum: Loss.{name} of two rows together is {whole:.6g}, but {parts:.6g} "
+                f"for the two apart. Return sums, not means: rrfp.Loss(values.sum(), weight=count); a step "
                 f"divides by the summed weight itself. If rows are coupled on purpose: "
                 f"Pipeline(..., additive=False)"
             )
@@ -100,7 +100,9 @@ def _loss_of_rows(pipe: Pipeline, carry: Any, fields: Any, rows: int, chosen: Se
     def of_field(array: Any) -> Any:
         return jnp.asarray(np.asarray(array)[chosen] if _has_rows(array, rows) else array)
 
-    mb = MicrobatchView({k: of_field(v) for k, v in fields.items()}, jnp.zeros(IDS.shape, IDS.dtype), len(pipe))
+    mb = MicrobatchView(
+        {k: of_field(v) for k, v in fields.items()}, jnp.zeros(IDS.shape, IDS.dtype), len(pipe)
+    )
     return pipe.apply_loss(jax.tree.map(of_carry, carry), mb)
 
 

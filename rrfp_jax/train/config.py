@@ -1,4 +1,4 @@
-"""Runs as typed, frozen dataclasses: built once, from defaults in a file and overrides on the command line."""
+"""Runs as typed, frozen dataclasses, built once from a file's defaults and the command line's overrides."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class RunConfig(ABC):
         if self.steps < 1:
             raise UsageError(f"steps={self.steps}: a run needs at least one step")
         if self.validate_every < 0:
-            raise UsageError(f"validate_every={self.validate_every}: give a number of steps, or 0 for the end")
+            raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
         if not self.name or "/" in self.name or self.name.startswith("."):
-            raise UsageError(f"name={self.name!r}: give a plain file name; files go to {self.directory}/<name>/")
+            raise UsageError(f"name={self.name!r}: give a plain file name, for {self.directory}/<name>/")
 
     @abstractmethod
     def pipeline(self) -> Pipeline:
@@ -124,7 +124,8 @@ def load_config(path: str) -> RunConfig:
         raise UsageError(f"--config={path}: the file has no function get_config()")
     config = module.get_config()
     if not isinstance(config, RunConfig):
-        raise UsageError(f"--config={path}: get_config() returned {type(config).__name__}, not a rrfp.RunConfig")
+        kind = type(config).__name__
+        raise UsageError(f"--config={path}: get_config() returned {kind}, not a rrfp.RunConfig")
     return config
 
 

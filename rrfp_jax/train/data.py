@@ -8,12 +8,14 @@ masks on the last). A plain function that returns the microbatches themselves is
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
+
+from rrfp_jax.errors import UsageError
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
@@ -129,7 +131,8 @@ def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Col
     for name in fields:
         where = f"step {step}, microbatch {j}: field {name!r}"
         if name not in arrays:
-            raise UsageError(f"{where} was planned but not loaded; load() gave: {', '.join(sorted(arrays)) or 'none'}")
+            given = ", ".join(sorted(arrays)) or "nothing"
+            raise UsageError(f"{where} was planned but not loaded; load() gave {given}")
         spec, got = planned.fields[name], np.asarray(arrays[name])
         if (got.shape, got.dtype) != (tuple(spec.shape), np.dtype(spec.dtype)):
             raise UsageError(

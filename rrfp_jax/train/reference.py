@@ -56,7 +56,10 @@ class CheckReport:
 
 def stage_table(stages: Sequence[StageBytes]) -> str:
     """What each stage holds, as text; "held" is per microbatch in flight."""
-    head = ("stage", "layers", "device", "parameters", "weights", "optimizer", "gradients", "held", "temporary", "compile")
+    head = (
+        *("stage", "layers", "device", "parameters"),
+        *("weights", "optimizer", "gradients", "held", "temporary", "compile"),
+    )
     rows = [
         (
             str(index),
@@ -70,7 +73,8 @@ def stage_table(stages: Sequence[StageBytes]) -> str:
         for index, s in enumerate(stages)
     ]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in (head, *rows))
+    lines = [[cell.rjust(w) for cell, w in zip(row, widths, strict=True)] for row in (head, *rows)]
+    return "\n".join(map("  ".join, lines))
 
 
 def in_mib(size: int) -> str:

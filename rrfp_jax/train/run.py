@@ -52,7 +52,9 @@ def train(config: RunConfig) -> None:
         print(f"validation loss {found.loss:.4f} nats per token over {found.weight:,.0f} tokens")
         data = config.train_data()
         if isinstance(data, ByteText) and isinstance(validation, ByteText):
-            print(f"           beside it {bigram_loss(data, validation):.4f}: a byte bigram model, same files")
+            print(
+                f"           beside it {bigram_loss(data, validation):.4f}: a byte bigram model, same files"
+            )
     print(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
 
 
@@ -72,7 +74,8 @@ class RunFiles:
             (self.folder / "config.json").write_text(text + "\n", encoding="utf-8")
             self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"{self.folder}: cannot be written: {error.strerror}; set --config.directory") from error
+            reason = f"{self.folder}: cannot be written: {error.strerror}; set --config.directory"
+            raise UsageError(reason) from error
         return self
 
     def add(self, report: Report, validation: Evaluation | None) -> None:
@@ -87,8 +90,8 @@ class RunFiles:
         self._metrics.close()
         self._trainer.write_trace(self.folder / "trace.json")
         if kind is not None:
-            steps = self._trainer.steps_done
-            print(f"\n{'interrupted' if kind is KeyboardInterrupt else 'ended'} after {steps} steps; files: {self.folder}/")
+            how = "interrupted" if kind is KeyboardInterrupt else "broken off"
+            print(f"\n{how} after {self._trainer.steps_done} steps; files: {self.folder}/")
 
 
 def _move_away(folder: Path) -> Path:

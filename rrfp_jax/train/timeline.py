@@ -50,9 +50,8 @@ class Timeline:
                 parts.append(self._box(x, y, width, colour, tip, str(record.task)))
         axis = TOP + ROW * trace.stages + 14
         parts.append(f'<text x="{LEFT}" y="{axis}" fill="#777">0</text>')
-        parts.append(
-            f'<text x="{WIDTH - 10}" y="{axis}" fill="#777" text-anchor="end">{trace.makespan * 1e3:.1f} ms</text>'
-        )
+        end = f"{trace.makespan * 1e3:.1f} ms"
+        parts.append(f'<text x="{WIDTH - 10}" y="{axis}" fill="#777" text-anchor="end">{end}</text>')
         return "\n".join([*parts, "</svg>"])
 
     def _repr_svg_(self) -> str:
@@ -72,7 +71,8 @@ class Timeline:
     def _box(x: float, y: float, width: float, colour: str, tip: str, label: str) -> str:
         text = ""
         if label and width > 7 * len(label):
-            text = f'<text x="{x + width / 2:.1f}" y="{y + 19}" text-anchor="middle" fill="white">{label}</text>'
+            middle = f'x="{x + width / 2:.1f}" y="{y + 19}" text-anchor="middle" fill="white"'
+            text = f"<text {middle}>{label}</text>"
         return (
             f'<g><title>{escape(tip)}</title><rect x="{x:.2f}" y="{y}" width="{max(width, 0.3):.2f}" '
             f'height="{ROW - 6}" fill="{colour}" stroke="white" stroke-width="0.4"/>{text}</g>'

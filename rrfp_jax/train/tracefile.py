@@ -19,7 +19,8 @@ def write_trace(path: Path, steps: Iterable[StepTrace]) -> None:
     origin = min((step.start for step in steps), default=0.0)
     events: list[dict[str, Any]] = []
     for stage in range(max((step.stages for step in steps), default=0)):
-        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": stage, "args": {"name": f"stage {stage}"}})
+        name = {"name": f"stage {stage}"}
+        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": stage, "args": name})
     for step in steps:
         events += _tasks(step, origin)
         events += _gaps(step, origin)

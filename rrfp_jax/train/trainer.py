@@ -100,7 +100,12 @@ class Trainer:
         self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
         self._data = None if data is None else as_data(data)
         self._engine = Engine(
-            pipe, mesh.stage_devices(), split=split, optimizer=optimizer, seed=seed, init=init,
+            pipe,
+            mesh.stage_devices(),
+            split=split,
+            optimizer=optimizer,
+            seed=seed,
+            init=init,
             stall_seconds=stall_seconds,
         )
         self._checked = False
@@ -119,9 +124,8 @@ class Trainer:
         """
         data = self._own_data("steps")
         self.start()
-        with self._engine.driver:
-            for _ in range(count):
-                yield self._train(data)
+        for _ in range(count):
+            yield self._train(data)
 
     def step(self, microbatches: Sequence[Mapping[str, Any]]) -> Report:
         """One training step on these microbatches (dicts of arrays). Raises as `steps` does."""
@@ -138,11 +142,12 @@ class Trainer:
         """
         data = InMemory([dict(mb) for mb in microbatches])
         self._start(data)
-        plan, sums = self._run("train", data, self.steps_done)
+        _, sums = self._run("train", data, self.steps_done)
         try:
             self._check_finite(sums, self.steps_done)
             trees = [stage.gradients for stage in self._engine.stages]
-            gradient = {k: jax.tree.map(lambda g: g / sums.weight, v) for tree in trees for k, v in tree.items()}
+            tree = {k: layer for tree in trees for k, layer in tree.items()}
+            gradient = jax.tree.map(lambda g: g / sums.weight, tree)
         finally:
             self._engine.reset_gradients()
         return sums.total / sums.weight, gradient
@@ -159,10 +164,7 @@ class Trainer:
         count = getattr(data, "steps", 1) if steps is None else steps
         if count < 1:
             raise UsageError(f"evaluate(steps={count}): there must be at least one step")
-        found = []
-        with self._engine.driver:
-            for step in range(count):
-                found.append(self._run("evaluate", data, step)[1])
+        found = [self._run("evaluate", data, step)[1] for step in range(count)]
         weight = sum(sums.weight for sums in found)
         if not weight > 0:
             raise UsageError(f"the summed loss weight of the evaluation is {weight}: nothing is counted")
@@ -241,7 +243,9 @@ class Trainer:
         except BaseException:
             self._engine.reset_gradients()
             raise
-        shrink = 1.0 if norm is None or self._clip_norm is None else min(1.0, self._clip_norm / max(norm, 1e-30))
+        shrink = (
+            1.0 if norm is None or self._clip_norm is None else min(1.0, self._clip_norm / max(norm, 1e-30))
+        )
         self._engine.update(shrink / sums.weight)
         self.steps_done += 1
         self._traces.append(sums.trace)
@@ -286,7 +290,7 @@ class Trainer:
             if not math.isfinite(total):
                 raise TrainingError(
                     f"step {step}: the loss of microbatch {j} is {total}; the step is not applied. "
-                    f"Look at that microbatch's data, lower the learning rate, or clip: Trainer(clip_norm=1.0)"
+                    f"Look at that microbatch's data, lower the learning rate, or set clip_norm=1.0"
                 )
         if not sums.weight > 0:
             raise TrainingError(
