@@ -1,8 +1,8 @@
 """A device as the driver sees it: programs in order, when each ended, and whether one more may be queued.
 
-A thread per device blocks on the oldest program's result and wakes the driver when it is there, so that
-neither side polls: polling at 100 us cost a tenth of a core, blocking costs nothing. A driver that is awake
-anyway looks for itself, which saves it the thread's turn at the interpreter lock.
+When the driver goes to sleep, a thread per device blocks on the oldest program's result and wakes it, so that
+neither side polls: polling at 100 us cost a tenth of a core, blocking costs nothing. While the driver is awake
+it looks for itself, which saves it the threads' turns at the interpreter lock.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class DeviceQueue:
         self._wake = wake
         self._running: deque[Running] = deque()
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
+        self._last_watched: Running | None = None
         self._mean: dict[Hashable, float] = {}
         self._free_since = 0.0
         self._thread: threading.Thread | None = None
@@ -81,7 +82,12 @@ class DeviceQueue:
     def submit(self, running: Running) -> None:
         """Note a program that has just been dispatched."""
         self._running.append(running)
-        self._watched.put(running)
+
+    def watch(self) -> None:
+        """Wake the driver when the oldest program ends."""
+        if self._running and self._running[0] is not self._last_watched:
+            self._last_watched = self._running[0]
+            self._watched.put(self._last_watched)
 
     def ended(self) -> list[tuple[Running, float]]:
         """The programs that have ended since the last call, in order, with the time each one started."""

@@ -7,6 +7,8 @@ would hold, for every microbatch in flight, a copy of the weights and of everyth
     an input of the stage      kept by the runtime anyway: passed again, not copied
     weights alone              computed once a step by `prepare`, read by every forward and backward
     nothing (tables, masks)    computed again where it is needed
+    cheap arithmetic on what   computed again: XLA fuses it into its user, which costs less than
+    is there already           writing and reading it
     anything else              saved by the forward, once, even if it is used twice or sent on
 
 All three programs take and give flat lists of arrays, so nothing is flattened in the dispatch loop.
@@ -27,6 +29,12 @@ from rrfp_jax.runtime.dataflow import dependence
 
 Specs: TypeAlias = Sequence[jax.ShapeDtypeStruct]
 Flat: TypeAlias = Sequence[Any]
+
+CHEAP = frozenset(
+    "add sub mul div neg max min abs sign square integer_pow select_n eq ne lt le gt ge and or not xor clamp "
+    "convert_element_type broadcast_in_dim reshape squeeze expand_dims stop_gradient copy".split()
+)
+"""Elementwise primitives whose results are computed again rather than saved (no transcendental ones)."""
 
 StageFunction: TypeAlias = Callable[[Flat, Flat, Flat], tuple[Flat, Any, Any]]
 """(parameters, carry, inputs) -> (carry, scalar loss or None, statistics or None), in flat lists."""
@@ -126,7 +134,7 @@ def differentiate(stage: StageFunction, params: Specs, carry: Specs, inputs: Spe
     whole = jax.make_jaxpr(with_residuals)(*params, *carry, *inputs)
     kept = sizes["out"] + sizes["stats"]
     plan = _plan_residuals(whole, n_params, kept)
-    prepare = reduce(whole, plan.is_prepared) if plan.prepared else None
+    prepare = reduce(_given(whole, [], 0, plan.prepared)) if plan.prepared else None
     sent = [*whole.jaxpr.outvars[:kept], *plan.saved]
     forward = reduce(_given(whole, plan.prepared, n_params, sent))
     before = [*params, *map(_spec, plan.prepared), *carry, *inputs]
@@ -160,51 +168,46 @@ class _ResidualPlan:
     kept: int
     prepared: Sequence[Var]
     saved: Sequence[Var]
-    constant: Sequence[Var]
-    is_prepared: Sequence[bool]  # per output of `whole`: the first mention of a prepared value
-    is_constant: Sequence[bool]
+    rebuilt: Sequence[Var]
 
     def residuals(self, stage_args: Flat, outputs: Flat, n_params: int) -> list[Any]:
         """The residuals in order, from a backward's arguments."""
         jaxpr, ready = self.whole.jaxpr, len(self.prepared)
-        known = dict(zip(jaxpr.constvars, self.whole.consts, strict=True))
-        known.update(zip(self.prepared, stage_args[n_params:], strict=False))
-        known.update(
-            zip(jaxpr.invars, [*stage_args[:n_params], *stage_args[n_params + ready :]], strict=True)
-        )
         sent = (*jaxpr.outvars[: self.kept], *self.saved)
-        known.update((v, value) for v, value in zip(sent, outputs, strict=True) if isinstance(v, Var))
-        if self.constant:
-            table = reduce(self.whole, self.is_constant)
-            known.update(zip(self.constant, table(), strict=True))
+        inputs = [*stage_args[:n_params], *stage_args[n_params + ready :]]
+        known = {v: value for v, value in zip(sent, outputs, strict=True) if isinstance(v, Var)}
+        known.update(zip(self.prepared, stage_args[n_params:], strict=False))
+        produced = [v for v in known if v not in set(jaxpr.invars)]
+        known.update(zip(jaxpr.constvars, self.whole.consts, strict=True))
+        known.update(zip(jaxpr.invars, inputs, strict=True))
+        if self.rebuilt:
+            names = [*jaxpr.invars, *produced]
+            program = reduce(_given(self.whole, produced, len(jaxpr.invars), self.rebuilt))
+            known.update(zip(self.rebuilt, program(*(known[names[i]] for i in program.reads)), strict=True))
         return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars[self.kept :]]
 
 
 def _plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> _ResidualPlan:
-    jaxpr = whole.jaxpr
-    masks = dependence(whole)
+    """Walk through the forward, saving what is wanted and can be had no other way."""
+    jaxpr, masks = whole.jaxpr, dependence(whole)
     weights = (1 << n_params) - 1
-    at_hand = {*jaxpr.invars, *jaxpr.constvars, *(v for v in jaxpr.outvars[:kept] if isinstance(v, Var))}
-    prepared: list[Var] = []
+    sent = {v for v in jaxpr.outvars[:kept] if isinstance(v, Var)}
+    at_hand = {*jaxpr.invars, *jaxpr.constvars, *sent}
+    wanted = dict.fromkeys(v for v in jaxpr.outvars[kept:] if isinstance(v, Var) and v not in at_hand)
+    prepared = [v for v in wanted if masks[v] and not masks[v] & ~weights]
+    available = at_hand | set(prepared)
     saved: list[Var] = []
-    constant: list[Var] = []
-    chosen: list[list[Var] | None] = [None] * kept
-    for var in jaxpr.outvars[kept:]:
-        group = None
-        if isinstance(var, Var) and var not in at_hand:
-            at_hand.add(var)
-            group = constant if not masks[var] else saved if masks[var] & ~weights else prepared
-            group.append(var)
-        chosen.append(group)
-    return _ResidualPlan(
-        whole,
-        kept,
-        prepared,
-        saved,
-        constant,
-        is_prepared=[group is prepared for group in chosen],
-        is_constant=[group is constant for group in chosen],
-    )
+    for equation in jaxpr.eqns:
+        read = [v for v in equation.invars if not isinstance(v, Literal)]
+        given = all(v in available for v in read)
+        if given and (equation.primitive.name in CHEAP or not any(masks[v] for v in read)):
+            available.update(equation.outvars)
+        else:
+            needed = [v for v in equation.outvars if v in wanted and v not in available]
+            saved += needed
+            available.update(needed)
+    rebuilt = [v for v in wanted if v not in {*saved, *prepared}]
+    return _ResidualPlan(whole, kept, prepared, saved, rebuilt)
 
 
 def _given(closed: ClosedJaxpr, known: Sequence[Var], at: int, outputs: Sequence[Any]) -> ClosedJaxpr:

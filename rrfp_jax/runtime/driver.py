@@ -173,6 +173,8 @@ class _Step:
             now = perf_counter()
             rooms = [at for queue in self._driver._queues if (at := queue.room_at(now)) > now]
             wait = min([LONGEST_SLEEP_SECONDS, *(at - now for at in rooms)])
+            for queue in self._driver._queues:
+                queue.watch()
         if self._driver._wake.wait(wait):
             self._driver._wake.clear()
 
