@@ -14,29 +14,34 @@ from models import gpt
 
 @dataclass(frozen=True, kw_only=True)
 class Quickstart(rrfp.RunConfig):
-    """About 1.3 M parameters, 8,192 bytes a step."""
+    """0.9 M parameters, one block per stage, 4,096 bytes a step."""
 
     model: gpt.GPTConfig
-    layers: int = 8
     path: str = ""  # text to train on: file, folder or glob; empty for the standard library's *.py files
     sequence_length: int = 128
-    batch: int = 4  # sequences per microbatch
+    batch: int = 2  # sequences per microbatch
     microbatches: int = 16
-    learning_rate: float = 4e-3
+    learning_rate: float = 6e-3
 
     def pipeline(self) -> rrfp.Pipeline:
         """Embedding, blocks, head; the loss counts unmasked bytes."""
         layers = [
             rrfp.layer(gpt.Embed, self.model),
-            rrfp.layer(gpt.Block, self.model, repeat=self.layers),
+            rrfp.layer(gpt.Block, self.model, repeat=self.model.n_layers),
             rrfp.layer(gpt.Head, self.model),
         ]
         return rrfp.Pipeline(layers, loss)
 
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW with warm-up and cosine decay; weight decay on matrices only."""
-        rate = optax.warmup_cosine_decay_schedule(
-            0.0, self.learning_rate, self.steps // 10 + 1, self.steps + 1, 0.05 * self.learning_rate
+        """AdamW: warm up for 10 steps, decay linearly over the last 60 %; matrices lose weight."""
+        decay = round(0.6 * self.steps)
+        rate = optax.join_schedules(
+            [
+                optax.linear_schedule(0.0, self.learning_rate, 10),
+                optax.constant_schedule(self.learning_rate),
+                optax.linear_schedule(self.learning_rate, 0.0, decay),
+            ],
+            [10, self.steps - decay],
         )
         return optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=is_matrix)
 
@@ -74,8 +79,7 @@ def get_config() -> Quickstart:
     """The run `make train` runs."""
     return Quickstart(
         name="quickstart",
-        steps=20,
+        steps=150,
         mesh=rrfp.Mesh(pp=4),
-        clip_norm=1.0,
-        model=gpt.GPTConfig(d_model=96, n_heads=3, d_ff=256, n_layers=8),
+        model=gpt.GPTConfig(d_model=128, n_heads=4, d_ff=384, n_layers=4, embed_scale=0.5),
     )

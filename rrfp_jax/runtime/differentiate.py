@@ -31,8 +31,11 @@ Specs: TypeAlias = Sequence[jax.ShapeDtypeStruct]
 Flat: TypeAlias = Sequence[Any]
 
 CHEAP = frozenset(
-    "add sub mul div neg max min abs sign square integer_pow select_n eq ne lt le gt ge and or not xor clamp "
-    "convert_element_type broadcast_in_dim reshape squeeze expand_dims stop_gradient copy".split()
+    [
+        *("add", "sub", "mul", "div", "neg", "max", "min", "abs", "sign", "square", "integer_pow", "clamp"),
+        *("select_n", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor"),
+        *("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy"),
+    ]
 )
 """Elementwise primitives whose results are computed again rather than saved (no transcendental ones)."""
 

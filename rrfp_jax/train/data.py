@@ -21,23 +21,15 @@ Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 @dataclass(frozen=True)
-class FieldSpec:
-    """Shape and dtype of one field of a microbatch."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
 class Microbatch:
-    """One planned microbatch: the spec of each field, and what `load` needs to find the data.
+    """One planned microbatch: shape and dtype of each field, and what `load` needs to find the data.
 
     `source` may be anything whose `repr` is the same on every process (offsets, file names, indices);
     it is part of the plan's hash. `weight` is the microbatch's loss weight where it is known beforehand
     (tokens, say), else None.
     """
 
-    fields: Mapping[str, FieldSpec]
+    fields: Mapping[str, jax.ShapeDtypeStruct]
     source: Any = None
     weight: float | None = None
 
@@ -73,7 +65,7 @@ class InMemory:
             made = self._source(step) if callable(self._source) else self._source
             self._current, self._step = [_arrays(mb) for mb in made], step
         return [
-            Microbatch({k: FieldSpec(v.shape, v.dtype.name) for k, v in mb.items()}, source=(step, j))
+            Microbatch({k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in mb.items()}, source=(step, j))
             for j, mb in enumerate(self._current)
         ]
 

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.data import Arrays, FieldSpec, Microbatch
+from rrfp_jax.train.data import Arrays, Microbatch
 
 TEXT_SUFFIXES = (
     *(".md", ".rst", ".tex", ".txt"),
@@ -124,7 +125,7 @@ class ByteText:
         starts = window.astype(np.int64).reshape(self.microbatches, self.batch) * self.sequence_length
         weights = np.clip(self._size - 1 - starts, 0, self.sequence_length).sum(axis=1)
         shape = (self.batch, self.sequence_length)
-        fields = {name: FieldSpec(shape, dtype) for name, dtype in _DTYPES.items()}
+        fields = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in _DTYPES.items()}
         return [
             Microbatch(fields, source=(self.fingerprint, *row), weight=float(weight))
             for row, weight in zip(starts.tolist(), weights, strict=True)
