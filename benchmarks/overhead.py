@@ -197,7 +197,7 @@ class Tax:
 
     def measure(self, rounds: int = 25) -> dict[str, float]:
         """Median seconds of each, and the median of the rounds' ratios to the faster hand-written loop."""
-        ways = {
+        ways: dict[str, Callable[[], float]] = {
             "pipeline": self.by_pipeline,
             "fused": lambda: self.by_hand(apart=False),
             "apart": lambda: self.by_hand(apart=True),

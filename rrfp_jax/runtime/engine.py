@@ -16,6 +16,7 @@ from rrfp_jax.core.scheduler import StepRules
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.driver import Driver
+from rrfp_jax.runtime.initial import InitFunction, initial_params
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline, split_evenly
 from rrfp_jax.runtime.programs import EvaluationProgram, StagePrograms, StageShape, UpdatePrograms, nbytes
@@ -23,9 +24,6 @@ from rrfp_jax.runtime.stage import EvaluationStep, Stage, TrainingStep
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 """The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
-
-InitFunction: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
-"""(path such as "3.attention.query", spec) -> array, or None for the layer's own initial value."""
 
 Load: TypeAlias = Callable[[int, frozenset[str]], Mapping[str, Any]]
 """(microbatch, fields) -> arrays by name."""
@@ -246,16 +244,10 @@ class Engine:
         return UpdatePrograms.compile(params, self._optimizer, self.devices[index])
 
     def _initial_params(self, index: int, bucket: Bucket) -> Params:
-        shapes, device = self._shapes[bucket], self.devices[index]
-        params = {}
-        for i in self.layers[index]:
-            given = _from_user(self._init, i, shapes[i].params)
-            own = given
-            if not _complete(given):
-                own = self.pipe.init_layer(i, self._seed, shapes[i], _specs(bucket), device)
-            merged = jax.tree.map(lambda g, o: o if g is None else g, given, own, is_leaf=lambda g: g is None)
-            params[str(i)] = jax.device_put(merged, device)
-        return params
+        fields, shapes = _specs(bucket), self._shapes[bucket]
+        return initial_params(
+            self.pipe, self.layers[index], shapes, fields, self._seed, self._init, self.devices[index]
+        )
 
     def _load(
         self, step: int, buckets: Sequence[Bucket], programs: Sequence[Sequence[Any]], load: Load
@@ -305,32 +297,3 @@ def _layer_ranges(layers: int, stages: int, split: Sequence[int] | None) -> list
         )
     ends = np.cumsum(split).tolist()
     return [range(end - size, end) for end, size in zip(ends, split, strict=True)]
-
-
-def _from_user(init: InitFunction | None, layer: int, specs: Params) -> Any:
-    """The leaves that the user's function gives, None elsewhere.
-
-    Raises:
-        UsageError: an array of another shape or dtype than the parameter.
-    """
-
-    def leaf(path: Any, spec: jax.ShapeDtypeStruct) -> Any:
-        name = leaf_path(layer, path)
-        value = init(name, spec) if init is not None else None
-        if value is not None and (tuple(value.shape), value.dtype) != (spec.shape, spec.dtype):
-            raise UsageError(
-                f"init({name!r}) gave {value.dtype}{list(value.shape)}; the parameter is "
-                f"{spec.dtype}{list(spec.shape)}"
-            )
-        return value
-
-    return jax.tree_util.tree_map_with_path(leaf, specs)
-
-
-def _complete(given: Any) -> bool:
-    return all(leaf is not None for leaf in jax.tree.leaves(given, is_leaf=lambda leaf: leaf is None))
-
-
-def leaf_path(layer: int | str, path: Sequence[Any]) -> str:
-    """The name of a parameter: layer index, then the keys to the leaf, with dots."""
-    return ".".join(filter(None, [str(layer), jax.tree_util.keystr(tuple(path), simple=True, separator=".")]))

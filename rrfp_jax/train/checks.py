@@ -12,7 +12,7 @@ import optax
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.dataflow import output_dependence
-from rrfp_jax.runtime.engine import leaf_path
+from rrfp_jax.runtime.initial import leaf_path
 from rrfp_jax.runtime.layers import Loss, MicrobatchView, Params
 from rrfp_jax.runtime.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.programs import nbytes

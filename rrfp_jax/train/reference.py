@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rrfp_jax.runtime.engine import StageBytes, leaf_path
+from rrfp_jax.runtime.engine import StageBytes
+from rrfp_jax.runtime.initial import leaf_path
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import Pipeline, run_layers
 

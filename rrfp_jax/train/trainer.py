@@ -19,7 +19,8 @@ from rrfp_jax.core.schedules import FixedOrder, Hint, Schedule, by_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.engine import Bucket, Engine, InitFunction, Phase, StageBytes, Sums
+from rrfp_jax.runtime.engine import Bucket, Engine, Phase, StageBytes, Sums
+from rrfp_jax.runtime.initial import InitFunction
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
