@@ -19,9 +19,17 @@ class Quickstart(rrfp.RunConfig):
     model: gpt.GPTConfig
     path: str = ""  # text to train on: file, folder or glob; empty for the standard library's *.py files
     sequence_length: int = 128
-    batch: int = 2  # sequences per microbatch
-    microbatches: int = 16
+    batch: int = 32  # sequences per step
+    microbatches: int = 16  # that they are cut into
     learning_rate: float = 6e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.microbatches < 1 or self.batch % self.microbatches:
+            raise rrfp.UsageError(
+                f"batch={self.batch} sequences cannot be cut into microbatches={self.microbatches} of equal "
+                f"size: make batch a multiple of microbatches"
+            )
 
     def pipeline(self) -> rrfp.Pipeline:
         """Embedding, blocks, head; the loss counts unmasked bytes."""
@@ -57,7 +65,7 @@ class Quickstart(rrfp.RunConfig):
         return rrfp.ByteText(
             path=self.path,
             sequence_length=self.sequence_length,
-            batch=self.batch,
+            batch=self.batch // self.microbatches,
             microbatches=self.microbatches,
             split=split,
             seed=self.seed,

@@ -109,7 +109,17 @@ class StageScheduler:
         ready = self.ready_tasks()
         if ready:
             return f"room for {ready[0]} ({self.in_flight} microbatches in flight)"
-        return "an activation or a gradient"
+        missing = [str(task) for task in self._expected()]
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        return f"the input of {', '.join(missing[:3])}{more}"
+
+    def _expected(self) -> list[Task]:
+        """The tasks whose inputs have not arrived, though nothing on this stage stands in their way."""
+        rules, chunks = self.rules, range(self.rules.placement.chunks)
+        forwards = [Task(FORWARD, c, j) for c in chunks for j in range(rules.microbatches)]
+        backwards = [Task(BACKWARD, c, j) for k, c, j in forwards if Task(k, c, j) in self._dispatched]
+        tasks = forwards if rules.forward_only else forwards + backwards
+        return [task for task in tasks if task not in self._dispatched and task not in self._arrived]
 
     def handle(self, event: Event) -> tuple[Instruction, ...]:
         """Take in one event; what the driver must do now, in order.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal, TypeAlias
@@ -145,7 +147,7 @@ class Engine:
             return
         self.examine(bucket)
         stages = range(len(self.devices))
-        with ThreadPoolExecutor() as pool:  # XLA compiles outside the interpreter lock
+        with _compile_pool() as pool:
             updates = pool.map(self._compile_updates, stages)
             params = pool.map(self._initial_params, stages, [bucket] * len(stages))
             self.prepare(bucket, "train")
@@ -167,7 +169,7 @@ class Engine:
             self._compile_seconds[index] += perf_counter() - began
             return programs
 
-        with ThreadPoolExecutor() as pool:
+        with _compile_pool() as pool:
             setattr(compiled, phase, list(pool.map(build, range(len(self.devices)))))
 
     def run(self, phase: Phase, step: int, rules: StepRules, buckets: Sequence[Bucket], load: Load) -> Sums:
@@ -277,6 +279,16 @@ def _add_up(
             for name, value in zip(labels[j][1:], vectors[j][1:], strict=True):
                 sums[name] = sums.get(name, 0.0) + float(value)
     return Sums(totals, sums.pop("weight"), sums, trace)
+
+
+@contextmanager
+def _compile_pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for compiling, which XLA does outside the interpreter lock; an error drops what waits."""
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _specs(bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:

@@ -58,9 +58,10 @@ def _from_user(init: InitFunction | None, layer: int, specs: Params) -> Any:
     def leaf(path: Any, spec: jax.ShapeDtypeStruct) -> Any:
         name = leaf_path(layer, path)
         value = init(name, spec) if init is not None else None
-        if value is not None and (tuple(value.shape), value.dtype) != (spec.shape, spec.dtype):
+        got = (getattr(value, "shape", None), getattr(value, "dtype", type(value).__name__))
+        if value is not None and got != (spec.shape, spec.dtype):
             raise UsageError(
-                f"init({name!r}) gave {value.dtype}{list(value.shape)}; the parameter is "
+                f"init({name!r}) gave {got[1]}{list(got[0] or ())}; the parameter is "
                 f"{spec.dtype}{list(spec.shape)}"
             )
         return value

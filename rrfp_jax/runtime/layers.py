@@ -71,9 +71,7 @@ class MicrobatchView(Mapping[str, Any]):
             return self._fields[name]
         except KeyError:
             known = ", ".join(sorted(self._fields)) or "none"
-            raise UsageError(
-                f"a layer reads mb[{name!r}], but microbatches have the fields: {known}"
-            ) from None
+            raise UsageError(f"reads mb[{name!r}], but microbatches have the fields: {known}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -128,7 +126,8 @@ def layer(
     name = getattr(factory, "__name__", type(factory).__name__)
     if repeat < 1:
         raise UsageError(f"layer({name}, repeat={repeat}): a layer must stand there at least once")
-    if init is not None:
+    plain = callable(factory) and not isinstance(factory, (type, linen.Module, nnx.Module))
+    if init is not None and plain and not args and not kwargs:
         return _function(name, factory, init, repeat)
     if isinstance(factory, nnx.Module):
         raise UsageError(
@@ -138,9 +137,9 @@ def layer(
     if isinstance(factory, linen.Module) or (isinstance(factory, type) and issubclass(factory, linen.Module)):
         return _linen(name, factory, args, kwargs, repeat)
     is_nnx = isinstance(factory, type) and issubclass(factory, nnx.Module)
-    if is_nnx or (callable(factory) and "rngs" in inspect.signature(factory).parameters):
+    if is_nnx or (plain and "rngs" in inspect.signature(factory).parameters):
         return _nnx(name, factory, args, kwargs, repeat)
-    if callable(factory) and not isinstance(factory, type) and not args and not kwargs:
+    if plain and not args and not kwargs:
         return _function(name, lambda params, carry, mb: factory(carry, mb), lambda key: {}, repeat)
     raise UsageError(
         f"layer({name}): expected an NNX or Linen module class, a function f(carry, mb), or a function "
@@ -162,7 +161,7 @@ def _nnx(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerS
 
     def split(module: Any) -> tuple[Any, Any]:
         graph, params, other = nnx.split(module, nnx.Param, ...)
-        _refuse_state(name, [".".join(map(str, path)) for path, _ in nnx.to_flat_state(other)])
+        _refuse_state([".".join(map(str, path)) for path, _ in nnx.to_flat_state(other)])
         return graph, params
 
     def init(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
@@ -186,7 +185,7 @@ def _linen(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> Laye
     def init(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
         variables = unfreeze(module.init({"params": key, "dropout": key}, carry, mb))
         params = variables.pop("params", {})
-        _refuse_state(name, sorted(variables))
+        _refuse_state(sorted(variables))
         return meta.unbox(params)  # type: ignore[no-any-return]
 
     def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
@@ -195,10 +194,10 @@ def _linen(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> Laye
     return LayerSpec(name, init, lambda: apply, repeat)
 
 
-def _refuse_state(name: str, variables: list[str]) -> None:
+def _refuse_state(variables: list[str]) -> None:
     if variables:
         raise UsageError(
-            f"layer {name} holds state that is no parameter: {', '.join(variables)}. Step programs take "
+            f"holds state that is no parameter: {', '.join(variables)}. Step programs take "
             f"parameters only: for randomness use mb.key (nnx.Dropout(rate)(x, rngs=nnx.Rngs(mb.key))), "
             f"for normalisation a layer without running statistics (LayerNorm, RMSNorm, GroupNorm)"
         )

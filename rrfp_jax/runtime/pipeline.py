@@ -42,9 +42,11 @@ class Pipeline:
     """
 
     def __init__(self, layers: Sequence[LayerSpec], loss: LossFunction, *, additive: bool = True) -> None:
+        if not isinstance(layers, Sequence):
+            raise UsageError(f"Pipeline: expected a list of layers, got one thing: {_name(layers)}")
         for item in layers:
             if not isinstance(item, LayerSpec):
-                raise UsageError(f"Pipeline: {item!r} is not a layer; wrap it: rrfp.layer(...)")
+                raise UsageError(f"Pipeline: {_name(item)} is not a layer; wrap it: rrfp.layer(...)")
         if not layers:
             raise UsageError("Pipeline: no layers; give at least one rrfp.layer(...)")
         self.layers: tuple[LayerSpec, ...] = tuple(spec for spec in layers for _ in range(spec.repeat))
@@ -76,9 +78,7 @@ class Pipeline:
         """
         loss = self.loss(carry, mb)
         if not isinstance(loss, Loss):
-            raise UsageError(
-                f"the loss function returned {type(loss).__name__}; return rrfp.Loss(sum, weight=count)"
-            )
+            raise UsageError(f"returned {type(loss).__name__}; return rrfp.Loss(sum, weight=count)")
         for name, value in {"total": loss.total, "weight": loss.weight, **loss.metrics}.items():
             if jnp.shape(value) != ():
                 raise UsageError(
@@ -101,8 +101,8 @@ class Pipeline:
                 out, _ = jax.eval_shape(
                     lambda p, c, m, i=index: self.apply_layer(i, p, c, m), params, carry, mb
                 )
-            except UsageError:
-                raise
+            except UsageError as error:
+                raise UsageError(f"layer {index} ({spec.name}): {error}") from None
             except Exception as error:
                 raise UsageError(self._misfit(index, carry, error)) from error
             shapes.append(LayerShapes(params, carry, out))
@@ -110,8 +110,8 @@ class Pipeline:
         mb = MicrobatchView(fields, IDS, len(self.layers))
         try:
             jax.eval_shape(self.apply_loss, carry, mb)
-        except UsageError:
-            raise
+        except UsageError as error:
+            raise UsageError(f"the loss: {error}") from None
         except Exception as error:
             raise UsageError(self._misfit(len(self.layers), carry, error)) from error
         return shapes
@@ -144,6 +144,10 @@ def describe(tree: Any) -> str:
     if tree is None:
         return "None"
     return str(jax.tree.map(lambda leaf: _Bare(f"{leaf.dtype}{list(leaf.shape)}"), tree))
+
+
+def _name(thing: Any) -> str:
+    return str(getattr(thing, "name", getattr(thing, "__name__", repr(thing))))
 
 
 class _Bare(str):

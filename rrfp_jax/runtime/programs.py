@@ -114,7 +114,7 @@ class StagePrograms:
 
     traced: Differentiated
     prepare: Compiled | None
-    forward: Compiled
+    forward: Compiled | None  # None if the stage has nothing to give
     backward: Compiled | None
     forward_reads: Reads
     backward_reads: Reads
@@ -138,10 +138,9 @@ class StagePrograms:
         keeps = [i for i in backward.tail if i < len(arguments)]
         used = {i - len(carry) for i in (*forward.tail, *keeps)}
         compiled = [
-            _compile(program, device) if program is not None and program.closed.jaxpr.outvars else None
+            _compile(program, device) if program is not None else None
             for program in (traced.prepare, traced.forward, traced.backward)
         ]
-        assert compiled[1] is not None, "a stage's forward gives a carry or a loss"
         return cls(
             traced=traced,
             prepare=compiled[0],
@@ -162,7 +161,7 @@ class StagePrograms:
 class EvaluationProgram:
     """A stage's forward without residuals; `reads` has no prepared values."""
 
-    forward: Compiled
+    forward: Compiled | None
     reads: Reads
     statistics: Sequence[str]
     inputs: frozenset[int]
@@ -261,7 +260,9 @@ def _placed(spec: Any, device: jax.Device) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=SingleDeviceSharding(device))
 
 
-def _compile(program: Program, device: jax.Device) -> Compiled:
+def _compile(program: Program, device: jax.Device) -> Compiled | None:
+    if not program.closed.jaxpr.outvars:
+        return None
     specs = [_placed(spec, device) for spec in program.specs]
     return jax.jit(program.__call__, out_shardings=SingleDeviceSharding(device)).lower(*specs).compile()
 

@@ -142,20 +142,19 @@ class TrainingStep:
         bucket = self.buckets[microbatch]
         programs = self._programs[bucket]
         given = [*carry, *self._inputs[microbatch]]
-        outputs = programs.forward(
-            *self._forward_heads[bucket], *[given[i] for i in programs.forward_reads.tail]
-        )
+        args = [given[i] for i in programs.forward_reads.tail]
+        outputs = programs.forward(*self._forward_heads[bucket], *args) if programs.forward else []
         given += outputs
         self._kept[microbatch] = [given[i] for i in programs.backward_keeps]
         if programs.traced.has_statistics:
             self.statistics[microbatch] = outputs[programs.traced.out]
-        return outputs[: programs.traced.out], outputs[0]
+        return outputs[: programs.traced.out], outputs[0] if outputs else None
 
     def _backward(self, task: Task, cotangents: Arrays) -> tuple[Arrays, jax.Array | None]:
         bucket = self.buckets[task.microbatch]
         programs, kept = self._programs[bucket], self._kept.pop(task.microbatch)
         kept += [cotangents[i] for i in programs.backward_cotangents]
-        outputs = programs.backward(*self._backward_heads[bucket], *kept) if programs.backward else ()
+        outputs = programs.backward(*self._backward_heads[bucket], *kept) if programs.backward else []
         flowing = len(programs.traced.moving_in)
         self._gradients[task.microbatch] = outputs[flowing:]
         return outputs[:flowing], outputs[0] if outputs else None
@@ -187,10 +186,11 @@ class EvaluationStep:
         bucket = self.buckets[task.microbatch]
         program = self._programs[bucket]
         given = [*self._arrived.pop(task, ()), *self._inputs[task.microbatch]]
-        outputs = program.forward(*self._heads[bucket], *[given[i] for i in program.reads.tail])
+        args = [given[i] for i in program.reads.tail]
+        outputs = program.forward(*self._heads[bucket], *args) if program.forward else []
         if len(outputs) > program.out:
             self.statistics[task.microbatch] = outputs[program.out]
-        return outputs[: program.out], outputs[0]
+        return outputs[: program.out], outputs[0] if outputs else None
 
     def accumulate(self, microbatch: int) -> None:
         """Never called: a forward-only step has no gradients."""

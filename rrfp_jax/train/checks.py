@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend.core import ClosedJaxpr
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.dataflow import output_dependence
@@ -16,6 +18,9 @@ from rrfp_jax.runtime.initial import leaf_path
 from rrfp_jax.runtime.layers import Loss, MicrobatchView, Params
 from rrfp_jax.runtime.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.programs import nbytes
+
+SUM_TOLERANCE = 0.02
+"""A mean of two rows is half of what their sum would be; rounding in bfloat16 stays far below this."""
 
 LARGEST_LOSS_CHECK = 2**30
 """Bytes of logits and fields up to which the loss is tried out on two rows at start."""
@@ -33,25 +38,44 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Params, sta
         stages: layer indices per stage.
 
     Raises:
-        UsageError: naming an update and a gradient of another stage that it depends on.
+        UsageError: naming an update and a gradient or parameter of another stage that it depends on; or
+            the optimizer does not work on a stage's parameters alone.
     """
+    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
+        raise UsageError(f"optimizer={optimizer!r}: give an optax transformation, such as optax.adamw(3e-4)")
+    closed = _traced_update(optimizer, params, "the whole model")
+    for s, layers in enumerate(stages):
+        _traced_update(optimizer, {str(i): params[str(i)] for i in layers}, f"stage {s}")
     stage_of = {str(i): s for s, layers in enumerate(stages) for i in layers}
-    paths = jax.tree_util.tree_leaves_with_path(params)
-    owners = [stage_of[path[0].key] for path, _ in paths]
-    state = jax.eval_shape(optimizer.init, params)
-    closed = jax.make_jaxpr(optimizer.update)(params, state, params)
-    masks = output_dependence(closed)
-    for output, mask in enumerate(masks):
-        read = [i for i in range(len(owners)) if mask >> i & 1]
-        own = owners[output] if output < len(owners) else None  # then comes the optimizer's state
-        foreign = [i for i in read if owners[i] != (owners[read[0]] if own is None else own)]
+    names = [(path[0].key, _name(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    count, inputs = len(names), len(closed.jaxpr.invars)
+    for output, mask in enumerate(output_dependence(closed)):
+        # Inputs are gradients, then the optimizer's state, then parameters; outputs are updates, then state.
+        read = [i for i in range(count) if (mask | mask >> (inputs - count)) >> i & 1]
+        own = [output] if output < count else read[:1]
+        foreign = [i for i in read if stage_of[names[i][0]] != stage_of[names[own[0]][0]]]
         if foreign:
-            what = f"the update of {_name(paths[output][0])}" if own is not None else "the optimizer's state"
+            what = f"the update of {names[output][1]}" if output < count else "its state"
+            which = "gradient" if mask >> foreign[0] & 1 else "value"
             raise UsageError(
-                f"optimizer: {what} depends on the gradient of {_name(paths[foreign[0]][0])}, which is on "
-                f"another stage, so stages could not update by themselves. To clip by the global norm "
-                f"(optax.clip_by_global_norm) use Trainer(clip_norm=...): its norm is over all stages"
+                f"optimizer: {what} depends on the {which} of {names[foreign[0]][1]}, which is on another "
+                f"stage, so stages could not update by themselves. Leave that part out; to clip by the "
+                f"global norm (optax.clip_by_global_norm), use Trainer(clip_norm=...), taken over all stages"
             )
+
+
+def _traced_update(optimizer: optax.GradientTransformation, params: Params, of: str) -> ClosedJaxpr:
+    """`optimizer.update` traced on specs: (gradients, state, parameters) -> (updates, state)."""
+    try:
+        state = jax.eval_shape(optimizer.init, params)
+        return jax.make_jaxpr(optimizer.update)(params, state, params)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            f"optimizer: cannot update the parameters of {of}: {reason}. Each stage updates its own "
+            f"{{layer index: parameters}}: give masks and labels as functions of the parameters, and no "
+            f"optimizer that needs the loss value"
+        ) from error
 
 
 def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -70,7 +94,7 @@ def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndar
     leaves = [leaf for leaf in jax.tree.leaves((carry, dict(fields))) if leaf.shape]
     if not pipe.additive or not leaves:
         return
-    rows = leaves[-1].shape[0]
+    rows = Counter(leaf.shape[0] for leaf in leaves).most_common(1)[0][0]  # of the first, if none prevails
     if sum(2 * nbytes(leaf) // leaf.shape[0] for leaf in leaves) > LARGEST_LOSS_CHECK:
         return
     second = min(1, rows - 1)
@@ -79,7 +103,7 @@ def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndar
     for name in ("total", "weight"):
         whole = float(getattr(together, name))
         parts = sum(float(getattr(loss, name)) for loss in apart)
-        if np.isfinite(whole) and abs(whole - parts) > 1e-3 * max(abs(whole), abs(parts), 1e-6):
+        if np.isfinite(whole) and abs(whole - parts) > SUM_TOLERANCE * max(abs(whole), abs(parts), 1e-6):
             raise UsageError(
                 f"the loss is not a sum: Loss.{name} of two rows together is {whole:.6g}, but {parts:.6g} "
                 f"for the two apart. Return sums, not means: rrfp.Loss(values.sum(), weight=count); a step "

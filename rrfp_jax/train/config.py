@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import optax
 from absl import flags
 from ml_collections import config_dict, config_flags
@@ -119,7 +120,10 @@ def load_config(path: str) -> RunConfig:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        raise UsageError(f"--config={path}: cannot be read: {type(error).__name__}: {error}") from error
     if not hasattr(module, "get_config"):
         raise UsageError(f"--config={path}: the file has no function get_config()")
     config = module.get_config()
@@ -145,13 +149,15 @@ def override(config: T, argv: Sequence[str]) -> T:
             raise UsageError(f"{argument}: no such flag; {hint}")
     values = flags.FlagValues()
     tree = config_dict.ConfigDict(_mutable(config))
-    full = ["rrfp", *argv]
+    cleared = [a.removeprefix("--config.").removesuffix("=none") for a in argv if a.endswith("=none")]
+    cleared = [name for name in cleared if isinstance(_field_type(config, name), types.UnionType)]
+    full = ["rrfp", *(a for a in argv if a.removeprefix("--config.").removesuffix("=none") not in cleared)]
     try:
         config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=full)
         values(full)
+        return _rebuild(config, tree, frozenset(cleared))
     except (flags.Error, ValueError, TypeError) as error:
         raise UsageError(f"{error}") from error
-    return _rebuild(config, tree)
 
 
 def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -175,8 +181,24 @@ def _mutable(config: Any) -> dict[str, Any]:
         elif value is None:
             out[item.name] = config_dict.placeholder(_optional(types_of[item.name]))
         else:
-            out[item.name] = value
+            out[item.name] = _plain(value)
     return out
+
+
+def _plain(value: Any) -> Any:
+    """A dtype by its name, since that is how a command line gives it; anything else as it is."""
+    if isinstance(value, (bool, int, float, str, tuple)):
+        return value
+    try:
+        return np.dtype(value).name
+    except TypeError:
+        return value
+
+
+def as_json(config: Any) -> dict[str, Any]:
+    """The config as nested dicts that JSON can hold."""
+    values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
+    return {k: as_json(v) if dataclasses.is_dataclass(v) else v and _plain(v) for k, v in values.items()}
 
 
 def _optional(hint: Any) -> type:
@@ -186,9 +208,23 @@ def _optional(hint: Any) -> type:
     return object
 
 
-def _rebuild(config: T, tree: Any) -> T:
-    values = {}
+def _field_type(config: Any, name: str) -> Any:
+    """The declared type of a dotted field."""
+    *parents, last = name.split(".")
+    for parent in parents:
+        config = getattr(config, parent)
+    return typing.get_type_hints(type(config))[last]
+
+
+def _rebuild(config: T, tree: Any, cleared: frozenset[str], prefix: str = "") -> T:
+    """A copy of the config with the tree's values; those in `cleared` become None."""
+    values: dict[str, Any] = {}
     for item in dataclasses.fields(config):  # type: ignore[arg-type]
         old, new = getattr(config, item.name), tree[item.name]
-        values[item.name] = _rebuild(old, new) if dataclasses.is_dataclass(old) else new
+        if prefix + item.name in cleared:
+            values[item.name] = None
+        elif dataclasses.is_dataclass(old):
+            values[item.name] = _rebuild(old, new, cleared, f"{prefix}{item.name}.")
+        elif old is None or new != _plain(old):
+            values[item.name] = new
     return dataclasses.replace(config, **values)  # type: ignore[type-var]

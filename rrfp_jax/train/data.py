@@ -87,8 +87,8 @@ def as_data(data: Any) -> Data:
     if callable(data) or isinstance(data, Sequence):
         return InMemory(data)
     raise UsageError(
-        f"data={data!r}: give an object with plan(step) and load(microbatch, fields), a function of the "
-        "step that returns microbatches, or a list of microbatches (dicts of arrays)"
+        f"data={type(data).__name__}(...): give an object with plan(step) and load(microbatch, fields), "
+        "a function of the step that returns microbatches, or a list of microbatches (dicts of arrays)"
     )
 
 
@@ -103,7 +103,9 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
         raise UsageError(f"step {step}: the data plans 0 microbatches; a step needs at least one")
     for j, mb in enumerate(plan):
         if not isinstance(mb, Microbatch):
-            raise UsageError(f"step {step}: microbatch {j} of the plan is {mb!r}, not a rrfp.Microbatch")
+            raise UsageError(
+                f"step {step}: microbatch {j} of the plan is of type {type(mb).__name__}, not rrfp.Microbatch"
+            )
     return plan
 
 
@@ -135,11 +137,19 @@ def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Col
 
 def _arrays(mb: Any) -> Arrays:
     if not isinstance(mb, Mapping) or not mb:
-        raise UsageError(f"a microbatch must be a dict of arrays with at least one field, got {mb!r}")
-    return {name: _canonical(np.asarray(value)) for name, value in mb.items()}
+        raise UsageError(
+            f"a microbatch must be a dict of arrays with at least one field, got {type(mb).__name__}"
+        )
+    return {name: _array(name, value) for name, value in mb.items()}
 
 
-def _canonical(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """64-bit numbers as the 32-bit ones that JAX computes with by default."""
+def _array(name: str, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """A field as an array; 64-bit numbers as the 32-bit ones that JAX computes with by default."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise UsageError(f"field {name!r} of a microbatch is ragged: pad it to one shape ({error})") from None
+    if array.dtype.kind in "USO":
+        raise UsageError(f"field {name!r} of a microbatch has dtype {array.dtype}: give arrays of numbers")
     wanted = jax.dtypes.canonicalize_dtype(array.dtype)
     return array if array.dtype == wanted else array.astype(wanted)

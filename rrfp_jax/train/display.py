@@ -43,7 +43,6 @@ class Display:
         if self._live is None:
             print(f"{report}{checked}", flush=True)
             return
-        text = str(report).split("  ", 2)[2].strip()
-        self._live.update(self._task, completed=report.step + 1, description=text)
+        self._live.update(self._task, completed=report.step + 1, description=report.summary)
         if checked:
             self._live.console.print(f"step {report.step}: loss {report.loss:.4f}{checked}")

@@ -62,9 +62,14 @@ class Report:
         }
 
     def __str__(self) -> str:
+        return f"step {self.step:5d}  {self.summary}"
+
+    @property
+    def summary(self) -> str:
+        """The step's figures as one line, without its number."""
         bubble = " ".join(f"{share:3.0%}" for share in self.bubble)
         return (
-            f"step {self.step:5d}  loss {self.loss:.4f}  {self.tokens_per_second:9,.0f} tokens/s  "
+            f"loss {self.loss:.4f}  {self.tokens_per_second:9,.0f} tokens/s  "
             f"{self.step_seconds * 1e3:7.1f} ms  bubble {bubble}"
         )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import os
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -13,7 +13,7 @@ import flax
 import jax
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.config import RunConfig
+from rrfp_jax.train.config import RunConfig, as_json
 from rrfp_jax.train.display import Display
 from rrfp_jax.train.reference import stage_table
 from rrfp_jax.train.report import Evaluation, Report
@@ -37,11 +37,12 @@ def train(config: RunConfig) -> None:
         f"{config.mesh.pp} stages on {', '.join(str(d) for d in jax.local_devices())}, "
         f"schedule {config.schedule}"
     )
+    files = RunFiles(config, trainer)
     began = perf_counter()
     table = trainer.start()
     print(stage_table(table))
     print(f"ready after {perf_counter() - began:.1f} s of compiling and allocating", flush=True)
-    with RunFiles(config, trainer) as files, Display(config.steps) as display:
+    with files, Display(config.steps) as display:
         for report in trainer.steps(config.steps):
             last = report.step == config.steps - 1
             due = last or (config.validate_every and (report.step + 1) % config.validate_every == 0)
@@ -65,12 +66,18 @@ class RunFiles:
         self.folder = Path(config.directory) / config.name
         self._config, self._trainer = config, trainer
 
+        parent = Path(config.directory)
+        while not parent.exists():
+            parent = parent.parent
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise UsageError(f"{self.folder}: {parent} cannot be written; set --config.directory")
+
     def __enter__(self) -> RunFiles:
         try:
             if self.folder.exists():
                 print(f"an earlier run is kept as {_move_away(self.folder)}")
             self.folder.mkdir(parents=True)
-            text = json.dumps(dataclasses.asdict(self._config), indent=2, default=str)
+            text = json.dumps(as_json(self._config), indent=2, default=str)
             (self.folder / "config.json").write_text(text + "\n", encoding="utf-8")
             self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
         except OSError as error:

@@ -124,13 +124,15 @@ class Trainer:
                 are those before the step.
         """
         data = self._own_data("steps")
+        self._require_optimizer()
         self.start()
         for _ in range(count):
             yield self._train(data)
 
     def step(self, microbatches: Sequence[Mapping[str, Any]]) -> Report:
         """One training step on these microbatches (dicts of arrays). Raises as `steps` does."""
-        data = InMemory([dict(mb) for mb in microbatches])
+        self._require_optimizer()
+        data = InMemory(microbatches)
         self._start(data)
         return self._train(data)
 
@@ -141,7 +143,7 @@ class Trainer:
             The summed loss over the summed weight, and its gradient, {layer index as text: nested dict},
             each leaf on its stage's device.
         """
-        data = InMemory([dict(mb) for mb in microbatches])
+        data = InMemory(microbatches)
         self._start(data)
         _, sums = self._run("train", data, self.steps_done)
         try:
@@ -161,11 +163,14 @@ class Trainer:
             steps: how many; None for `data.steps` if it has that, else 1.
         """
         data = as_data(data)
-        self._start(data)
         count = getattr(data, "steps", 1) if steps is None else steps
         if count < 1:
             raise UsageError(f"evaluate(steps={count}): there must be at least one step")
-        found = [self._run("evaluate", data, step)[1] for step in range(count)]
+        self._start(data)
+        found = []
+        for step in range(count):
+            found.append(self._run("evaluate", data, step)[1])
+            _check_losses(found[-1], step, "")
         weight = sum(sums.weight for sums in found)
         if not weight > 0:
             raise UsageError(f"the summed loss weight of the evaluation is {weight}: nothing is counted")
@@ -212,6 +217,10 @@ class Trainer:
 
     # Inside.
 
+    def _require_optimizer(self) -> None:
+        if self._optimizer is None:
+            raise UsageError("this Trainer has no optimizer: Trainer(pipe, optax.adamw(...), ...)")
+
     def _own_data(self, method: str) -> Data:
         if self._data is None:
             raise UsageError(f"Trainer.{method}() needs data: Trainer(..., data=...)")
@@ -225,22 +234,22 @@ class Trainer:
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if self._checked:
             return
-        for bucket in dict.fromkeys(_buckets(plan)):
-            shapes = self._engine.examine(bucket)
+        buckets = _buckets(plan)
+        for bucket in dict.fromkeys(buckets):
+            self._engine.examine(bucket)
         if self._optimizer is not None:
             check_optimizer(self._optimizer, self._engine.params_specs(), self._engine.layers)
-        fields = load_checked(data, 0, 0, plan[-1], frozenset(plan[-1].fields))
-        check_loss_is_a_sum(self._pipe, shapes[-1].carry_out, dict(fields))
+        last = len(plan) - 1  # the one most likely to differ from the rest
+        fields = load_checked(data, 0, last, plan[last], frozenset(plan[last].fields))
+        check_loss_is_a_sum(self._pipe, self._engine.examine(buckets[last])[-1].carry_out, dict(fields))
         self._checked = True
 
     def _train(self, data: Data) -> Report:
-        if self._optimizer is None:
-            raise UsageError("this Trainer has no optimizer: Trainer(pipe, optax.adamw(...), ...)")
         began, step = perf_counter(), self.steps_done
         plan, sums = self._run("train", data, step)
         try:
             self._check_finite(sums, step)
-            norm = self._gradient_norm(sums)
+            norm = self._gradient_norm(sums, step)
         except BaseException:
             self._engine.reset_gradients()
             raise
@@ -287,22 +296,32 @@ class Trainer:
         return plan, self._engine.run(phase, step, rules, buckets, load)
 
     def _check_finite(self, sums: Sums, step: int) -> None:
-        for j, total in enumerate(sums.totals):
-            if not math.isfinite(total):
-                raise TrainingError(
-                    f"step {step}: the loss of microbatch {j} is {total}; the step is not applied. "
-                    f"Look at that microbatch's data, lower the learning rate, or set clip_norm=1.0"
-                )
+        _check_losses(sums, step, "; the step is not applied")
         if not sums.weight > 0:
             raise TrainingError(
                 f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
             )
 
-    def _gradient_norm(self, sums: Sums) -> float | None:
+    def _gradient_norm(self, sums: Sums, step: int) -> float | None:
         if self._clip_norm is None:
             return None
-        return math.sqrt(self._engine.squared_norm()) / sums.weight
+        norm = math.sqrt(self._engine.squared_norm()) / sums.weight
+        if not math.isfinite(norm):
+            raise TrainingError(
+                f"step {step}: the gradient norm is {norm} although every loss is finite; the step is not "
+                f"applied. Look for a division by zero or a root at zero in the model's backward"
+            )
+        return norm
+
+
+def _check_losses(sums: Sums, step: int, consequence: str) -> None:
+    for j, total in enumerate(sums.totals):
+        if not math.isfinite(total):
+            raise TrainingError(
+                f"step {step}: the loss of microbatch {j} is {total}{consequence}. Look at that "
+                f"microbatch's data, lower the learning rate, or set clip_norm=1.0"
+            )
 
 
 def _schedule(schedule: Schedule | str) -> Schedule:

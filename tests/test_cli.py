@@ -1,0 +1,282 @@
+"""The `rrfp-train` command: what it prints and writes, what it refuses, and how it ends."""
+
+import io
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import pytest
+
+from rrfp_jax.runtime.programs import StagePrograms
+from rrfp_jax.train.config import fields_of, load_config, override
+from rrfp_jax.train.display import Display
+from rrfp_jax.train.main import main
+from rrfp_jax.train.report import Report
+
+ROOT = Path(__file__).parent.parent
+CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
+TINY = {  # the only shape that these tests compile
+    "steps": 3,
+    "model.n_layers": 1,
+    "mesh.pp": 2,
+    "model.d_model": 8,
+    "model.n_heads": 1,
+    "model.d_ff": 8,
+    "sequence_length": 8,
+    "batch": 2,
+    "microbatches": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the text is, and where the runs go."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "text.txt").write_text("the cat sat on the mat, " * 100)
+    (folder / "short.txt").write_text("abc")
+    (folder / "empty.txt").write_text("")
+    (folder / "nothing.py").write_text("")
+    return folder
+
+
+def arguments(folder, **overrides):
+    given = {**TINY, "path": folder / "text.txt", "directory": folder / "runs", **overrides}
+    return [CONFIG, *(f"--config.{name}={value}" for name, value in given.items())]
+
+
+@pytest.fixture(autouse=True)
+def search_path_as_before(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    """A run that has ended well: its folder, and what it printed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", io.StringIO())
+        patch.setattr(sys, "path", [*sys.path])
+        assert main(arguments(folder)) == 0
+        return folder / "runs" / "quickstart", sys.stdout.getvalue()
+
+
+def metrics(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+class TestARunThatEndsWell:
+    def test_the_start_tells_versions_devices_and_stages(self, finished):
+        _, printed = finished
+        assert f"jax {jax.__version__}" in printed and "cpu:0, cpu:1" in printed
+        for row in (
+            ["stage", "layers", "device", "parameters", "weights"],
+            ["0", "0-1", "cpu:0", "2,512"],
+            ["1", "2-2", "cpu:1", "2,056"],
+        ):
+            assert any(line.split()[: len(row)] == row for line in printed.splitlines())
+
+    def test_a_plain_line_per_step_where_there_is_no_terminal(self, finished):
+        _, printed = finished
+        lines = [line for line in printed.splitlines() if line.startswith("step ")]
+        assert [line.split()[1] for line in lines] == ["0", "1", "2"]
+        assert all(word in lines[0] for word in ("loss", "tokens/s", "ms", "bubble"))
+        assert "validation" in lines[2] and "\r" not in printed and "\x1b" not in printed
+
+    def test_the_end_tells_validation_loss_bigram_loss_and_files(self, finished):
+        run, printed = finished
+        end = printed.splitlines()[-3:]
+        assert f"validation loss {metrics(run)[-1]['validation_loss']:.4f}" in end[0]
+        assert "bigram" in end[1] and str(run) in end[2]
+
+    def test_metrics(self, finished):
+        run, _ = finished
+        lines = metrics(run)
+        assert [line["step"] for line in lines] == [0, 1, 2]
+        for line in lines:
+            assert {"loss", "tokens_per_second", "step_seconds"} <= line.keys()
+            assert len(line["bubble"]) == 2 and all(0 <= share < 1 for share in line["bubble"])
+        assert ["validation_loss" in line for line in lines] == [False, False, True]
+
+    def test_config(self, finished):
+        run, _ = finished
+        config = json.loads((run / "config.json").read_text())
+        assert (config["steps"], config["mesh"]["pp"], config["model"]["d_model"]) == (3, 2, 8)
+        assert config["model"]["dtype"] == "float32"
+
+    def test_trace(self, finished):
+        run, _ = finished
+        events = json.loads((run / "trace.json").read_text())["traceEvents"]
+        complete = [event for event in events if event["ph"] == "X"]
+        assert {event["ph"] for event in events} == {"X", "M"}
+        for event in complete:
+            assert event["ts"] >= 0 and event["dur"] >= 0 and {"pid", "tid", "name"} <= event.keys()
+        tasks = [event["args"] for event in complete if event["name"] != "idle"]
+        assert all(task.keys() >= {"chunk", "bucket", "ready", "dispatched"} for task in tasks)
+        names = sorted((task["step"], task["stage"], task["kind"], task["microbatch"]) for task in tasks)
+        assert names == list(itertools.product(range(3), range(2), "BF", range(2)))
+        gaps = [event for event in complete if event["name"] == "idle"]
+        assert gaps and all(gap["args"]["awaited"][0] in "FB" for gap in gaps)
+
+
+def test_an_earlier_run_is_kept(folder, finished, capsys):
+    run, _ = finished
+    before = (run / "metrics.jsonl").read_text()
+    assert main(arguments(folder, validate_every=2)) == 0
+    assert "kept as" in capsys.readouterr().out
+    assert (run.with_name("quickstart.1") / "metrics.jsonl").read_text() == before
+    assert ["validation_loss" in line for line in metrics(run)] == [False, True, True]
+
+
+def test_a_run_that_breaks_off_says_where_and_keeps_its_files(folder, capsys):
+    assert main(arguments(folder, name="broken", steps=9, learning_rate=1e30)) == 1
+    out, err = capsys.readouterr()
+    run = folder / "runs" / "broken"
+    broken = len(metrics(run))
+    assert 0 < broken < 9 and f"after {broken} steps" in out
+    assert err.startswith(f"rrfp-train: step {broken}: ") and "nan" in err and err.count("\n") == 1
+    assert json.loads((run / "trace.json").read_text())["traceEvents"]
+
+
+def test_control_c_ends_cleanly(folder):
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    command = [sys.executable, "-m", "rrfp_jax.train.main", *arguments(folder, name="stopped", steps=10**6)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **streams) as process:
+        limit = threading.Timer(120, process.kill)
+        limit.start()
+        for line in process.stdout:
+            if line.startswith("step     3"):
+                process.send_signal(signal.SIGINT)
+                break
+        out, err = process.communicate()
+        limit.cancel()
+    assert process.returncode == 130 and "Traceback" not in err
+    (steps,) = [int(line.split()[2]) for line in out.splitlines() if line.startswith("interrupted after")]
+    run = folder / "runs" / "stopped"
+    assert len(metrics(run)) in (steps - 1, steps)  # it may have come between the update and the line
+    assert json.loads((run / "trace.json").read_text())["traceEvents"]
+    assert json.loads((run / "config.json").read_text())["steps"] == 10**6
+
+
+def test_control_c_while_compiling_says_so_and_writes_nothing(folder, capsys, monkeypatch):
+    def pressed(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StagePrograms, "compile", pressed)
+    assert main(arguments(folder, name="never")) == 130
+    assert "interrupted" in "".join(capsys.readouterr())
+    assert not (folder / "runs" / "never").exists()
+
+
+class TestRefusals:
+    @pytest.fixture(autouse=True)
+    def nothing_compiles(self, monkeypatch):
+        monkeypatch.setattr(StagePrograms, "compile", lambda *args: pytest.fail("compiled before refusing"))
+
+    @staticmethod
+    def refuses(capsys, argv, *said):
+        status = main(argv)
+        out, err = capsys.readouterr()
+        assert status == 2 and out == ""
+        assert err.startswith("rrfp-train: ") and err.count("\n") == 1
+        for text in said:
+            assert text in err
+
+    @pytest.mark.parametrize(
+        ("overrides", "said"),
+        [
+            ({"step": 3}, ["--config.step=3", "no such flag", "--config.steps"]),
+            ({"mesh.ppp": 2}, ["--config.mesh.ppp=2", "no such flag", "--config.mesh.pp"]),
+            ({"zzzzz": 2}, ["--config.zzzzz=2", "no such flag", "known: ", "learning_rate"]),
+            ({"steps": "many"}, ["--config.steps=many", "int"]),
+            ({"clip_norm": "big"}, ["--config.clip_norm=big", "float"]),
+            ({"mesh.share_devices": "maybe"}, ["--config.mesh.share_devices=maybe", "boolean"]),
+            ({"schedule": "zb"}, ["schedule='zb'", "no such schedule or hint", "1f1b, bf, gpipe"]),
+            ({"steps": 0}, ["steps=0", "at least one"]),
+            ({"mesh.pp": 0}, ["pp=0", "at least one stage"]),
+            ({"mesh.pp": 4}, ["4 stages for 3 layers", "at most 3"]),
+            ({"mesh.pp": 9}, ["pp=9", "9 devices", "has 4", "share_devices"]),
+            ({"split": "(1,1)"}, ["split=[1, 1]", "2 positive numbers", "add up to 3"]),
+            ({"max_in_flight": 0}, ["max_in_flight=0", "one microbatch"]),
+            ({"microbatches": 0}, ["microbatches=0", "multiple"]),
+            ({"batch": 3}, ["batch=3", "microbatches=2", "make batch a multiple of microbatches"]),
+            ({"validate_every": -1}, ["validate_every=-1", "0 for the end"]),
+            ({"name": "a/b"}, ["name='a/b'", "plain file name"]),
+            ({"model.d_model": 9}, ["d_model=9", "make d_model a multiple of 2"]),
+            ({"model.dtype": "int32"}, ["dtype=int32", "give float32 or bfloat16"]),
+        ],
+        ids=str,
+    )
+    def test_a_field(self, folder, capsys, overrides, said):
+        before = sorted(folder.glob("runs/*"))
+        self.refuses(capsys, arguments(folder, **overrides), *said)
+        assert sorted(folder.glob("runs/*")) == before
+
+    @pytest.mark.parametrize(
+        ("file", "said"),
+        [
+            ("nosuch.txt", ["no such file", "give a path"]),
+            ("empty.txt", ["no byte", "give files with text"]),
+            ("short.txt", ["3 bytes", "sequence_length=8", "give more text"]),
+        ],
+    )
+    def test_data(self, folder, capsys, file, said):
+        self.refuses(capsys, arguments(folder, path=folder / file), file, *said)
+
+    def test_a_config_file(self, folder, capsys):
+        self.refuses(capsys, [], "no --config", "--config=")
+        self.refuses(capsys, [CONFIG, CONFIG], "--config")
+        self.refuses(capsys, ["--config=nosuch.py"], "--config=nosuch.py", "no such file", "get_config()")
+        self.refuses(capsys, [f"--config={folder}/nothing.py"], "nothing.py", "no function get_config()")
+
+    def test_other_arguments(self, folder, capsys):
+        self.refuses(capsys, [CONFIG, "stray"], "stray")
+        self.refuses(capsys, [CONFIG, "--steps=3"], "--steps=3", "did you mean --config.steps?")
+
+
+def test_help_lists_the_fields_of_the_run(capsys):
+    assert main([CONFIG, "--help"]) == 0
+    out, err = capsys.readouterr()
+    config = load_config(CONFIG.removeprefix("--config="))
+    listed = [line.split("=")[0].strip() for line in out.splitlines() if line.startswith("  --config.")]
+    assert listed == [f"--config.{name}" for name, _ in fields_of(config)]
+    assert {"--config.steps", "--config.mesh.pp", "--config.model.d_model"} <= set(listed)
+    assert err == "" and main(["--help"]) == 0
+
+
+def test_overrides_of_every_type(folder):
+    config = load_config(CONFIG.removeprefix("--config="))
+    given = ["split=(4,6)", "max_in_flight=3", "clip_norm=none", "mesh.share_devices=true", "path=a=b"]
+    made = override(config, [f"--config.{text}" for text in [*given, "mesh.pp=2", "model.dtype=bfloat16"]])
+    assert (made.split, made.max_in_flight, made.clip_norm, made.path) == ((4, 6), 3, None, "a=b")
+    assert made.mesh == type(made.mesh)(pp=2, share_devices=True)
+    assert made.model.dtype == "bfloat16" and made.steps == config.steps
+
+
+def test_a_live_bar_on_a_terminal(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    times = {"step_seconds": 0.01, "wall_seconds": 0.02, "bubble": [0.25, 0.5]}
+    report = Report(
+        step=1, loss=1.25, weight=50.0, metrics={}, gradient_norm=None, plan="", trace=None, **times
+    )
+    with Display(3) as display:
+        display.show(report, None)
+    shown = terminal.getvalue()
+    assert "2/3" in shown and "loss 1.2500" in shown and "2,500 tokens/s" in shown
+    assert "1  loss" not in shown  # the step's number is there already
+    assert shown.endswith("\x1b[?25h")  # the cursor is back

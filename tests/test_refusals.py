@@ -1,0 +1,426 @@
+"""What cannot work is refused before anything is compiled, with value, cause and remedy.
+
+And what breaks in a step is survived.
+"""
+
+import threading
+from contextlib import contextmanager
+from functools import partial
+
+import flax.linen as linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import rrfp_jax as rrfp
+from rrfp_jax.runtime.programs import EvaluationProgram, StagePrograms, UpdatePrograms
+from rrfp_jax.runtime.transport import LocalTransport
+from tests import toy
+
+BATCH = [
+    {name: array.astype(np.float32 if name == "mask" else np.int32) for name, array in mb.items()}
+    for mb in toy.microbatches(3)
+]
+
+
+@contextmanager
+def refused(*said, error=rrfp.UsageError):
+    with pytest.raises(error) as caught:
+        yield
+    message = str(caught.value)
+    for text in said:
+        assert text in message
+    assert "\n" not in message
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch):
+    for programs in (StagePrograms, EvaluationProgram, UpdatePrograms):
+        monkeypatch.setattr(programs, "compile", lambda *args: pytest.fail("compiled before refusing"))
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    """One for all tests that need compiled programs."""
+    trainer = toy.trainer(2, data=BATCH)
+    trainer.start()
+    return trainer
+
+
+def make(stages=2, **kwargs):
+    return toy.trainer(stages, **{"data": BATCH, **kwargs})
+
+
+def without(name):
+    return [{k: v for k, v in mb.items() if k != name} for mb in BATCH]
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"stages": 0}, ["pp=0", "at least one stage"]),
+            ({"stages": 5}, ["pp=5", "needs 5 devices", "has 4 (cpu)", "share_devices=True"]),
+            ({"split": (3, 3)}, ["split=[3, 3]", "2 positive numbers", "add up to 8"]),
+            ({"split": (8, 0)}, ["split=[8, 0]", "2 positive numbers", "add up to 8"]),
+            ({"split": (2, 2, 4)}, ["split=[2, 2, 4]", "2 positive numbers"]),
+            ({"schedule": "zb"}, ["schedule='zb'", "no such schedule", "1f1b, bf, gpipe"]),
+            ({"schedule": rrfp.schedules.BF}, ["schedule=", "BF()"]),
+            ({"max_in_flight": 0}, ["max_in_flight=0", "one microbatch"]),
+            ({"spare_gradients": -1}, ["spare_gradients=-1", "negative"]),
+            ({"accumulation": "sum"}, ["accumulation='sum'", "'index' or 'arrival'"]),
+            ({"clip_norm": 0.0}, ["clip_norm=0.0", "above 0", "leave it out"]),
+            ({"seed": -1}, ["seed=-1", "from 0 to"]),
+        ],
+        ids=str,
+    )
+    def test_a_setting(self, settings, said):
+        with refused(*said):
+            make(**settings)
+
+    def test_more_stages_than_layers(self):
+        pipe = rrfp.Pipeline(toy.layers()[::2], toy.loss)
+        with refused("3 stages for 2 layers", "each stage needs at least one", "at most 2"):
+            make(3, pipe=pipe)
+
+    def test_stages_may_share_devices(self):
+        rrfp.Trainer(toy.pipeline(), optax.sgd(0.1), data=BATCH, mesh=rrfp.Mesh(pp=5, share_devices=True))
+
+    def test_training_without_optimizer_or_data(self):
+        with refused("no optimizer", "Trainer(pipe, optax."):
+            make(optimizer=None).step(BATCH)
+        with refused("no optimizer", "Trainer(pipe, optax."):
+            next(make(optimizer=None).steps(1))
+        with refused("steps() needs data", "data="):
+            next(make(data=None).steps(1))
+
+    def test_no_steps_of_evaluation(self):
+        with refused("steps=0", "at least one"):
+            make().evaluate(BATCH, steps=0)
+
+
+class Normed(linen.Module):
+    @linen.compact
+    def __call__(self, carry, mb):
+        return linen.BatchNorm(use_running_average=False)(carry)
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+class TestLayers:
+    @pytest.mark.parametrize(
+        ("build", "said"),
+        [
+            (lambda: rrfp.layer(3), ["layer(int)", "got 3", "f(carry, mb)"]),
+            (lambda: rrfp.layer(dict), ["layer(dict)", "f(carry, mb)"]),
+            (lambda: rrfp.layer(toy.embed, 3), ["layer(embed)", "arguments", "functools.partial"]),
+            (lambda: rrfp.layer(toy.embed, 3, init=toy.embed_init), ["layer(embed)", "functools.partial"]),
+            (lambda: rrfp.layer(toy.embed, repeat=0), ["layer(embed, repeat=0)", "at least once"]),
+            (
+                lambda: rrfp.layer(nnx.Linear(2, 2, rngs=nnx.Rngs(0))),
+                ["layer(Linear)", "already built", "pass its class and arguments"],
+            ),
+            (lambda: rrfp.Pipeline([], toy.loss), ["no layers", "at least one rrfp.layer(...)"]),
+            (lambda: rrfp.Pipeline([toy.embed], toy.loss), ["embed", "not a layer", "rrfp.layer(...)"]),
+            (lambda: rrfp.Pipeline(toy.layers()[0], toy.loss), ["embed", "list of layers"]),
+        ],
+        ids=lambda value: value[0] if isinstance(value, list) else "",
+    )
+    def test_no_layer(self, build, said):
+        with refused(*said):
+            build()
+
+    def test_carries_that_do_not_fit_name_both_layers(self):
+        embed, block, head = toy.layers()
+        with refused("layer 2 (block)", "layer 1 (head)", "float32[2, 8, 13]", "'x'"):
+            make(pipe=rrfp.Pipeline([embed, head, block], toy.loss))
+        with refused("layer 0 (block)", "the first layer gets, None"):
+            make(pipe=rrfp.Pipeline([block, head], toy.loss))
+        with refused("the loss", "layer 1 (block)", "{'positions': int32[8], 'x': float32[2, 8, 16]}"):
+            make(pipe=rrfp.Pipeline([embed, rrfp.layer(toy.block, init=toy.block_init)], toy.loss))
+
+    def test_a_field_that_microbatches_lack(self):
+        with refused("layer 0 (embed)", "mb['tokens']", "labels, mask"):
+            make(data=without("tokens"))
+        with refused("the loss", "mb['mask']", "labels, tokens"):
+            make(data=without("mask"))
+
+    @pytest.mark.parametrize(
+        ("module", "names"),
+        [
+            (lambda rngs: nnx.BatchNorm(toy.WIDTH, rngs=rngs), ["mean, var"]),
+            (lambda rngs: nnx.Dropout(0.5, rngs=rngs), ["rngs.count, rngs.key"]),
+            (Normed, ["batch_stats"]),
+        ],
+        ids=["nnx.BatchNorm", "nnx.Dropout", "linen.BatchNorm"],
+    )
+    def test_state_that_is_no_parameter(self, module, names):
+        first = rrfp.layer(lambda carry, mb: jnp.zeros((2, toy.WIDTH)))
+        pipe = rrfp.Pipeline([first, rrfp.layer(module)], toy.loss)
+        with refused("state that is no parameter", *names, "mb.key", "LayerNorm"):
+            make(pipe=pipe)
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+class TestLoss:
+    @pytest.mark.parametrize(
+        ("loss", "said"),
+        [
+            (lambda c, mb: c.sum(), ["rrfp.Loss(sum, weight=count)"]),
+            (toy.sums, ["tuple", "rrfp.Loss(sum, weight=count)"]),
+            (lambda c, mb: rrfp.Loss(c.sum(-1)), ["total", "(2, 8)", ".sum()"]),
+            (lambda c, mb: rrfp.Loss(c.sum(), weight=mb["mask"]), ["weight", "(2, 8)", ".sum()"]),
+            (lambda c, mb: rrfp.Loss(c.sum(), metrics={"hits": c}), ["hits", "(2, 8, 13)", ".sum()"]),
+        ],
+        ids=["number", "tuple", "total", "weight", "metric"],
+    )
+    def test_no_scalar_sums(self, loss, said):
+        with refused(*said):
+            make(pipe=toy.pipeline(loss))
+
+    @pytest.mark.parametrize(
+        ("loss", "name"),
+        [
+            (lambda c, mb: rrfp.Loss((c**2).mean(), weight=mb["mask"].sum()), "Loss.total"),
+            (lambda c, mb: rrfp.Loss((c**2).sum(), weight=mb["mask"].mean()), "Loss.weight"),
+            (lambda c, mb: rrfp.Loss((c**2).sum(), weight=1.0), "Loss.weight"),
+        ],
+        ids=["total", "weight", "weight of 1"],
+    )
+    def test_means(self, loss, name):
+        with refused("not a sum", name, "Return sums", "additive=False"):
+            make(pipe=toy.pipeline(loss))
+        make(pipe=toy.pipeline(loss, additive=False))
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("a_scalar", np.float32(1)), ("z_classes", np.ones(toy.VOCABULARY)), ("z_rows", np.arange(2))],
+    )
+    def test_sums_are_accepted_whatever_other_fields_there_are(self, name, value):
+        make(data=[{**mb, name: value} for mb in BATCH])
+
+    def test_sums_in_bfloat16_are_accepted(self):
+        def loss(carry, mb):
+            return rrfp.Loss((carry.astype(jnp.bfloat16) ** 2).sum(), weight=mb["mask"].sum())
+
+        make(pipe=toy.pipeline(loss))
+
+    def test_sums_of_microbatches_of_several_shapes_are_accepted(self):
+        make(data=[BATCH[0], *toy.microbatches(1, length=4), BATCH[1]])
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+class TestOptimizers:
+    @pytest.mark.parametrize(
+        "optimizer",
+        [
+            optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),
+            optax.apply_if_finite(optax.sgd(1e-3), 3),
+            optax.stateless(lambda g, p: jax.tree.map(lambda leaf: leaf * optax.tree.norm(p), g)),
+        ],
+        ids=["clip_by_global_norm", "apply_if_finite", "by-the-norm-of-all-parameters"],
+    )
+    def test_one_that_couples_stages(self, optimizer):
+        with refused("the update of 0.table", "of 4.bias", "another stage", "clip_norm="):
+            make(2, optimizer=optimizer)
+        make(1, optimizer=optimizer)
+
+    @pytest.mark.parametrize(
+        "optimizer",
+        [
+            optax.adamw(1e-3, mask=partial(jax.tree.map, lambda leaf: leaf.ndim > 1)),
+            optax.sgd(1e-3, momentum=0.9),
+            optax.adafactor(1e-3),
+            optax.lion(1e-3),
+            optax.chain(optax.clip(1.0), optax.adam(optax.cosine_decay_schedule(1e-3, 10))),
+            optax.MultiSteps(optax.adam(1e-3), 2),
+        ],
+        ids=["adamw-mask", "sgd", "adafactor", "lion", "schedule", "MultiSteps"],
+    )
+    def test_one_that_does_not_is_accepted(self, optimizer):
+        make(2, optimizer=optimizer)
+
+    @pytest.mark.parametrize(
+        "build",
+        [
+            lambda specs: optax.adamw(1e-3, mask=jax.tree.map(lambda leaf: leaf.ndim > 1, specs)),
+            lambda specs: optax.lbfgs(1e-3),
+            lambda specs: optax.adamw,
+            lambda specs: 1e-3,
+        ],
+        ids=["mask-of-the-whole-model", "lbfgs", "not-called", "number"],
+    )
+    def test_one_that_cannot_run_on_a_stage(self, build):
+        specs = make()._engine.params_specs()
+        with refused("optimizer"):
+            make(optimizer=build(specs))
+
+
+class Planned:
+    """BATCH as an object with `plan` and `load`; from a step on, what it loads is changed."""
+
+    def __init__(self, change=dict, step=0):
+        self.change, self.step = change, step
+
+    def plan(self, step):
+        specs = [{k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in mb.items()} for mb in BATCH]
+        return [rrfp.Microbatch(spec, source=(step, j)) for j, spec in enumerate(specs)]
+
+    def load(self, microbatch, fields):
+        step, j = microbatch.source
+        arrays = {name: BATCH[j][name] for name in fields}
+        return self.change(arrays) if step >= self.step else arrays
+
+
+BROKEN_LOADS = [
+    (lambda arrays: {k: v for k, v in arrays.items() if k != "labels"}, ["'labels'", "not loaded"]),
+    (lambda arrays: {k: v[:, :7] for k, v in arrays.items()}, ["[2, 7]", "planned as", "[2, 8]"]),
+    (lambda arrays: {k: v.astype(np.int16) for k, v in arrays.items()}, ["int16[2, 8]", "planned as"]),
+]
+
+
+class TestData:
+    @pytest.mark.usefixtures("nothing_compiles")
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            ([], ["0 microbatches", "at least one"]),
+            (lambda step: [], ["step 0", "0 microbatches", "at least one"]),
+            (3, ["data=", "plan(step)", "list of microbatches"]),
+            (BATCH[0], ["data=", "list of microbatches"]),
+            ([np.zeros(3)], ["dict of arrays"]),
+            ([{}], ["dict of arrays", "at least one field"]),
+            ([{"tokens": [["a"]]}], ["'tokens'", "<U1", "numbers"]),
+            ([{"tokens": [[1], [1, 2]]}], ["'tokens'", "ragged"]),
+        ],
+        ids=["empty", "empty-step", "number", "dict", "array", "no-field", "text", "ragged"],
+    )
+    def test_no_microbatches(self, data, said):
+        with refused(*said):
+            make(data=data)
+
+    @pytest.mark.usefixtures("nothing_compiles")
+    @pytest.mark.parametrize("method", ["step", "value_and_grad", "evaluate"])
+    @pytest.mark.parametrize("given", [[], [np.zeros(3)], BATCH[0]], ids=["none", "array", "dict"])
+    def test_no_microbatches_given_to_a_method(self, method, given):
+        with refused("microbatch"):
+            getattr(make(data=None), method)(given)
+
+    @pytest.mark.usefixtures("nothing_compiles")
+    @pytest.mark.parametrize(("change", "said"), BROKEN_LOADS, ids=["missing", "shape", "dtype"])
+    def test_a_load_that_does_not_keep_to_the_plan(self, change, said):
+        with refused("step 0, microbatch 2", *said):
+            make(data=Planned(change))
+
+    @pytest.mark.parametrize(("change", "said"), BROKEN_LOADS, ids=["missing", "shape", "dtype"])
+    def test_a_later_load_that_does_not(self, trainer, change, said):
+        before = copied(trainer)
+        trainer._data = Planned(change, step=trainer.steps_done)
+        with refused(f"step {trainer.steps_done}, microbatch 0", *said):
+            next(trainer.steps(1))
+        assert same(trainer, before)
+        trainer._data = Planned()
+        next(trainer.steps(1))
+        assert not same(trainer, before)
+
+    def test_a_plan_of_specs_is_as_good_as_arrays(self, trainer):
+        assert trainer.evaluate(Planned()) == trainer.evaluate(BATCH)
+
+
+def copied(trainer):
+    return jax.device_get((trainer.params, [stage.optimizer_state for stage in trainer._engine.stages]))
+
+
+def same(trainer, before):
+    return all(map(np.array_equal, jax.tree.leaves(copied(trainer)), jax.tree.leaves(before)))
+
+
+def spoilt(value, j):
+    mask = BATCH[j]["mask"].copy()
+    mask[0, 0] = value
+    return [*BATCH[:j], {**BATCH[j], "mask": mask}, *BATCH[j + 1 :]]
+
+
+class TestLossesThatAreNotFinite:
+    @pytest.mark.parametrize(("value", "name"), [(np.nan, "nan"), (np.inf, "inf")])
+    def test_step_and_microbatch_are_named_and_training_goes_on(self, trainer, value, name):
+        before, step = copied(trainer), trainer.steps_done
+        for method in (trainer.value_and_grad, trainer.step):
+            with refused(f"step {step}", f"microbatch 1 is {name}", "not applied", error=rrfp.TrainingError):
+                method(spoilt(value, 1))
+        assert same(trainer, before) and trainer.steps_done == step
+        assert trains_as_if_nothing_had_happened(trainer)
+        assert np.isfinite(trainer.step(BATCH).loss)
+
+    def test_evaluation_names_them_too(self, trainer):
+        with refused("step 1", "microbatch 2 is nan", error=rrfp.TrainingError):
+            trainer.evaluate(lambda step: spoilt(np.nan, 2) if step else BATCH, steps=2)
+
+    def test_no_weight(self, trainer):
+        before = copied(trainer)
+        batch = [{**mb, "mask": 0 * mb["mask"]} for mb in BATCH]
+        with refused("loss weight is 0", "masked", "weight=", error=rrfp.TrainingError):
+            trainer.step(batch)
+        assert same(trainer, before)
+
+    def test_a_gradient_norm_that_is_not_finite_is_not_applied(self):
+        def root(params, carry, mb):  # 0 at w = 1, with an infinite slope
+            return jnp.sqrt((params["w"] - 1) * mb["x"])
+
+        def loss(carry, mb):
+            return rrfp.Loss(carry.sum(), weight=carry.shape[0])
+
+        pipe = rrfp.Pipeline([rrfp.layer(root, init=lambda key: {"w": jnp.ones(())})], loss)
+        batch = [{"x": np.ones(2, np.float32)}]
+        trainer = toy.trainer(1, pipe=pipe, optimizer=optax.sgd(0.1), clip_norm=1.0, data=batch)
+        with refused("step 0", "gradient norm", "not applied", error=rrfp.TrainingError):
+            trainer.step(batch)
+        assert float(trainer.params["0"]["w"]) == 1
+
+
+class Losing(LocalTransport):
+    """Delivers everything but what belongs to microbatch 2."""
+
+    def pull(self, key, device):
+        if key.task.microbatch != 2:
+            super().pull(key, device)
+
+
+def trains_as_if_nothing_had_happened(trainer):
+    batch = toy.microbatches(3, seed=1)
+    _, expected = toy.reference(trainer.params, batch)
+    return toy.worst_leaf(trainer.value_and_grad(batch)[1], expected) <= 1e-5
+
+
+class TestStepsThatAreBrokenOff:
+    @pytest.mark.parametrize("schedule", ["bf", "1f1b"])
+    def test_a_stall_names_what_was_awaited(self, trainer, schedule, monkeypatch):
+        driver, threads, before = trainer._engine.driver, threading.active_count(), copied(trainer)
+        step = trainer.steps_done
+        monkeypatch.setattr(trainer, "schedule", rrfp.schedules.by_name(schedule))
+        with monkeypatch.context() as lossy:
+            lossy.setattr(driver, "transport", Losing())
+            lossy.setattr(driver, "_stall_seconds", 1.0)
+            said = [f"step {step}", "nothing moved", "stage 1 waits for", "F2"]
+            with refused(*said, error=rrfp.TrainingError):
+                trainer.step(BATCH)
+        assert threading.active_count() == threads and same(trainer, before)
+        assert trains_as_if_nothing_had_happened(trainer)
+        assert trainer.step(BATCH).step == step
+
+    def test_an_interrupt_leaves_nothing_behind(self, trainer, monkeypatch):
+        produced, threads, before = LocalTransport.produced, threading.active_count(), copied(trainer)
+
+        def interrupted(self, key):
+            produced(self, key)
+            if key.task.microbatch == 1:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(LocalTransport, "produced", interrupted)
+            trainer.step(BATCH)
+        assert threading.active_count() == threads and same(trainer, before)
+        assert trains_as_if_nothing_had_happened(trainer)
