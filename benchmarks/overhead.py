@@ -4,7 +4,9 @@
 
 Part 1: an empty pipeline (tiny compute), 4 stages on 4 devices of this process; the time between two
 dispatches in which the driver works is split into scheduling (the core), dispatch (calling programs) and
-transfer (offer, pull, poll); `all` adds the driver's own loop. Sleeping is not counted.
+transfer (offer, pull, poll); `all` adds the driver's own loop. Sleeping is not counted. `bare` is what
+the same programs cost per task when a plain loop calls them, stage after stage, with nothing around them: the
+part that is JAX's and this machine's.
 Part 2: the tax: a one-stage pipeline against two hand-written jitted loops over the same microbatches, a
 fused `value_and_grad` and forward and backward apart, in turns, as the median of ratios to the faster one.
 """
@@ -117,7 +119,33 @@ def host_cost(leaves: int, microbatches: int) -> dict[str, dict[str, float]]:
         _Step._dispatch = dispatch  # type: ignore[method-assign]
         for restore in undo:
             restore()
-    return {name: median_and_p99(seconds) for name, seconds in watch.samples.items()}
+    return {
+        name: median_and_p99(seconds) for name, seconds in (watch.samples | {"bare": bare(trainer)}).items()
+    }
+
+
+def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
+    """Seconds per task of calling forward, backward and accumulate of every stage in turn, in a plain loop."""
+    engine = trainer._engine
+    (compiled,) = engine._compiled.values()
+    calls = []
+    for stage, programs in zip(engine.stages, compiled.train, strict=True):
+        assert programs.forward is not None and programs.backward is not None
+        for call, program in ((programs.forward, "forward"), (programs.backward, "backward")):
+            specs = getattr(programs.traced, program).specs
+            zeros = [jax.device_put(np.zeros(s.shape, s.dtype), stage.device) for s in specs]
+            calls.append((call, zeros))
+    gradients = [[jnp.zeros_like(leaf) for leaf in stage.leaves] for stage in engine.stages]
+    samples = []
+    for _ in range(rounds):
+        for s, stage in enumerate(engine.stages):
+            began = perf_counter()
+            for call, arguments in calls[2 * s : 2 * s + 2]:
+                call(*arguments)
+            stage.add(gradients[s])
+            samples.append((perf_counter() - began) / 2)
+    engine.reset_gradients()
+    return samples
 
 
 class Tax:

@@ -13,6 +13,9 @@ class Arrived(NamedTuple):
 
     task: Task
 
+    def __str__(self) -> str:
+        return f"arrived {self.task}"
+
 
 class Room(NamedTuple):
     """The device can take one more task now. Not kept: unused room is offered again by the driver."""
@@ -42,4 +45,4 @@ class IllegalEvent(RuntimeError):
 
     def __init__(self, stage: int, event: Event, expected: str, history: Iterable[object]) -> None:
         recent = ", ".join(str(item) for item in history) or "nothing yet"
-        super().__init__(f"stage {stage}: {event} is illegal: expected {expected}; recently: {recent}")
+        super().__init__(f"stage {stage}: '{event}' is illegal: expected {expected}; recently: {recent}")

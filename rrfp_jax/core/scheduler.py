@@ -165,7 +165,7 @@ class StageScheduler:
         expected = self._excluded(task)
         if expected is not None:
             raise IllegalEvent(self.stage, event, expected, self._history)
-        self._history.append(f"arrived {task}")
+        self._history.append(event)
         self._arrived.add(task)
         self._ready[task.kind].add(task)
 

@@ -80,6 +80,7 @@ class _Step:
         self._schedulers = [StageScheduler(part.stage.index, rules) for part in parts]
         self._began = perf_counter()
         self._ready: list[dict[Task, float]] = [{} for _ in parts]  # when each stage's tasks became ready
+        self._idle = [False] * len(parts)  # had nothing to run when last asked, and nothing came since
         self._records: list[TaskRecord] = []
         per_stage = rules.microbatches * rules.placement.chunks * (1 if rules.forward_only else 2)
         self._total = per_stage * len(parts)
@@ -126,6 +127,7 @@ class _Step:
             self._parts[key.stage].receive(key.task, arrays)
             self._schedulers[key.stage].handle(Arrived(key.task))
             self._ready[key.stage][key.task] = perf_counter()
+            self._idle[key.stage] = False
         return moved
 
     def _fill(self) -> bool:
@@ -138,10 +140,13 @@ class _Step:
 
     def _dispatch_one(self, queue: DeviceQueue, stages: Sequence[int], now: float) -> bool:
         for stage in stages:
+            if self._idle[stage]:
+                continue
             instructions = self._schedulers[stage].handle(ROOM)
             if instructions:
                 self._dispatch(queue, stage, instructions, now)
                 return True
+            self._idle[stage] = True
         return False
 
     def _dispatch(

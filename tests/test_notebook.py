@@ -1,0 +1,147 @@
+"""The notebook, run by Jupyter as a user would run it, then interrupted and run again."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import jax
+import nbformat
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+
+REPOSITORY = Path(__file__).parent.parent
+NOTEBOOK = REPOSITORY / "notebooks" / "quickstart.ipynb"
+LIMIT_SECONDS = 300
+"""For everything together; it takes about a minute on two free cores."""
+
+RESOURCES = """
+import gc, json, os, threading, psutil
+gc.collect()
+process = psutil.Process()
+print(json.dumps({
+    "threads": sorted(thread.name for thread in threading.enumerate()),
+    "os threads": process.num_threads(),
+    "files": process.num_fds(),
+    "sockets": len(process.net_connections("all")),
+}))
+"""
+
+
+class Kernel:
+    """The notebook's kernel: `run` runs code in it, `interrupt_after` prints sends a KeyboardInterrupt."""
+
+    def __init__(self, manager, deadline):
+        self.manager, self.deadline = manager, deadline
+        self.client = manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def run(self, code, interrupt_after=None):
+        """What the code printed, and the name of the error that ended it or None."""
+        printed = []
+
+        def listen(message):
+            if message["msg_type"] == "stream":
+                printed.append(message["content"]["text"])
+                if len(printed) == interrupt_after:
+                    self.manager.interrupt_kernel()
+
+        left = self.deadline - time.monotonic()
+        reply = self.client.execute_interactive(code, timeout=left, output_hook=listen)["content"]
+        print(*reply.get("traceback", []), sep="\n")  # pytest shows it if the test fails
+        return "".join(printed), reply.get("ename")
+
+    def resources(self):
+        printed, error = self.run(RESOURCES)
+        assert error is None, printed
+        return json.loads(printed)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """The notebook with its outputs, and its kernel."""
+    folder = tmp_path_factory.mktemp("notebook")
+    deadline = time.monotonic() + LIMIT_SECONDS
+    # With no folder to look for kernels in, `python3` is the running interpreter.
+    manager = KernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,  # see conftest.py
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    client = NotebookClient(
+        nbformat.read(NOTEBOOK, as_version=4),
+        km=manager,
+        timeout_func=lambda cell: max(1, int(deadline - time.monotonic())),
+        resources={"metadata": {"path": str(folder)}},
+    )
+    try:
+        notebook = client.execute(cleanup_kc=False, env=environment)
+        kernel = Kernel(manager, deadline)
+        yield {cell.id: cell for cell in notebook.cells}, kernel, folder
+        kernel.client.stop_channels()
+    finally:
+        if manager.has_kernel:
+            manager.shutdown_kernel(now=True)
+
+
+def results(cell, kind):
+    """The outputs of a cell of one MIME type."""
+    return [output["data"][kind] for output in cell.outputs if kind in output.get("data", {})]
+
+
+def test_is_stored_without_outputs():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert cell.metadata == {}
+        assert cell.cell_type == "markdown" or (cell.outputs, cell.execution_count) == ([], None)
+
+
+def test_runs_in_this_interpreter(executed):
+    _, kernel, _ = executed
+    assert kernel.run("import sys; print(sys.executable)")[0].strip() == sys.executable
+
+
+@pytest.mark.parametrize("cell", ["timeline", "train-bf"])
+def test_draws_a_timeline(executed, cell):
+    (picture,) = results(executed[0][cell], "image/svg+xml")
+    assert picture.startswith("<svg")
+    assert all(text in picture for text in ("stage 3", "F7 on stage 0", "B7 on stage 3"))
+
+
+def test_learns(executed):
+    losses, _ = executed[1].run("print([report.loss for report in reports])")
+    losses = json.loads(losses)
+    assert losses[0] > 3
+    assert losses[-1] < 0.2
+
+
+def test_shows_that_it_is_right(executed):
+    cells, _, folder = executed
+    assert results(cells["equal"], "text/plain") == ["True"]
+    assert results(cells["check"], "text/plain") == ["True"]
+    assert json.loads((folder / "runs" / "quickstart-trace.json").read_text())["traceEvents"]
+
+
+def test_interrupted_and_run_again_leaves_nothing_behind(executed):
+    cells, kernel, _ = executed
+    train = cells["train"].source
+    assert kernel.run(train)[1] is None
+    before = kernel.resources()
+    assert kernel.run(train, interrupt_after=2)[1] == "KeyboardInterrupt"
+    assert kernel.run(train)[1] is None
+    for _ in range(15):
+        assert kernel.run("for report in trainer.steps(500): print(report)", 1)[1] == "KeyboardInterrupt"
+    assert kernel.run("print(len(list(trainer.steps(2))))") == ("2\n", None)
+    after = kernel.resources()
+    assert after["threads"] == before["threads"]
+    assert all(after[name] <= before[name] for name in ("os threads", "files", "sockets")), (before, after)

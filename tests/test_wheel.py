@@ -1,0 +1,92 @@
+"""The wheel: what is in it, and what a user can do with nothing but it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+SCRIPTS = REPOSITORY / "tests" / "scripts"
+NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+LIMIT_SECONDS = 120
+
+
+def run(*command, folder):
+    """What the command printed; it runs in `folder` and knows nothing of this checkout."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env={**environment, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy, since setuptools puts whatever lies in an old `build` folder into the wheel."""
+    source, folder = tmp_path_factory.mktemp("source") / "rrfp", tmp_path_factory.mktemp("wheel")
+    shutil.copytree(REPOSITORY, source, ignore=NOT_COPIED)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source, folder=folder)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory):
+    """The folder of the commands of a new environment with the wheel in it and nothing else.
+
+    The packages that the wheel depends on are not downloaded again: a .pth file lends them from the running
+    environment. Such a file brings in no editable installation, so `rrfp_jax` can only be the wheel's.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, folder=folder)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--disable-pip-version-check")
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, folder=folder)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    installed = {path.name for path in site_packages.iterdir()}
+    assert installed == {"rrfp_jax", f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"}
+    lent = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
+    (site_packages / "lent.pth").write_text("\n".join(lent))
+    return folder / "bin"
+
+
+def test_holds_the_package_and_its_command_only(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (commands,) = (name for name in names if name.endswith("/entry_points.txt"))
+        assert (
+            archive.read(commands).split()
+            == b"[console_scripts] rrfp-train = rrfp_jax.train.main:run".split()
+        )
+    distribution = "-".join(wheel.name.split("-")[:2])
+    assert {name.split("/")[0] for name in names} == {"rrfp_jax", f"{distribution}.dist-info"}
+    sources = {path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob("rrfp_jax/**/*.py")}
+    assert {name for name in names if name.startswith("rrfp_jax/")} == {*sources, "rrfp_jax/py.typed"}
+
+
+@pytest.mark.parametrize("name", ["nnx_script.py", "linen_script.py"])
+def test_trains_from_an_empty_folder(environment, tmp_path, name):
+    script = shutil.copy(SCRIPTS / name, tmp_path)
+    assert len(Path(script).read_text(encoding="utf-8").splitlines()) <= 40
+    run(environment / "python", script, folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_is_used_from_the_new_environment(environment, tmp_path):
+    where = "from importlib.util import find_spec; print(find_spec('rrfp_jax').origin)"
+    assert run(environment / "python", "-c", where, folder=tmp_path).startswith(str(environment.parent))
+
+
+def test_has_a_command(environment, tmp_path):
+    assert "usage: rrfp-train --config=FILE.py" in run(environment / "rrfp-train", "--help", folder=tmp_path)
