@@ -119,9 +119,8 @@ def host_cost(leaves: int, microbatches: int) -> dict[str, dict[str, float]]:
         _Step._dispatch = dispatch  # type: ignore[method-assign]
         for restore in undo:
             restore()
-    return {
-        name: median_and_p99(seconds) for name, seconds in (watch.samples | {"bare": bare(trainer)}).items()
-    }
+    samples = watch.samples | {"bare": bare(trainer)}
+    return {name: median_and_p99(seconds) for name, seconds in samples.items()}
 
 
 def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
