@@ -124,7 +124,7 @@ def host_cost(leaves: int, microbatches: int) -> dict[str, dict[str, float]]:
 
 
 def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
-    """Seconds per task of calling forward, backward and accumulate of every stage in turn, in a plain loop."""
+    """Seconds per task of calling every stage's forward, backward and accumulate in a plain loop."""
     engine = trainer._engine
     (compiled,) = engine._compiled.values()
     calls = []

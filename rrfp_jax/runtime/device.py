@@ -69,7 +69,11 @@ class DeviceQueue:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> DeviceQueue:
-        self._thread = threading.Thread(target=self._watch, name=f"rrfp-watch-{self.device}", daemon=True)
+        # Nothing of a step that was broken off: its thread would take what is meant for the new one.
+        self._running, self._watched, self._last_watched = deque(), SimpleQueue(), None
+        self._thread = threading.Thread(
+            target=self._watch, args=(self._watched,), name=f"rrfp-watch-{self.device}", daemon=True
+        )
         self._thread.start()
         return self
 
@@ -77,7 +81,6 @@ class DeviceQueue:
         self._watched.put(None)
         assert self._thread is not None
         self._thread.join()
-        self._running.clear()
 
     def submit(self, running: Running) -> None:
         """Note a program that has just been dispatched."""
@@ -116,8 +119,8 @@ class DeviceQueue:
         """The tasks on the device, oldest first."""
         return [running.task for running in self._running]
 
-    def _watch(self) -> None:
-        while (running := self._watched.get()) is not None:
+    def _watch(self, watched: SimpleQueue[Running | None]) -> None:
+        while (running := watched.get()) is not None:
             if running.end == 0.0:
                 running.wait()
             self._wake.set()

@@ -8,7 +8,7 @@ picked up within about 100 us and an idle driver costs nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import perf_counter
 
@@ -18,6 +18,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.core.trace import StepTrace, TaskRecord
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.device import DeviceQueue, Running
+from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.stage import Stage, StageStep
 from rrfp_jax.runtime.transport import Key, LocalTransport, Transport
 
@@ -60,11 +61,11 @@ class Driver:
         Raises:
             TrainingError: a program failed, or nothing moved for `stall_seconds`.
         """
-        with ExitStack() as open_queues:
+        with interrupts_held() as interrupted, ExitStack() as open_queues:
             for queue in self._queues:
                 open_queues.enter_context(queue)
             try:
-                return _Step(self, rules, step, parts).run()
+                return _Step(self, rules, step, parts).run(interrupted)
             except BaseException:
                 self.transport.reset()
                 raise
@@ -85,9 +86,11 @@ class _Step:
         per_stage = rules.microbatches * rules.placement.chunks * (1 if rules.forward_only else 2)
         self._total = per_stage * len(parts)
 
-    def run(self) -> StepTrace:
+    def run(self, interrupted: Callable[[], bool]) -> StepTrace:
         progress = perf_counter()
         while len(self._records) < self._total:
+            if interrupted():
+                raise KeyboardInterrupt
             moved = self._collect()
             moved |= self._fill()
             if moved:

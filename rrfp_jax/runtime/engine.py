@@ -109,6 +109,7 @@ class Engine:
         self._compiled: dict[Bucket, _Compiled] = {}
         self._compile_seconds = [0.0] * len(devices)
         self.stages: list[Stage] = []
+        self._has_gradients = False  # whether the stages' sums may be other than zero
         self._driver: Driver | None = None
 
     @property
@@ -152,8 +153,9 @@ class Engine:
             params = pool.map(self._initial_params, stages, [bucket] * len(stages))
             self.prepare(bucket, "train")
             made = zip(stages, self.layers, self.devices, params, updates, strict=True)
-            self.stages = [Stage(*parts) for parts in made]
-        self._driver = Driver(self.stages, stall_seconds=self._stall_seconds)
+            made_stages = [Stage(*parts) for parts in made]
+        self._driver = Driver(made_stages, stall_seconds=self._stall_seconds)
+        self.stages = made_stages  # last: says that everything has been started
 
     def prepare(self, bucket: Bucket, phase: Phase) -> None:
         """Compile the programs of all stages for a bucket, unless that has been done; never inside a step."""
@@ -193,11 +195,11 @@ class Engine:
         ]
         for stage in self.stages:  # so that the last update counts neither as idle nor as compute
             jax.block_until_ready(stage.leaves)
-        try:
-            trace = self.driver.run(rules, step, parts)
-        except BaseException:
-            self.reset_gradients()
-            raise
+        if phase == "train":
+            if self._has_gradients:  # of a step that was broken off, or not applied
+                self.reset_gradients()
+            self._has_gradients = True
+        trace = self.driver.run(rules, step, parts)
         found = jax.device_get([part.statistics for part in parts])
         names = [[compiled[n][s].statistics for n in numbers] for s in range(len(parts))]
         return _add_up(found, names, trace)
@@ -210,11 +212,13 @@ class Engine:
         """One optimizer step on every stage with the gradient sums times `scale`."""
         for stage in self.stages:
             stage.update(jax.device_put(np.float32(scale), stage.device))
+        self._has_gradients = False
 
     def reset_gradients(self) -> None:
         """Zero every stage's gradient sums."""
         for stage in self.stages:
             stage.reset_gradients()
+        self._has_gradients = False
 
     def bytes(self, bucket: Bucket) -> list[StageBytes]:
         """What each stage needs, for microbatches of a prepared bucket."""

@@ -53,7 +53,7 @@ class Pipeline:
         self.loss = loss
         self.additive = additive
         self._applies: dict[int, Apply] = {}
-        self._inits: dict[int, Callable[[jax.Array], Params]] = {}
+        self._inits: dict[Any, Callable[[jax.Array], Params]] = {}
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -78,7 +78,8 @@ class Pipeline:
         """
         loss = self.loss(carry, mb)
         if not isinstance(loss, Loss):
-            raise UsageError(f"returned {type(loss).__name__}; return rrfp.Loss(sum, weight=count)")
+            got = describe(loss) if hasattr(loss, "dtype") else type(loss).__name__
+            raise UsageError(f"returned {got}; return rrfp.Loss(sum, weight=count)")
         for name, value in {"total": loss.total, "weight": loss.weight, **loss.metrics}.items():
             if jnp.shape(value) != ():
                 raise UsageError(
@@ -121,15 +122,17 @@ class Pipeline:
     ) -> Params:
         """Initial parameters of one layer, on a device; they depend on (seed, index) only."""
         spec = self.layers[index]
-        if id(spec) not in self._inits:  # one compiled program for all repeats of a layer
+        leaves, structure = jax.tree.flatten((shapes.carry_in, dict(fields)))
+        program = (id(spec), structure, tuple(leaves))  # repeats of a layer share one if they get the same
+        if program not in self._inits:
 
             def init(key: jax.Array) -> Params:
                 mb = MicrobatchView(zeros(dict(fields)), zeros(IDS), index)
                 return spec.init(key, zeros(shapes.carry_in), mb)
 
-            self._inits[id(spec)] = jax.jit(init)
+            self._inits[program] = jax.jit(init)
         key = jax.random.fold_in(jax.random.key(seed), index)
-        return self._inits[id(spec)](jax.device_put(key, device))
+        return self._inits[program](jax.device_put(key, device))
 
     def _misfit(self, index: int, carry: Any, error: Exception) -> str:
         names = [spec.name for spec in self.layers] + ["the loss"]

@@ -43,7 +43,8 @@ class Mesh:
         if len(devices) < self.pp and not self.share_devices:
             cause = (
                 "JAX was already in use when the mesh was made, so no virtual CPU devices could be added: "
-                f"call jax.config.update('jax_num_cpu_devices', {self.pp}) first thing in the program"
+                f"call jax.config.update('jax_num_cpu_devices', {self.pp}) first thing in the program "
+                "(in a notebook: restart the kernel)"
                 if devices[0].platform == "cpu"
                 else "use fewer stages"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rrfp_jax.core.trace import StepTrace
@@ -36,7 +36,7 @@ class Report:
     bubble: Sequence[float]
     gradient_norm: float | None
     plan: str
-    trace: StepTrace
+    trace: StepTrace = field(repr=False)
 
     @property
     def tokens_per_second(self) -> float:
@@ -68,8 +68,9 @@ class Report:
     def summary(self) -> str:
         """The step's figures as one line, without its number."""
         bubble = " ".join(f"{share:3.0%}" for share in self.bubble)
+        metrics = "".join(f"  {name} {value:.4f}" for name, value in self.metrics.items())
         return (
-            f"loss {self.loss:.4f}  {self.tokens_per_second:9,.0f} tokens/s  "
+            f"loss {self.loss:.4f}{metrics}  {self.tokens_per_second:9,.0f} tokens/s  "
             f"{self.step_seconds * 1e3:7.1f} ms  bubble {bubble}"
         )
 

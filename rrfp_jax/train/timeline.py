@@ -54,6 +54,9 @@ class Timeline:
         parts.append(f'<text x="{WIDTH - 10}" y="{axis}" fill="#777" text-anchor="end">{end}</text>')
         return "\n".join([*parts, "</svg>"])
 
+    def __repr__(self) -> str:
+        return f"Timeline(step {self._trace.step}, {self._trace.makespan * 1e3:.1f} ms)"
+
     def _repr_svg_(self) -> str:
         return self.svg()
 

@@ -24,6 +24,7 @@ def write_trace(path: Path, steps: Iterable[StepTrace]) -> None:
     for step in steps:
         events += _tasks(step, origin)
         events += _gaps(step, origin)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
 

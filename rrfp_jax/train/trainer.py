@@ -21,6 +21,7 @@ from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.engine import Bucket, Engine, Phase, StageBytes, Sums
 from rrfp_jax.runtime.initial import InitFunction
+from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
@@ -146,13 +147,10 @@ class Trainer:
         data = InMemory(microbatches)
         self._start(data)
         _, sums = self._run("train", data, self.steps_done)
-        try:
-            self._check_finite(sums, self.steps_done)
-            trees = [stage.gradients for stage in self._engine.stages]
-            tree = {k: layer for tree in trees for k, layer in tree.items()}
-            gradient = jax.tree.map(lambda g: g / sums.weight, tree)
-        finally:
-            self._engine.reset_gradients()
+        self._check_finite(sums, self.steps_done)
+        trees = [stage.gradients for stage in self._engine.stages]
+        tree = {k: layer for tree in trees for k, layer in tree.items()}
+        gradient = jax.tree.map(lambda g: g / sums.weight, tree)
         return sums.total / sums.weight, gradient
 
     def evaluate(self, data: Any, steps: int | None = None) -> Evaluation:
@@ -247,17 +245,14 @@ class Trainer:
     def _train(self, data: Data) -> Report:
         began, step = perf_counter(), self.steps_done
         plan, sums = self._run("train", data, step)
-        try:
-            self._check_finite(sums, step)
-            norm = self._gradient_norm(sums, step)
-        except BaseException:
-            self._engine.reset_gradients()
-            raise
+        self._check_finite(sums, step)
+        norm = self._gradient_norm(sums, step)
         shrink = (
             1.0 if norm is None or self._clip_norm is None else min(1.0, self._clip_norm / max(norm, 1e-30))
         )
-        self._engine.update(shrink / sums.weight)
-        self.steps_done += 1
+        with interrupts_held():  # all stages, or none
+            self._engine.update(shrink / sums.weight)
+            self.steps_done += 1
         self._traces.append(sums.trace)
         report = Report(
             step=step,

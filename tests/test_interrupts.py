@@ -1,0 +1,75 @@
+"""Ctrl-C at bad moments: nothing is left behind, and training goes on as if it had not come."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from tests import toy
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    return toy.trainer(4, clip_norm=1.0, stall_seconds=20), toy.trainer(4, clip_norm=1.0)
+
+
+def press_control_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupt_after(monkeypatch, owner, name):
+    """Ctrl-C right after the first call of `owner.name`."""
+    original = getattr(owner, name)
+
+    def call(*args, **kwargs):
+        monkeypatch.setattr(owner, name, original)
+        result = original(*args, **kwargs)
+        press_control_c()
+        return result
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def check_goes_on(trainer, undisturbed):
+    """The next step is that of a run that was never interrupted, to the bit, and no thread is left."""
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rrfp")]
+    list(trainer.steps(1))
+    list(undisturbed.steps(trainer.steps_done - undisturbed.steps_done))
+    pairs = zip(*(jax.tree.leaves(jax.device_get(t.params)) for t in (trainer, undisturbed)), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(lambda trainer: (threading.Thread, "start"), id="a-thread-starts"),
+        pytest.param(lambda trainer: (trainer._engine.stages[2], "add"), id="gradients-are-added"),
+        pytest.param(lambda trainer: (jax, "device_get"), id="the-losses-are-fetched"),
+        pytest.param(lambda trainer: (trainer._engine.stages[1], "update"), id="some-stages-are-updated"),
+    ],
+)
+def test_at_the_worst_moment(trainers, monkeypatch, place):
+    trainer, undisturbed = trainers
+    list(trainer.steps(1))
+    owner, name = place(trainer)
+    interrupt_after(monkeypatch, owner, name)
+    with pytest.raises(KeyboardInterrupt):
+        list(trainer.steps(5))
+    check_goes_on(trainer, undisturbed)
+
+
+def test_at_any_moment(trainers):
+    trainer, undisturbed = trainers
+    chance = random.Random(0)
+    for _ in range(100):
+        press = threading.Thread(target=lambda: (time.sleep(chance.uniform(0, 0.04)), press_control_c()))
+        with pytest.raises(KeyboardInterrupt):
+            press.start()
+            list(trainer.steps(1000))
+        press.join()
+        check_goes_on(trainer, undisturbed)
