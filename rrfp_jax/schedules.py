@@ -3,8 +3,8 @@
 Write your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a planned order).
 """
 
-from rrfp_jax.core.schedules import BF, FixedOrder, GPipe, Hint, OneFOneB, Schedule, by_name
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.core.schedules import BF, FixedOrder, GPipe, Hint, OneFOneB, Runnable, Schedule, by_name
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 
 __all__ = [
     "BACKWARD",
@@ -14,6 +14,8 @@ __all__ = [
     "GPipe",
     "Hint",
     "OneFOneB",
+    "Placement",
+    "Runnable",
     "Schedule",
     "Task",
     "by_name",

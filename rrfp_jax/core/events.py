@@ -40,6 +40,10 @@ Instruction: TypeAlias = Dispatch | Accumulate
 ROOM = Room()
 
 
+class ScheduleError(RuntimeError):
+    """A hint broke its contract."""
+
+
 class IllegalEvent(RuntimeError):
     """An event that the rules exclude. The scheduler's state is unchanged."""
 

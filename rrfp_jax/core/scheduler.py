@@ -27,7 +27,16 @@ from dataclasses import dataclass
 
 from rrfp_jax.core.accumulation import Accumulation, Accumulator
 from rrfp_jax.core.admission import Admission
-from rrfp_jax.core.events import Accumulate, Arrived, Dispatch, Event, IllegalEvent, Instruction, Room
+from rrfp_jax.core.events import (
+    Accumulate,
+    Arrived,
+    Dispatch,
+    Event,
+    IllegalEvent,
+    Instruction,
+    Room,
+    ScheduleError,
+)
 from rrfp_jax.core.ready import ReadyQueue
 from rrfp_jax.core.schedules import FixedOrder, Hint, Schedule
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Kind, Placement, Task
@@ -126,6 +135,7 @@ class StageScheduler:
 
         Raises:
             IllegalEvent: the event cannot happen in a correct run; the state is unchanged.
+            ScheduleError: a hint chose a task that cannot run, or none although one can.
         """
         if isinstance(event, Room):
             task = self._choose()
@@ -140,6 +150,8 @@ class StageScheduler:
         for task in self._ready[kind]:
             if self._runnable(task):
                 return task
+            if kind is FORWARD and self.rules.placement.chunks == 1:
+                return None  # the lowest is refused, so by the admission rule are all others
         return None
 
     def __contains__(self, task: Task) -> bool:
@@ -156,8 +168,16 @@ class StageScheduler:
             return self._order[done] if done < len(self._order) and self._order[done] in self else None
         choice = self._hint.choose(self._state, self)
         if choice is None:
+            waiting = self.first(BACKWARD) or self.first(FORWARD)
+            if waiting is not None:
+                raise ScheduleError(
+                    f"{self._hint} chose nothing on stage {self.stage} while {waiting} can run"
+                )
             return None
-        task, self._state = choice
+        task, state = choice
+        if task not in self:
+            raise ScheduleError(f"{self._hint} chose {task} on stage {self.stage}, which cannot run now")
+        self._state = state
         return task
 
     def _arrive(self, event: Arrived) -> None:
@@ -243,5 +263,6 @@ def planned_order(schedule: FixedOrder, stage: int, rules: StepRules) -> Sequenc
     wanted = {Task(k, c, j) for k in kinds for c in range(placement.chunks) for j in range(microbatches)}
     if len(order) != len(wanted) or set(order) != wanted:
         odd = sorted(set(order) ^ wanted) or [task for task in order if order.count(task) > 1]
-        raise ValueError(f"{schedule} on stage {stage}: {odd[0]} is missing, repeated or unknown")
+        name = type(schedule).__name__
+        raise ValueError(f"schedule {name}, stage {stage}: {odd[0]} is missing, repeated or unknown")
     return order

@@ -20,6 +20,8 @@ import jax
 
 from rrfp_jax.core.tasks import Task
 
+LONGEST_JOIN_SECONDS = 1.0
+
 LEAD_SECONDS = 1e-3
 """A second program is queued when the running one is expected to end within this time."""
 
@@ -40,17 +42,20 @@ class Running:
 
     def wait(self) -> None:
         """Block until the program has ended, and note when and how."""
+        token = self.token
         try:
-            if self.token is not None:
-                self.token.block_until_ready()
+            if token is not None:
+                token.block_until_ready()
         except Exception as error:
             self.error = error
         if self.end == 0.0:  # driver and watching thread may both be here
             self.end = perf_counter()
+        self.token = None  # so that its memory can be used again
 
     def has_ended(self) -> bool:
         """Whether the program has ended; if so, `end` and `error` are set."""
-        if self.end == 0.0 and (self.token is None or self.token.is_ready()):
+        token = self.token
+        if self.end == 0.0 and (token is None or token.is_ready()):
             self.wait()
         return self.end > 0.0
 
@@ -79,8 +84,10 @@ class DeviceQueue:
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         self._watched.put(None)
+        self._last_watched = None
         assert self._thread is not None
-        self._thread.join()
+        # After an error the program may never end; its thread is a daemon and must not hold the error back.
+        self._thread.join(None if kind is None else LONGEST_JOIN_SECONDS)
 
     def submit(self, running: Running) -> None:
         """Note a program that has just been dispatched."""

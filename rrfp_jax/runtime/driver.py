@@ -156,7 +156,10 @@ class _Step:
         self, queue: DeviceQueue, stage: int, instructions: Sequence[Instruction], now: float
     ) -> None:
         part, task = self._parts[stage], instructions[0].task  # type: ignore[union-attr]
-        outputs, token = part.run(task)
+        try:
+            outputs, token = part.run(task)
+        except Exception as error:
+            raise TrainingError(f"step {self._step}: {task} on stage {stage} failed: {error}") from error
         ready = self._ready[stage].pop(task, self._began)
         bucket = part.buckets[task.microbatch]
         queue.submit(Running(stage, task, bucket, (part.phase, stage, task.kind, bucket), token, ready, now))

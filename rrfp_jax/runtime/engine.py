@@ -142,16 +142,16 @@ class Engine:
         shapes = next(iter(self._shapes.values()))
         return {str(i): layer.params for i, layer in enumerate(shapes)}
 
-    def start(self, bucket: Bucket) -> None:
-        """Compile for a first bucket, then allocate parameters and optimizer state. Does nothing twice."""
-        if self.stages:
-            return
-        self.examine(bucket)
+    def start(self, buckets: Sequence[Bucket]) -> None:
+        """Compile for the buckets of a first step and allocate parameters and optimizer state, once."""
+        for bucket in buckets:
+            self.examine(bucket)
         stages = range(len(self.devices))
         with _compile_pool() as pool:
             updates = pool.map(self._compile_updates, stages)
-            params = pool.map(self._initial_params, stages, [bucket] * len(stages))
-            self.prepare(bucket, "train")
+            params = pool.map(self._initial_params, stages, [buckets[0]] * len(stages))
+            for bucket in buckets:
+                self.prepare(bucket, "train")
             made = zip(stages, self.layers, self.devices, params, updates, strict=True)
             made_stages = [Stage(*parts) for parts in made]
         self._driver = Driver(made_stages, stall_seconds=self._stall_seconds)
@@ -220,11 +220,11 @@ class Engine:
             stage.reset_gradients()
         self._has_gradients = False
 
-    def bytes(self, bucket: Bucket) -> list[StageBytes]:
-        """What each stage needs, for microbatches of a prepared bucket."""
+    def bytes(self) -> list[StageBytes]:
+        """What each stage needs; of the buckets prepared for training, the largest counts."""
         table = []
         for index, stage in enumerate(self.stages):
-            programs = self._compiled[bucket].train[index]
+            programs = [c.train[index] for c in self._compiled.values() if c.train]
             size = sum(map(nbytes, stage.leaves))
             table.append(
                 StageBytes(
@@ -233,9 +233,9 @@ class Engine:
                     parameters=sum(leaf.size for leaf in stage.leaves),
                     parameter_bytes=size,
                     optimizer_bytes=sum(map(nbytes, stage.state)),
-                    accumulator_bytes=size,
-                    held_bytes=programs.held_bytes,
-                    temporary_bytes=programs.temporary_bytes,
+                    accumulator_bytes=sum(map(nbytes, jax.tree.leaves(stage.gradients))),
+                    held_bytes=max(p.held_bytes for p in programs),
+                    temporary_bytes=max(p.temporary_bytes for p in programs),
                     compile_seconds=self._compile_seconds[index],
                 )
             )

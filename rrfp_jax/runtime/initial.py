@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.layers import Params
@@ -38,8 +39,13 @@ def initial_params(
         own = given
         if not _complete(given):
             own = pipe.init_layer(i, seed, shapes[i], fields, device)
-        merged = jax.tree.map(lambda g, o: o if g is None else g, given, own, is_leaf=lambda g: g is None)
-        params[str(i)] = jax.device_put(merged, device)
+        # A copy of what the user gives, because updates donate parameters.
+        params[str(i)] = jax.tree.map(
+            lambda g, o: o if g is None else jnp.array(g, device=device, copy=True),
+            given,
+            own,
+            is_leaf=lambda g: g is None,
+        )
     return params
 
 

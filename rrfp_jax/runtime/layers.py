@@ -46,16 +46,19 @@ class Loss:
 
 @jax.tree_util.register_pytree_node_class
 class MicrobatchView(Mapping[str, Any]):
-    """What a layer sees of a microbatch: its fields by name, and `key`, the layer's own random key.
+    """What a layer sees of a microbatch: its fields by name, `key`, its own random key, and `training`.
+
+    `training` is False when evaluating; a layer with dropout reads it.
 
     The key depends on (seed, step, microbatch, layer) only, so a forward and its backward, and any order of
     microbatches, see the same numbers.
     """
 
-    def __init__(self, fields: Mapping[str, Any], ids: Any, layer: int) -> None:
+    def __init__(self, fields: Mapping[str, Any], ids: Any, layer: int, training: bool = True) -> None:
         self._fields = dict(fields)
         self._ids = ids  # uint32[3]: seed, step, microbatch
         self._layer = layer
+        self.training = training
 
     @property
     def key(self) -> jax.Array:
@@ -79,14 +82,14 @@ class MicrobatchView(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._fields)
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any], int]:
-        """The arrays, and the layer's index as static data."""
-        return (self._fields, self._ids), self._layer
+    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[int, bool]]:
+        """The arrays; the layer's index and `training` are static data."""
+        return (self._fields, self._ids), (self._layer, self.training)
 
     @classmethod
-    def tree_unflatten(cls, layer: int, children: tuple[Any, Any]) -> MicrobatchView:
+    def tree_unflatten(cls, static: tuple[int, bool], children: tuple[Any, Any]) -> MicrobatchView:
         """The inverse of `tree_flatten`."""
-        return cls(*children, layer)
+        return cls(*children, *static)
 
 
 Init: TypeAlias = Callable[[jax.Array, Any, MicrobatchView], Params]
@@ -161,6 +164,7 @@ def _nnx(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerS
 
     def split(module: Any) -> tuple[Any, Any]:
         graph, params, other = nnx.split(module, nnx.Param, ...)
+        _refuse_state(_bare_arrays(module))
         _refuse_state([".".join(map(str, path)) for path, _ in nnx.to_flat_state(other)])
         return graph, params
 
@@ -194,12 +198,23 @@ def _linen(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> Laye
     return LayerSpec(name, init, lambda: apply, repeat)
 
 
+def _bare_arrays(module: Any) -> list[str]:
+    """Names of arrays that are plain attributes of a module or of one inside it."""
+    found = []
+    for path, node in nnx.iter_graph(module):
+        if isinstance(node, nnx.Module):
+            names = [name for name, value in vars(node).items() if isinstance(value, jax.Array)]
+            found += [".".join(map(str, (*path, name))) for name in names]
+    return found
+
+
 def _refuse_state(variables: list[str]) -> None:
     if variables:
         raise UsageError(
             f"holds state that is no parameter: {', '.join(variables)}. Step programs take "
             f"parameters only: for randomness use mb.key (nnx.Dropout(rate)(x, rngs=nnx.Rngs(mb.key))), "
-            f"for normalisation a layer without running statistics (LayerNorm, RMSNorm, GroupNorm)"
+            f"for constant tables NumPy arrays, for normalisation a layer without running statistics "
+            f"(LayerNorm, RMSNorm, GroupNorm)"
         )
 
 

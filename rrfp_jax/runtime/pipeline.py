@@ -19,6 +19,15 @@ IDS = jax.ShapeDtypeStruct((3,), jnp.uint32)
 """Spec of the numbers a random key is made of: seed, step, microbatch."""
 
 
+REPORTED = frozenset(
+    [
+        *("step", "total", "loss", "weight", "bubble", "gradient_norm", "validation_loss"),
+        *("tokens_per_second", "step_seconds", "wall_seconds"),
+    ]
+)
+"""Names that a report has for its own figures, so that no metric may have them."""
+
+
 @dataclass(frozen=True)
 class LayerShapes:
     """Specs of one layer for one shape bucket: its parameters, and the carry into and out of it."""
@@ -67,6 +76,7 @@ class Pipeline:
             self._applies[id(spec)] = spec.make_apply()
         out = self._applies[id(spec)](params, carry, mb)
         if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Loss):
+            _check_sums(out[1])
             return out
         return out, None
 
@@ -80,11 +90,7 @@ class Pipeline:
         if not isinstance(loss, Loss):
             got = describe(loss) if hasattr(loss, "dtype") else type(loss).__name__
             raise UsageError(f"returned {got}; return rrfp.Loss(sum, weight=count)")
-        for name, value in {"total": loss.total, "weight": loss.weight, **loss.metrics}.items():
-            if jnp.shape(value) != ():
-                raise UsageError(
-                    f"Loss {name} has shape {jnp.shape(value)}; it must be a scalar sum: add .sum()"
-                )
+        _check_sums(loss)
         return loss
 
     def shapes(self, fields: Specs) -> list[LayerShapes]:
@@ -142,6 +148,15 @@ class Pipeline:
         return f"{taker} cannot take what {giver}, {describe(carry)}: {type(error).__name__}: {reason}"
 
 
+def _check_sums(loss: Loss) -> None:
+    for name, value in {"total": loss.total, "weight": loss.weight, **loss.metrics}.items():
+        if jnp.shape(value) != ():
+            raise UsageError(f"Loss {name} has shape {jnp.shape(value)}; it must be a scalar sum: add .sum()")
+    taken = sorted(REPORTED & set(loss.metrics))
+    if taken:
+        raise UsageError(f"Loss metric {taken[0]!r}: reports use that name themselves; give it another one")
+
+
 def describe(tree: Any) -> str:
     """A tree of specs as short text, such as `{'x': float32[2, 16]}`."""
     if tree is None:
@@ -175,15 +190,22 @@ def add_losses(losses: Sequence[Loss]) -> Loss | None:
 
 
 def run_layers(
-    pipe: Pipeline, layers: range, params: Sequence[Params], carry: Any, fields: Mapping[str, Any], ids: Any
+    pipe: Pipeline,
+    layers: range,
+    params: Sequence[Params],
+    carry: Any,
+    fields: Mapping[str, Any],
+    ids: Any,
+    *,
+    training: bool = True,
 ) -> tuple[Any, Loss | None]:
     """Layers in a row, and the loss if they reach the end of the model (the carry is then None)."""
     losses = []
     for index, own in zip(layers, params, strict=True):
-        carry, term = pipe.apply_layer(index, own, carry, MicrobatchView(fields, ids, index))
+        carry, term = pipe.apply_layer(index, own, carry, MicrobatchView(fields, ids, index, training))
         losses += [] if term is None else [term]
     if layers.stop == len(pipe):
-        losses.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe))))
+        losses.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe), training)))
         carry = None
     return carry, add_losses(losses)
 

@@ -59,17 +59,17 @@ class StageShape:
         )
         return ["total", "weight", *sorted(loss.metrics)] if loss is not None else []
 
-    def _run(self, params: Any, carry: Any, fields: Any, ids: Any) -> Any:
-        return run_layers(self.pipe, self.layers, params, carry, fields, ids)
+    def _run(self, params: Any, carry: Any, fields: Any, ids: Any, training: bool = True) -> Any:
+        return run_layers(self.pipe, self.layers, params, carry, fields, ids, training=training)
 
     def flat(
-        self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any]
+        self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any], training: bool = True
     ) -> tuple[Any, Any, Any]:
         """The stage as a function of flat lists; see `differentiate.StageFunction`."""
         tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
         carry = jax.tree.unflatten(jax.tree.structure(self.carry_in), carry)
         fields = dict(zip(self.input_names, inputs, strict=False))
-        out, loss = self._run([tree[str(i)] for i in self.layers], carry, fields, inputs[-1])
+        out, loss = self._run([tree[str(i)] for i in self.layers], carry, fields, inputs[-1], training)
         if loss is None:
             return jax.tree.leaves(out), None, None
         numbers = [loss.total, loss.weight, *(loss.metrics[name] for name in sorted(loss.metrics))]
@@ -175,7 +175,7 @@ class EvaluationProgram:
 
         def forward(*args: Any) -> list[Any]:
             nonlocal out
-            leaves, _, statistics = shape.flat(args[:n], args[n:m], args[m:])
+            leaves, _, statistics = shape.flat(args[:n], args[n:m], args[m:], training=False)
             out = len(leaves)
             return [*leaves, *([] if statistics is None else [statistics])]
 
@@ -197,6 +197,8 @@ class UpdatePrograms:
     norm        accumulators -> sum of squares, float32 scalar
     update      parameters, optimizer state, accumulators, scale -> parameters, state, zeroed accumulators
                 (all donated); gradients are the accumulators times `scale`, a float32 scalar
+
+    Accumulators are float32 or wider whatever the parameters are: they hold sums over many microbatches.
     """
 
     zeros: Compiled
@@ -212,6 +214,7 @@ class UpdatePrograms:
     ) -> UpdatePrograms:
         """Trace and compile for a stage's parameter tree; without an optimizer there is no update."""
         leaves, structure = jax.tree.flatten(params)
+        wide = [jax.ShapeDtypeStruct(s.shape, jnp.promote_types(s.dtype, jnp.float32)) for s in leaves]
 
         def accumulate(sums: list[Any], gradients: list[Any]) -> list[Any]:
             return [a + g.astype(a.dtype) for a, g in zip(sums, gradients, strict=True)]
@@ -225,7 +228,7 @@ class UpdatePrograms:
             return jax.jit(function, donate_argnums=donate, out_shardings=where).lower(*placed).compile()
 
         def zeros() -> list[Any]:
-            return [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+            return [jnp.zeros(leaf.shape, leaf.dtype) for leaf in wide]
 
         init = update = state_structure = None
         if optimizer is not None:
@@ -233,18 +236,20 @@ class UpdatePrograms:
 
             def step(old: list[Any], state: list[Any], sums: list[Any], scale: Any) -> tuple[Any, Any, Any]:
                 own = jax.tree.unflatten(structure, old)
-                gradients = jax.tree.unflatten(structure, [(a * scale).astype(a.dtype) for a in sums])
+                gradients = jax.tree.unflatten(
+                    structure, [(a * scale).astype(o.dtype) for a, o in zip(sums, old, strict=True)]
+                )
                 changes, after = optimizer.update(gradients, jax.tree.unflatten(state_structure, state), own)
                 new = jax.tree.leaves(optax.apply_updates(own, changes))
                 return new, jax.tree.leaves(after), [jnp.zeros_like(a) for a in sums]
 
             scalar = jax.ShapeDtypeStruct((), jnp.float32)
             init = build(lambda p: jax.tree.leaves(optimizer.init(p)), (), params)
-            update = build(step, (0, 1, 2), leaves, state, leaves, scalar)
+            update = build(step, (0, 1, 2), leaves, state, wide, scalar)
         return cls(
             zeros=build(zeros, ()),
-            accumulate=build(accumulate, (0,), leaves, leaves),
-            norm=build(norm, (), leaves),
+            accumulate=build(accumulate, (0,), wide, leaves),
+            norm=build(norm, (), wide),
             init=init,
             update=update,
             state_structure=state_structure,

@@ -103,6 +103,7 @@ class TrainingStep:
         programs: by bucket number.
         buckets: the bucket of each microbatch.
         inputs: per microbatch, what its programs read: fields, then numbers; None where none reads it.
+            Emptied as microbatches take theirs.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class TrainingStep:
         stage: Stage,
         programs: Mapping[int, StagePrograms],
         buckets: Sequence[int],
-        inputs: Sequence[Sequence[jax.Array | None]],
+        inputs: list[list[jax.Array | None]],
     ) -> None:
         self.stage = stage
         self.statistics: dict[int, jax.Array] = {}
@@ -142,6 +143,7 @@ class TrainingStep:
         bucket = self.buckets[microbatch]
         programs = self._programs[bucket]
         given = [*carry, *self._inputs[microbatch]]
+        self._inputs[microbatch] = []
         args = [given[i] for i in programs.forward_reads.tail]
         outputs = programs.forward(*self._forward_heads[bucket], *args) if programs.forward else []
         given += outputs
@@ -168,7 +170,7 @@ class EvaluationStep:
         stage: Stage,
         programs: Mapping[int, EvaluationProgram],
         buckets: Sequence[int],
-        inputs: Sequence[Sequence[jax.Array | None]],
+        inputs: list[list[jax.Array | None]],
     ) -> None:
         self.stage = stage
         self.statistics: dict[int, jax.Array] = {}
@@ -186,6 +188,7 @@ class EvaluationStep:
         bucket = self.buckets[task.microbatch]
         program = self._programs[bucket]
         given = [*self._arrived.pop(task, ()), *self._inputs[task.microbatch]]
+        self._inputs[task.microbatch] = []
         args = [given[i] for i in program.reads.tail]
         outputs = program.forward(*self._heads[bucket], *args) if program.forward else []
         if len(outputs) > program.out:

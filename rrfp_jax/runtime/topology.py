@@ -28,8 +28,10 @@ class Mesh:
     share_devices: bool = False
 
     def __post_init__(self) -> None:
-        if self.pp < 1:
-            raise UsageError(f"Mesh(pp={self.pp}): a pipeline needs at least one stage")
+        if not isinstance(self.pp, int) or self.pp < 1:
+            raise UsageError(
+                f"Mesh(pp={self.pp!r}): a pipeline needs a whole number of stages, at least one stage"
+            )
 
     def stage_devices(self) -> list[jax.Device]:
         """One device per stage. Without accelerators, asks JAX for that many virtual CPU devices.

@@ -39,7 +39,7 @@ class Transport(Protocol):
         """The program that computes the offered arrays has ended: the transfer may now complete."""
 
     def poll(self) -> list[tuple[Key, Sequence[jax.Array]]]:
-        """The pulls that have completed since the last call. Raises the error of one that failed."""
+        """The pulls that have completed since the last call."""
 
     def busy(self) -> bool:
         """Whether a transfer whose data exists is on its way, so that `poll` is worth calling soon."""

@@ -55,15 +55,14 @@ class InMemory:
     """
 
     def __init__(self, microbatches: Sequence[Arrays] | Callable[[int], Iterable[Arrays]]) -> None:
-        self._source = microbatches
+        self._source = microbatches if callable(microbatches) else None
         self._step: int | None = None
-        self._current: list[Arrays] = []
+        self._current = [] if callable(microbatches) else [_arrays(mb) for mb in microbatches]
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """See `Data.plan`; the source is the position in the step."""
-        if step != self._step:
-            made = self._source(step) if callable(self._source) else self._source
-            self._current, self._step = [_arrays(mb) for mb in made], step
+        if self._source is not None and step != self._step:
+            self._current, self._step = [_arrays(mb) for mb in self._source(step)], step
         return [
             Microbatch({k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in mb.items()}, source=(step, j))
             for j, mb in enumerate(self._current)

@@ -14,6 +14,7 @@ import jax
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.train.config import RunConfig, as_json
+from rrfp_jax.train.data import as_data, plan_step
 from rrfp_jax.train.display import Display
 from rrfp_jax.train.reference import stage_table
 from rrfp_jax.train.report import Evaluation, Report
@@ -31,7 +32,7 @@ def train(config: RunConfig) -> None:
     trainer = config.trainer()
     validation = config.validation_data()
     if validation is not None:
-        validation.plan(0)  # so that missing data is refused now
+        plan_step(as_data(validation), 0)  # so that missing data is refused now
     print(
         f"rrfp_jax on jax {jax.__version__}, flax {flax.__version__}; {config.name}: {config.steps} steps, "
         f"{config.mesh.pp} stages on {', '.join(str(d) for d in jax.local_devices())}, "
@@ -46,8 +47,12 @@ def train(config: RunConfig) -> None:
         for report in trainer.steps(config.steps):
             last = report.step == config.steps - 1
             due = last or (config.validate_every and (report.step + 1) % config.validate_every == 0)
-            found = trainer.evaluate(validation) if due and validation is not None else None
-            files.add(report, found)
+            found = None
+            try:
+                if due and validation is not None:
+                    found = trainer.evaluate(validation)
+            finally:  # a step's line is written even if its validation is broken off
+                files.add(report, found)
             display.show(report, found)
     if found is not None:
         print(f"validation loss {found.loss:.4f} nats per token over {found.weight:,.0f} tokens")

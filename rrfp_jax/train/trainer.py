@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from rrfp_jax.core.accumulation import Accumulation
-from rrfp_jax.core.scheduler import StepRules
+from rrfp_jax.core.scheduler import StepRules, planned_order
 from rrfp_jax.core.schedules import FixedOrder, Hint, Schedule, by_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace
@@ -84,6 +84,14 @@ class Trainer:
         stall_seconds: float = 300.0,
     ) -> None:
         mesh = mesh or Mesh()
+        for name, value, wanted in (("first argument", pipe, Pipeline), ("mesh", mesh, Mesh)):
+            if not isinstance(value, wanted):
+                raise UsageError(
+                    f"Trainer: the {name} is of type {type(value).__name__}, not {wanted.__name__}: "
+                    f"Trainer(rrfp.Pipeline(layers, loss), optimizer, mesh=rrfp.Mesh(pp=4), ...)"
+                )
+        if split is not None and not isinstance(split, Sequence):
+            raise UsageError(f"split={split!r}: give a list with the number of layers of each stage")
         if max_in_flight is not None and max_in_flight < 1:
             raise UsageError(f"max_in_flight={max_in_flight}: a stage must be able to hold one microbatch")
         if accumulation not in ("index", "arrival"):
@@ -92,8 +100,8 @@ class Trainer:
             raise UsageError(f"spare_gradients={spare_gradients}: must not be negative")
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"clip_norm={clip_norm}: must be above 0; leave it out for no clipping")
-        self.schedule = _schedule(schedule)
-        self.mesh = mesh
+        self.schedule = schedule
+        self._mesh = mesh
         self.steps_done = 0
         self._pipe, self._optimizer, self._on_step = pipe, optimizer, on_step
         self._limit = 2 * mesh.pp if max_in_flight is None else max_in_flight
@@ -113,6 +121,15 @@ class Trainer:
         self._checked = False
         if self._data is not None:
             self._check_model(self._data, plan_step(self._data, 0))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the next step; may be set between steps, to an object or a name."""
+        return self._schedule
+
+    @schedule.setter
+    def schedule(self, schedule: Schedule | str) -> None:
+        self._schedule = _schedule(schedule)
 
     # Training.
 
@@ -179,9 +196,8 @@ class Trainer:
 
     def start(self) -> Sequence[StageBytes]:
         """Compile and allocate, unless that has been done; what each stage needs."""
-        data = self._own_data("start")
-        self._start(data)
-        return self._engine.bytes(_buckets(plan_step(data, 0))[0])
+        self._start(self._own_data("start"))
+        return self._engine.bytes()
 
     def check(self) -> CheckReport:
         """Compare one step with plain, unpipelined JAX and print that with the bytes of every stage.
@@ -192,8 +208,10 @@ class Trainer:
         data = self._own_data("check")
         table = self.start()
         plan = plan_step(data, self.steps_done)
-        names = frozenset(plan[0].fields)
-        microbatches = [dict(load_checked(data, self.steps_done, j, mb, names)) for j, mb in enumerate(plan)]
+        microbatches = [
+            dict(load_checked(data, self.steps_done, j, mb, frozenset(mb.fields)))
+            for j, mb in enumerate(plan)
+        ]
         loss, gradient = self.value_and_grad(microbatches)
         report = compare(
             self._pipe, self.params, microbatches, (self._seed, self.steps_done), loss, gradient, table
@@ -207,6 +225,8 @@ class Trainer:
 
         The next step replaces them and frees the old ones: copy what is to be kept.
         """
+        if not self._engine.stages:
+            raise UsageError("Trainer.params: there are none before the first step; call start() first")
         return {k: v for stage in self._engine.stages for k, v in stage.params.items()}
 
     def write_trace(self, path: str | Path) -> None:
@@ -225,9 +245,11 @@ class Trainer:
         return self._data
 
     def _start(self, data: Data) -> None:
+        if self._engine.stages:
+            return
         plan = plan_step(data, 0)
         self._check_model(data, plan)
-        self._engine.start(_buckets(plan)[0])
+        self._engine.start(list(dict.fromkeys(_buckets(plan))))
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if self._checked:
@@ -235,6 +257,7 @@ class Trainer:
         buckets = _buckets(plan)
         for bucket in dict.fromkeys(buckets):
             self._engine.examine(bucket)
+        _check_order(self._rules(len(plan), "train"))
         if self._optimizer is not None:
             check_optimizer(self._optimizer, self._engine.params_specs(), self._engine.layers)
         last = len(plan) - 1  # the one most likely to differ from the rest
@@ -275,20 +298,23 @@ class Trainer:
         buckets = _buckets(plan)
         for bucket in dict.fromkeys(buckets):
             self._engine.prepare(bucket, phase)
-        rules = StepRules(
-            placement=Placement(self.mesh.pp),
-            microbatches=len(plan),
+        rules = self._rules(len(plan), phase)
+
+        def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
+            return load_checked(data, step, j, plan[j], fields)
+
+        return plan, self._engine.run(phase, step, rules, buckets, load)
+
+    def _rules(self, microbatches: int, phase: Phase) -> StepRules:
+        return StepRules(
+            placement=Placement(self._mesh.pp),
+            microbatches=microbatches,
             schedule=self.schedule,
             limit=self._limit,
             accumulation=self._accumulation,
             spare_gradients=self._spare,
             forward_only=phase == "evaluate",
         )
-
-        def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
-            return load_checked(data, step, j, plan[j], fields)
-
-        return plan, self._engine.run(phase, step, rules, buckets, load)
 
     def _check_finite(self, sums: Sums, step: int) -> None:
         _check_losses(sums, step, "; the step is not applied")
@@ -327,6 +353,15 @@ def _schedule(schedule: Schedule | str) -> Schedule:
     if not isinstance(found, (Hint, FixedOrder)):
         raise UsageError(f"schedule={schedule!r}: give a name or an object of rrfp.schedules, such as BF()")
     return found
+
+
+def _check_order(rules: StepRules) -> None:
+    if isinstance(rules.schedule, FixedOrder):
+        try:
+            for stage in range(rules.placement.stages):
+                planned_order(rules.schedule, stage, rules)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
 
 def _buckets(plan: Sequence[Microbatch]) -> list[Bucket]:

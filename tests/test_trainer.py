@@ -1,0 +1,200 @@
+"""The Trainer as an object that is used, misused and used again."""
+
+import time
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import rrfp_jax as rrfp
+from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
+from rrfp_jax.core.scheduler import StageScheduler, StepRules
+from rrfp_jax.runtime.stage import TrainingStep
+from tests import toy
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    trainer = toy.trainer(2)
+    trainer.start()
+    return trainer
+
+
+def test_initial_values_given_by_the_user_stay_the_users(trainer):
+    given = jax.tree.map(jnp.copy, trainer.params)
+    leaves = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(given)
+    }
+    other = toy.trainer(2, init=lambda path, spec: leaves[path])
+    list(other.steps(2))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(given))
+
+
+def test_the_schedule_may_be_set_by_name_between_steps(trainer):
+    trainer.schedule = "gpipe"
+    assert trainer.schedule == rrfp.schedules.GPipe()
+    assert np.isfinite(next(trainer.steps(1)).loss)
+    with pytest.raises(rrfp.UsageError, match="no such schedule"):
+        trainer.schedule = "zb"
+    trainer.schedule = "bf"
+
+
+def test_microbatches_may_come_from_a_generator(trainer):
+    for _ in range(2):
+        trainer.step(mb for mb in toy.microbatches())
+
+
+def test_a_function_of_the_step_is_asked_once_per_step():
+    asked = []
+
+    def data(step):
+        asked.append(step)
+        return toy.microbatches(seed=step)
+
+    trainer = toy.trainer(2, data=data)
+    list(trainer.steps(2))
+    trainer.evaluate(toy.microbatches())
+    list(trainer.steps(1))
+    assert asked == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: rrfp.Trainer(optax.sgd(0.1), toy.pipeline()), "first argument"),
+        (lambda: rrfp.Trainer(toy.layers(), optax.sgd(0.1)), "is of type list, not Pipeline"),
+        (lambda: rrfp.Trainer(toy.pipeline(), mesh=4), "mesh is of type int"),
+        (lambda: rrfp.Trainer(toy.pipeline(), split=3), "split=3"),
+        (lambda: rrfp.Mesh(pp="4"), "pp='4'"),
+        (lambda: rrfp.Trainer(toy.pipeline()).params, "start"),
+    ],
+)
+def test_wrong_arguments(build, said):
+    with pytest.raises(rrfp.UsageError, match=said):
+        build()
+
+
+@pytest.mark.parametrize("name", ["weight", "loss", "step"])
+def test_metrics_may_not_take_the_names_of_reports(name):
+    def loss(logits, mb):
+        total, weight = toy.sums(logits, mb)
+        return rrfp.Loss(total, weight=weight, metrics={name: total})
+
+    with pytest.raises(rrfp.UsageError, match=f"the loss: Loss metric '{name}'"):
+        toy.trainer(2, pipe=toy.pipeline(loss))
+
+
+def test_arrays_that_are_plain_attributes_are_refused():
+    class Tabled(nnx.Module):
+        def __init__(self, rngs):
+            self.table = jnp.ones(toy.WIDTH)
+
+        def __call__(self, carry, mb):
+            return carry * self.table
+
+    layers = [
+        rrfp.layer(toy.embed, init=toy.embed_init),
+        rrfp.layer(lambda c, mb: c["x"]),
+        rrfp.layer(Tabled),
+    ]
+    with pytest.raises(rrfp.UsageError, match=r"layer 2 .Tabled.*table.*NumPy arrays"):
+        toy.trainer(1, pipe=rrfp.Pipeline([*layers, toy.layers()[-1]], toy.loss))
+
+
+def test_layers_know_whether_they_train():
+    def layer(params, carry, mb):
+        return params["w"] * mb["x"] * (2.0 if mb.training else 1.0)
+
+    def loss(carry, mb):
+        return rrfp.Loss(carry.sum(), weight=carry.shape[0])
+
+    pipe = rrfp.Pipeline([rrfp.layer(layer, init=lambda key: {"w": jnp.ones(())})], loss)
+    batch = [{"x": np.ones(2, np.float32)}]
+    trainer = rrfp.Trainer(pipe, data=batch)
+    assert trainer.value_and_grad(batch)[0] == 2.0
+    assert trainer.evaluate(batch).loss == 1.0
+
+
+def test_gradients_of_bfloat16_parameters_are_summed_in_float32():
+    def layer(params, carry, mb):
+        return params["w"] * mb["x"]
+
+    def loss(carry, mb):
+        return rrfp.Loss(carry.astype(jnp.float32).sum(), weight=carry.shape[0])
+
+    init = rrfp.layer(layer, init=lambda key: {"w": jnp.ones((), jnp.bfloat16)})
+    trainer = rrfp.Trainer(rrfp.Pipeline([init], loss), mesh=rrfp.Mesh(pp=1))
+    batch = [{"x": np.ones(1, jnp.bfloat16)} for _ in range(300)]  # 256 + 1 is 256 in bfloat16
+    assert float(trainer.value_and_grad(batch)[1]["0"]["w"]) == 1.0
+
+
+class Hanging:
+    """A result that is not there for a long time."""
+
+    def __init__(self, seconds):
+        self.until = time.monotonic() + seconds
+
+    def is_ready(self):
+        return time.monotonic() >= self.until
+
+    def block_until_ready(self):
+        time.sleep(max(0.0, self.until - time.monotonic()))
+
+
+def test_a_program_that_hangs_does_not_hold_its_error_back(trainer, monkeypatch):
+    run = TrainingStep.run
+    monkeypatch.setattr(trainer._engine.driver, "_stall_seconds", 0.5)
+    monkeypatch.setattr(TrainingStep, "run", lambda self, task: (run(self, task)[0], Hanging(30)))
+    began = time.monotonic()
+    with pytest.raises(rrfp.TrainingError, match=r"nothing moved.*running: F0"):
+        trainer.step(toy.microbatches())
+    assert time.monotonic() - began < 20
+
+
+def test_a_dispatch_that_fails_is_named(trainer, monkeypatch):
+    def fails(self, task):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(TrainingStep, "run", fails)
+    with pytest.raises(rrfp.TrainingError, match="F0 on stage 0 failed: RESOURCE_EXHAUSTED"):
+        trainer.step(toy.microbatches())
+
+
+@dataclass(frozen=True)
+class Wayward(rrfp.schedules.Hint):
+    """Chooses what it should not."""
+
+    choice: object
+
+    def choose(self, state, ready):
+        return self.choice and (self.choice, state)
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (None, "chose nothing.*while F0 can run"),
+        (rrfp.schedules.Task(rrfp.schedules.FORWARD, 0, 2), "chose F2"),
+    ],
+)
+def test_a_hint_that_breaks_its_contract(choice, said):
+    placement = rrfp.schedules.Placement(2)
+    scheduler = StageScheduler(1, StepRules(placement=placement, microbatches=3, schedule=Wayward(choice)))
+    scheduler.handle(Arrived(rrfp.schedules.Task(rrfp.schedules.FORWARD, 0, 0)))
+    with pytest.raises(ScheduleError, match=said):
+        scheduler.handle(ROOM)
+    scheduler.check_invariants()
+
+
+def test_a_fixed_order_that_lacks_a_task_is_refused_at_once():
+    class Lossy(rrfp.schedules.GPipe):
+        def order(self, stage, placement, microbatches):
+            return super().order(stage, placement, microbatches)[:-1]
+
+    with pytest.raises(rrfp.UsageError, match="schedule Lossy, stage 0: B4 is missing"):
+        toy.trainer(2, schedule=Lossy())
