@@ -23,7 +23,10 @@ from rrfp_jax.core.tasks import Task
 LONGEST_JOIN_SECONDS = 1.0
 
 LEAD_SECONDS = 1e-3
-"""A second program is queued when the running one is expected to end within this time."""
+"""A second program is queued when the running one may end within this time."""
+
+LEAD_SPREAD = 0.1
+"""Durations vary; "may end" allows for twice their mean deviation, up to this share of their mean."""
 
 
 @dataclass(slots=True)
@@ -69,7 +72,7 @@ class DeviceQueue:
         self._running: deque[Running] = deque()
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
         self._last_watched: Running | None = None
-        self._mean: dict[Hashable, float] = {}
+        self._usual: dict[Hashable, tuple[float, float]] = {}  # duration and its deviation, running means
         self._free_since = 0.0
         self._thread: threading.Thread | None = None
 
@@ -106,8 +109,10 @@ class DeviceQueue:
             running = self._running.popleft()
             start = max(running.dispatched, self._free_since)
             self._free_since = running.end
-            seconds, mean = running.end - start, self._mean.get(running.cost)
-            self._mean[running.cost] = seconds if mean is None else 0.9 * mean + 0.1 * seconds
+            seconds = running.end - start
+            mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
+            deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)
+            self._usual[running.cost] = 0.9 * mean + 0.1 * seconds, deviation
             finished.append((running, start))
         return finished
 
@@ -116,10 +121,12 @@ class DeviceQueue:
         if not self._running:
             return now
         head = self._running[0]
-        mean = self._mean.get(head.cost)
-        if len(self._running) > 1 or mean is None:
+        usual = self._usual.get(head.cost)
+        if len(self._running) > 1 or usual is None:
             return float("inf")
-        return max(head.dispatched, self._free_since) + mean - LEAD_SECONDS
+        mean, deviation = usual
+        earliest = mean - min(2 * deviation, LEAD_SPREAD * mean)
+        return max(head.dispatched, self._free_since) + earliest - LEAD_SECONDS
 
     @property
     def running(self) -> list[Task]:
