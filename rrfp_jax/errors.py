@@ -7,3 +7,19 @@ class UsageError(ValueError):
 
 class TrainingError(RuntimeError):
     """A run that had started cannot go on: the message names the step and the microbatch."""
+
+
+class PeerLost(TrainingError):
+    """Another process of the run failed, died, froze or left; `culprit` is its rank."""
+
+    def __init__(self, sentence: str, culprit: int) -> None:
+        super().__init__(sentence)
+        self.culprit = culprit
+
+
+class Disagreement(TrainingError):
+    """The processes of a run do not do the same; `culprit` is the rank that differs from the others."""
+
+    def __init__(self, sentence: str, culprit: int) -> None:
+        super().__init__(sentence)
+        self.culprit = culprit

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
+from rrfp_jax.core.trace import Part
 from rrfp_jax.runtime.transport import LocalTransport
 from tests import toy
 
@@ -24,13 +25,13 @@ class DelayedTransport(LocalTransport):
 
     def poll(self):
         now = time.perf_counter()
-        self.held += [(now + self.random.expovariate(1 / self.mean), *item) for item in super().poll()]
-        due = [item for item in self.held if item[0] <= now]
+        self.held += [(now + self.random.expovariate(1 / self.mean), arrival) for arrival in super().poll()]
+        due = [arrival for at, arrival in self.held if at <= now]
         self.held = [item for item in self.held if item[0] > now]
-        return [(key, arrays) for _, key, arrays in due]
+        return due
 
-    def busy(self):
-        return bool(self.held) or super().busy()
+    def patience(self):
+        return 2e-5 if self.held else super().patience()
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def run(trainer, transport):
     engine = trainer._engine
     engine.driver.transport = transport
     _, sums = trainer._run("train", trainer._data, 0)
-    gradients = jax.device_get([stage.gradients for stage in engine.stages])
+    gradients = jax.device_get([stage.gradients for stage in engine.stages.values()])
     engine.reset_gradients()
     return sums.trace, gradients
 
@@ -84,7 +85,7 @@ def test_other_delays_other_orders_same_gradients(trainer):
 def test_the_trace_check_can_fail(trainer):
     trace, _ = run(trainer, DelayedTransport(3))
     late = [r._replace(ready=0.0) for r in trace.records]
-    assert skipped_although_ready(type(trace)(trace.step, trace.stages, late))
+    assert skipped_although_ready(type(trace)(trace.step, trace.stages, [Part.of(late)]))
 
 
 def test_tasks_of_a_stage_do_not_overlap_and_start_after_dispatch(trainer):

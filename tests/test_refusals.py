@@ -331,7 +331,9 @@ class TestData:
 
 
 def copied(trainer):
-    return jax.device_get((trainer.params, [stage.optimizer_state for stage in trainer._engine.stages]))
+    return jax.device_get(
+        (trainer.params, [stage.optimizer_state for stage in trainer._engine.stages.values()])
+    )
 
 
 def same(trainer, before):
@@ -384,9 +386,9 @@ class TestLossesThatAreNotFinite:
 class Losing(LocalTransport):
     """Delivers everything but what belongs to microbatch 2."""
 
-    def pull(self, key, device):
+    def offer(self, key, arrays):
         if key.task.microbatch != 2:
-            super().pull(key, device)
+            super().offer(key, arrays)
 
 
 def trains_as_if_nothing_had_happened(trainer):
@@ -414,8 +416,8 @@ class TestStepsThatAreBrokenOff:
     def test_an_interrupt_leaves_nothing_behind(self, trainer, monkeypatch):
         produced, threads, before = LocalTransport.produced, threading.active_count(), copied(trainer)
 
-        def interrupted(self, key):
-            produced(self, key)
+        def interrupted(self, key, at):
+            produced(self, key, at)
             if key.task.microbatch == 1:
                 raise KeyboardInterrupt
 

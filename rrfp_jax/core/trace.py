@@ -6,11 +6,13 @@ Times are seconds on one clock. A record's `ready` is when the scheduler learned
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.tasks import Kind, Task
 
 
 class TaskRecord(NamedTuple):
@@ -35,23 +37,72 @@ class Gap(NamedTuple):
     ready: float
 
 
+RECORD = struct.Struct("<iBiiidddd")
+"""A task record in bytes: stage, kind, chunk, microbatch, bucket, then the four times."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process recorded of a step, packed: it is sent every step and looked at seldom.
+
+    Attributes:
+        start: dispatch of its first task (s).
+        end: end of its last task (s).
+        busy: time in which each of its stages computed (s).
+        packed: its records as bytes.
+    """
+
+    start: float
+    end: float
+    busy: Mapping[int, float]
+    packed: bytes
+
+    @classmethod
+    def of(cls, records: Sequence[TaskRecord], offset: float = 0.0) -> Part:
+        """Pack records, at least one, with all times moved by `offset` seconds."""
+        busy: dict[int, float] = {}
+        packed = []
+        for stage, (kind, chunk, microbatch), bucket, ready, dispatched, start, end in records:
+            busy[stage] = busy.get(stage, 0.0) + end - start
+            times = (ready + offset, dispatched + offset, start + offset, end + offset)
+            packed.append(RECORD.pack(stage, kind, chunk, microbatch, bucket, *times))
+        return cls(
+            start=min(record.dispatched for record in records) + offset,
+            end=max(record.end for record in records) + offset,
+            busy=busy,
+            packed=b"".join(packed),
+        )
+
+    def records(self) -> list[TaskRecord]:
+        """The records, in order of their end."""
+        return [
+            TaskRecord(stage, Task(Kind(kind), chunk, microbatch), bucket, *times)
+            for stage, kind, chunk, microbatch, bucket, *times in RECORD.iter_unpack(self.packed)
+        ]
+
+
 @dataclass(frozen=True)
 class StepTrace:
-    """The records of one step of all stages, in order of their end."""
+    """One step of all stages; all times on one clock."""
 
     step: int
     stages: int
-    records: Sequence[TaskRecord]
+    parts: Sequence[Part]
+
+    @cached_property
+    def records(self) -> Sequence[TaskRecord]:
+        """The records of all stages, in order of their end."""
+        return sorted((r for part in self.parts for r in part.records()), key=lambda r: r.end)
 
     @property
     def start(self) -> float:
         """Dispatch of the first task (s)."""
-        return min(record.dispatched for record in self.records)
+        return min(part.start for part in self.parts)
 
     @property
     def end(self) -> float:
         """End of the last task (s)."""
-        return max(record.end for record in self.records)
+        return max(part.end for part in self.parts)
 
     @property
     def makespan(self) -> float:
@@ -68,7 +119,7 @@ class StepTrace:
 
     def busy(self, stage: int) -> float:
         """Time in which the stage computed (s)."""
-        return sum(r.end - r.start for r in self.records if r.stage == stage)
+        return sum(part.busy.get(stage, 0.0) for part in self.parts)
 
     def bubble(self) -> list[float]:
         """Per stage, the share of the makespan in which it did not compute."""

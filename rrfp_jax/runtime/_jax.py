@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import jax
-from jax._src import xla_bridge
+from jax._src import distributed, xla_bridge
 from jax._src.interpreters import partial_eval
-from jax._src.lib import xla_client  # type: ignore[attr-defined]
+from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import SingleDeviceSharding
 
@@ -29,6 +30,48 @@ def provide_cpu_devices(count: int) -> None:
     if xla_bridge.backends_are_initialized() or asked or wanted > 0:
         return
     jax.config.update("jax_num_cpu_devices", count)
+
+
+def place_in_run() -> tuple[int, int] | None:
+    """(rank, number of processes) if `jax.distributed` has been initialised, else None."""
+    state = distributed.global_state
+    return None if state.client is None else (state.process_id, state.num_processes)
+
+
+def join_run(coordinator: str, processes: int, rank: int, hosted_elsewhere: bool) -> None:
+    """`jax.distributed.initialize`, such that the death of another process is no death sentence for this one.
+
+    Args:
+        coordinator: host:port of the coordination service.
+        processes: in the run.
+        rank: of this process.
+        hosted_elsewhere: the launcher runs the service; else rank 0 does, and its death ends all at once.
+    """
+    jax.config.update("jax_enable_recoverability", True)
+    if not hosted_elsewhere:
+        jax.distributed.initialize(coordinator, processes, rank)
+        return
+    start_service = _jax.get_distributed_runtime_service  # which rank 0 would call
+    _jax.get_distributed_runtime_service = lambda *args, **kwargs: None
+    try:
+        jax.distributed.initialize(coordinator, processes, rank)
+    finally:
+        _jax.get_distributed_runtime_service = start_service
+
+
+def in_use() -> bool:
+    """Whether a backend exists, after which no run can be joined."""
+    return bool(xla_bridge.backends_are_initialized())
+
+
+def coordinator_host() -> str:
+    """Name or address of the machine with the coordination service."""
+    return str(distributed.global_state.coordinator_address).rpartition(":")[0].strip("[]")
+
+
+def key_value_store() -> Any:
+    """The client of the run's key-value store."""
+    return distributed.global_state.client
 
 
 class DeviceCopier:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import perf_counter
 from types import TracebackType
 from typing import Any
-
-import jax
 
 from rrfp_jax.core.tasks import Task
 
@@ -33,6 +31,7 @@ LEAD_SPREAD = 0.1
 class Running:
     """A dispatched task. Times in seconds on `time.perf_counter`'s clock."""
 
+    step: int
     stage: int
     task: Task
     bucket: int
@@ -64,10 +63,15 @@ class Running:
 
 
 class DeviceQueue:
-    """The programs in flight on one device. Use as a context manager: the thread lives inside it."""
+    """The programs in flight on one device. Use as a context manager: the thread lives inside it.
 
-    def __init__(self, device: jax.Device, wake: threading.Event) -> None:
-        self.device = device
+    Args:
+        name: of the device, for the thread's name.
+        wake: called in that thread when a watched program has ended.
+    """
+
+    def __init__(self, name: str, wake: Callable[[], None]) -> None:
+        self._name = name
         self._wake = wake
         self._running: deque[Running] = deque()
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
@@ -80,7 +84,7 @@ class DeviceQueue:
         # Nothing of a step that was broken off: its thread would take what is meant for the new one.
         self._running, self._watched, self._last_watched = deque(), SimpleQueue(), None
         self._thread = threading.Thread(
-            target=self._watch, args=(self._watched,), name=f"rrfp-watch-{self.device}", daemon=True
+            target=self._watch, args=(self._watched,), name=f"rrfp-watch-{self._name}", daemon=True
         )
         self._thread.start()
         return self
@@ -128,6 +132,11 @@ class DeviceQueue:
         earliest = mean - min(2 * deviation, LEAD_SPREAD * mean)
         return max(head.dispatched, self._free_since) + earliest - LEAD_SECONDS
 
+    def next_event(self, now: float) -> float:
+        """When, after `now`, something happens here of which no thread tells; inf if nothing will."""
+        room = self.room_at(now)
+        return room if room > now else float("inf")
+
     @property
     def running(self) -> list[Task]:
         """The tasks on the device, oldest first."""
@@ -137,4 +146,4 @@ class DeviceQueue:
         while (running := watched.get()) is not None:
             if running.end == 0.0:
                 running.wait()
-            self._wake.set()
+            self._wake()

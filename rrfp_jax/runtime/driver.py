@@ -1,29 +1,29 @@
 """The driver: feeds the core, dispatches what it decides, and is the only place that reads a clock.
 
-It goes round three moves until every task has ended: collect what has ended and arrived, fill the devices
-that have room, sleep. It sleeps on one event that the devices' watching threads set, so a ready task is
-picked up within about 100 us and an idle driver costs nothing.
+It goes round three moves until every task of this process's stages has ended: collect what has ended and
+arrived, fill the devices that have room, sleep. Devices' watching threads and messages wake it, so a ready
+task is picked up within about 100 us and an idle driver costs next to nothing.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from time import perf_counter
+
+import jax
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Instruction
 from rrfp_jax.core.scheduler import StageScheduler, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
-from rrfp_jax.core.trace import StepTrace, TaskRecord
+from rrfp_jax.core.trace import TaskRecord
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.bell import Bell, EventBell
 from rrfp_jax.runtime.device import DeviceQueue, Running
 from rrfp_jax.runtime.interrupts import interrupts_held
-from rrfp_jax.runtime.stage import Stage, StageStep
+from rrfp_jax.runtime.stage import StageStep
 from rrfp_jax.runtime.transport import Key, LocalTransport, Transport
-
-TRANSFER_POLL_SECONDS = 2e-5
-"""Pause between looks at a transfer whose data exists: it takes but a moment."""
+from rrfp_jax.runtime.world import World
 
 LONGEST_SLEEP_SECONDS = 1.0
 
@@ -32,40 +32,51 @@ class Driver:
     """Runs steps on the stages of this process. Its threads live only inside `run`, so none is ever left.
 
     Args:
-        stages: all stages of the pipeline, in order.
+        devices: of this process's stages, by stage.
+        world: the processes of the run.
         transport: how outputs reach the next stage.
         stall_seconds: without any progress for so long, a step is given up and what it waited for is named.
+        queue: makes the queue of a device, from its name and what wakes the driver.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], transport: Transport | None = None, stall_seconds: float = 300.0
+        self,
+        devices: Mapping[int, jax.Device],
+        world: World,
+        transport: Transport | None = None,
+        stall_seconds: float = 300.0,
+        queue: Callable[[str, Callable[[], None]], DeviceQueue] = DeviceQueue,
     ) -> None:
         self.transport: Transport = transport or LocalTransport()
-        self._stages = stages
+        self.devices = devices
+        self._world = world
         self._stall_seconds = stall_seconds
-        self._wake = threading.Event()
-        by_device = {stage.device: DeviceQueue(stage.device, self._wake) for stage in stages}
-        self._queues = list(by_device.values())
-        self._queue_of = [by_device[stage.device] for stage in stages]
+        self._bell: Bell = world.mailbox or EventBell()
+        distinct = list(dict.fromkeys(devices.values()))
+        self._queues = [queue(str(device), self._bell.ring) for device in distinct]
+        self._queue_of = {stage: self._queues[distinct.index(device)] for stage, device in devices.items()}
         # Later stages first where several share a device: what is furthest along frees memory soonest.
-        self._sharing = [[s.index for s in reversed(stages) if s.device == q.device] for q in self._queues]
+        self._sharing = [[s for s in sorted(devices, reverse=True) if devices[s] == d] for d in distinct]
 
-    def run(self, rules: StepRules, step: int, parts: Sequence[StageStep]) -> StepTrace:
-        """Run one step to its end.
+    def run(self, rules: StepRules, step: int, parts: Mapping[int, StageStep]) -> list[TaskRecord]:
+        """Run one step to the end of this process's part of it.
 
         Args:
             rules: of the step, equal for all stages.
-            step: its number, for keys and messages.
-            parts: each stage's part, in order.
+            step: its number, for messages.
+            parts: of this process's stages, by stage.
 
         Raises:
-            TrainingError: a program failed, or nothing moved for `stall_seconds`.
+            TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
+                `stall_seconds`.
         """
         with interrupts_held() as interrupted, ExitStack() as open_queues:
             for queue in self._queues:
                 open_queues.enter_context(queue)
+            round = self._world.next_round()
             try:
-                return _Step(self, rules, step, parts).run(interrupted)
+                self.transport.begin(round, self.devices)
+                return _Step(self, rules, step, round, parts).run(interrupted)
             except BaseException:
                 self.transport.reset()
                 raise
@@ -74,32 +85,36 @@ class Driver:
 class _Step:
     """One step under way."""
 
-    def __init__(self, driver: Driver, rules: StepRules, step: int, parts: Sequence[StageStep]) -> None:
+    def __init__(
+        self, driver: Driver, rules: StepRules, step: int, round: int, parts: Mapping[int, StageStep]
+    ) -> None:
         self._driver = driver
-        self._transport = driver.transport
-        self._rules, self._step, self._parts = rules, step, parts
-        self._schedulers = [StageScheduler(part.stage.index, rules) for part in parts]
-        self._began = perf_counter()
-        self._ready: list[dict[Task, float]] = [{} for _ in parts]  # when each stage's tasks became ready
-        self._idle = [False] * len(parts)  # had nothing to run when last asked, and nothing came since
+        self._transport, self._box = driver.transport, driver._world.box
+        self._rules, self._step, self._round, self._parts = rules, step, round, parts
+        self._schedulers = {stage: StageScheduler(stage, rules) for stage in parts}
+        self._began = self._progress = perf_counter()
+        self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
+        self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
         self._records: list[TaskRecord] = []
         per_stage = rules.microbatches * rules.placement.chunks * (1 if rules.forward_only else 2)
         self._total = per_stage * len(parts)
 
-    def run(self, interrupted: Callable[[], bool]) -> StepTrace:
-        progress = perf_counter()
+    def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
+        world = self._driver._world
+        world.waiting = self._waiting
         while len(self._records) < self._total:
             if interrupted():
                 raise KeyboardInterrupt
             moved = self._collect()
             moved |= self._fill()
             if moved:
-                progress = perf_counter()
-            elif perf_counter() - progress > self._driver._stall_seconds:
-                raise TrainingError(self._stalled(perf_counter() - progress))
+                self._progress = perf_counter()
+            elif perf_counter() - self._progress > self._driver._stall_seconds:
+                raise TrainingError(self._stalled())
             if len(self._records) < self._total:
                 self._sleep()
-        return StepTrace(self._step, len(self._parts), self._records)
+        world.waiting = tuple
+        return self._records
 
     def _collect(self) -> bool:
         """Note the programs that have ended and the inputs that have arrived."""
@@ -113,7 +128,7 @@ class _Step:
                     ) from running.error
                 key = self._message(running.stage, running.task)
                 if key is not None:
-                    self._transport.produced(key)
+                    self._transport.produced(key, running.end)
                 self._records.append(
                     TaskRecord(
                         running.stage,
@@ -125,7 +140,7 @@ class _Step:
                         running.end,
                     )
                 )
-        for key, arrays in self._transport.poll():
+        for key, arrays, _ in self._transport.poll():
             moved = True
             self._parts[key.stage].receive(key.task, arrays)
             self._schedulers[key.stage].handle(Arrived(key.task))
@@ -162,11 +177,12 @@ class _Step:
             raise TrainingError(f"step {self._step}: {task} on stage {stage} failed: {error}") from error
         ready = self._ready[stage].pop(task, self._began)
         bucket = part.buckets[task.microbatch]
-        queue.submit(Running(stage, task, bucket, (part.phase, stage, task.kind, bucket), token, ready, now))
+        self._box.dispatched(self._step, stage, task)
+        cost = part.phase, stage, task.kind, bucket
+        queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now))
         key = self._message(stage, task)
         if key is not None:
             self._transport.offer(key, outputs)
-            self._transport.pull(key, self._parts[key.stage].stage.device)
         elif task.kind is FORWARD:
             self._ready[stage][Task(BACKWARD, task.chunk, task.microbatch)] = perf_counter()
         for instruction in instructions[1:]:
@@ -175,24 +191,28 @@ class _Step:
 
     def _message(self, stage: int, task: Task) -> Key | None:
         destination = self._rules.placement.destination(stage, task)
-        return None if destination is None else Key(self._step, *destination)
+        return None if destination is None else Key(self._round, *destination)
 
     def _sleep(self) -> None:
-        if self._transport.busy():
-            wait = TRANSFER_POLL_SECONDS
-        else:
-            now = perf_counter()
-            rooms = [at for queue in self._driver._queues if (at := queue.room_at(now)) > now]
-            wait = min([LONGEST_SLEEP_SECONDS, *(at - now for at in rooms)])
+        patience = self._transport.patience()
+        now = perf_counter()
+        until = min(queue.next_event(now) for queue in self._driver._queues)
+        if patience is None:
             for queue in self._driver._queues:
                 queue.watch()
-        if self._driver._wake.wait(wait):
-            self._driver._wake.clear()
+            patience = LONGEST_SLEEP_SECONDS
+        self._driver._bell.sleep(min(patience, until - now))
 
-    def _stalled(self, seconds: float) -> str:
-        waiting = "; ".join(f"stage {s.stage} waits for {s.awaited()}" for s in self._schedulers)
-        running = [f"{task}" for queue in self._driver._queues for task in queue.running]
-        return (
-            f"step {self._step}: nothing moved for {seconds:.0f} s; "
-            f"running: {', '.join(running) or 'nothing'}; {waiting}"
-        )
+    def _waiting(self) -> list[str]:
+        """What each stage waits for and since when, for messages."""
+        since = f"since {perf_counter() - self._progress:.1f} s"
+        waits = [
+            f"stage {stage} waits for {scheduler.awaited()} in step {self._step}, {since}"
+            for stage, scheduler in self._schedulers.items()
+        ]
+        running = [f"{task}, running {since}" for queue in self._driver._queues for task in queue.running]
+        return waits + running
+
+    def _stalled(self) -> str:
+        seconds = perf_counter() - self._progress
+        return f"step {self._step}: nothing moved for {seconds:.0f} s; {'; '.join(self._waiting())}"

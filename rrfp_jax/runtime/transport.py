@@ -1,12 +1,13 @@
 """Moving a task's output to the stage that waits for it.
 
-The sender offers at dispatch, before the data exists; the receiver pulls what is offered, so that the
+The sender offers at dispatch, before the data exists; the receiver pulls what it hears offered, so that the
 transfer is set up early and starts when it can. `poll` gives what has arrived, in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import jax
@@ -16,83 +17,133 @@ from rrfp_jax.runtime._jax import DeviceCopier
 
 
 class Key(NamedTuple):
-    """Names one message: the task that it makes ready, on which stage, in which step."""
+    """Names one message: the task that it makes ready, on which stage, in which round.
 
-    step: int
+    A round is one run of tasks, counted alike by all processes: a step's training, or its evaluation.
+    """
+
+    round: int
     stage: int
     task: Task
 
     def __str__(self) -> str:
-        return f"input of {self.task} on stage {self.stage} in step {self.step}"
+        return f"input of {self.task} on stage {self.stage}"
+
+
+class Arrival(NamedTuple):
+    """A transfer that is complete and without error.
+
+    Attributes:
+        produced: when the program that computed the arrays ended (s, on this process's `perf_counter`).
+    """
+
+    key: Key
+    arrays: Sequence[jax.Array]
+    produced: float
+
+
+@dataclass
+class Ledger:
+    """Bytes that a transport keeps alive."""
+
+    held: int = 0  # offered here and not yet delivered elsewhere
+    posted: int = 0  # being pulled to here
 
 
 class Transport(Protocol):
     """What the driver needs of a transport. Keys are used once."""
 
+    @property
+    def ledger(self) -> Ledger:
+        """What is kept alive just now."""
+
+    def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
+        """A round begins whose messages to this process go to the devices of its stages."""
+
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
-        """Make arrays, possibly still being computed, available under a key."""
+        """Make arrays, possibly still being computed, available under a key.
 
-    def pull(self, key: Key, device: jax.Device) -> None:
-        """Begin to fetch what was offered to `device`; returns at once."""
+        They must neither be donated nor deleted before they are delivered.
 
-    def produced(self, key: Key) -> None:
-        """The program that computes the offered arrays has ended: the transfer may now complete."""
+        Raises:
+            ValueError: the key has been offered before in this round.
+        """
 
-    def poll(self) -> list[tuple[Key, Sequence[jax.Array]]]:
-        """The pulls that have completed since the last call."""
+    def produced(self, key: Key, at: float) -> None:
+        """The program that computes the offered arrays ended at this time (s): the transfer may complete."""
 
-    def busy(self) -> bool:
-        """Whether a transfer whose data exists is on its way, so that `poll` is worth calling soon."""
+    def poll(self) -> list[Arrival]:
+        """The transfers to this process that have completed since the last call."""
+
+    def patience(self) -> float | None:
+        """How long one may sleep (s) before `poll` is worth calling; None: until something else happens."""
 
     def reset(self) -> None:
-        """Forget everything that was offered or pulled, after a step that was broken off."""
+        """Forget everything that was offered or pulled, after a round that was broken off."""
+
+
+SHORTEST_PAUSE, PAUSE_SHARE = 2e-5, 0.05
+"""Pause between looks at a transfer whose data exists: this time (s), or this share of the time it has taken
+so far, so that long transfers cost no more looks than short ones."""
 
 
 class LocalTransport:
     """Between the devices of one process: a pull is a copy, or nothing at all on one device."""
 
     def __init__(self) -> None:
-        self._offered: dict[Key, Sequence[jax.Array]] = {}
+        self.ledger = Ledger()
+        self._devices: Mapping[int, jax.Device] = {}
+        self._offered: set[Key] = set()
         self._waiting: dict[Key, Sequence[jax.Array]] = {}  # pulled; the producer is still running
-        self._moving: dict[Key, Sequence[jax.Array]] = {}  # the producer has ended
-        self._here: list[tuple[Key, Sequence[jax.Array]]] = []
+        self._moving: dict[Key, Arrival] = {}  # the producer has ended
+        self._here: list[Arrival] = []
         self._copiers: dict[jax.Device, DeviceCopier] = {}
 
+    def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
+        """See `Transport.begin`."""
+        self._devices = devices
+        self._offered.clear()
+
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
-        """See `Transport.offer`."""
-        self._offered[key] = arrays
-
-    def pull(self, key: Key, device: jax.Device) -> None:
-        """See `Transport.pull`. On the producer's own device data is there once it is dispatched."""
-        arrays = self._offered.pop(key)
+        """See `Transport.offer`. On the producer's own device data is there once it is dispatched."""
+        if key in self._offered:
+            raise ValueError(f"{key} has been offered before")
+        self._offered.add(key)
+        device = self._devices[key.stage]
         if all(array.device == device for array in arrays):
-            self._here.append((key, arrays))
-        else:
-            if device not in self._copiers:
-                self._copiers[device] = DeviceCopier(device)
-            self._waiting[key] = self._copiers[device](arrays)
+            self._here.append(Arrival(key, arrays, 0.0))
+            return
+        if device not in self._copiers:
+            self._copiers[device] = DeviceCopier(device)
+        self._waiting[key] = self._copiers[device](arrays)
+        self.ledger.posted += nbytes(arrays)
 
-    def produced(self, key: Key) -> None:
+    def produced(self, key: Key, at: float) -> None:
         """See `Transport.produced`."""
         if key in self._waiting:
-            self._moving[key] = self._waiting.pop(key)
+            self._moving[key] = Arrival(key, self._waiting.pop(key), at)
 
-    def poll(self) -> list[tuple[Key, Sequence[jax.Array]]]:
+    def poll(self) -> list[Arrival]:
         """See `Transport.poll`."""
         arrived, self._here = self._here, []
-        if not self._moving:
-            return arrived
-        for key, arrays in list(self._moving.items()):
-            if all(array.is_ready() for array in arrays):  # type: ignore[attr-defined]
+        for key, arrival in list(self._moving.items()) if self._moving else ():
+            if all(array.is_ready() for array in arrival.arrays):  # type: ignore[attr-defined]
                 del self._moving[key]
-                arrived.append((key, arrays))
+                self.ledger.posted -= nbytes(arrival.arrays)
+                arrived.append(arrival)
         return arrived
 
-    def busy(self) -> bool:
-        """See `Transport.busy`."""
-        return bool(self._moving or self._here)
+    def patience(self) -> float | None:
+        """See `Transport.patience`."""
+        return SHORTEST_PAUSE if self._moving or self._here else None
 
     def reset(self) -> None:
         """See `Transport.reset`."""
         for pending in (self._offered, self._waiting, self._moving, self._here):
             pending.clear()
+        self.ledger.posted = 0
+
+
+def nbytes(arrays: Sequence[jax.Array]) -> int:
+    """Bytes of all arrays."""
+    return sum(array.nbytes for array in arrays)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,6 +20,7 @@ from rrfp_jax.core.schedules import FixedOrder, Hint, Schedule, by_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.engine import Bucket, Engine, Phase, StageBytes, Sums
 from rrfp_jax.runtime.initial import InitFunction
 from rrfp_jax.runtime.interrupts import interrupts_held
@@ -36,7 +38,7 @@ TRACED_STEPS = 20
 
 
 class Trainer:
-    """Trains a pipeline.
+    """Trains a pipeline, in one process or in several that all run the same program.
 
     Whatever can be refused is refused here, before anything is compiled; compiling and allocating wait for
     the first step (or `start`).
@@ -60,6 +62,7 @@ class Trainer:
             stage that owns it; None keeps the layer's own.
         on_step: called with every `Report`.
         stall_seconds: without any progress for so long, a step is given up, naming what it waited for.
+        delays: to inject, for experiments.
 
     Raises:
         UsageError: whatever cannot work, with value, cause and remedy.
@@ -82,6 +85,7 @@ class Trainer:
         init: InitFunction | None = None,
         on_step: Callable[[Report], None] | None = None,
         stall_seconds: float = 300.0,
+        delays: Delays | None = None,
     ) -> None:
         mesh = mesh or Mesh()
         for name, value, wanted in (("first argument", pipe, Pipeline), ("mesh", mesh, Mesh)):
@@ -109,14 +113,18 @@ class Trainer:
         self._clip_norm, self._seed = clip_norm, seed
         self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
         self._data = None if data is None else as_data(data)
+        self._layout = mesh.lay_out()
+        self._world = self._layout.world
+        self._world.stall_seconds = stall_seconds
         self._engine = Engine(
             pipe,
-            mesh.stage_devices(),
+            self._layout,
             split=split,
             optimizer=optimizer,
             seed=seed,
             init=init,
             stall_seconds=stall_seconds,
+            delays=delays or Delays(),
         )
         self._checked = False
         if self._data is not None:
@@ -159,13 +167,13 @@ class Trainer:
 
         Returns:
             The summed loss over the summed weight, and its gradient, {layer index as text: nested dict},
-            each leaf on its stage's device.
+            each leaf on its stage's device; in a run of several processes, that of this one's stages.
         """
         data = InMemory(microbatches)
         self._start(data)
         _, sums = self._run("train", data, self.steps_done)
         self._check_finite(sums, self.steps_done)
-        trees = [stage.gradients for stage in self._engine.stages]
+        trees = [stage.gradients for stage in self._engine.stages.values()]
         tree = {k: layer for tree in trees for k, layer in tree.items()}
         gradient = jax.tree.map(lambda g: g / sums.weight, tree)
         return sums.total / sums.weight, gradient
@@ -197,15 +205,25 @@ class Trainer:
     def start(self) -> Sequence[StageBytes]:
         """Compile and allocate, unless that has been done; what each stage needs."""
         self._start(self._own_data("start"))
-        return self._engine.bytes()
+        rows = [vars(row) | {"layers": [row.layers.start, row.layers.stop]} for row in self._engine.bytes()]
+        table = [row for rows in self._world.gather("the bytes of all stages", rows) for row in rows]
+        return [StageBytes(**row | {"layers": range(*row["layers"])}) for row in table]
 
     def check(self) -> CheckReport:
         """Compare one step with plain, unpipelined JAX and print that with the bytes of every stage.
 
+        In a run of several processes each compares its own stages, and makes the other initial parameters
+        itself for that.
+
         Raises:
-            UsageError: the loss is no sum, or there is no data.
+            UsageError: there is no data, or, with several processes, parameters are no longer initial.
         """
         data = self._own_data("check")
+        if self._world.size > 1 and self.steps_done:
+            raise UsageError(
+                f"Trainer.check() after {self.steps_done} steps in {self._world.size} processes: no process "
+                f"has all parameters then; call it before the first step"
+            )
         table = self.start()
         plan = plan_step(data, self.steps_done)
         microbatches = [
@@ -213,21 +231,24 @@ class Trainer:
             for j, mb in enumerate(plan)
         ]
         loss, gradient = self.value_and_grad(microbatches)
-        report = compare(
-            self._pipe, self.params, microbatches, (self._seed, self.steps_done), loss, gradient, table
-        )
-        print(report)
+        params = self._engine.all_initial_params() if self._world.size > 1 else self.params
+        own = compare(self._pipe, params, microbatches, (self._seed, self.steps_done), loss, gradient, table)
+        errors = self._world.gather("the check", dict(own.leaf_errors))
+        report = replace(own, leaf_errors={k: v for part in errors for k, v in part.items()})
+        if self._world.rank == 0:
+            print(report)
         return report
 
     @property
     def params(self) -> Params:
         """All parameters, {layer index as text: nested dict}, each leaf on its stage's device.
 
+        In a run of several processes, those of this one's stages.
         The next step replaces them and frees the old ones: copy what is to be kept.
         """
         if not self._engine.stages:
             raise UsageError("Trainer.params: there are none before the first step; call start() first")
-        return {k: v for stage in self._engine.stages for k, v in stage.params.items()}
+        return {k: v for stage in self._engine.stages.values() for k, v in stage.params.items()}
 
     def write_trace(self, path: str | Path) -> None:
         """The latest steps as a trace that Perfetto opens."""
@@ -249,7 +270,16 @@ class Trainer:
             return
         plan = plan_step(data, 0)
         self._check_model(data, plan)
+        self._world.agree("what is to be run", self._fingerprint(plan))
         self._engine.start(list(dict.fromkeys(_buckets(plan))))
+
+    def _fingerprint(self, plan: Sequence[Microbatch]) -> str:
+        """Whatever must be equal on all processes of the run, as text."""
+        rules = self._rules(len(plan), "train")
+        split = [len(layers) for layers in self._engine.layers]
+        return (
+            f"{rules}, split={split}, seed={self._seed}, clip_norm={self._clip_norm}, jax={jax.__version__}"
+        )
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if self._checked:
@@ -294,7 +324,9 @@ class Trainer:
         return report
 
     def _run(self, phase: Phase, data: Data, step: int) -> tuple[Sequence[Microbatch], Sums]:
+        self._world.box.phase(f"{'step' if phase == 'train' else 'validation'} {step}")
         plan = plan_step(data, step)
+        self._world.agree(f"the plan of {phase} step {step}", plan_hash(plan))
         buckets = _buckets(plan)
         for bucket in dict.fromkeys(buckets):
             self._engine.prepare(bucket, phase)
@@ -303,7 +335,8 @@ class Trainer:
         def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
             return load_checked(data, step, j, plan[j], fields)
 
-        return plan, self._engine.run(phase, step, rules, buckets, load)
+        norm = self._clip_norm is not None and phase == "train"
+        return plan, self._engine.run(phase, step, rules, buckets, load, norm)
 
     def _rules(self, microbatches: int, phase: Phase) -> StepRules:
         return StepRules(
@@ -327,7 +360,7 @@ class Trainer:
     def _gradient_norm(self, sums: Sums, step: int) -> float | None:
         if self._clip_norm is None:
             return None
-        norm = math.sqrt(self._engine.squared_norm()) / sums.weight
+        norm = math.sqrt(sums.squared_norm) / sums.weight
         if not math.isfinite(norm):
             raise TrainingError(
                 f"step {step}: the gradient norm is {norm} although every loss is finite; the step is not "

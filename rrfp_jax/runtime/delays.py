@@ -1,0 +1,147 @@
+"""Delays injected into a run, to see what a schedule makes of them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeAlias
+
+import jax
+
+from rrfp_jax.core import jitter
+from rrfp_jax.core.workload import Workload
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.device import DeviceQueue, Running
+from rrfp_jax.runtime.paced import JitteredQueue, PacedQueue
+from rrfp_jax.runtime.transport import Arrival, Key, Ledger, Transport, nbytes
+
+QueueFactory: TypeAlias = Callable[[str, Callable[[], None]], DeviceQueue]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delays:
+    """What to inject. The same seed delays the same tasks, whatever the schedule.
+
+    Attributes:
+        jitter: level J0 (none) to J3 of the paper's section 7.6: tasks take longer at random.
+        late_readiness: every arrival is noticed so much later (s).
+        link_delay: every transfer between stages takes so much longer (s).
+        link_bandwidth: of each directed link, whose transfers queue up (bytes/s); 0 for no limit.
+        seed: of the jitter.
+
+    Raises:
+        UsageError: an unknown level, or a negative number.
+    """
+
+    jitter: str = "J0"
+    late_readiness: float = 0.0
+    link_delay: float = 0.0
+    link_bandwidth: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        try:
+            jitter.by_name(self.jitter)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        for name in ("late_readiness", "link_delay", "link_bandwidth"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"{name}={getattr(self, name)}: give a finite number, at least 0")
+
+    def queue(self, workload: Workload | None = None) -> QueueFactory:
+        """Makes the queue of a device; with a workload the device is paced by it."""
+        model = jitter.Jitter(jitter.by_name(self.jitter), self.seed)
+
+        def delay(running: Running, seconds: float) -> float:
+            return model.delay(running.step, running.stage, running.task, seconds)
+
+        if workload is not None:
+
+            def seconds(running: Running) -> float:
+                own = workload.duration(running.stage, running.task)
+                return own + delay(running, own)
+
+            return lambda name, wake: PacedQueue(name, wake, seconds)
+        if not model.level.probability:
+            return DeviceQueue
+        return lambda name, wake: JitteredQueue(name, wake, delay)
+
+    def transport(self, inner: Transport, workload: Workload | None = None) -> Transport:
+        """A transport that holds every arrival until it would have come; `inner` if nothing is asked."""
+        if not (workload or self.late_readiness or self.link_delay or self.link_bandwidth):
+            return inner
+        return DelayedTransport(inner, _Links(self, workload).release)
+
+
+class DelayedTransport:
+    """Holds arrivals of another transport until `release(arrival, now)` (s)."""
+
+    def __init__(self, inner: Transport, release: Callable[[Arrival, float], float]) -> None:
+        self._inner, self._release = inner, release
+        self._held: list[tuple[float, int, Arrival]] = []
+        self._numbers = itertools.count()
+
+    @property
+    def ledger(self) -> Ledger:
+        """See `Transport.ledger`."""
+        return self._inner.ledger
+
+    def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
+        """See `Transport.begin`."""
+        self._held.clear()
+        self._inner.begin(round, devices)
+
+    def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
+        """See `Transport.offer`."""
+        self._inner.offer(key, arrays)
+
+    def produced(self, key: Key, at: float) -> None:
+        """See `Transport.produced`."""
+        self._inner.produced(key, at)
+
+    def poll(self) -> list[Arrival]:
+        """See `Transport.poll`."""
+        arrivals = self._inner.poll()
+        now = perf_counter()
+        for arrival in arrivals:
+            heapq.heappush(self._held, (self._release(arrival, now), next(self._numbers), arrival))
+        released = []
+        while self._held and self._held[0][0] <= now:
+            released.append(heapq.heappop(self._held)[2])
+        return released
+
+    def patience(self) -> float | None:
+        """See `Transport.patience`."""
+        inner = self._inner.patience()
+        if not self._held:
+            return inner
+        own = max(self._held[0][0] - perf_counter(), 0.0)
+        return own if inner is None else min(own, inner)
+
+    def reset(self) -> None:
+        """See `Transport.reset`."""
+        self._held.clear()
+        self._inner.reset()
+
+
+class _Links:
+    """When arrivals are released: after the link, after the workload's transfer, noticed late."""
+
+    def __init__(self, delays: Delays, workload: Workload | None) -> None:
+        self._delays, self._workload = delays, workload
+        self._free: dict[tuple[int, int], float] = {}  # when each directed link is
+
+    def release(self, arrival: Arrival, now: float) -> float:
+        delays, (_, stage, task) = self._delays, arrival.key
+        at = arrival.produced
+        if delays.link_bandwidth:
+            link = stage, int(task.kind)
+            at = max(at, self._free.get(link, 0.0)) + nbytes(arrival.arrays) / delays.link_bandwidth
+            self._free[link] = at
+        if self._workload is not None:
+            sender = stage - 1 if task.kind == 0 else stage + 1  # one chunk a stage
+            at += self._workload.transfer(sender, task)
+        return max(now, at + delays.link_delay) + delays.late_readiness

@@ -1,0 +1,141 @@
+"""Taking one's place in a run: alone, or as one of several processes that run the same program.
+
+The launcher, SLURM or a user started them; which of these it was, the environment says.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime import _jax
+from rrfp_jax.runtime.blackbox import BlackBox
+from rrfp_jax.runtime.farewell import say_farewell_at_exit
+from rrfp_jax.runtime.handshake import connect, listen
+from rrfp_jax.runtime.mailbox import Mailbox
+from rrfp_jax.runtime.world import World
+
+SILENCE_SECONDS = 25.0
+"""A process from which nothing has come for so long is given up, so that a frozen run ends within 30 s."""
+
+CONNECT_SECONDS = 60.0
+"""Limit for all processes to have connected to each other, once all have been started."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the environment says about this process's place in a run."""
+
+    coordinator: str
+    processes: int
+    rank: int
+    folder: Path | None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Place | None:
+        """Read RRFP_COORDINATOR, RRFP_PROCESSES and RRFP_RANK, which are set together or not at all.
+
+        Raises:
+            UsageError: some are missing, or no numbers.
+        """
+        names = ("RRFP_COORDINATOR", "RRFP_PROCESSES", "RRFP_RANK")
+        given = [name for name in names if environment.get(name)]
+        if not given:
+            return None
+        example = "RRFP_COORDINATOR=host0:9876 RRFP_PROCESSES=4 RRFP_RANK=0"
+        if len(given) < len(names):
+            missing = " and ".join(name for name in names if name not in given)
+            raise UsageError(f"{given[0]} is set but not {missing}: start every rank with {example}")
+        coordinator, processes, rank = (environment[name] for name in names)
+        if not processes.isdecimal() or not rank.isdecimal() or not int(rank) < int(processes):
+            raise UsageError(
+                f"RRFP_PROCESSES={processes} RRFP_RANK={rank}: give the number of processes, and a rank "
+                f"from 0 to one less, such as {example}"
+            )
+        if not coordinator.rpartition(":")[2].isdecimal() or ":" not in coordinator:
+            raise UsageError(f"RRFP_COORDINATOR={coordinator}: give host:port, such as {example}")
+        folder = environment.get("RRFP_FOLDER")
+        return cls(coordinator, int(processes), int(rank), Path(folder) if folder else None)
+
+
+@functools.cache
+def join(silence_seconds: float = SILENCE_SECONDS) -> World:
+    """Take this process's place in its run, once; whoever asks again gets the same.
+
+    Waits until all processes have been started and are connected to each other.
+
+    Raises:
+        UsageError: the environment says half of what is needed, or JAX was in use already.
+        TrainingError: the others cannot be reached.
+    """
+    place = Place.of(os.environ)
+    folder, box = None, None
+    hosted_elsewhere = False
+    if place is not None and place.folder is not None:
+        folder = os.open(place.folder, os.O_RDONLY | os.O_DIRECTORY)
+        box = BlackBox(place.folder / f"box-{place.rank}", place.rank, "")
+        hosted_elsewhere = True
+    if place is not None and place.processes > 1 and _jax.place_in_run() is None:
+        if _jax.in_use():
+            raise UsageError(
+                "JAX was in use before this process joined the others, so it cannot join them any more: make "
+                "the rrfp.Trainer before the first JAX computation, or call jax.distributed.initialize() "
+                "first"
+            )
+        try:
+            _jax.join_run(place.coordinator, place.processes, place.rank, hosted_elsewhere)
+        except RuntimeError as error:
+            raise TrainingError(
+                f"rank {place.rank} cannot join the run at {place.coordinator}: {error}. Have all "
+                f"{place.processes} ranks been started, and is that address right?"
+            ) from None
+    elif place is None and _is_slurm_step(os.environ) and not _jax.place_in_run() and not _jax.in_use():
+        jax.distributed.initialize()
+    found = _jax.place_in_run()
+    if found is None or found[1] == 1:
+        return World(folder=folder, box=box)
+    rank, size = found
+    world = World(rank, size, _connect(rank, size), folder, hosted_elsewhere, box)
+    say_farewell_at_exit(world, silence_seconds)
+    world.set_clock()
+    return world
+
+
+def _is_slurm_step(environment: Mapping[str, str]) -> bool:
+    """Whether `srun` started this process as one of several; a batch script itself is none of them."""
+    return "SLURM_STEP_NODELIST" in environment and environment.get("SLURM_NTASKS", "1") != "1"
+
+
+def _connect(rank: int, size: int) -> Mailbox:
+    """Connections to all other ranks; addresses and the token go through the key-value store."""
+    store = _jax.key_value_store()
+    listener = listen(own_address())
+    if rank == 0:
+        store.key_value_set("rrfp/token", secrets.token_hex(32))
+    host, port = listener.getsockname()[:2]
+    store.key_value_set(f"rrfp/address/{rank}", f"{host} {port}")
+    limit = int(1000 * CONNECT_SECONDS)
+    addresses = []
+    for other in range(size):
+        host, port = store.blocking_key_value_get(f"rrfp/address/{other}", limit).split()
+        addresses.append((host, int(port)))
+    token = store.blocking_key_value_get("rrfp/token", limit)
+    return Mailbox(rank, connect(listener, addresses, rank, token, CONNECT_SECONDS))
+
+
+def own_address() -> str:
+    """The address to listen on: RRFP_BIND, or the one from which the coordinator is reached."""
+    if chosen := os.environ.get("RRFP_BIND"):
+        return chosen
+    family, _, _, _, address = socket.getaddrinfo(_jax.coordinator_host(), 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing: the kernel only chooses a route
+        return str(probe.getsockname()[0])

@@ -1,0 +1,88 @@
+"""What a process says when it ends badly, as a file that the launcher reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+Why = Literal["failed", "refused", "peer lost", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastWords:
+    """Why a rank ended.
+
+    Attributes:
+        rank: of the process.
+        stages: that it ran, as text: "stage 2", "stages 2-3".
+        kind: "failed" by its own fault, "refused" what it was asked, "peer lost", or "interrupted".
+        sentence: the reason: for "failed", the exception as `ValueError: ...`.
+        doing: what it was at, such as "in step 12".
+        waiting: what it waited for, each such as "input of F3 on stage 2 in step 12, since 2.1 s".
+        culprit: the rank whose loss ended it, if one did.
+        traceback: of its own failure.
+        time: when, in the seconds of `time.time()`.
+    """
+
+    rank: int
+    stages: str
+    kind: Why
+    sentence: str
+    doing: str = ""
+    waiting: tuple[str, ...] = ()
+    culprit: int | None = None
+    traceback: str | None = None
+    time: float = field(default_factory=time.time)
+
+    def write(self, folder: Path | int) -> None:
+        """Write `last-words-<rank>.json`, whole or not at all.
+
+        Args:
+            folder: its path, or an open descriptor of it, which still leads there after it was renamed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        where = folder if isinstance(folder, int) else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        part, name = f".last-words-{self.rank}.part", f"last-words-{self.rank}.json"
+        try:
+            file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=where)
+            with os.fdopen(file, "w", encoding="ascii") as out:
+                json.dump(asdict(self), out)
+            os.replace(part, name, src_dir_fd=where, dst_dir_fd=where)
+        finally:
+            if where is not folder:
+                os.close(where)
+
+
+def read_all(folder: Path) -> dict[int, LastWords]:
+    """The last words in a folder by rank; a file that holds none is passed over."""
+    found = (_read(path) for path in sorted(folder.glob("last-words-*.json")))
+    return {words.rank: words for words in found if words is not None}
+
+
+def _read(path: Path) -> LastWords | None:
+    try:
+        values = json.loads(path.read_bytes())
+        words = LastWords(**{**values, "waiting": tuple(values["waiting"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return words if _is_valid(words) else None
+
+
+def _is_valid(words: LastWords) -> bool:
+    """Whether what came from outside has the types it is declared with."""
+    texts: Sequence[object] = (words.stages, words.sentence, words.doing, *words.waiting)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(words.rank, int)
+        and isinstance(words.time, (int, float))
+        and words.kind in get_args(Why)
+        and (words.culprit is None or isinstance(words.culprit, int))
+        and (words.traceback is None or isinstance(words.traceback, str))
+    )

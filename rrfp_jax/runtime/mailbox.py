@@ -1,0 +1,284 @@
+"""Control messages between the processes of a run: one socket per pair, small frames, nothing blocks.
+
+A frame is four bytes of length and a msgpack list [topic, ...]. Frames from one process arrive in the order
+in which they were posted. Whoever has time reads: the driver when it runs or sleeps, else the watchdog;
+what was read waits in an inbox until the main thread pumps, so handlers run in one thread only.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal, TypeAlias
+
+import msgpack
+
+from rrfp_jax.errors import PeerLost
+from rrfp_jax.runtime.clock import PeerClock
+
+LARGEST_FRAME = 2**20
+"""Bytes; control messages are small, so a longer one is an error or an attack."""
+
+FULL_RETRY_SECONDS = 1e-3
+"""Pause before a full socket is tried again."""
+
+HEADER = 4
+
+Handler: TypeAlias = Callable[..., None]
+"""Called as handler(rank, *content)."""
+
+
+def pack(*message: Any) -> bytes:
+    """A message as a frame.
+
+    Raises:
+        ValueError: it is larger than a frame may be.
+    """
+    body: bytes = msgpack.packb(message)
+    if len(body) > LARGEST_FRAME:
+        raise ValueError(f"message {message[0]!r} has {len(body)} bytes; a frame holds {LARGEST_FRAME}")
+    return len(body).to_bytes(HEADER, "big") + body
+
+
+def unpack(buffer: bytearray) -> list[Any] | None:
+    """Take the first message off a buffer; None if it is not there in full.
+
+    Raises:
+        ValueError: the frame is too long, or no message.
+    """
+    if len(buffer) < HEADER:
+        return None
+    end = HEADER + int.from_bytes(buffer[:HEADER], "big")
+    if end - HEADER > LARGEST_FRAME:
+        raise ValueError(f"a frame of {end - HEADER} bytes; {LARGEST_FRAME} are allowed")
+    if len(buffer) < end:
+        return None
+    try:
+        message = msgpack.unpackb(buffer[HEADER:end], strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ValueError(f"a frame that is not msgpack: {error}") from None
+    if not isinstance(message, list) or not message or not isinstance(message[0], str):
+        raise ValueError("a frame that is no message")
+    del buffer[:end]
+    return message
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Why a process takes no further part: it `left` in good order, `failed` and said so, or is `lost`."""
+
+    how: Literal["left", "failed", "lost"]
+    culprit: int  # the rank whose trouble this is
+    sentence: str
+    since: float  # perf_counter seconds
+
+
+class _Peer:
+    """The connection to one process."""
+
+    def __init__(self, rank: int, connection: socket.socket) -> None:
+        self.rank, self.socket = rank, connection
+        self.lock = threading.Lock()  # main thread and watchdog both send
+        self.incoming, self.outgoing = bytearray(), bytearray()
+        self.heard = perf_counter()
+
+    def send(self, frame: bytes) -> None:
+        with self.lock:
+            self.outgoing += frame
+            self._flush()
+
+    def flush(self) -> None:
+        if self.outgoing:
+            with self.lock:
+                self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self.outgoing:
+                del self.outgoing[: self.socket.send(self.outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError:  # reading says why, after what came before
+            self.outgoing.clear()
+
+
+class Mailbox:
+    """This process's connections to the others of the run.
+
+    Args:
+        rank: of this process.
+        sockets: connected and authenticated, by rank.
+
+    Attributes:
+        gone: who takes no further part.
+        clock: what is known of rank 0's.
+        describe: names a rank in messages.
+    """
+
+    def __init__(self, rank: int, sockets: Mapping[int, socket.socket]) -> None:
+        self.rank = rank
+        self.clock = PeerClock()
+        self.gone: dict[int, Gone] = {}
+        self.describe: Callable[[int], str] = "rank {}".format
+        self._peers = {r: _Peer(r, s) for r, s in sorted(sockets.items())}
+        self._inbox: deque[tuple[int, list[Any]]] = deque()
+        self._handlers: dict[str, Handler] = {}
+        self._reading = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._wake_end, self._ring_end = os.pipe()
+        os.set_blocking(self._wake_end, False)
+        os.set_blocking(self._ring_end, False)
+        self._selector.register(self._wake_end, selectors.EVENT_READ)
+        for peer in self._peers.values():
+            peer.socket.setblocking(False)
+            self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+
+    @property
+    def ranks(self) -> Collection[int]:
+        """The other processes."""
+        return self._peers.keys()
+
+    def on(self, topic: str, handler: Handler) -> None:
+        """Have messages of a topic handled by `handler(rank, *content)`, in the thread that pumps."""
+        self._handlers[topic] = handler
+
+    def post(self, rank: int, *message: Any) -> None:
+        """Send [topic, ...] to a process; returns at once. To a process that is gone it does nothing."""
+        self._peers[rank].send(pack(*message))
+
+    def post_all(self, *message: Any) -> None:
+        """Send [topic, ...] to every other process."""
+        frame = pack(*message)
+        for peer in self._peers.values():
+            peer.send(frame)
+
+    def pump(self) -> None:
+        """Hand what has come to its handlers; returns at once. Main thread only."""
+        with self._reading:
+            self._read()
+        while self._inbox:
+            rank, message = self._inbox.popleft()
+            self._handlers[message[0]](rank, *message[1:])
+
+    def require(self, needed: Collection[int]) -> None:
+        """Raise for the most telling of these processes that are gone: one that failed, else one lost.
+
+        Raises:
+            PeerLost: one of them is gone.
+        """
+        if not self.gone:
+            return
+        gone = [one for rank, one in sorted(self.gone.items()) if rank in needed]
+        for how in ("failed", "lost", "left"):
+            for one in gone:
+                if one.how == how:
+                    left = f"{self.describe(one.culprit)} has ended while this process still needs it"
+                    raise PeerLost(left if how == "left" else one.sentence, one.culprit)
+
+    def ring(self) -> None:
+        """Wake whoever sleeps; from any thread."""
+        with suppress(BlockingIOError):  # then it holds enough rings already
+            os.write(self._ring_end, b"\0")
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until a ring or a message comes, at most so long.
+
+        `select` on the selector itself, because epoll rounds its timeout up to milliseconds.
+        """
+        if any(peer.outgoing for peer in self._peers.values()):
+            seconds = min(seconds, FULL_RETRY_SECONDS)
+        select.select([self._selector], [], [], max(seconds, 0.0))  # type: ignore[list-item]
+
+    def beat(self) -> None:
+        """Tell the others that this process lives, and ask rank 0 for its time; from any thread."""
+        frame = pack("beat", perf_counter())
+        for peer in self._peers.values():
+            if peer.rank not in self.gone:
+                peer.send(frame)
+
+    def read_if_idle(self) -> None:
+        """Read what has come unless another thread is about to; from the watchdog."""
+        if self._reading.acquire(blocking=False):
+            try:
+                self._read()
+            finally:
+                self._reading.release()
+            if self._inbox:
+                self.ring()  # the main thread may just have gone to sleep on sockets that are empty now
+
+    def judge_silence(self, limit: float) -> None:
+        """Give up processes from which nothing has come for `limit` seconds; call after reading."""
+        now = perf_counter()
+        for rank, peer in self._peers.items():
+            if rank not in self.gone and now - peer.heard > limit:
+                self._lose(rank, f"has not been heard from for {now - peer.heard:.0f} s: frozen or cut off")
+
+    def flushed(self) -> bool:
+        """Whether everything posted is on its way."""
+        for peer in self._peers.values():
+            peer.flush()
+        return not any(peer.outgoing for peer in self._peers.values())
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._reading:
+            for peer in self._peers.values():
+                peer.socket.close()
+            self._selector.close()
+            os.close(self._wake_end)
+            os.close(self._ring_end)
+
+    def _read(self) -> None:
+        for key, _ in self._selector.select(0):
+            if key.data is None:
+                os.read(self._wake_end, 4096)
+            else:
+                self._receive(key.data)
+        for peer in self._peers.values():
+            peer.flush()
+
+    def _receive(self, peer: _Peer) -> None:
+        reason = "closed its connection without a word: killed, crashed or cut off"
+        try:
+            data = peer.socket.recv(2**18)
+            peer.incoming += data
+            peer.heard = perf_counter()
+            while (message := unpack(peer.incoming)) is not None:
+                self._file(peer, message)
+        except BlockingIOError:
+            return
+        except ValueError as error:
+            data, reason = b"", f"sent {error}"
+        except OSError as error:
+            data, reason = b"", f"is cut off: {error.strerror}"
+        if not data:
+            self._selector.unregister(peer.socket)
+            if peer.rank not in self.gone:
+                self._lose(peer.rank, reason)
+
+    def _file(self, peer: _Peer, message: list[Any]) -> None:
+        match message:
+            case ["beat", sent]:
+                if self.rank == 0:
+                    peer.send(pack("echo", sent, perf_counter()))
+            case ["echo", sent, theirs]:
+                self.clock.sample(sent, theirs, peer.heard)
+            case ["goodbye"]:
+                self.gone[peer.rank] = Gone("left", peer.rank, "has ended", perf_counter())
+            case ["failed", int(culprit), str(sentence)]:
+                self.gone[peer.rank] = Gone("failed", culprit, sentence, perf_counter())
+            case _ if message[0] in self._handlers:
+                self._inbox.append((peer.rank, message))
+            case _:
+                raise ValueError(f"an unknown message {message[0]!r}")
+
+    def _lose(self, rank: int, reason: str) -> None:
+        self.gone[rank] = Gone("lost", rank, f"{self.describe(rank)} {reason}", perf_counter())

@@ -1,0 +1,54 @@
+"""A process with several stages: some neighbours are next door, some in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from rrfp_jax.runtime.transport import Arrival, Key, Ledger, Transport
+
+
+class RoutedTransport:
+    """Sends to this process's own stages by one transport, to all others by another."""
+
+    def __init__(self, local: Transport, remote: Transport) -> None:
+        self._local, self._remote = local, remote
+        self._devices: Mapping[int, jax.Device] = {}
+
+    @property
+    def ledger(self) -> Ledger:
+        """Both together."""
+        a, b = self._local.ledger, self._remote.ledger
+        return Ledger(a.held + b.held, a.posted + b.posted)
+
+    def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
+        """See `Transport.begin`."""
+        self._devices = devices
+        self._local.begin(round, devices)
+        self._remote.begin(round, devices)
+
+    def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
+        """See `Transport.offer`."""
+        self._route(key).offer(key, arrays)
+
+    def produced(self, key: Key, at: float) -> None:
+        """See `Transport.produced`."""
+        self._route(key).produced(key, at)
+
+    def poll(self) -> list[Arrival]:
+        """See `Transport.poll`."""
+        return self._local.poll() + self._remote.poll()
+
+    def patience(self) -> float | None:
+        """See `Transport.patience`."""
+        known = [t for t in (self._local.patience(), self._remote.patience()) if t is not None]
+        return min(known, default=None)
+
+    def reset(self) -> None:
+        """See `Transport.reset`."""
+        self._local.reset()
+        self._remote.reset()
+
+    def _route(self, key: Key) -> Transport:
+        return self._local if key.stage in self._devices else self._remote

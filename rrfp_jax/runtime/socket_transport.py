@@ -1,0 +1,184 @@
+"""Between processes: offers and their completion by the mailbox, data by JAX's transfer server.
+
+An offer names arrays in the sender's transfer server, which keeps them alive until they are pulled, so that
+the sender drops its own reference at once. The receiver pulls as soon as it hears of the offer, usually
+before the data exists, and looks for its arrival only once the sender has said that it does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import transfer
+from jax.sharding import SingleDeviceSharding
+
+from rrfp_jax.core.tasks import Kind, Task
+from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.join import own_address
+from rrfp_jax.runtime.mailbox import Mailbox
+from rrfp_jax.runtime.transport import PAUSE_SHARE, SHORTEST_PAUSE, Arrival, Key, Ledger, nbytes
+from rrfp_jax.runtime.world import World
+
+LOSS_SECONDS = 2.0
+"""A transfer fails when its sender dies; the mailbox, which knows more, may hear of that a little later."""
+
+
+class _Pull(NamedTuple):
+    rank: int
+    uuid: int
+    arrays: Sequence[jax.Array]
+
+
+class SocketTransport:
+    """Offers to and pulls from the other processes of a run. Made by all of them together.
+
+    Args:
+        world: the run.
+        owners: the rank of each stage.
+
+    Raises:
+        TrainingError: the transfer server cannot be started.
+    """
+
+    def __init__(self, world: World, owners: Sequence[int]) -> None:
+        assert world.mailbox is not None
+        self.ledger = Ledger()
+        self._world, self._mailbox, self._owners = world, world.mailbox, owners
+        device = jax.local_devices()[0]
+        host = own_address()
+        address = f"[{host}]:0" if ":" in host else f"{host}:0"
+        self._server = transfer.start_transfer_server(device.client, address, [address])
+        addresses = world.gather("addresses of the transfer servers", self._server.address())
+        self._connections = {r: self._server.connect(addresses[r]) for r in self._mailbox.ranks}
+        self._uuids = itertools.count(1)
+        self._round = 0
+        self._devices: Mapping[int, jax.Device] = {}
+        self._early: list[tuple[Any, ...]] = []  # what came for a round that has not begun here
+        self._offers: dict[Key, tuple[int, int]] = {}  # offered in this round: uuid, bytes
+        self._held: dict[int, int] = {}  # bytes by uuid of what has not been delivered
+        self._pulls: dict[Key, _Pull] = {}  # the producer is still running
+        self._moving: dict[Key, tuple[_Pull, float, float]] = {}  # pull; ended, heard of that (s)
+        for topic, handler in (
+            ("offer", self._on_offer),
+            ("done", self._on_done),
+            ("delivered", self._on_delivered),
+        ):
+            self._mailbox.on(topic, handler)
+
+    def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
+        """See `Transport.begin`."""
+        self._round, self._devices = round, devices
+        self._shardings = {stage: SingleDeviceSharding(device) for stage, device in devices.items()}
+        self._offers.clear()
+        early, self._early = self._early, []
+        for handler, *message in early:
+            handler(*message)
+
+    def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
+        """See `Transport.offer`."""
+        if key in self._offers:
+            raise ValueError(f"{key} has been offered before")
+        uuid, size = next(self._uuids), nbytes(arrays)
+        self._offers[key] = uuid, size
+        self._held[uuid] = size
+        self.ledger.held += size
+        if arrays:
+            self._server.await_pull(uuid, list(arrays))
+        specs = [(array.shape, array.dtype.name) for array in arrays]
+        self._mailbox.post(self._owners[key.stage], "offer", uuid, *_flat(key), specs)
+
+    def produced(self, key: Key, at: float) -> None:
+        """See `Transport.produced`."""
+        self._mailbox.post(self._owners[key.stage], "done", *_flat(key), at + self._world.clock_offset)
+
+    def poll(self) -> list[Arrival]:
+        """See `Transport.poll`.
+
+        Raises:
+            PeerLost: a process of the run is gone.
+            TrainingError: a transfer failed.
+        """
+        self._mailbox.pump()
+        self._mailbox.require(self._mailbox.ranks)
+        arrived = []
+        for key, (pull, ended, _) in list(self._moving.items()) if self._moving else ():
+            if all(array.is_ready() for array in pull.arrays):  # type: ignore[attr-defined]
+                self._verify(key, pull)
+                del self._moving[key]
+                self.ledger.posted -= nbytes(pull.arrays)
+                self._mailbox.post(pull.rank, "delivered", pull.uuid)
+                arrived.append(Arrival(key, pull.arrays, ended))
+        return arrived
+
+    def patience(self) -> float | None:
+        """See `Transport.patience`."""
+        if not self._moving:
+            return None
+        youngest = perf_counter() - max(heard for _, _, heard in self._moving.values())
+        return max(SHORTEST_PAUSE, PAUSE_SHARE * youngest)
+
+    def reset(self) -> None:
+        """See `Transport.reset`. What other processes were offered stays with the server until they pull."""
+        for pending in (self._early, self._pulls, self._moving):
+            pending.clear()
+        self.ledger.posted = 0
+
+    def _on_offer(self, rank: int, uuid: int, *message: Any) -> None:
+        *flat, specs = message
+        key = _key(flat)
+        if self._is_early(key, self._on_offer, rank, uuid, *message):
+            return
+        if key in self._pulls or key in self._moving:
+            raise TrainingError(f"{key} was offered twice by {self._world.describe(rank)}")
+        sharding = self._shardings[key.stage]
+        wanted = [jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding) for shape, dtype in specs]
+        arrays = self._connections[rank].pull(uuid, wanted) if wanted else []
+        self._pulls[key] = _Pull(rank, uuid, arrays)
+        self.ledger.posted += nbytes(arrays)
+
+    def _on_done(self, rank: int, *message: Any) -> None:
+        *flat, ended = message
+        key = _key(flat)
+        if not self._is_early(key, self._on_done, rank, *message):
+            self._moving[key] = self._pulls.pop(key), ended - self._world.clock_offset, perf_counter()
+
+    def _on_delivered(self, rank: int, uuid: int) -> None:
+        self.ledger.held -= self._held.pop(uuid)
+
+    def _is_early(self, key: Key, *message: Any) -> bool:
+        """Keep a message for a round that has not begun here; a process ahead may send such."""
+        if key.round > self._round:
+            self._early.append(message)
+        return key.round != self._round
+
+    def _verify(self, key: Key, pull: _Pull) -> None:
+        """A transfer that failed is ready, too, and raises only when read."""
+        try:
+            for array in pull.arrays:
+                array.block_until_ready()
+        except Exception as error:
+            _hear_of_losses(self._mailbox)
+            sender = self._world.describe(pull.rank)
+            raise TrainingError(f"the transfer of the {key} from {sender} failed: {error}") from None
+
+
+def _hear_of_losses(mailbox: Mailbox) -> None:
+    deadline = perf_counter() + LOSS_SECONDS
+    while perf_counter() < deadline:
+        mailbox.require(mailbox.ranks)
+        mailbox.sleep(0.1)
+        mailbox.pump()
+
+
+def _flat(key: Key) -> tuple[int, int, int, int, int]:
+    """A key as plain numbers."""
+    kind, chunk, microbatch = key.task
+    return key.round, key.stage, int(kind), chunk, microbatch
+
+
+def _key(flat: Sequence[int]) -> Key:
+    return Key(flat[0], flat[1], Task(Kind(flat[2]), flat[3], flat[4]))

@@ -1,0 +1,172 @@
+"""The processes of a run, as one of them sees them: who they are, what they agree on, what time it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from rrfp_jax.errors import Disagreement, TrainingError
+from rrfp_jax.runtime.blackbox import BlackBox
+from rrfp_jax.runtime.mailbox import Mailbox
+
+CLOCK_SECONDS = 10.0
+"""Limit for rank 0 to tell its time."""
+
+CLOCK_ROUNDS = 10
+"""Round trips to rank 0 at the start, to know its clock."""
+
+LONGEST_SLEEP_SECONDS = 1.0
+
+
+class World:
+    """The processes of this run.
+
+    Args:
+        rank, size: of this process, and how many there are.
+        mailbox: to the others; None when alone.
+        folder: descriptor of the folder in which the launcher collects what ranks leave; None without one.
+        hosted_elsewhere: the launcher hosts the coordination service; otherwise rank 0 does, if there is one.
+        box: what this process last did.
+
+    Attributes:
+        stages: the stages of each rank as text, once a mesh has been laid out.
+        waiting: what the main thread waits for just now, for whoever has to say so.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        mailbox: Mailbox | None = None,
+        folder: int | None = None,
+        hosted_elsewhere: bool = False,
+        box: BlackBox | None = None,
+    ) -> None:
+        self.rank, self.size, self.mailbox = rank, size, mailbox
+        self.folder, self.hosted_elsewhere = folder, hosted_elsewhere
+        self.box = box or BlackBox(None, rank, "")
+        self.stages: Sequence[str] = [""] * size
+        self.waiting: Callable[[], Sequence[str]] = tuple
+        self.stall_seconds = 300.0
+        self._gathers = self._agreements = self._rounds = 0
+        self._gathered: dict[int, dict[int, tuple[str, Any]]] = {}
+        self._agreed: dict[int, dict[int, tuple[str, Any]]] = {}
+        if mailbox is not None:
+            mailbox.describe = self.describe
+            mailbox.on("gather", self._on_gather)
+            mailbox.on("agree", self._on_agree)
+
+    def describe(self, rank: int) -> str:
+        """A rank as messages name it: "rank 2 (stage 2)"."""
+        return f"rank {rank} ({self.stages[rank]})" if self.stages[rank] else f"rank {rank}"
+
+    def next_round(self) -> int:
+        """A number for the next run of tasks, equal on all processes, which all run the same."""
+        self._rounds += 1
+        return self._rounds
+
+    # Agreement.
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """Every rank's value, in rank order; waits for all of them.
+
+        Args:
+            what: names it in messages; must be equal everywhere.
+            value: of plain data.
+
+        Raises:
+            PeerLost: a rank whose value has not come is gone.
+            Disagreement: another rank is at something else.
+            TrainingError: it took longer than `stall_seconds`.
+        """
+        number, self._gathers = self._gathers, self._gathers + 1
+        values = self._gathered.setdefault(number, {})
+        values[self.rank] = (what, value)
+        if self.mailbox is not None:
+            self.mailbox.post_all("gather", number, what, value)
+            self._await(what, values)
+        del self._gathered[number]
+        for rank, (theirs, _) in sorted(values.items()):
+            if theirs != what:
+                raise Disagreement(
+                    f"{self.describe(self.rank)} is at {what}, {self.describe(rank)} at {theirs}: every "
+                    f"process must run the same program with the same arguments",
+                    rank,
+                )
+        return [values[rank][1] for rank in range(self.size)]
+
+    def agree(self, what: str, value: Any) -> None:
+        """Compare a value with the other ranks' without waiting for theirs.
+
+        Raises:
+            Disagreement: now, or whenever messages are handled next; on every rank, naming the odd one.
+        """
+        if self.mailbox is not None:
+            number, self._agreements = self._agreements, self._agreements + 1
+            self.mailbox.post_all("agree", number, what, value)
+            self._on_agree(self.rank, number, what, value)
+
+    def _on_gather(self, rank: int, number: int, what: str, value: Any) -> None:
+        self._gathered.setdefault(number, {})[rank] = (what, value)
+
+    def _on_agree(self, rank: int, number: int, what: str, value: Any) -> None:
+        known = self._agreed.setdefault(number, {})
+        known[rank] = (what, value)
+        if len(known) < self.size:
+            return
+        del self._agreed[number]
+        counted = Counter(repr(known[r]) for r in range(self.size))
+        usual = counted.most_common(1)[0][0]
+        odd = [r for r in range(self.size) if repr(known[r]) != usual]
+        if odd:
+            what, value = known[odd[0]]
+            elsewhere = next(known[r] for r in range(self.size) if r not in odd)[1]
+            raise Disagreement(
+                f"{what} is {value} on {self.describe(odd[0])}, elsewhere it is {elsewhere}: every process "
+                f"must run the same program on the same data",
+                odd[0],
+            )
+
+    def _await(self, what: str, values: Mapping[int, Any]) -> None:
+        assert self.mailbox is not None
+        began = perf_counter()
+
+        def missing() -> list[int]:
+            return [rank for rank in range(self.size) if rank not in values]
+
+        def waiting() -> list[str]:
+            who = ", ".join(self.describe(rank) for rank in missing())
+            return [f"{what} from {who}, since {perf_counter() - began:.1f} s"]
+
+        self.waiting, before = waiting, self.waiting
+        self.mailbox.pump()
+        while awaited := missing():
+            self.mailbox.require(awaited)
+            if perf_counter() - began > self.stall_seconds:
+                raise TrainingError(f"{self.describe(self.rank)} gives up waiting for {waiting()[0]}")
+            self.mailbox.sleep(LONGEST_SLEEP_SECONDS)
+            self.mailbox.pump()
+        self.waiting = before
+
+    # Time.
+
+    @property
+    def clock_offset(self) -> float:
+        """Add this to a `perf_counter` time of this process to have it on rank 0's (s)."""
+        return 0.0 if self.mailbox is None else self.mailbox.clock.offset
+
+    def set_clock(self) -> None:
+        """Learn rank 0's clock from a few quick round trips; all processes together."""
+        if self.mailbox is not None and self.rank > 0:
+            deadline = perf_counter() + CLOCK_SECONDS
+            for wanted in range(1, CLOCK_ROUNDS + 1):
+                self.mailbox.post(0, "beat", perf_counter())
+                while self.mailbox.clock.samples < wanted:
+                    self.mailbox.require([0])
+                    if perf_counter() > deadline:
+                        raise TrainingError(f"{self.describe(self.rank)}: rank 0 does not tell its time")
+                    self.mailbox.sleep(LONGEST_SLEEP_SECONDS)
+                    self.mailbox.pump()
+        self.gather("the clocks", None)  # so that rank 0 is there to answer
