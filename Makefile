@@ -7,7 +7,7 @@ CONFIG ?= configs/quickstart.py
 .PHONY: train test lint format bench clean
 
 train: $(VENV)/.installed
-	$(BIN)/rrfp-train --config=$(CONFIG) $(ARGS)
+	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(ARGS)

@@ -102,7 +102,7 @@ def host_cost(leaves: int, microbatches: int) -> dict[str, dict[str, float]]:
         watch.wrap(StageScheduler, "handle", "scheduling"),
         watch.wrap(TrainingStep, "run", "dispatch"),
         watch.wrap(TrainingStep, "accumulate", "dispatch"),
-        *(watch.wrap(LocalTransport, m, "transfer") for m in ("offer", "pull", "produced", "poll", "busy")),
+        *(watch.wrap(LocalTransport, m, "transfer") for m in ("offer", "produced", "poll", "patience")),
         watch.wrap(_Step, "_sleep", "sleep"),
     ]
     dispatch = _Step._dispatch
@@ -128,16 +128,16 @@ def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
     engine = trainer._engine
     (compiled,) = engine._compiled.values()
     calls = []
-    for stage, programs in zip(engine.stages, compiled.train, strict=True):
+    for stage, programs in zip(engine.stages.values(), compiled.train.values(), strict=True):
         assert programs.forward is not None and programs.backward is not None
         for call, program in ((programs.forward, "forward"), (programs.backward, "backward")):
             specs = getattr(programs.traced, program).specs
             zeros = [jax.device_put(np.zeros(s.shape, s.dtype), stage.device) for s in specs]
             calls.append((call, zeros))
-    gradients = [[jnp.zeros_like(leaf) for leaf in stage.leaves] for stage in engine.stages]
+    gradients = [[jnp.zeros_like(leaf) for leaf in stage.leaves] for stage in engine.stages.values()]
     samples = []
     for _ in range(rounds):
-        for s, stage in enumerate(engine.stages):
+        for s, stage in engine.stages.items():
             began = perf_counter()
             for call, arguments in calls[2 * s : 2 * s + 2]:
                 call(*arguments)

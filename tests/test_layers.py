@@ -276,7 +276,7 @@ def bfloat16():
 def weighted(trainer):
     """The programs of the stages that have weights."""
     (compiled,) = trainer._engine._compiled.values()
-    return compiled.train[1:]
+    return list(compiled.train.values())[1:]
 
 
 class TestWhatAMicrobatchHolds:

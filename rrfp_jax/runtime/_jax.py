@@ -32,6 +32,19 @@ def provide_cpu_devices(count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
 
 
+def start_coordination_service(address: str, processes: int, heartbeat: int, shutdown: int) -> Any:
+    """JAX's coordination service for a run, in this process; its `shutdown()` ends it.
+
+    Args:
+        address: host:port to serve at.
+        processes: in the run.
+        heartbeat, shutdown: limits, in seconds.
+    """
+    return _jax.get_distributed_runtime_service(
+        address, processes, heartbeat_timeout=heartbeat, shutdown_timeout=shutdown, recoverable=True
+    )
+
+
 def place_in_run() -> tuple[int, int] | None:
     """(rank, number of processes) if `jax.distributed` has been initialised, else None."""
     state = distributed.global_state
@@ -48,6 +61,7 @@ def join_run(coordinator: str, processes: int, rank: int, hosted_elsewhere: bool
         hosted_elsewhere: the launcher runs the service; else rank 0 does, and its death ends all at once.
     """
     jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
     if not hosted_elsewhere:
         jax.distributed.initialize(coordinator, processes, rank)
         return

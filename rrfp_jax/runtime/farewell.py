@@ -40,6 +40,8 @@ def last_words(world: World, error: BaseException) -> LastWords:
         kind = "interrupted"
     ours = isinstance(error, (UsageError, TrainingError))
     sentence = str(error) if ours else f"{type(error).__name__}: {error}".removesuffix(": ")
+    if kind == "interrupted":
+        sentence = "interrupted"
     told = kind == "failed" and not ours
     return LastWords(
         rank=world.rank,
@@ -66,8 +68,8 @@ def report(world: World, words: LastWords) -> None:
         if words.kind == "interrupted":
             sentence = f"{who} was interrupted"
         world.mailbox.post_all("failed", culprit, sentence)
-    if world.folder is not None:
-        words.write(world.folder)  # the launcher tells it, once for all ranks
+    if world.folder_descriptor is not None:
+        words.write(world.folder_descriptor)  # the launcher tells it, once for all ranks
         return
     text = [words.traceback or "", f"{world.describe(world.rank)}: {words.sentence}\n"]
     text += [f"  it waited for {item}\n" for item in words.waiting]
@@ -80,7 +82,7 @@ def end(world: World, status: int) -> None:
     if world.mailbox is not None:
         while not world.mailbox.flushed() and monotonic() < deadline:
             sleep(0.01)
-        if world.rank == 0 and not world.hosted_elsewhere:
+        if world.rank == 0 and world.folder is None:
             _outlive_others(world, monotonic() + HOST_SECONDS)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -113,7 +115,7 @@ def say_farewell_at_exit(world: World, silence_seconds: float) -> Watchdog:
         deadline = monotonic() + FLUSH_SECONDS
         while not world.mailbox.flushed() and monotonic() < deadline:
             sleep(0.01)
-        if world.rank == 0 and not world.hosted_elsewhere:
+        if world.rank == 0 and world.folder is None:
             _outlive_others(world, float("inf"))
         watchdog.stop()
         world.mailbox.close()

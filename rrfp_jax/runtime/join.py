@@ -77,12 +77,8 @@ def join(silence_seconds: float = SILENCE_SECONDS) -> World:
         TrainingError: the others cannot be reached.
     """
     place = Place.of(os.environ)
-    folder, box = None, None
-    hosted_elsewhere = False
-    if place is not None and place.folder is not None:
-        folder = os.open(place.folder, os.O_RDONLY | os.O_DIRECTORY)
-        box = BlackBox(place.folder / f"box-{place.rank}", place.rank, "")
-        hosted_elsewhere = True
+    folder = None if place is None else place.folder
+    box = None if place is None or folder is None else BlackBox(folder / f"box-{place.rank}", place.rank, "")
     if place is not None and place.processes > 1 and _jax.place_in_run() is None:
         if _jax.in_use():
             raise UsageError(
@@ -91,7 +87,7 @@ def join(silence_seconds: float = SILENCE_SECONDS) -> World:
                 "first"
             )
         try:
-            _jax.join_run(place.coordinator, place.processes, place.rank, hosted_elsewhere)
+            _jax.join_run(place.coordinator, place.processes, place.rank, hosted_elsewhere=folder is not None)
         except RuntimeError as error:
             raise TrainingError(
                 f"rank {place.rank} cannot join the run at {place.coordinator}: {error}. Have all "
@@ -103,10 +99,16 @@ def join(silence_seconds: float = SILENCE_SECONDS) -> World:
     if found is None or found[1] == 1:
         return World(folder=folder, box=box)
     rank, size = found
-    world = World(rank, size, _connect(rank, size), folder, hosted_elsewhere, box)
+    world = World(rank, size, _connect(rank, size), folder, box)
     say_farewell_at_exit(world, silence_seconds)
     world.set_clock()
     return world
+
+
+def in_company() -> bool:
+    """Whether this process has joined a run of several."""
+    found = _jax.place_in_run()
+    return found is not None and found[1] > 1
 
 
 def _is_slurm_step(environment: Mapping[str, str]) -> bool:

@@ -81,7 +81,6 @@ class Stage:
 class StageStep(Protocol):
     """A stage's part in one step, as the driver drives it."""
 
-    stage: Stage
     phase: str
     buckets: Sequence[int]  # number of each microbatch's bucket
 

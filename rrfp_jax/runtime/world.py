@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -26,8 +28,8 @@ class World:
     Args:
         rank, size: of this process, and how many there are.
         mailbox: to the others; None when alone.
-        folder: descriptor of the folder in which the launcher collects what ranks leave; None without one.
-        hosted_elsewhere: the launcher hosts the coordination service; otherwise rank 0 does, if there is one.
+        folder: in which the launcher collects what ranks leave, as it was named at the start; with a launcher
+            the coordination service is hosted there, not by rank 0. None without one.
         box: what this process last did.
 
     Attributes:
@@ -40,12 +42,13 @@ class World:
         rank: int = 0,
         size: int = 1,
         mailbox: Mailbox | None = None,
-        folder: int | None = None,
-        hosted_elsewhere: bool = False,
+        folder: Path | None = None,
         box: BlackBox | None = None,
     ) -> None:
         self.rank, self.size, self.mailbox = rank, size, mailbox
-        self.folder, self.hosted_elsewhere = folder, hosted_elsewhere
+        self.folder = folder
+        # The folder may be renamed; a descriptor of it still leads there.
+        self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self.box = box or BlackBox(None, rank, "")
         self.stages: Sequence[str] = [""] * size
         self.waiting: Callable[[], Sequence[str]] = tuple

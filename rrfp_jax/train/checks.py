@@ -12,6 +12,8 @@ import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr
 
+from rrfp_jax.core.scheduler import StepRules, planned_order
+from rrfp_jax.core.schedules import FixedOrder
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.dataflow import output_dependence
 from rrfp_jax.runtime.initial import leaf_path
@@ -76,6 +78,20 @@ def _traced_update(optimizer: optax.GradientTransformation, params: Params, of: 
             f"{{layer index: parameters}}: give masks and labels as functions of the parameters, and no "
             f"optimizer that needs the loss value"
         ) from error
+
+
+def check_order(rules: StepRules) -> None:
+    """Refuse a fixed order that does not hold every task once.
+
+    Raises:
+        UsageError: naming a task.
+    """
+    if isinstance(rules.schedule, FixedOrder):
+        try:
+            for stage in range(rules.placement.stages):
+                planned_order(rules.schedule, stage, rules)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
 
 def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndarray[Any, Any]]) -> None:

@@ -21,8 +21,10 @@ from ml_collections import config_dict, config_flags
 
 from rrfp_jax.core.accumulation import Accumulation
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.train.pace import Pace
 from rrfp_jax.train.trainer import Trainer
 
 T = TypeVar("T")
@@ -45,6 +47,8 @@ class RunConfig(ABC):
         seed: of initial values, random keys and data order.
         validate_every: steps between validations; 0 for one at the end.
         stall_seconds: a step without progress for so long is given up.
+        jitter, late_readiness, link_delay, link_bandwidth: delays to inject; see `Delays`.
+        pace: a workload instead of the model.
         directory: where runs are kept.
 
     Raises:
@@ -63,6 +67,11 @@ class RunConfig(ABC):
     seed: int = 0
     validate_every: int = 0
     stall_seconds: float = 300.0
+    jitter: str = "J0"
+    late_readiness: float = 0.0
+    link_delay: float = 0.0
+    link_bandwidth: float = 0.0
+    pace: Pace = field(default_factory=Pace)
     directory: str = "runs"
 
     def __post_init__(self) -> None:
@@ -70,6 +79,7 @@ class RunConfig(ABC):
             raise UsageError(f"steps={self.steps}: a run needs at least one step")
         if self.validate_every < 0:
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
+        self.delays()
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise UsageError(f"name={self.name!r}: give a plain file name, for {self.directory}/<name>/")
 
@@ -89,6 +99,21 @@ class RunConfig(ABC):
         """Validation data with a number of `steps`, or None for no validation."""
         return None
 
+    def delays(self) -> Delays:
+        """The delays to inject."""
+        return Delays(
+            jitter=self.jitter,
+            late_readiness=self.late_readiness,
+            link_delay=self.link_delay,
+            link_bandwidth=self.link_bandwidth,
+            seed=self.seed,
+        )
+
+    @property
+    def processes(self) -> int:
+        """How many processes the run asks for when it is launched on one machine: one per stage."""
+        return self.pace.stages or self.mesh.pp
+
     def trainer(self) -> Trainer:
         """The run's Trainer."""
         return Trainer(
@@ -104,6 +129,7 @@ class RunConfig(ABC):
             clip_norm=self.clip_norm,
             seed=self.seed,
             stall_seconds=self.stall_seconds,
+            delays=self.delays(),
         )
 
 

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.engine import Bucket
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
@@ -112,6 +113,17 @@ def plan_hash(plan: Sequence[Microbatch]) -> str:
     """16 hex digits that are equal on two processes exactly if they plan the same step."""
     text = repr([(sorted(mb.fields.items()), mb.source, mb.weight) for mb in plan])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def buckets_of(plan: Sequence[Microbatch]) -> list[Bucket]:
+    """The shape bucket of every microbatch of a plan."""
+
+    def bucket(mb: Microbatch) -> Bucket:
+        return tuple(
+            (name, tuple(spec.shape), np.dtype(spec.dtype).name) for name, spec in sorted(mb.fields.items())
+        )
+
+    return [bucket(mb) for mb in plan]
 
 
 def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Collection[str]) -> Arrays:

@@ -67,12 +67,16 @@ class Report:
     @property
     def summary(self) -> str:
         """The step's figures as one line, without its number."""
-        bubble = " ".join(f"{share:3.0%}" for share in self.bubble)
         metrics = "".join(f"  {name} {value:.4f}" for name, value in self.metrics.items())
         return (
             f"loss {self.loss:.4f}{metrics}  {self.tokens_per_second:9,.0f} tokens/s  "
-            f"{self.step_seconds * 1e3:7.1f} ms  bubble {bubble}"
+            f"{self.step_seconds * 1e3:7.1f} ms  bubble {summary_of_bubbles(self.bubble)}"
         )
+
+
+def summary_of_bubbles(bubble: Sequence[float]) -> str:
+    """Idle shares of all stages as percentages."""
+    return " ".join(f"{share:3.0%}" for share in bubble)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -13,37 +15,45 @@ import flax
 import jax
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.join import join
+from rrfp_jax.runtime.world import World
 from rrfp_jax.train.config import RunConfig, as_json
 from rrfp_jax.train.data import as_data, plan_step
 from rrfp_jax.train.display import Display
+from rrfp_jax.train.folders import move_away
+from rrfp_jax.train.paced import PacedRun
 from rrfp_jax.train.reference import stage_table
-from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.text import ByteText, bigram_loss
-from rrfp_jax.train.trainer import Trainer
 
 
 def train(config: RunConfig) -> None:
-    """Train a run to its end.
+    """Train a run to its end; rank 0 prints, and writes the files.
 
     Raises:
         UsageError: it cannot work; nothing has been written then.
         TrainingError: it broke off. KeyboardInterrupt: it was broken off. The files are complete then, too.
     """
+    if config.pace.workload:
+        _run_paced(config)
+        return
     trainer = config.trainer()
     validation = config.validation_data()
     if validation is not None:
         plan_step(as_data(validation), 0)  # so that missing data is refused now
-    print(
+    world = join()
+    say = _say_on_rank_0(world)
+    processes = f" of {world.size} processes" if world.size > 1 else ""
+    say(
         f"rrfp_jax on jax {jax.__version__}, flax {flax.__version__}; {config.name}: {config.steps} steps, "
-        f"{config.mesh.pp} stages on {', '.join(str(d) for d in jax.local_devices())}, "
-        f"schedule {config.schedule}"
+        f"{config.mesh.pp} stages on {jax.device_count()} {jax.local_devices()[0].platform} "
+        f"devices{processes}, schedule {config.schedule}"
     )
-    files = RunFiles(config, trainer)
+    files = RunFiles(config, world, trainer.write_trace)
     began = perf_counter()
     table = trainer.start()
-    print(stage_table(table))
-    print(f"ready after {perf_counter() - began:.1f} s of compiling and allocating", flush=True)
-    with files, Display(config.steps) as display:
+    say(stage_table(table))
+    say(f"ready after {perf_counter() - began:.1f} s of compiling and allocating")
+    with files, Display(config.steps, silent=world.rank > 0) as display:
         for report in trainer.steps(config.steps):
             last = report.step == config.steps - 1
             due = last or (config.validate_every and (report.step + 1) % config.validate_every == 0)
@@ -52,25 +62,54 @@ def train(config: RunConfig) -> None:
                 if due and validation is not None:
                     found = trainer.evaluate(validation)
             finally:  # a step's line is written even if its validation is broken off
-                files.add(report, found)
+                files.add(report.as_dict() | ({"validation_loss": found.loss} if found else {}))
             display.show(report, found)
-    if found is not None:
-        print(f"validation loss {found.loss:.4f} nats per token over {found.weight:,.0f} tokens")
+    if found is not None and world.rank == 0:
+        say(f"validation loss {found.loss:.4f} nats per token over {found.weight:,.0f} tokens")
         data = config.train_data()
         if isinstance(data, ByteText) and isinstance(validation, ByteText):
-            print(
-                f"           beside it {bigram_loss(data, validation):.4f}: a byte bigram model, same files"
-            )
-    print(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
+            say(f"           beside it {bigram_loss(data, validation):.4f}: a byte bigram model, same files")
+    say(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
+
+
+def _run_paced(config: RunConfig) -> None:
+    """The same on paced devices: no loss, no validation, no optimizer."""
+    run = PacedRun(config)
+    world = join()
+    say = _say_on_rank_0(world)
+    workload = config.pace.table
+    say(
+        f"rrfp_jax on paced devices; {config.name}: {config.steps} steps, {workload.stages} stages, "
+        f"{workload.microbatches} microbatches, messages of {config.pace.message_bytes} bytes, "
+        f"schedule {config.schedule}, jitter {config.jitter}"
+    )
+    files = RunFiles(config, world, run.write_trace)
+    with files, Display(config.steps, silent=world.rank > 0) as display:
+        for report in run.steps(config.steps):
+            files.add(report.as_dict())
+            display.show(report, None)
+    say(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
+
+
+def _say_on_rank_0(world: World) -> Callable[[str], None]:
+    return functools.partial(print, flush=True) if world.rank == 0 else lambda text: None
 
 
 class RunFiles:
-    """`config.json`, `metrics.jsonl` (a line per step) and `trace.json` (the latest steps) of a run."""
+    """`config.json`, `metrics.jsonl` (a line per step) and `trace.json` (the latest steps), by rank 0.
 
-    def __init__(self, config: RunConfig, trainer: Trainer) -> None:
+    Where a launcher has made a folder for the logs, that becomes the run's folder.
+
+    Args:
+        config: of the run.
+        world: its processes.
+        write_trace: writes the trace to a file.
+    """
+
+    def __init__(self, config: RunConfig, world: World, write_trace: Callable[[Path], None]) -> None:
         self.folder = Path(config.directory) / config.name
-        self._config, self._trainer = config, trainer
-
+        self._config, self._world, self._write_trace = config, world, write_trace
+        self._steps = 0
         parent = Path(config.directory)
         while not parent.exists():
             parent = parent.parent
@@ -78,10 +117,10 @@ class RunFiles:
             raise UsageError(f"{self.folder}: {parent} cannot be written; set --config.directory")
 
     def __enter__(self) -> RunFiles:
+        if self._world.rank > 0:
+            return self
         try:
-            if self.folder.exists():
-                print(f"an earlier run is kept as {_move_away(self.folder)}")
-            self.folder.mkdir(parents=True)
+            self._take_place()
             text = json.dumps(as_json(self._config), indent=2, default=str)
             (self.folder / "config.json").write_text(text + "\n", encoding="utf-8")
             self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
@@ -90,25 +129,29 @@ class RunFiles:
             raise UsageError(reason) from error
         return self
 
-    def add(self, report: Report, validation: Evaluation | None) -> None:
+    def add(self, line: Mapping[str, Any]) -> None:
         """Write a step's line; complete at once, so a run can be watched and nothing is lost."""
-        line: dict[str, Any] = report.as_dict()
-        if validation is not None:
-            line["validation_loss"] = validation.loss
-        self._metrics.write(json.dumps(line) + "\n")
-        self._metrics.flush()
+        self._steps += 1
+        if self._world.rank == 0:
+            self._metrics.write(json.dumps(line) + "\n")
+            self._metrics.flush()
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        if self._world.rank > 0:
+            return
         self._metrics.close()
-        self._trainer.write_trace(self.folder / "trace.json")
+        self._write_trace(self.folder / "trace.json")
         if kind is not None:
             how = "interrupted" if kind is KeyboardInterrupt else "broken off"
-            print(f"\n{how} after {self._trainer.steps_done} steps; files: {self.folder}/")
+            print(f"\n{how} after {self._steps} steps; files: {self.folder}/", flush=True)
 
-
-def _move_away(folder: Path) -> Path:
-    """Rename a folder to the first free `<name>.<number>`."""
-    number = 1
-    while (new := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    return folder.rename(new)
+    def _take_place(self) -> None:
+        made = self._world.folder
+        if made is not None and self.folder.exists() and self.folder.samefile(made):
+            return
+        if self.folder.exists():
+            print(f"an earlier run is kept as {move_away(self.folder)}", flush=True)
+        if made is None:
+            self.folder.mkdir(parents=True)
+        else:
+            made.rename(self.folder)

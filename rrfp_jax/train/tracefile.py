@@ -9,6 +9,9 @@ from typing import Any
 
 from rrfp_jax.core.trace import StepTrace
 
+TRACED_STEPS = 20
+"""How many of the latest steps are kept to be written."""
+
 SHORTEST_GAP = 50e-6
 """Idle times below this (s) are left out of the file."""
 

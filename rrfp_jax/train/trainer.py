@@ -11,30 +11,35 @@ from time import perf_counter
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from rrfp_jax.core.accumulation import Accumulation
-from rrfp_jax.core.scheduler import StepRules, planned_order
+from rrfp_jax.core.scheduler import StepRules
 from rrfp_jax.core.schedules import FixedOrder, Hint, Schedule, by_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.delays import Delays
-from rrfp_jax.runtime.engine import Bucket, Engine, Phase, StageBytes, Sums
+from rrfp_jax.runtime.engine import Engine, Phase, StageBytes, Sums
 from rrfp_jax.runtime.initial import InitFunction
 from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
-from rrfp_jax.train.checks import check_loss_is_a_sum, check_optimizer
-from rrfp_jax.train.data import Data, InMemory, Microbatch, as_data, load_checked, plan_hash, plan_step
+from rrfp_jax.train.checks import check_loss_is_a_sum, check_optimizer, check_order
+from rrfp_jax.train.data import (
+    Data,
+    InMemory,
+    Microbatch,
+    as_data,
+    buckets_of,
+    load_checked,
+    plan_hash,
+    plan_step,
+)
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
-from rrfp_jax.train.tracefile import write_trace
-
-TRACED_STEPS = 20
-"""How many of the latest steps `write_trace` can tell about."""
+from rrfp_jax.train.tracefile import TRACED_STEPS, write_trace
 
 
 class Trainer:
@@ -271,7 +276,8 @@ class Trainer:
         plan = plan_step(data, 0)
         self._check_model(data, plan)
         self._world.agree("what is to be run", self._fingerprint(plan))
-        self._engine.start(list(dict.fromkeys(_buckets(plan))))
+        self._engine.start(list(dict.fromkeys(buckets_of(plan))))
+        self._world.gather("everybody to be ready", None)  # so that the first step waits for nobody's start
 
     def _fingerprint(self, plan: Sequence[Microbatch]) -> str:
         """Whatever must be equal on all processes of the run, as text."""
@@ -284,10 +290,10 @@ class Trainer:
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if self._checked:
             return
-        buckets = _buckets(plan)
+        buckets = buckets_of(plan)
         for bucket in dict.fromkeys(buckets):
             self._engine.examine(bucket)
-        _check_order(self._rules(len(plan), "train"))
+        check_order(self._rules(len(plan), "train"))
         if self._optimizer is not None:
             check_optimizer(self._optimizer, self._engine.params_specs(), self._engine.layers)
         last = len(plan) - 1  # the one most likely to differ from the rest
@@ -327,7 +333,7 @@ class Trainer:
         self._world.box.phase(f"{'step' if phase == 'train' else 'validation'} {step}")
         plan = plan_step(data, step)
         self._world.agree(f"the plan of {phase} step {step}", plan_hash(plan))
-        buckets = _buckets(plan)
+        buckets = buckets_of(plan)
         for bucket in dict.fromkeys(buckets):
             self._engine.prepare(bucket, phase)
         rules = self._rules(len(plan), phase)
@@ -386,21 +392,3 @@ def _schedule(schedule: Schedule | str) -> Schedule:
     if not isinstance(found, (Hint, FixedOrder)):
         raise UsageError(f"schedule={schedule!r}: give a name or an object of rrfp.schedules, such as BF()")
     return found
-
-
-def _check_order(rules: StepRules) -> None:
-    if isinstance(rules.schedule, FixedOrder):
-        try:
-            for stage in range(rules.placement.stages):
-                planned_order(rules.schedule, stage, rules)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-
-
-def _buckets(plan: Sequence[Microbatch]) -> list[Bucket]:
-    def bucket(mb: Microbatch) -> Bucket:
-        return tuple(
-            (name, tuple(spec.shape), np.dtype(spec.dtype).name) for name, spec in sorted(mb.fields.items())
-        )
-
-    return [bucket(mb) for mb in plan]

@@ -1,0 +1,202 @@
+"""The ranks of a run while it lasts: their output, the signals passed on to them, who must be ended."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rrfp_jax.runtime.blackbox import BoxReading
+from rrfp_jax.runtime.blackbox import read as read_box
+from rrfp_jax.train.folders import RunFolder
+from rrfp_jax.train.rankprocess import RankProcess
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long ranks are waited for, in seconds.
+
+    Attributes:
+        grace: for the others, after one has ended badly, to end by themselves; then they get SIGTERM.
+        terminate: after SIGTERM, or for a rank that is stopped while all others have ended; then SIGKILL.
+        silence: for a stopped rank that nobody can miss: it has not begun, or no other is left that runs.
+        interrupt: after a signal was passed on; then SIGKILL.
+    """
+
+    grace: float = 8.0
+    terminate: float = 1.0
+    silence: float = 25.0
+    interrupt: float = 10.0
+
+
+class Crew:
+    """The ranks of a run while it lasts.
+
+    Args:
+        patience: limits.
+        folder: of the run.
+        signals: gives the signals that came since it was last called; its `fileno` is readable when some did.
+    """
+
+    def __init__(self, patience: Patience, folder: RunFolder, signals: Signals) -> None:
+        self.ranks: list[RankProcess] = []
+        self.interrupted = False
+        self._interrupts = 0
+        self._patience, self._folder, self._signals = patience, folder, signals
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals, selectors.EVENT_READ)
+        self._terminate_at = self._kill_at = float("inf")
+
+    def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str], where: Path) -> None:
+        """Start one more rank, with its log in the folder `where`."""
+        log = where / f"rank-{rank}.log"
+        process = RankProcess(rank, argv, env, log, Printer(f"[{rank}] ".encode()))
+        self.ranks.append(process)
+        self._selector.register(process.output, selectors.EVENT_READ, process)
+
+    def watch(self) -> None:
+        """Until all have ended: pass on output and signals, and end whatever would not end by itself."""
+        while not all(rank.gone for rank in self.ranks):
+            for key, _ in self._selector.select(POLL_SECONDS):
+                if key.data is not None and not key.data.read():
+                    self._selector.unregister(key.fileobj)
+                    key.data.close()
+            now = time.monotonic()
+            for rank in self._running():
+                rank.reap()
+                rank.look(now)
+            self._heed_signals(now)
+            self._heed_ends(now)
+            self._end_frozen(now)
+
+    def close(self) -> None:
+        """Kill whatever is left, and read no more."""
+        for rank in self.ranks:
+            rank.end(signal.SIGKILL)
+        for rank in self.ranks:
+            while rank.status is None:
+                rank.reap()
+                time.sleep(0.001)
+            rank.close()
+        self._selector.close()
+
+    def _running(self) -> list[RankProcess]:
+        return [rank for rank in self.ranks if rank.status is None]
+
+    def _end_all(self, number: int) -> None:
+        for rank in self._running():
+            rank.end(number)
+
+    def _heed_signals(self, now: float) -> None:
+        for number in self._signals.take():
+            self._interrupts += number == signal.SIGINT
+            self.interrupted = self.interrupted or not any(rank.status for rank in self.ranks)
+            for rank in self._running():
+                rank.pass_on(number)
+            limit = self._patience.interrupt if self._interrupts < 2 else 0.0
+            self._kill_at = min(self._kill_at, now + limit)
+
+    def _heed_ends(self, now: float) -> None:
+        """Give the others some time once one has ended badly."""
+        if any(rank.status for rank in self.ranks):
+            self._terminate_at = min(self._terminate_at, now + self._patience.grace)
+        if now >= self._terminate_at and self._kill_at > now + self._patience.terminate:
+            self._end_all(signal.SIGTERM)
+            self._kill_at = now + self._patience.terminate
+        if now >= self._kill_at:
+            self._end_all(signal.SIGKILL)
+
+    def _end_frozen(self, now: float) -> None:
+        """Kill stopped ranks that nobody else can miss, or that all others have left."""
+        running = self._running()
+        stopped = [r for r in running if r.stopped_since is not None]
+        alone = len(stopped) == len(running)
+        others_ended = alone and len(running) < len(self.ranks)
+        limit = self._patience.terminate if others_ended else self._patience.silence
+        for rank in stopped:
+            too_long = rank.stopped_since is not None and now - rank.stopped_since >= limit
+            if too_long and (alone or self._is_starting(rank)):
+                rank.end(signal.SIGKILL)
+
+    def _is_starting(self, rank: RankProcess) -> bool:
+        box = box_of(self._folder.path, rank.rank)
+        return box is None or box.phase == "starting"
+
+
+class Printer:
+    """Writes lines to stdout behind a prefix. When stdout is gone the run goes on; its logs have it all."""
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+
+    def __call__(self, line: bytes) -> None:
+        """Write one line, ended if it is not."""
+        try:
+            sys.stdout.buffer.write(self._prefix + line.removesuffix(b"\n") + b"\n")
+            sys.stdout.buffer.flush()
+        except OSError:
+            with open(os.devnull, "wb") as nothing, suppress(OSError):
+                os.dup2(nothing.fileno(), sys.stdout.fileno())
+
+
+class Signals:
+    """The signals that came, readable like a file when there are some."""
+
+    def __init__(self) -> None:
+        self._reader, self.writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self.writer.setblocking(False)
+
+    def fileno(self) -> int:
+        """Of what becomes readable."""
+        return self._reader.fileno()
+
+    def take(self) -> Sequence[int]:
+        """Those to be passed on since the last call, in order."""
+        try:
+            return [number for number in self._reader.recv(4096) if number in PASSED_ON]
+        except BlockingIOError:
+            return ()
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._reader.close()
+        self.writer.close()
+
+
+@contextmanager
+def collected_signals() -> Iterator[Signals]:
+    """Collect signals instead of dying of them. A rank's end (SIGCHLD) wakes the launcher as well."""
+    signals = Signals()
+    wanted = [n for n in PASSED_ON if signal.getsignal(n) is not signal.SIG_IGN]  # such as by nohup
+    before = {number: signal.signal(number, _only_wake) for number in (*wanted, signal.SIGCHLD)}
+    wakeup = signal.set_wakeup_fd(signals.writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield signals
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, old in before.items():
+            signal.signal(number, old)
+        signals.close()
+
+
+def _only_wake(number: int, frame: object) -> None:
+    """A handler for signals whose number, written to the wake-up socket, is all that is wanted."""
+
+
+def box_of(folder: Path, rank: int) -> BoxReading | None:
+    """A rank's black box, if it has one."""
+    try:
+        return read_box(folder / f"box-{rank}")
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,116 @@
+"""Why a run of several processes ended, from what each of them left behind. Pure: no files, no processes.
+
+When one rank is lost the others end too, each saying that it lost somebody; only one of them is the cause.
+Found in this order of belief:
+
+1. a rank that says it failed by itself (or refused while others did not), with its traceback;
+2. one that died of a signal that the launcher did not send. It comes first if it died before any other
+   failed, except of SIGABRT, which JAX's C++ raises for the failures of others;
+3. one that stood still (SIGSTOP);
+4. the one that the others say they lost, through chains: 0 lost 1, which had lost 2;
+5. the first to end with a status other than 0.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rrfp_jax.train.rankend import INTERRUPTED_STATUS, REFUSED_STATUS, RankEnd
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, REFUSED_STATUS, INTERRUPTED_STATUS
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The exit status of a run (0 done, 1 failed, 2 refused, 130 interrupted), and why; no text for 0."""
+
+    status: int
+    text: str
+
+
+def diagnose(ranks: Sequence[RankEnd], *, interrupted: bool = False) -> Diagnosis:
+    """Say how a run ended, naming the one rank that is the cause.
+
+    Args:
+        ranks: all of the run.
+        interrupted: the launcher was told to end the run while nothing was wrong with it.
+    """
+    if interrupted:
+        odd = [r for r in ranks if r.status == -signal.SIGKILL or r.kind == "failed"]
+        return Diagnosis(INTERRUPTED, "\n".join(["interrupted", *(f"  {r.beside()}" for r in odd)]))
+    if all(r.status == 0 for r in ranks):
+        return Diagnosis(DONE, "")
+    if all(r.kind == "refused" for r in ranks):
+        return Diagnosis(REFUSED, _by_sentence(ranks))
+    failed = [r for r in ranks if r.kind == "failed"]
+    if len(ranks) > 1 and len(failed) == len(ranks) and len({r.sentence for r in failed}) == 1:
+        first = min(failed, key=lambda r: r.spoke)
+        return Diagnosis(FAILED, "\n".join([f"all ranks {first.how()}", *first.evidence()]))
+
+    culprits = _culprits(ranks)
+    if len(culprits) > 1:
+        names = " and ".join(r.name for r in culprits)
+        lines = [f"{names} lost each other, though each was alive"]
+    else:
+        lines = [f"{culprits[0].name} {culprits[0].how()}", *culprits[0].evidence()]
+    lines += [f"  {r.beside()}" for r in ranks if len(culprits) > 1 or r is not culprits[0]]
+    broken_off = len(culprits) == 1 and culprits[0].kind == "interrupted"
+    return Diagnosis(INTERRUPTED if broken_off else FAILED, "\n".join(lines))
+
+
+# Who.
+
+
+def _culprits(ranks: Sequence[RankEnd]) -> Sequence[RankEnd]:
+    """The cause; several only if they lost one another and nothing tells them apart."""
+    killed = [r for r in ranks if r.status < 0 and not r.by_launcher and r.words is None]
+    killed.sort(key=lambda r: (r.status == -signal.SIGABRT, r.ended))
+    own = [r for r in ranks if r.kind == "failed"]
+    own.sort(key=lambda r: (r.words is None or r.words.traceback is None, r.spoke))
+    own += [r for r in ranks if r.kind == "refused"]
+    if killed and own and killed[0].status != -signal.SIGABRT and killed[0].ended < own[0].spoke:
+        own = []
+    stopped = [r for r in ranks if r.stopped]
+    for suspects in (own, killed, stopped, [r for r in ranks if r.kind == "interrupted"]):
+        if suspects:
+            return suspects[:1]
+    if named := _named_by_others(ranks):
+        return named
+    ended_badly = [r for r in ranks if r.status != 0]
+    return [min(ended_badly, key=lambda r: (r.by_launcher, r.ended))]
+
+
+def _named_by_others(ranks: Sequence[RankEnd]) -> Sequence[RankEnd]:
+    """Whom the others say they lost: the ends of their chains, or in a ring whoever is named most."""
+    by_rank = {r.rank: r for r in ranks}
+    lost = {
+        r.rank: r.words.culprit
+        for r in ranks
+        if r.words is not None and r.words.culprit in by_rank and r.words.culprit != r.rank
+    }
+    ends: Counter[int] = Counter()
+    for accuser in lost:
+        at, seen = accuser, {accuser}
+        while (following := lost.get(at)) is not None and following not in seen:
+            at = following
+            seen.add(at)
+        if following is None:
+            ends[at] += 1
+    votes = ends or Counter(rank for rank in lost.values() if rank is not None)
+    most = max(votes.values(), default=0)
+    named = [by_rank[rank] for rank in sorted(votes) if votes[rank] == most]
+    return named if not ends else sorted(named, key=lambda r: r.ended)[:1]
+
+
+def _by_sentence(ranks: Sequence[RankEnd]) -> str:
+    """The ranks' sentences, each once with those who say it; whoever differs from most comes first."""
+    said: dict[str, list[RankEnd]] = {}
+    for rank in ranks:
+        said.setdefault(rank.sentence, []).append(rank)
+    if len(said) == 1:
+        return f"all ranks: {ranks[0].sentence}" if len(ranks) > 1 else ranks[0].sentence
+    groups = sorted(said.items(), key=lambda item: len(item[1]))
+    return "\n".join(f"{', '.join(r.name for r in who)}: {sentence}" for sentence, who in groups)

@@ -1,0 +1,90 @@
+"""Where a run's files are: a staging folder until the run begins, then `<directory>/<name>/`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from rrfp_jax.errors import UsageError
+
+
+def move_away(folder: Path) -> Path:
+    """Rename a folder to the first free `<name>.<number>`, which is returned."""
+    number = 1
+    while (new := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    return folder.rename(new)
+
+
+class RunFolder:
+    """`<directory>/.<name>.starting-<pid>`, which becomes `<directory>/<name>` when the run begins.
+
+    Anyone may rename it, such as rank 0: it is known by its inode, so `path` finds it in either place.
+
+    Args:
+        directory: where runs are kept; made if it does not exist.
+        name: of the run.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        directory = directory.absolute()
+        self.final = directory / name
+        self._made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.staging = _made_anew(directory, f".{name}.starting-{os.getpid()}")
+        except OSError as error:
+            raise UsageError(
+                f"{self.final}: cannot be written: {error.strerror}; run in, or name, another directory"
+            ) from error
+        self._identity = _identity(self.staging)
+
+    @property
+    def path(self) -> Path:
+        """Where it is now."""
+        places = [self.staging, self.final, *sorted(self.final.parent.glob(f"{self.final.name}.*"))]
+        return next((place for place in places if _identity(place) == self._identity), self.staging)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has left its staging place."""
+        return self.path != self.staging
+
+    def begin(self) -> Path | None:
+        """Move it from staging to its final place, if nobody has; the new name of a run that was there."""
+        if self.has_begun:
+            return None
+        earlier = move_away(self.final) if self.final.exists() else None
+        self.staging.rename(self.final)
+        return earlier
+
+    def discard(self) -> None:
+        """Remove it, and the directories that were made for it if nothing else is in them."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for directory in self._made:
+            with suppress(OSError):
+                directory.rmdir()
+
+
+def _made_anew(directory: Path, name: str) -> Path:
+    """Make a folder of a free name: a killed launcher leaves its own, and process ids recur."""
+    for number in itertools.count():
+        folder = directory / (f"{name}.{number}" if number else name)
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,114 @@
+"""`rrfp-launch -n 4 train.py [args]`: run a script in several processes on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.train.diagnosis import DONE, FAILED, INTERRUPTED, REFUSED
+from rrfp_jax.train.folders import RunFolder
+from rrfp_jax.train.spawn import spawn
+
+COMMAND = "rrfp-launch"
+
+DESCRIPTION = """\
+Runs a Python script in N processes on this machine. Its rrfp.Trainer joins them into one run, each process
+training the pipeline stages of its rank. What they print appears with the rank before each line; it is also
+kept in <directory>/<name>/rank-<r>.log."""
+
+EPILOG = """\
+If a rank ends badly the others are ended too, and one diagnosis says which and why (also in diagnosis.txt).
+Signals are passed on to all ranks; a second Ctrl-C kills them. No process is left behind.
+
+exit status: 0 done, 1 failed, 2 refused, 130 interrupted
+
+examples:
+  rrfp-launch -n 4 train.py --steps=100
+  rrfp-launch -n 2 --name=trial -m mylib.train"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; its exit status (0 done, 1 failed, 2 refused, 130 interrupted)."""
+    try:
+        options = _parser().parse_args(argv)
+        command, stem = _command(options.module, options.script)
+        if options.n < 1:
+            raise UsageError(f"-n {options.n}: a run needs at least one process")
+        name = stem if options.name is None else options.name
+        if not name or "/" in name or name.startswith("."):
+            raise UsageError(f"--name={name}: give a plain file name, for {options.directory}/<name>/")
+        folder = RunFolder(Path(options.directory), name)
+        if earlier := folder.begin():
+            print(f"{COMMAND}: an earlier run is kept as {earlier}", file=sys.stderr)
+        return spawn([sys.executable, *command], options.n, folder, command=COMMAND)
+    except UsageError as error:
+        print(f"{COMMAND}: {error}", file=sys.stderr)
+        return REFUSED
+    except (OSError, RuntimeError) as error:
+        print(f"{COMMAND}: cannot start the ranks: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(f"{COMMAND}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit:  # of --help
+        return DONE
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line, and as this project's other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (--help tells more)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=COMMAND,
+        usage=f"{COMMAND} -n N [--name NAME] [--directory DIR] (SCRIPT.py | -m MODULE) [ARGUMENT ...]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-n", type=int, required=True, metavar="N", help="number of processes")
+    parser.add_argument("--name", help="of the run (default: the script's name)")
+    parser.add_argument(
+        "--directory", default="runs", metavar="DIR", help="where runs are kept (default: runs)"
+    )
+    rest = argparse.REMAINDER
+    parser.add_argument(
+        "-m", dest="module", nargs=rest, metavar="MODULE", help="run a module, as python -m does"
+    )
+    parser.add_argument("script", nargs=rest, metavar="SCRIPT.py", help="script to run, and its arguments")
+    return parser
+
+
+def _command(module: Sequence[str] | None, script: Sequence[str]) -> tuple[list[str], str]:
+    """What follows `python`, and the name that the run has if none is given."""
+    if module is not None:
+        if not module:
+            raise UsageError("-m: no module given (--help tells more)")
+        if "" not in sys.path:
+            sys.path.insert(0, "")  # where `python -m` looks
+        if importlib.util.find_spec(module[0].partition(".")[0]) is None:
+            raise UsageError(f"-m {module[0]}: no such module; is it in this directory, or installed?")
+        return ["-m", *module], module[0].rpartition(".")[2]
+    if not script:
+        raise UsageError(f"no script given: {COMMAND} -n 4 train.py (--help tells more)")
+    if not Path(script[0]).is_file():
+        raise UsageError(f"{script[0]}: no such file; give a Python script, or -m and a module")
+    return list(script), Path(script[0]).stem
+
+
+def run() -> None:
+    """Entry point of the `rrfp-launch` command."""
+    sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,50 @@
+"""What a run on paced devices does: a workload's durations instead of a model's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from rrfp_jax.core.workload import Workload
+from rrfp_jax.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Devices that last as a workload says; messages, transfers and scheduling are real.
+
+    Attributes:
+        workload: JSON file with the seconds of every task and transfer (see `core/workload.py`), which also
+            says how many stages and microbatches there are; empty to train the model.
+        message_bytes: of every activation and gradient.
+
+    Raises:
+        UsageError: no such file, one that is no workload, or messages of no bytes.
+    """
+
+    workload: str = ""
+    message_bytes: int = 65536
+
+    def __post_init__(self) -> None:
+        if self.message_bytes < 1:
+            raise UsageError(f"pace.message_bytes={self.message_bytes}: a message has at least one byte")
+        if self.workload:
+            self.table  # noqa: B018 (read now, so that a bad one is refused at once)
+
+    @cached_property
+    def table(self) -> Workload:
+        """The workload."""
+        where = f"pace.workload={self.workload}"
+        try:
+            return Workload.from_json_object(json.loads(Path(self.workload).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise UsageError(f"{where}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise UsageError(f"{where}: no workload: {error}") from None
+
+    @property
+    def stages(self) -> int:
+        """Stages of the workload; 0 without one."""
+        return self.table.stages if self.workload else 0

@@ -1,0 +1,153 @@
+"""A run on paced devices: a stand-in for the model, everything else as in training."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from rrfp_jax.core.scheduler import StepRules
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.tasks import Placement, Task
+from rrfp_jax.core.trace import Part, StepTrace
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.driver import Driver
+from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.train.config import RunConfig
+from rrfp_jax.train.report import summary_of_bubbles
+from rrfp_jax.train.tracefile import TRACED_STEPS, write_trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacedReport:
+    """One step on paced devices; see `Report` for the fields."""
+
+    step: int
+    step_seconds: float
+    wall_seconds: float
+    bubble: Sequence[float]
+    trace: StepTrace = field(repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The step's line of `metrics.jsonl`."""
+        return {
+            "step": self.step,
+            "step_seconds": self.step_seconds,
+            "wall_seconds": self.wall_seconds,
+            "bubble": list(self.bubble),
+        }
+
+    @property
+    def summary(self) -> str:
+        """The step's figures as one line, without its number."""
+        return f"{self.step_seconds * 1e3:7.1f} ms  bubble {summary_of_bubbles(self.bubble)}"
+
+    def __str__(self) -> str:
+        return f"step {self.step:5d}  {self.summary}"
+
+
+class StandIn:
+    """A stage whose programs pass messages on: each adds one to every byte that it was sent."""
+
+    phase: str = "paced"
+
+    def __init__(self, message_bytes: int, microbatches: int, device: jax.Device) -> None:
+        where = SingleDeviceSharding(device)
+        spec = jax.ShapeDtypeStruct((message_bytes,), jnp.uint8, sharding=where)
+        self.buckets: Sequence[int] = [0] * microbatches
+        self._source = jax.device_put(np.zeros(message_bytes, np.uint8), where)
+        self._program = jax.jit(lambda x: x + 1, out_shardings=where).lower(spec).compile()
+        self._arrived: dict[Task, jax.Array] = {}
+
+    def receive(self, task: Task, arrays: Sequence[jax.Array]) -> None:
+        """See `StageStep.receive`."""
+        (self._arrived[task],) = arrays
+
+    def run(self, task: Task) -> tuple[Sequence[jax.Array], jax.Array]:
+        """See `StageStep.run`."""
+        output = self._program(self._arrived.pop(task, self._source))
+        return [output], output
+
+    def accumulate(self, microbatch: int) -> None:
+        """There are no gradients."""
+
+
+class PacedRun:
+    """The steps of a run on paced devices. Made by all its processes together.
+
+    Raises:
+        UsageError: stages that cannot be shared out, or that share a device.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        workload = config.pace.table
+        if config.mesh.share_devices:
+            raise UsageError(
+                "mesh.share_devices with pace.workload: every paced stage has a device of its own"
+            )
+        layout = Mesh(pp=workload.stages).lay_out()
+        self.steps_done = 0
+        self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
+        self._world = layout.world
+        self._world.stall_seconds = config.stall_seconds
+        try:
+            schedule = by_name(config.schedule)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self._rules = StepRules(
+            placement=Placement(workload.stages),
+            microbatches=workload.microbatches,
+            schedule=schedule,
+            limit=config.max_in_flight or 2 * workload.stages,
+            accumulation=config.accumulation,
+            spare_gradients=config.spare_gradients,
+        )
+        self._world.agree("what is to be run", f"{self._rules}, {workload}, {config.delays()}")
+        delays = config.delays()
+        self._driver = Driver(
+            layout.devices,
+            self._world,
+            delays.transport(layout.transport(), workload),
+            config.stall_seconds,
+            delays.queue(workload),
+        )
+        self._parts = {
+            stage: StandIn(config.pace.message_bytes, workload.microbatches, device)
+            for stage, device in layout.devices.items()
+        }
+        self._world.gather("everybody to be ready", None)  # so that the first step waits for nobody's start
+
+    def write_trace(self, path: Path) -> None:
+        """The latest steps as a trace that Perfetto opens."""
+        write_trace(path, self._traces)
+
+    def steps(self, count: int) -> Iterator[PacedReport]:
+        """Run `count` steps, giving each one's report.
+
+        Raises:
+            TrainingError: see `Driver.run`.
+        """
+        for step in range(count):
+            began = perf_counter()
+            self._world.box.phase(f"step {step}")
+            part = Part.of(self._driver.run(self._rules, step, self._parts), self._world.clock_offset)
+            mine = [part.start, part.end, dict(part.busy), part.packed]
+            parts = [Part(*theirs) for theirs in self._world.gather(f"the end of step {step}", mine)]
+            trace = StepTrace(step, self._rules.placement.stages, parts)
+            self._traces.append(trace)
+            self.steps_done += 1
+            yield PacedReport(
+                step=step,
+                step_seconds=trace.makespan,
+                wall_seconds=perf_counter() - began,
+                bubble=trace.bubble(),
+                trace=trace,
+            )

@@ -1,0 +1,155 @@
+"""One rank as its launcher sees it: a process in a session of its own, and everything it prints."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+CHUNK = 65536  # bytes read at once, and the longest line that is waited for
+TAIL_LINES = 60
+LINGER_SECONDS = 1.0  # that the output is read on for after the end
+
+# On Linux the rank is killed with its launcher. A program that becomes the rank asks the kernel for it, since
+# subprocess's `preexec_fn` would run Python between fork and exec, beside the threads of the coordinator.
+TIED = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class RankProcess:
+    """Starts a rank's command.
+
+    Args:
+        rank: of the process.
+        argv: its command.
+        env: its environment.
+        log: file for all that it prints, as it is.
+        show: called with every line that it prints (with the line's end), and with an incomplete last one.
+
+    Attributes:
+        status: its end as `subprocess` has it, negative for a signal; None while it runs.
+        ended: when, in the seconds of `time.time()`.
+        told: whether the launcher has sent it a signal.
+        froze: whether it was found stopped when it was killed.
+        tail: its latest lines.
+        stopped_since: `time.monotonic()` since when it was seen in process state T; None if it runs.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+
+    def __init__(
+        self, rank: int, argv: Sequence[str], env: Mapping[str, str], log: Path, show: Callable[[bytes], None]
+    ) -> None:
+        self.rank = rank
+        self.status: int | None = None
+        self.ended = 0.0
+        self.told = self.froze = False
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.stopped_since: float | None = None
+        self._rest = b""
+        self._show = show
+        self._log = log.open("wb", buffering=0)
+        if sys.platform == "linux":
+            argv = [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid()), *argv]
+        self._process = subprocess.Popen(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self._process.stdout is not None
+        self.output = self._process.stdout
+        os.set_blocking(self.output.fileno(), False)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended and all its output was read, or waited for long enough."""
+        lingers = time.time() - self.ended < LINGER_SECONDS
+        return self.status is not None and (self.output.closed or not lingers)
+
+    def read(self) -> bool:
+        """Take what it has printed; False at the end of its output."""
+        try:
+            data = os.read(self.output.fileno(), CHUNK)
+        except BlockingIOError:
+            return True
+        with suppress(OSError):  # a full disk is no reason to stop watching
+            self._log.write(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line(line + b"\n")
+        if len(self._rest) > CHUNK or not data:
+            self._flush()
+        return bool(data)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._flush()
+        self.output.close()
+        self._log.close()
+
+    def reap(self) -> None:
+        """See whether it has ended; if so kill what it has left in its group, and note its status."""
+        if self.status is not None:
+            return
+        # Its id is its group's: that is not given away before the dead leader is waited for.
+        if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+        self._kill_group(signal.SIGKILL)
+        self.ended = time.time()
+        self.status = self._process.wait()
+
+    def look(self, now: float) -> None:
+        """Note whether it stands still; `now` is `time.monotonic()`."""
+        if not self._is_stopped():
+            self.stopped_since = None
+        elif self.stopped_since is None:
+            self.stopped_since = now
+
+    def pass_on(self, number: int) -> None:
+        """Send it a signal that the launcher got."""
+        self.reap()
+        if self.status is None:
+            self.told = True
+            self._process.send_signal(number)
+
+    def end(self, number: int) -> None:
+        """Send a signal to it and all its group."""
+        self.reap()
+        if self.status is None:
+            self.told = True
+            self.froze = self.froze or self._is_stopped()
+            self._kill_group(number)
+
+    def _kill_group(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # the latter on macOS, for a group of zombies
+            os.killpg(self._process.pid, number)
+
+    def _is_stopped(self) -> bool:
+        try:
+            text = Path(f"/proc/{self._process.pid}/stat").read_bytes()
+        except OSError:
+            return False
+        return text.rpartition(b")")[2].split()[0] == b"T"
+
+    def _flush(self) -> None:
+        if self._rest:
+            self._line(self._rest)
+        self._rest = b""
+
+    def _line(self, line: bytes) -> None:
+        self.tail.append(line.decode("utf-8", "replace").rstrip())
+        self._show(line)

@@ -1,0 +1,158 @@
+"""What processes leave behind: black boxes that outlive `kill -9`, and last words."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.runtime import blackbox
+from rrfp_jax.runtime.blackbox import BlackBox, BoxEntry, BoxReading, read
+from rrfp_jax.runtime.lastwords import LastWords, read_all
+
+
+def test_a_box_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "box-2"
+    box = BlackBox(path, 2, "")
+    assert (read(path).phase, read(path).stages, read(path).last) == ("starting", "", ())
+    box.runs("stages 2-3")
+    box.phase("step 12")
+    before = time.time()
+    for j in range(100):
+        box.dispatched(12, 2, Task(BACKWARD, 1, j))
+    box.beat()
+    found = read(path)
+    assert (found.rank, found.pid, found.stages, found.phase) == (2, os.getpid(), "stages 2-3", "step 12")
+    assert [e.position for e in found.last] == list(range(37, 101))
+    assert found.last[-1].task == Task(BACKWARD, 1, 99)
+    assert before <= found.last[0].at <= found.beat <= time.time()
+
+
+def test_a_box_outlives_its_process(tmp_path):
+    script = (
+        "import os, sys; from pathlib import Path; from rrfp_jax.runtime.blackbox import BlackBox\n"
+        "from rrfp_jax.core.tasks import *\n"
+        "box = BlackBox(Path(sys.argv[1]), 1, 'stage 1'); box.phase('step 7')\n"
+        "box.dispatched(7, 1, Task(FORWARD, 0, 5)); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "box"], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (
+        read(tmp_path / "box").sentence(time.time()).startswith("in step 7, last dispatched F5 on stage 1, ")
+    )
+
+
+def test_without_a_path_there_is_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    box = BlackBox(None, 0, "stage 0")
+    box.phase("step 1")
+    box.dispatched(1, 0, Task(FORWARD, 0, 0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torn_record_is_passed_over(tmp_path):
+    path = tmp_path / "box"
+    box = BlackBox(path, 0, "stage 0")
+    box.phase("step 1")
+    box.phase("step 2")
+    for j in range(3):
+        box.dispatched(2, 0, Task(FORWARD, 0, j))
+    data = bytearray(path.read_bytes())
+    data[blackbox.RING_AT + 3 * blackbox.ENTRY.size + 8] ^= 1  # not the numbers: the record is whole
+    data[blackbox.RING_AT + 2 * blackbox.ENTRY.size] ^= 64  # the number at the front alone
+    data[blackbox.PHASE_AT + 3 % 2 * blackbox.PHASE.size] += 2
+    path.write_bytes(data)
+    assert [e.task.microbatch for e in read(path).last] == [0, 2]
+    assert read(path).phase == "step 1"
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * blackbox.SIZE, blackbox.MAGIC])
+def test_a_file_that_is_no_black_box_is_refused(tmp_path, data):
+    (tmp_path / "box").write_bytes(data)
+    with pytest.raises(ValueError, match="not a black box"):
+        read(tmp_path / "box")
+
+
+def test_long_texts_are_cut_between_characters(tmp_path):
+    box = BlackBox(tmp_path / "box", 0, "ä" * 100)
+    box.phase("ö" * 100)
+    found = read(tmp_path / "box")
+    assert set(found.stages) == {"ä"} and set(found.phase) == {"ö"}
+
+
+def test_a_box_may_be_made_again_under_the_first(tmp_path):
+    first = BlackBox(tmp_path / "box", 0, "stage 0")
+    BlackBox(tmp_path / "box", 0, "stage 1")
+    first.beat()
+    assert read(tmp_path / "box").stages == "stage 1"
+
+
+ENTRY = BoxEntry(1, 12, 2, Task(BACKWARD, 0, 3), 99.2)
+
+
+@pytest.mark.parametrize(
+    ("phase", "beat", "last", "sentence"),
+    [
+        ("step 12", 100, (ENTRY,), "in step 12, last dispatched B3 on stage 2, 0.8 s before"),
+        (
+            "validation 3",
+            100,
+            (ENTRY,),
+            "in validation 3, last dispatched B3 on stage 2 in step 12, 0.8 s before",
+        ),
+        ("compiling", 100, (), "compiling, for 3.0 s"),
+        ("compiling", 97, (), "compiling, for 3.0 s, last sign of life 3.0 s before"),
+        ("ended", 100, (), "at its end, for 3.0 s"),
+    ],
+)
+def test_what_a_box_says(phase, beat, last, sentence):
+    box = BoxReading(2, 1, "stage 2", phase, phase_since=97.0, beat=beat, last=last)
+    assert box.sentence(100.0) == sentence
+
+
+def test_a_dispatch_is_noted_quickly():
+    box, task = BlackBox(None, 0, ""), Task(FORWARD, 0, 0)
+    best = 1.0
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(1000):
+            box.dispatched(0, 0, task)
+        best = min(best, (time.perf_counter() - began) / 1000)
+    assert best < 5e-6  # seconds; 0.3 us on a quiet machine
+
+
+WORDS = LastWords(
+    rank=1,
+    stages="stage 1",
+    kind="peer lost",
+    sentence="rank 2 was lost: ü",
+    waiting=("input of B3 on stage 1",),
+    culprit=2,
+)
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_last_words_are_read_as_they_were_written(tmp_path, renamed):
+    folder = tmp_path / "starting"
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    if renamed:
+        folder = folder.rename(tmp_path / "run")
+    WORDS.write(descriptor if renamed else folder)
+    os.close(descriptor)
+    assert read_all(folder) == {1: WORDS}
+    assert [p.name for p in folder.iterdir()] == ["last-words-1.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", b"\xff", json.dumps({**vars(WORDS), "kind": "bored"}), json.dumps({"rank": 3})],
+)
+def test_unreadable_last_words_are_passed_over(tmp_path, text):
+    WORDS.write(tmp_path)
+    (tmp_path / "last-words-3.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert read_all(tmp_path) == {1: WORDS}

@@ -1,0 +1,385 @@
+"""The launcher with tiny ranks that misbehave: what it prints and returns, and that it leaves none behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch import local
+from rrfp_jax.train.crew import Patience
+from rrfp_jax.train.folders import RunFolder, move_away
+from rrfp_jax.train.launch import main
+from rrfp_jax.train.spawn import spawn
+
+ROOT = Path(__file__).parent.parent
+LIMIT_SECONDS = 20.0
+BRISK = Patience(grace=0.5, terminate=0.3, silence=1.0, interrupt=1.0)
+
+PROLOGUE = """\
+import os, signal, subprocess, sys, time
+rank, here = int(os.environ["RRFP_RANK"]), os.environ["RRFP_FOLDER"]
+def end_by(number): os.kill(os.getpid(), number)
+"""
+OURS = """\
+from pathlib import Path
+from rrfp_jax.core.tasks import BACKWARD, Task
+from rrfp_jax.runtime.blackbox import BlackBox
+from rrfp_jax.runtime.lastwords import LastWords
+box = BlackBox(Path(here) / f"box-{rank}", rank, f"stage {rank}")
+def farewell(kind, sentence, status=1, **more):
+    LastWords(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, **more).write(Path(here))
+    sys.exit(status)
+"""
+
+
+def processes(marker):
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        arguments = process.info["cmdline"] or []
+        if marker in arguments and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def until(condition, seconds=10.0):
+    """Wait for a condition; whether it came true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def marker():
+    """An argument by which all of a test's processes are known; it fails if any is left or takes long."""
+    marker = uuid.uuid4().hex
+    late = []
+
+    def give_up():
+        late.extend(processes(marker))
+        for process in late:
+            process.kill()
+
+    limit = threading.Timer(LIMIT_SECONDS, give_up)
+    limit.start()
+    yield marker
+    limit.cancel()
+    left = not until(lambda: not processes(marker), 2.0)
+    give_up()
+    assert not left and not late
+
+
+@pytest.fixture
+def launch(tmp_path, marker, capfd):
+    """Run a script in several ranks; its status, what was printed, the run's folder, the seconds it took."""
+
+    def launch(text, count=2, patience=BRISK):
+        script = tmp_path / "train.py"
+        script.write_text(PROLOGUE + text)
+        folder = RunFolder(tmp_path / "runs", "trial")
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        began = time.monotonic()
+        argv = [sys.executable, str(script), marker]
+        status = spawn(argv, count, folder, env=env, patience=patience)
+        printed = capfd.readouterr()
+        return Result(status, printed.out, printed.err, tmp_path / "runs" / "trial", time.monotonic() - began)
+
+    return launch
+
+
+class Result:
+    def __init__(self, status, out, err, folder, seconds):
+        self.status, self.out, self.err, self.folder, self.seconds = status, out, err, folder, seconds
+
+
+def test_output_is_prefixed_and_kept_as_it_is(launch):
+    done = launch(
+        'os.write(1, b"plain\\n\\xff\\xfe garbage\\n"); os.write(2, b"error\\n"); os.write(1, b"a ")\n'
+        'time.sleep(0.1); os.write(1, b"whole line\\n"); print("x" * 200000); os.write(1, b"no end")'
+    )
+    assert done.status == 0 and done.err == ""
+    assert (done.folder / "rank-1.log").read_bytes() == (
+        b"plain\n\xff\xfe garbage\nerror\na whole line\n" + b"x" * 200000 + b"\nno end"
+    )
+    lines = done.out.splitlines()
+    assert {"[0] plain", "[1] error", "[0] a whole line", "[1] no end"} <= set(lines)
+    assert all(line.startswith(("[0] ", "[1] ")) for line in lines)
+    assert not (done.folder / "diagnosis.txt").exists()
+    assert not list(done.folder.parent.glob(".*"))
+
+
+def test_what_ranks_are_told(launch, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=")
+    names = "RRFP_COORDINATOR RRFP_PROCESSES RRFP_RANK RRFP_FOLDER XLA_FLAGS"
+    done = launch(
+        f'told = [os.environ[n] for n in "{names}".split()]\n'
+        "print(*told, os.getsid(0) == os.getpid(), not sys.stdin.read())"
+    )
+    address, count, rank, folder, *flags, session, no_input = done.out.splitlines()[0].split()[1:]
+    assert address.startswith("127.0.0.1:") and (count, rank) in {("2", "0"), ("2", "1")}
+    assert Path(folder).parent == done.folder.parent
+    assert flags == ["--xla_dump_to=", "--xla_cpu_multi_thread_eigen=false"]
+    assert session == no_input == "True"
+
+
+def test_a_killed_rank_ends_the_run(launch):
+    done = launch(
+        OURS
+        + 'box.phase("step 12"); box.dispatched(12, rank, Task(BACKWARD, 0, 3))\n'
+        + "if rank == 1: end_by(signal.SIGKILL)\n"
+        + 'farewell("peer lost", "rank 1 was lost", culprit=1, waiting=["input of B3"])'
+    )
+    assert done.status == 1 and done.seconds < 5
+    first, second, third, logs = done.err.splitlines()
+    assert first.startswith("rrfp-launch: rank 1 (stage 1) was killed by SIGKILL")
+    assert second.startswith("  it was in step 12, last dispatched B3 on stage 1, ")
+    assert third.startswith("  rank 0 (stage 0), in step 12, last dispatched B3 on stage 0, ")
+    assert third.endswith("waited for input of B3")
+    assert logs.startswith("logs: ") and logs.endswith("trial/rank-*.log")
+    assert (done.folder / "diagnosis.txt").read_text().splitlines() == [first, second, third]
+
+
+def test_those_who_do_not_end_by_themselves_are_ended(launch):
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    done = launch(ignore + "if rank == 1: raise ValueError('bad')\ntime.sleep(60)", count=3)
+    assert done.status == 1 and done.seconds < 5
+    assert done.err.startswith(
+        "rrfp-launch: rank 1 exited with status 1 without a word\n  the end of its log:\n    Tr"
+    )
+    assert "ValueError: bad\n" in done.err
+    assert "  rank 2: ended by the launcher (SIGKILL)\n" in done.err
+
+
+def test_a_rank_that_ends_well_leaves_the_others_running(launch):
+    assert launch("time.sleep(1.5 * rank)").status == 0
+
+
+def test_a_rank_frozen_at_the_start(launch):
+    done = launch("if rank == 1: end_by(signal.SIGSTOP)\ntime.sleep(60)")
+    assert done.status == 1 and 1.0 < done.seconds < 6
+    assert done.err.startswith("rrfp-launch: rank 1 was frozen (stopped)\n")
+
+
+def test_a_rank_frozen_later_is_for_the_others_to_miss(launch):
+    done = launch(
+        OURS
+        + 'box.phase("step 3")\n'
+        + "if rank == 1: end_by(signal.SIGSTOP)\n"
+        + 'time.sleep(2.0)\nfarewell("peer lost", "rank 1 was lost", culprit=1)'
+    )
+    assert done.status == 1 and 2.0 < done.seconds < 7
+    assert done.err.startswith("rrfp-launch: rank 1 (stage 1) was frozen (stopped)\n  it was in step 3, for ")
+
+
+def test_all_frozen(launch):
+    assert launch(OURS + 'box.phase("step 3")\nend_by(signal.SIGSTOP)').status == 1
+
+
+@pytest.mark.parametrize("leave", ["", ", start_new_session=True"])
+def test_a_grandchild_that_keeps_the_pipe_hangs_nobody(launch, leave):
+    sleeper = "[sys.executable, '-c', 'import time; time.sleep(4)'" + (", sys.argv[1]]" if not leave else "]")
+    done = launch(f"subprocess.Popen({sleeper}{leave}); print('done')")
+    assert done.status == 0 and done.seconds < 3.5
+    assert "[1] done" in done.out.splitlines()
+
+
+def test_refusals_leave_no_folder(launch):
+    done = launch(OURS + 'farewell("refused", "no such file: x", 2)')
+    assert (done.status, done.err) == (2, "rrfp-launch: all ranks: no such file: x\n")
+    assert not done.folder.parent.exists()
+
+
+def test_the_folder_may_be_renamed_by_a_rank(launch, tmp_path):
+    (tmp_path / "runs" / "trial").mkdir(parents=True)
+    done = launch(
+        "if rank == 0:\n    final = os.path.join(os.path.dirname(here), 'trial')\n"
+        "    os.rename(final, final + '.1'); os.rename(here, final); print('renamed'); sys.exit(3)"
+    )
+    assert done.status == 1
+    assert (done.folder / "rank-0.log").read_text() == "renamed\n"
+    assert (done.folder / "diagnosis.txt").exists()
+    assert [path.name for path in sorted(done.folder.parent.iterdir())] == ["trial", "trial.1"]
+
+
+def test_a_killed_launchers_staging_folder_is_no_hindrance(tmp_path):
+    first, second = (RunFolder(tmp_path / "runs", "trial") for _ in range(2))
+    assert first.path != second.path and second.begin() is None
+    assert second.path == second.final and not first.has_begun
+    first.discard()
+    assert list(second.final.parent.iterdir()) == [second.final]
+
+
+def test_an_earlier_run_is_moved_away(launch):
+    launch("print('first')")
+    done = launch("sys.exit(1)")
+    assert (done.folder.with_name("trial.1") / "rank-0.log").read_text() == "first\n"
+    assert move_away(done.folder).name == "trial.2"
+
+
+def when_printed(folder, text, act):
+    """Act, in a thread, once all ranks' logs hold a text."""
+
+    def wait():
+        until(lambda: all(text in path.read_text() for path in folder()) and folder())
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_passed_on(launch, tmp_path, number):
+    def logs():
+        found = list(tmp_path.glob("runs/.trial*/rank-*.log"))
+        return found if len(found) == 2 else []
+
+    when_printed(logs, "ready", lambda: os.kill(os.getpid(), number))
+    done = launch(
+        "def stop(n, f): print('got', n); sys.exit(130)\n"
+        f"signal.signal({int(number)}, stop); print('ready'); time.sleep(60)"
+    )
+    assert (done.status, done.err) == (130, "rrfp-launch: interrupted\n")
+    assert {f"[0] got {int(number)}", f"[1] got {int(number)}"} <= set(done.out.splitlines())
+    assert not done.folder.parent.exists()
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_ranks_that_ignore_an_interrupt_are_killed(launch, tmp_path, twice):
+    def logs():
+        found = list(tmp_path.glob("runs/.trial*/rank-*.log"))
+        return found if len(found) == 2 else []
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        if twice:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    when_printed(logs, "ready", interrupt)
+    patience = Patience(interrupt=60.0 if twice else 0.5)
+    done = launch("signal.signal(2, signal.SIG_IGN); print('ready'); time.sleep(60)", patience=patience)
+    assert done.status == 130 and done.seconds < 6
+    assert done.err.splitlines()[1] == "  rank 0: ended by the launcher (SIGKILL)"
+
+
+def test_no_rank_outlives_a_killed_launcher(tmp_path, marker):
+    (tmp_path / "train.py").write_text("import time; time.sleep(60)")
+    command = [sys.executable, "-m", "rrfp_jax.train.launch", "-n", "2", "train.py", marker]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=env) as launcher:
+        assert until(lambda: len(processes(marker)) == 3)
+        launcher.kill()
+    assert until(lambda: not processes(marker), 2.0)
+
+
+def test_a_closed_stdout_does_not_end_the_run(tmp_path, marker):
+    (tmp_path / "train.py").write_text("for i in range(20000): print(i)\nopen('whole', 'w')")
+    command = (
+        f"{sys.executable} -m rrfp_jax.train.launch -n 1 train.py {marker} | head -1; exit ${{PIPESTATUS[0]}}"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, timeout=20, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"[0] 0\n", b"")
+    assert (tmp_path / "whole").exists()
+    assert (tmp_path / "runs/train/rank-0.log").read_text().endswith("19999\n")
+
+
+def test_the_command_runs_scripts_and_modules(tmp_path, marker, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "train_it.py").write_text("import sys; print(sys.argv[2:]); sys.exit(len(sys.argv) - 3)")
+    assert main(["-n", "1", "train_it.py", marker, "-n"]) == 0
+    assert (
+        main(["-n", "2", "--name=trial", "--directory", "elsewhere", "-m", "train_it", marker, "a", "b"]) == 1
+    )
+    assert (tmp_path / "runs/train_it/rank-0.log").read_text() == "['-n']\n"
+    assert (tmp_path / "elsewhere/trial/rank-1.log").read_text() == "['a', 'b']\n"
+    assert main(["-n", "1", "train_it.py", marker, "-n"]) == 0
+    assert "an earlier run is kept as" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        ([], "-n"),
+        (["-n", "2"], "no script given"),
+        (["-n", "0", "conftest.py"], "-n 0: a run needs at least one process"),
+        (["-n", "two", "conftest.py"], "invalid int value: 'two'"),
+        (["-n", "2", "absent.py"], "absent.py: no such file"),
+        (["-n", "2", "-m", "absent"], "-m absent: no such module"),
+        (["-n", "2", "-m"], "no module given"),
+        (["-n", "2", "--name=a/b", "conftest.py"], "--name=a/b"),
+        (["--nam=x", "-n", "2", "conftest.py"], "--nam=x"),
+        (["-n", "2", "--directory=conftest.py/x", "conftest.py"], "cannot be written"),
+    ],
+)
+def test_the_command_refuses_in_one_line(argv, reason, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT / "tests")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(argv) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("rrfp-launch: ") and printed.err.count("\n") == 1
+    assert reason in printed.err
+
+
+def test_the_command_helps(capsys):
+    assert main(["--help"]) == 0
+    assert "Runs a Python script in N processes" in capsys.readouterr().out
+
+
+CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
+
+
+@pytest.fixture
+def spawned(monkeypatch, tmp_path):
+    """What `launch.local` would start."""
+    calls = []
+    monkeypatch.setattr(local, "leave_accelerators_alone", lambda: None)
+    monkeypatch.setattr(
+        local, "spawn", lambda argv, count, folder, command: calls.append((argv, count, folder)) or 0
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return calls
+
+
+def test_a_named_run_gets_a_process_per_stage(spawned, tmp_path):
+    where = f"--config.directory={tmp_path}"
+    assert local.main([CONFIG, where, "--config.mesh.pp=2"]) == 0
+    assert local.main([CONFIG, where, "-n", "3"]) == 0
+    (argv, count, folder), (others, fewer, _) = spawned
+    assert argv == [sys.executable, "-m", "rrfp_jax.train.main", CONFIG, where, "--config.mesh.pp=2"]
+    assert (count, fewer, others[-1]) == (2, 3, where)
+    assert folder.final == tmp_path / "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        ([], "no --config given"),
+        ([CONFIG, "--config.stepz=3"], "did you mean --config.steps?"),
+        ([CONFIG, "--config.steps=0"], "at least one step"),
+        ([CONFIG, "-n"], "give a number"),
+        ([CONFIG, "-n", "5"], "1 to 4 processes"),
+        ([CONFIG, "-n", "0"], "1 to 4 processes"),
+    ],
+)
+def test_a_named_run_is_refused_before_anything_is_started(spawned, argv, reason, capsys):
+    assert local.main(argv) == 2
+    assert reason in capsys.readouterr().err
+    assert spawned == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"), [(["--help"], "usage"), ([CONFIG, "--help"], "--config.mesh.pp=4")]
+)
+def test_a_named_run_helps(spawned, argv, text, capsys):
+    assert local.main(argv) == 0
+    assert text in capsys.readouterr().out and spawned == []
