@@ -112,7 +112,7 @@ class TestARunThatEndsWell:
         run, _ = finished
         events = json.loads((run / "trace.json").read_text())["traceEvents"]
         complete = [event for event in events if event["ph"] == "X"]
-        assert {event["ph"] for event in events} == {"X", "M"}
+        assert {event["ph"] for event in events} == {"X", "M", "s", "f"}
         for event in complete:
             assert event["ts"] >= 0 and event["dur"] >= 0 and {"pid", "tid", "name"} <= event.keys()
         tasks = [event["args"] for event in complete if event["name"] != "idle"]

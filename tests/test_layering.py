@@ -122,7 +122,13 @@ def test_models_import_nothing_of_ours(path):
     assert [name for name in imported(parse(path)) if under(name, OWN)] == []
 
 
-@pytest.mark.parametrize("path", sources("configs", "launch", "notebooks", "tests/scripts"))
+@pytest.mark.parametrize("path", sources("launch"))
+def test_launchers_are_thin(path):
+    assert all(under(name, ["rrfp_jax.train"]) for name in imported(parse(path)) if under(name, OWN))
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 10
+
+
+@pytest.mark.parametrize("path", sources("configs", "notebooks", "tests/scripts"))
 def test_users_code_needs_only_the_public_api(path):
     assert not_public(parse(path)) == []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch import local
+from rrfp_jax.train import local
 from rrfp_jax.train.crew import Patience
 from rrfp_jax.train.folders import RunFolder, move_away
 from rrfp_jax.train.launch import main
@@ -344,7 +344,7 @@ def spawned(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(local, "leave_accelerators_alone", lambda: None)
     monkeypatch.setattr(
-        local, "spawn", lambda argv, count, folder, command: calls.append((argv, count, folder)) or 0
+        local, "spawn", lambda argv, count, folder, command, patience: calls.append((argv, count, folder)) or 0
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     return calls

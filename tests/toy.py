@@ -87,7 +87,7 @@ def reference(params, batch):
         total, weight = sums(head(params[str(BLOCKS + 1)], carry, whole), whole)
         return total / weight
 
-    return jax.value_and_grad(mean_loss)(jax.device_put(params, jax.devices()[0]))
+    return jax.value_and_grad(mean_loss)(jax.device_put(params, jax.local_devices()[0]))
 
 
 def worst_leaf(gradient, expected):

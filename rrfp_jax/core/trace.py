@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rrfp_jax.core.tasks import Kind, Task
 
@@ -50,16 +50,18 @@ class Part:
         end: end of its last task (s).
         busy: time in which each of its stages computed (s).
         packed: its records as bytes.
+        precision: largest error of its times beside those of the other processes (s).
     """
 
     start: float
     end: float
     busy: Mapping[int, float]
     packed: bytes
+    precision: float = 0.0
 
     @classmethod
-    def of(cls, records: Sequence[TaskRecord], offset: float = 0.0) -> Part:
-        """Pack records, at least one, with all times moved by `offset` seconds."""
+    def of(cls, records: Sequence[TaskRecord], offset: float = 0.0, precision: float = 0.0) -> Part:
+        """Pack records, at least one, all times moved by `offset` seconds, known to within `precision`."""
         busy: dict[int, float] = {}
         packed = []
         for stage, (kind, chunk, microbatch), bucket, ready, dispatched, start, end in records:
@@ -71,7 +73,12 @@ class Part:
             end=max(record.end for record in records) + offset,
             busy=busy,
             packed=b"".join(packed),
+            precision=precision,
         )
+
+    def plain(self) -> list[Any]:
+        """As plain data, from which `Part(*plain)` makes it again."""
+        return [self.start, self.end, dict(self.busy), self.packed, self.precision]
 
     def records(self) -> list[TaskRecord]:
         """The records, in order of their end."""

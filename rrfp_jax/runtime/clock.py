@@ -17,22 +17,24 @@ class PeerClock:
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # round trip, offset
+        self._best = 0.0, 0.0  # kept apart, because one thread samples while another reads
 
     def sample(self, sent: float, theirs: float, back: float) -> None:
         """Note one round trip; times in seconds, `theirs` on rank 0's clock, the others on this one's."""
         self._samples.append((back - sent, theirs - (sent + back) / 2))
+        self._best = min(self._samples)
 
     @property
     def offset(self) -> float:
         """Add this to a time of this process to have it on rank 0's clock (s); 0 before any sample."""
-        return min(self._samples)[1] if self._samples else 0.0
+        return self._best[1]
 
     @property
     def precision(self) -> float:
         """Largest possible error of the offset (s)."""
-        return min(self._samples)[0] / 2 if self._samples else 0.0
+        return self._best[0] / 2
 
     @property
     def samples(self) -> int:
-        """How many round trips are known."""
+        """How many round trips are known, at most `SAMPLES`."""
         return len(self._samples)

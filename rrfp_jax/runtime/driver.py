@@ -204,15 +204,16 @@ class _Step:
         self._driver._bell.sleep(min(patience, until - now))
 
     def _waiting(self) -> list[str]:
-        """What each stage waits for and since when, for messages."""
-        since = f"since {perf_counter() - self._progress:.1f} s"
-        waits = [
-            f"stage {stage} waits for {scheduler.awaited()} in step {self._step}, {since}"
-            for stage, scheduler in self._schedulers.items()
-        ]
-        running = [f"{task}, running {since}" for queue in self._driver._queues for task in queue.running]
-        return waits + running
+        """What this process waits for and since when, for messages."""
+        since = f"in step {self._step}, since {perf_counter() - self._progress:.1f} s"
+        waits = [f"{c.awaited()} on stage {s} {since}" for s, c in self._schedulers.items() if not c.finished]
+        running = [task for queue in self._driver._queues for task in queue.running]
+        return waits + [f"the end of {task} {since}" for task in running]
 
     def _stalled(self) -> str:
         seconds = perf_counter() - self._progress
-        return f"step {self._step}: nothing moved for {seconds:.0f} s; {'; '.join(self._waiting())}"
+        waits = "; ".join(f"stage {s} waits for {c.awaited()}" for s, c in self._schedulers.items())
+        running = ", ".join(str(task) for queue in self._driver._queues for task in queue.running)
+        return (
+            f"step {self._step}: nothing moved for {seconds:.0f} s; running: {running or 'nothing'}; {waits}"
+        )

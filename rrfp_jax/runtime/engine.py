@@ -234,8 +234,8 @@ class Engine:
         records = self.driver.run(rules, step, parts)
         norms = {s: stage.squared_norm() if norm else 0.0 for s, stage in self.stages.items()}
         found, norms = jax.device_get(({s: part.statistics for s, part in parts.items()}, norms))
-        part = Part.of(records, self.world.clock_offset)
-        mine: dict[str, Any] = {"part": [part.start, part.end, dict(part.busy), part.packed], "stages": []}
+        part = Part.of(records, *self.world.clock)
+        mine: dict[str, Any] = {"part": part.plain(), "stages": []}
         for s, vectors in found.items():
             names = [list(compiled[n][s].statistics) for n in numbers] if vectors else []
             statistics = {j: np.asarray(vector, np.float64).tolist() for j, vector in vectors.items()}

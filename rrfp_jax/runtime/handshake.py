@@ -42,8 +42,8 @@ def connect(
         TrainingError: a rank did not answer or call in time, naming it.
     """
     deadline = monotonic() + seconds
-    sockets = {r: _call(r, addresses[r], rank, token, deadline) for r in range(rank)}
     try:
+        sockets = {r: _call(r, addresses[r], rank, token, deadline) for r in range(rank)}
         sockets |= _be_called(listener, range(rank + 1, len(addresses)), token, deadline)
     finally:
         listener.close()

@@ -24,7 +24,11 @@ from rrfp_jax.runtime.mailbox import Mailbox
 from rrfp_jax.runtime.world import World
 
 SILENCE_SECONDS = 25.0
-"""A process from which nothing has come for so long is given up, so that a frozen run ends within 30 s."""
+"""A process from which nothing has come for so long is given up, so that a frozen run ends within 30 s.
+RRFP_SILENCE_SECONDS changes it."""
+
+SHORTEST_SILENCE_SECONDS = 2.0
+"""Four heartbeats."""
 
 CONNECT_SECONDS = 60.0
 """Limit for all processes to have connected to each other, once all have been started."""
@@ -66,17 +70,36 @@ class Place:
         return cls(coordinator, int(processes), int(rank), Path(folder) if folder else None)
 
 
+def silence_seconds(environment: Mapping[str, str]) -> float:
+    """RRFP_SILENCE_SECONDS, or the default: after how long a silence a process is given up.
+
+    Raises:
+        UsageError: it is no number, or too short.
+    """
+    text = environment.get("RRFP_SILENCE_SECONDS") or str(SILENCE_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds >= SHORTEST_SILENCE_SECONDS:  # nor nan
+        raise UsageError(
+            f"RRFP_SILENCE_SECONDS={text}: give the seconds after which a silent process is given up, at "
+            f"least {SHORTEST_SILENCE_SECONDS:g} (heartbeats come every 0.5 s), such as {SILENCE_SECONDS:g}"
+        )
+    return seconds
+
+
 @functools.cache
-def join(silence_seconds: float = SILENCE_SECONDS) -> World:
+def join() -> World:
     """Take this process's place in its run, once; whoever asks again gets the same.
 
     Waits until all processes have been started and are connected to each other.
 
     Raises:
-        UsageError: the environment says half of what is needed, or JAX was in use already.
+        UsageError: the environment says half of what is needed, or nonsense, or JAX was in use already.
         TrainingError: the others cannot be reached.
     """
-    place = Place.of(os.environ)
+    place, silence = Place.of(os.environ), silence_seconds(os.environ)
     folder = None if place is None else place.folder
     box = None if place is None or folder is None else BlackBox(folder / f"box-{place.rank}", place.rank, "")
     if place is not None and place.processes > 1 and _jax.place_in_run() is None:
@@ -100,7 +123,7 @@ def join(silence_seconds: float = SILENCE_SECONDS) -> World:
         return World(folder=folder, box=box)
     rank, size = found
     world = World(rank, size, _connect(rank, size), folder, box)
-    say_farewell_at_exit(world, silence_seconds)
+    say_farewell_at_exit(world, silence)
     world.set_clock()
     return world
 

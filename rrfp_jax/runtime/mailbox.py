@@ -7,7 +7,6 @@ what was read waits in an inbox until the main thread pumps, so handlers run in 
 
 from __future__ import annotations
 
-import os
 import select
 import selectors
 import socket
@@ -63,7 +62,7 @@ def unpack(buffer: bytearray) -> list[Any] | None:
         return None
     try:
         message = msgpack.unpackb(buffer[HEADER:end], strict_map_key=False)
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: unhashable keys
         raise ValueError(f"a frame that is not msgpack: {error}") from None
     if not isinstance(message, list) or not message or not isinstance(message[0], str):
         raise ValueError("a frame that is no message")
@@ -109,6 +108,10 @@ class _Peer:
         except OSError:  # reading says why, after what came before
             self.outgoing.clear()
 
+    def close(self) -> None:
+        with self.lock:
+            self.socket.close()
+
 
 class Mailbox:
     """This process's connections to the others of the run.
@@ -118,7 +121,7 @@ class Mailbox:
         sockets: connected and authenticated, by rank.
 
     Attributes:
-        gone: who takes no further part.
+        gone: who takes no further part; replaced as a whole, so that any thread may look.
         clock: what is known of rank 0's.
         describe: names a rank in messages.
     """
@@ -126,16 +129,17 @@ class Mailbox:
     def __init__(self, rank: int, sockets: Mapping[int, socket.socket]) -> None:
         self.rank = rank
         self.clock = PeerClock()
-        self.gone: dict[int, Gone] = {}
+        self.gone: Mapping[int, Gone] = {}
         self.describe: Callable[[int], str] = "rank {}".format
         self._peers = {r: _Peer(r, s) for r, s in sorted(sockets.items())}
         self._inbox: deque[tuple[int, list[Any]]] = deque()
         self._handlers: dict[str, Handler] = {}
-        self._reading = threading.Lock()
+        self._reading = threading.Lock()  # held by whoever reads, notes who is gone, or closes
+        self._closed, self._judged = False, perf_counter()
         self._selector = selectors.DefaultSelector()
-        self._wake_end, self._ring_end = os.pipe()
-        os.set_blocking(self._wake_end, False)
-        os.set_blocking(self._ring_end, False)
+        self._wake_end, self._ring_end = socket.socketpair()
+        self._wake_end.setblocking(False)
+        self._ring_end.setblocking(False)
         self._selector.register(self._wake_end, selectors.EVENT_READ)
         for peer in self._peers.values():
             peer.socket.setblocking(False)
@@ -151,7 +155,7 @@ class Mailbox:
         self._handlers[topic] = handler
 
     def post(self, rank: int, *message: Any) -> None:
-        """Send [topic, ...] to a process; returns at once. To a process that is gone it does nothing."""
+        """Send [topic, ...] to a process; returns at once, also if that process is gone."""
         self._peers[rank].send(pack(*message))
 
     def post_all(self, *message: Any) -> None:
@@ -185,8 +189,8 @@ class Mailbox:
 
     def ring(self) -> None:
         """Wake whoever sleeps; from any thread."""
-        with suppress(BlockingIOError):  # then it holds enough rings already
-            os.write(self._ring_end, b"\0")
+        with suppress(OSError):  # it holds enough rings already, or is closed
+            self._ring_end.send(b"\0")
 
     def sleep(self, seconds: float) -> None:
         """Sleep until a ring or a message comes, at most so long.
@@ -208,18 +212,26 @@ class Mailbox:
         """Read what has come unless another thread is about to; from the watchdog."""
         if self._reading.acquire(blocking=False):
             try:
-                self._read()
+                news = self._read()
             finally:
                 self._reading.release()
-            if self._inbox:
-                self.ring()  # the main thread may just have gone to sleep on sockets that are empty now
+            if news:
+                self.ring()  # the main thread may just have gone to sleep on what has been taken away here
 
     def judge_silence(self, limit: float) -> None:
-        """Give up processes from which nothing has come for `limit` seconds; call after reading."""
-        now = perf_counter()
-        for rank, peer in self._peers.items():
-            if rank not in self.gone and now - peer.heard > limit:
-                self._lose(rank, f"has not been heard from for {now - peer.heard:.0f} s: frozen or cut off")
+        """Give up processes from which nothing has come for `limit` seconds; call often, after reading.
+
+        If this process itself stood still, so may all have (Ctrl-Z): then their silence says nothing yet.
+        """
+        with self._reading:
+            now = perf_counter()
+            stood_still, self._judged = now - self._judged > limit / 2, now
+            for rank, peer in self._peers.items():
+                silence = now - peer.heard
+                if stood_still:
+                    peer.heard = now
+                elif silence > limit:
+                    self._lose(rank, f"has not been heard from for {silence:.0f} s: frozen or cut off")
 
     def flushed(self) -> bool:
         """Whether everything posted is on its way."""
@@ -230,20 +242,26 @@ class Mailbox:
     def close(self) -> None:
         """Close all connections."""
         with self._reading:
-            for peer in self._peers.values():
-                peer.socket.close()
+            self._closed = True
             self._selector.close()
-            os.close(self._wake_end)
-            os.close(self._ring_end)
+            self._wake_end.close()
+            self._ring_end.close()
+            for peer in self._peers.values():
+                peer.close()
 
-    def _read(self) -> None:
-        for key, _ in self._selector.select(0):
+    def _read(self) -> bool:
+        """Read what has come and send on what waits; whether anything had come. Holding `_reading`."""
+        if self._closed:
+            return False
+        found = self._selector.select(0)
+        for key, _ in found:
             if key.data is None:
-                os.read(self._wake_end, 4096)
+                self._wake_end.recv(4096)
             else:
                 self._receive(key.data)
         for peer in self._peers.values():
             peer.flush()
+        return bool(found)
 
     def _receive(self, peer: _Peer) -> None:
         reason = "closed its connection without a word: killed, crashed or cut off"
@@ -261,24 +279,29 @@ class Mailbox:
             data, reason = b"", f"is cut off: {error.strerror}"
         if not data:
             self._selector.unregister(peer.socket)
-            if peer.rank not in self.gone:
-                self._lose(peer.rank, reason)
+            self._lose(peer.rank, reason)
 
     def _file(self, peer: _Peer, message: list[Any]) -> None:
         match message:
             case ["beat", sent]:
                 if self.rank == 0:
                     peer.send(pack("echo", sent, perf_counter()))
-            case ["echo", sent, theirs]:
+            case ["echo", float(sent), float(theirs)]:
                 self.clock.sample(sent, theirs, peer.heard)
             case ["goodbye"]:
-                self.gone[peer.rank] = Gone("left", peer.rank, "has ended", perf_counter())
+                self._note(peer.rank, Gone("left", peer.rank, "has ended", perf_counter()))
             case ["failed", int(culprit), str(sentence)]:
-                self.gone[peer.rank] = Gone("failed", culprit, sentence, perf_counter())
+                self._note(peer.rank, Gone("failed", culprit, sentence, perf_counter()))
             case _ if message[0] in self._handlers:
                 self._inbox.append((peer.rank, message))
             case _:
                 raise ValueError(f"an unknown message {message[0]!r}")
 
     def _lose(self, rank: int, reason: str) -> None:
-        self.gone[rank] = Gone("lost", rank, f"{self.describe(rank)} {reason}", perf_counter())
+        self._note(rank, Gone("lost", rank, f"{self.describe(rank)} {reason}", perf_counter()))
+
+    def _note(self, rank: int, gone: Gone) -> None:
+        """The first reason stays, except that a process's own word on its failure explains more."""
+        known = self.gone.get(rank)
+        if known is None or (gone.how == "failed" and known.how != "failed"):
+            self.gone = {**self.gone, rank: gone}

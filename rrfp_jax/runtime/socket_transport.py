@@ -93,7 +93,7 @@ class SocketTransport:
 
     def produced(self, key: Key, at: float) -> None:
         """See `Transport.produced`."""
-        self._mailbox.post(self._owners[key.stage], "done", *_flat(key), at + self._world.clock_offset)
+        self._mailbox.post(self._owners[key.stage], "done", *_flat(key), at + self._world.clock[0])
 
     def poll(self) -> list[Arrival]:
         """See `Transport.poll`.
@@ -144,7 +144,7 @@ class SocketTransport:
         *flat, ended = message
         key = _key(flat)
         if not self._is_early(key, self._on_done, rank, *message):
-            self._moving[key] = self._pulls.pop(key), ended - self._world.clock_offset, perf_counter()
+            self._moving[key] = self._pulls.pop(key), ended - self._world.clock[0], perf_counter()
 
     def _on_delivered(self, rank: int, uuid: int) -> None:
         self.ledger.held -= self._held.pop(uuid)

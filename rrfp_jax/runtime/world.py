@@ -156,9 +156,11 @@ class World:
     # Time.
 
     @property
-    def clock_offset(self) -> float:
-        """Add this to a `perf_counter` time of this process to have it on rank 0's (s)."""
-        return 0.0 if self.mailbox is None else self.mailbox.clock.offset
+    def clock(self) -> tuple[float, float]:
+        """What to add to a `perf_counter` time of this process to have it on rank 0's, and how wrong (s)."""
+        if self.mailbox is None:
+            return 0.0, 0.0
+        return self.mailbox.clock.offset, self.mailbox.clock.precision
 
     def set_clock(self) -> None:
         """Learn rank 0's clock from a few quick round trips; all processes together."""

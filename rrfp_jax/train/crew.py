@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rrfp_jax.runtime.blackbox import BoxReading
 from rrfp_jax.runtime.blackbox import read as read_box
+from rrfp_jax.runtime.join import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.train.folders import RunFolder
 from rrfp_jax.train.rankprocess import RankProcess
 
@@ -35,8 +36,17 @@ class Patience:
 
     grace: float = 8.0
     terminate: float = 1.0
-    silence: float = 25.0
+    silence: float = SILENCE_SECONDS
     interrupt: float = 10.0
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Patience:
+        """The usual limits, with the one on silence that the ranks have, too: RRFP_SILENCE_SECONDS.
+
+        Raises:
+            UsageError: that is nonsense.
+        """
+        return cls(silence=silence_seconds(environment))
 
 
 class Crew:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.train.crew import Patience
 from rrfp_jax.train.diagnosis import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.train.folders import RunFolder
 from rrfp_jax.train.spawn import spawn
@@ -24,6 +26,7 @@ kept in <directory>/<name>/rank-<r>.log."""
 EPILOG = """\
 If a rank ends badly the others are ended too, and one diagnosis says which and why (also in diagnosis.txt).
 Signals are passed on to all ranks; a second Ctrl-C kills them. No process is left behind.
+RRFP_SILENCE_SECONDS (25) is how long a rank may be silent, as when it is frozen, before it is given up.
 
 exit status: 0 done, 1 failed, 2 refused, 130 interrupted
 
@@ -32,20 +35,22 @@ examples:
   rrfp-launch -n 2 --name=trial -m mylib.train"""
 
 
-def main(argv: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command; its exit status (0 done, 1 failed, 2 refused, 130 interrupted)."""
     try:
-        options = _parser().parse_args(argv)
+        options = _parser().parse_args(arguments)
         command, stem = _command(options.module, options.script)
         if options.n < 1:
             raise UsageError(f"-n {options.n}: a run needs at least one process")
         name = stem if options.name is None else options.name
         if not name or "/" in name or name.startswith("."):
             raise UsageError(f"--name={name}: give a plain file name, for {options.directory}/<name>/")
+        patience = Patience.of(os.environ)
         folder = RunFolder(Path(options.directory), name)
         if earlier := folder.begin():
             print(f"{COMMAND}: an earlier run is kept as {earlier}", file=sys.stderr)
-        return spawn([sys.executable, *command], options.n, folder, command=COMMAND)
+        argv = [sys.executable, *command]
+        return spawn(argv, options.n, folder, command=COMMAND, patience=patience)
     except UsageError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return REFUSED

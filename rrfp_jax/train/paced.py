@@ -138,9 +138,8 @@ class PacedRun:
         for step in range(count):
             began = perf_counter()
             self._world.box.phase(f"step {step}")
-            part = Part.of(self._driver.run(self._rules, step, self._parts), self._world.clock_offset)
-            mine = [part.start, part.end, dict(part.busy), part.packed]
-            parts = [Part(*theirs) for theirs in self._world.gather(f"the end of step {step}", mine)]
+            part = Part.of(self._driver.run(self._rules, step, self._parts), *self._world.clock)
+            parts = [Part(*plain) for plain in self._world.gather(f"the end of step {step}", part.plain())]
             trace = StepTrace(step, self._rules.placement.stages, parts)
             self._traces.append(trace)
             self.steps_done += 1

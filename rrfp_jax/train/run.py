@@ -45,8 +45,8 @@ def train(config: RunConfig) -> None:
     processes = f" of {world.size} processes" if world.size > 1 else ""
     say(
         f"rrfp_jax on jax {jax.__version__}, flax {flax.__version__}; {config.name}: {config.steps} steps, "
-        f"{config.mesh.pp} stages on {jax.device_count()} {jax.local_devices()[0].platform} "
-        f"devices{processes}, schedule {config.schedule}"
+        f"{config.mesh.pp} stages on {', '.join(map(str, jax.devices()))}{processes}, "
+        f"schedule {config.schedule}"
     )
     files = RunFiles(config, world, trainer.write_trace)
     began = perf_counter()

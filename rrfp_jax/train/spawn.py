@@ -40,23 +40,26 @@ def spawn(
             the end is removed if all ranks refused or it was interrupted, else brought to its place.
         command: that messages begin with.
         env: of the ranks, before the above is added; None for this process's own.
-        patience: limits.
+        patience: limits; None for what `env` says.
 
     Returns:
         The exit status: 0 done, 1 failed, 2 refused by all ranks, 130 interrupted.
 
     Raises:
-        OSError: the command cannot be started. RuntimeError: the coordinator cannot.
+        OSError: the command cannot be started. RuntimeError: the coordinator cannot. UsageError: `env` gives
+            nonsense as a limit; nothing has been started then.
     """
+    base = os.environ if env is None else env
+    patience = patience or Patience.of(base)
     with ExitStack() as stack:
         signals = stack.enter_context(collected_signals())
         address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
         stack.enter_context(host_coordinator(address, count))
-        crew = Crew(patience or Patience(), folder, signals)
+        crew = Crew(patience, folder, signals)
         stack.callback(crew.close)
         where = folder.path
         for rank in range(count):
-            one = _environment(os.environ if env is None else env, address, count, rank, where)
+            one = _environment(base, address, count, rank, where)
             crew.start(rank, argv, one, where)
         crew.watch()
     return _conclude(crew, folder, command)

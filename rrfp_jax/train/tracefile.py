@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace
 
 TRACED_STEPS = 20
@@ -17,7 +18,10 @@ SHORTEST_GAP = 50e-6
 
 
 def write_trace(path: Path, steps: Iterable[StepTrace]) -> None:
-    """One track per stage: tasks, and the gaps between them with what was awaited. Times in microseconds."""
+    """One track per stage: tasks, the gaps between them with what was awaited, arrows for transfers.
+
+    Times in microseconds, on the clock of rank 0; `otherData` says how precisely the others' are known.
+    """
     steps = list(steps)
     origin = min((step.start for step in steps), default=0.0)
     events: list[dict[str, Any]] = []
@@ -27,8 +31,12 @@ def write_trace(path: Path, steps: Iterable[StepTrace]) -> None:
     for step in steps:
         events += _tasks(step, origin)
         events += _gaps(step, origin)
+        events += _arrows(step, origin)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    precision = max((part.precision for step in steps for part in step.parts), default=0.0)
+    about = {"clock": "rank 0", "clock_precision_us": _microseconds(precision)}
+    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    path.write_text(json.dumps(trace), encoding="utf-8")
 
 
 def _tasks(step: StepTrace, origin: float) -> list[dict[str, Any]]:
@@ -65,6 +73,25 @@ def _gaps(step: StepTrace, origin: float) -> list[dict[str, Any]]:
         for stage in range(step.stages)
         for gap in step.gaps(stage, SHORTEST_GAP)
     ]
+
+
+def _arrows(step: StepTrace, origin: float) -> list[dict[str, Any]]:
+    """From the end of every task to the task on another stage that its output made ready."""
+    chunks = 1 + max(record.task.chunk for record in step.records)
+    placement = Placement(step.stages, chunks)
+    by_task = {(record.stage, record.task): record for record in step.records}
+    arrows = []
+    for number, sender in enumerate(step.records):
+        destination = placement.destination(sender.stage, sender.task)
+        if destination in by_task:
+            receiver = by_task[destination]
+            same = {"name": "transfer", "cat": "transfer", "pid": 0, "id": f"{step.step}.{number}"}
+            leaves, comes = sender.end - origin, receiver.start - origin
+            arrows.append({"ph": "s", "tid": sender.stage, "ts": _microseconds(leaves), **same})
+            # An end before its beginning, by the clocks' imprecision, would not be drawn.
+            comes = _microseconds(max(leaves, comes))
+            arrows.append({"ph": "f", "bp": "e", "tid": receiver.stage, "ts": comes, **same})
+    return arrows
 
 
 def _event(name: str, stage: int, start: float, seconds: float, args: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""Every rank failing in every way in every phase of a run of four processes: how the run ends, and what it says.
+
+    python -m benchmarks.failures [--json=FILE] [--check] [--cells=RANK/WAY/PHASE,...] [--without-launcher]
+
+Ways: kill (SIGKILL), freeze (SIGSTOP), cut (all its TCP connections shut down; it lives on), raise (an
+exception in the user's code). Phases: start (joined, nothing compiled), compile (while a layer is traced),
+step and validation (between two tasks), end (trained, while the others leave). `*` stands for all in --cells.
+With the launcher all 80 cells are run; without it, every rank started by hand, a selection. Ranks are given up after
+4 s of silence, in the last cell of the table after the default. Linux only.
+
+A line per cell: seconds from the failure to the end of the last process (without the launcher: of the last
+survivor), exit status, and the sentence printed first. Faults are listed below the table.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.failure_cell import LAUNCHED, Cell, Outcome, run_by_hand, run_launched
+from benchmarks.harness import Aim, finish, parse
+from rrfp_jax.runtime.join import SILENCE_SECONDS
+
+RANKS, WAYS = range(4), ("kill", "freeze", "cut", "raise")
+PHASES = ("start", "compile", "step", "validation", "end")
+
+BRISK_SILENCE = 4.0
+END_SECONDS = 10.0
+"""Within which a run ends after a failure."""
+FREEZE_SECONDS = 5.0
+"""The same for a frozen rank, after the limit on silence."""
+
+BY_HAND = "*/kill/step,0/kill/start,2/kill/compile,0/kill/validation,*/kill/end,1/freeze/step,0/freeze/step,"
+BY_HAND += "3/freeze/end,2/cut/step,0/cut/step,1/raise/compile,0/raise/step,3/raise/validation,2/raise/end"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the cells, print the table, and give the exit status."""
+    parser = parse(__doc__)
+    parser.add_argument("--cells", default="", metavar="RANK/WAY/PHASE,...", help="only these; * for all")
+    parser.add_argument("--without-launcher", action="store_true", help="start the ranks by hand")
+    options = parser.parse_args(argv)
+    text = options.cells or (BY_HAND if options.without_launcher else "*/*/*")
+    cells = [(cell, BRISK_SILENCE) for part in text.split(",") for cell in _cells(part)]
+    if not options.cells and not options.without_launcher:
+        cells.append((Cell(2, "freeze", "step"), SILENCE_SECONDS))
+    run = run_by_hand if options.without_launcher else run_launched
+    rows: list[tuple[Cell, Outcome, list[str]]] = []
+    print("rank way    phase      status   seconds  sentence")
+    for cell, silence in cells:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = run(cell, silence, Path(folder))
+        faults = faults_of(cell, outcome)
+        rows.append((cell, outcome, faults))
+        print(_row(cell, outcome, faults), flush=True)
+    for cell, outcome, faults in rows:
+        if faults:
+            print(f"\n{cell}: {'; '.join(faults)}\n{outcome.text}")
+    return finish(options, {"cells": [_figures(*row) for row in rows]}, _aims(rows))
+
+
+def faults_of(cell: Cell, outcome: Outcome) -> list[str]:
+    """What a cell's end was not as it should be; speed apart."""
+    if not outcome.failed:
+        return ["the failure did not happen"]
+    faults = [
+        *(["it hung and was killed"] if outcome.hung else []),
+        *([f"{outcome.left} processes were left"] if outcome.left else []),
+        *(["its exit status is 0"] if 0 in outcome.statuses else []),
+    ]
+    said = [line for line in outcome.sentences if not _names(line, cell)]
+    faults += [f"names another, or none: {line!r}" for line in said]
+    shown = len(re.findall(r"^(?:\[\d\] )? *ValueError: failing", outcome.text, re.MULTILINE))
+    if shown != (cell.way == "raise"):
+        faults.append(f"{shown} tracebacks")
+    return faults
+
+
+def _names(line: str, cell: Cell) -> bool:
+    """Whether a first line names the rank that failed, with its stage, as the first that it names."""
+    found = re.match(rf"(?:{LAUNCHED}: )?rank (\d+) \(stage (\d+)\)", line)
+    return found is not None and found.group(1) == found.group(2) == str(cell.rank)
+
+
+def _aims(rows: Sequence[tuple[Cell, Outcome, list[str]]]) -> list[Aim]:
+    quick = [o.seconds for c, o, _ in rows if c.way != "freeze" and o.failed]
+    frozen = [o.seconds - o.silence for c, o, _ in rows if c.way == "freeze" and o.failed]
+    faulty = sum(bool(faults) for _, _, faults in rows)
+    return [
+        Aim("cells with a fault", faulty, 0, "cells"),
+        Aim("killed, cut, raised: the longest to end", max(quick, default=0.0), END_SECONDS, "s"),
+        Aim("frozen: the longest, after the limit", max(frozen, default=0.0), FREEZE_SECONDS, "s"),
+    ]
+
+
+def _cells(text: str) -> Iterator[Cell]:
+    """Those that RANK/WAY/PHASE stands for."""
+    parts = text.split("/")
+    choices = [[str(rank) for rank in RANKS], WAYS, PHASES]
+    if len(parts) != 3 or any(p != "*" and p not in c for p, c in zip(parts, choices, strict=True)):
+        sys.exit(f"--cells={text}: give RANK/WAY/PHASE of {list(RANKS)}, {WAYS}, {PHASES}, or * for all")
+    ranks, ways, phases = (c if p == "*" else [p] for p, c in zip(parts, choices, strict=True))
+    for phase in phases:
+        for way in ways:
+            yield from (Cell(int(rank), way, phase) for rank in ranks)
+
+
+def _row(cell: Cell, outcome: Outcome, faults: Sequence[str]) -> str:
+    status = ",".join(str(status) for status in outcome.statuses)
+    sentence = outcome.sentences[0] if outcome.sentences else "(nothing)"
+    mark = "  FAULT" if faults else ""
+    return f"{cell.rank:<4} {cell.way:6} {cell.phase:10} {status:8} {outcome.seconds:7.1f}  {sentence}{mark}"
+
+
+def _figures(cell: Cell, outcome: Outcome, faults: Sequence[str]) -> dict[str, Any]:
+    return asdict(cell) | asdict(outcome) | {"faults": list(faults)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""`python -m launch.local --config=configs/quickstart.py [--config.x=y ...]`: a run in several processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.coordinator import leave_accelerators_alone
+from rrfp_jax.train.commandline import configured
+from rrfp_jax.train.folders import RunFolder
+from rrfp_jax.train.spawn import spawn
+
+COMMAND = "launch.local"
+
+USAGE = """\
+usage: python -m launch.local --config=FILE.py [--config.FIELD=VALUE ...] [-n N]
+
+Trains the run that FILE.py's get_config() describes in as many processes on this machine as its mesh asks
+for, or N, and keeps its files in runs/<name>/. With --config=FILE.py --help, lists the fields of that run
+with their values. Exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; its exit status."""
+    try:
+        leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
+        asked, rest = _taken(argv)
+        config = configured(rest, USAGE)
+        if config is None:
+            return 0
+        most = config.processes
+        count = most if asked is None else asked
+        if not 1 <= count <= most:
+            raise UsageError(f"-n {count}: this run can have 1 to {most} processes; see --config.mesh.pp")
+        folder = RunFolder(Path(config.directory), config.name)
+    except UsageError as error:
+        print(f"{COMMAND}: {error}", file=sys.stderr)
+        return 2
+    command = [sys.executable, "-m", "rrfp_jax.train.main", *rest]
+    return spawn(command, count, folder, command=COMMAND)
+
+
+def _taken(argv: Sequence[str]) -> tuple[int | None, list[str]]:
+    """The value of -n, if it is given, and the other arguments."""
+    rest = list(argv)
+    if "-n" not in rest:
+        return None, rest
+    at = rest.index("-n")
+    value = "".join(rest[at + 1 : at + 2])
+    if not value.isdecimal():
+        raise UsageError(f"-n {value}: give a number of processes")
+    return int(value), rest[:at] + rest[at + 2 :]
+
+
+def run() -> None:
+    """Entry point of `python -m launch.local`."""
+    sys.exit(main(sys.argv[1:]))

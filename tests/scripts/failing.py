@@ -1,0 +1,125 @@
+"""A toy run in which one rank fails: `failing.py RANK WAY PHASE [MARK]`.
+
+PHASE: start (joined, nothing compiled), compile (while a layer is traced), step and validation (between two
+tasks), end (trained, while the others leave), or never. WAY: kill, freeze, cut (all TCP connections shut
+down, the process lives on), raise. The moment is written to the file that FAILED_AT names, if it is set.
+MARK is an argument by which whoever started the processes knows them.
+"""
+
+import dataclasses
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+from contextlib import suppress
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import rrfp_jax as rrfp
+
+RANK, WAY, PHASE = sys.argv[1:4]
+WIDTH, STEPS, TASKS = 8, 3, 3
+reached = "nothing"  # the phase that this process is in
+tasks = 0  # chosen in this phase
+
+
+def shut_connections():
+    """Cut this process off: every TCP socket it has, whoever in it made them."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
+                connection = socket.socket(fileno=os.dup(int(name)))
+                if connection.type == socket.SOCK_STREAM and connection.family != socket.AF_UNIX:
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
+
+
+def fail():
+    if "FAILED_AT" in os.environ:
+        with open(os.environ["FAILED_AT"], "w", encoding="ascii") as file:
+            file.write(f"{time.time()}")
+    if WAY == "raise":
+        raise ValueError(f"failing in {PHASE}")
+    if WAY == "cut":
+        shut_connections()
+    else:
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}[WAY])
+
+
+def at(phase):
+    """Called at the point of a phase where it may happen."""
+    if phase == PHASE == reached and os.environ["RRFP_RANK"] == RANK:
+        enter("failed")
+        fail()
+
+
+def enter(phase):
+    global reached, tasks
+    reached, tasks = phase, 0
+
+
+@dataclasses.dataclass(frozen=True)
+class FailingBF(rrfp.schedules.BF):
+    """BF that fails, between two tasks, when it is time."""
+
+    def choose(self, state, ready):
+        global tasks
+        tasks += 1
+        if tasks > TASKS:
+            at("step")
+            at("validation")
+        return super().choose(state, ready)
+
+
+def embed(params, carry, mb):
+    return params["table"][mb["tokens"]]
+
+
+def block(params, carry, mb):
+    at("compile")
+    return carry + jnp.tanh(carry @ params["weight"])
+
+
+def head(params, carry, mb):
+    return carry @ params["weight"]
+
+
+def matrix(key):
+    return {"weight": 0.1 * jax.random.normal(key, (WIDTH, WIDTH))}
+
+
+def loss(logits, mb):
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, mb["tokens"])
+    return rrfp.Loss(nll.sum(), weight=nll.size)
+
+
+def batch(step):
+    random = np.random.default_rng(step)
+    return [{"tokens": random.integers(0, WIDTH, (2, 8))} for _ in range(4)]
+
+
+layers = [
+    rrfp.layer(embed, init=lambda key: {"table": jax.random.normal(key, (WIDTH, WIDTH))}),
+    rrfp.layer(block, init=matrix, repeat=4),
+    rrfp.layer(head, init=matrix),
+]
+pipe = rrfp.Pipeline(layers, loss)
+trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=batch, mesh=rrfp.Mesh(pp=4), schedule=FailingBF())
+enter("start")
+at("start")
+enter("compile")
+trainer.start()
+list(trainer.steps(1))
+enter("step")
+list(trainer.steps(STEPS))
+enter("nothing")
+trainer.evaluate(batch, steps=1)
+enter("validation")
+trainer.evaluate(batch, steps=2)
+enter("end")
+at("end")

@@ -1,0 +1,58 @@
+"""One rank of a parity run: every case of a world shape in one launch. Writes parity-<rank>.json."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import rrfp_jax as rrfp
+from tests import toy
+
+
+def main(folder: Path) -> None:
+    batch = toy.microbatches()
+    found, expected = [], None
+    for split in (None, [1, 4, 2, 1]):
+        trainer = toy.trainer(4, split=split, clip_norm=0.3)
+        rank = trainer._world.rank
+        first = None
+        for schedule in ("gpipe", "1f1b", "bf"):
+            trainer.schedule = schedule
+            loss, gradient = trainer.value_and_grad(batch)
+            if expected is None:
+                expected = toy.reference(trainer._engine.all_initial_params(), batch)
+            first = first or jax.device_get(gradient)
+            same = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), gradient, first)
+            found.append(
+                {
+                    "case": f"{split} {schedule}",
+                    "layers": sorted(gradient),
+                    "loss": loss,
+                    "loss_error": abs(loss - float(expected[0])) / float(expected[0]),
+                    "leaf_error": toy.worst_leaf(gradient, {k: expected[1][k] for k in gradient}),
+                    "bitwise": all(jax.tree.leaves(same)),
+                }
+            )
+    losses = [report.loss for report in trainer.steps(3)]
+    evaluated = trainer.evaluate(batch).loss
+    refused = ""
+    try:
+        trainer.check()
+    except rrfp.UsageError as error:
+        refused = str(error)
+    swapped = toy.trainer(4, pipe=toy.pipeline(mean_loss, additive=False))
+    wrong = abs(swapped.value_and_grad(batch)[0] - float(expected[0])) / float(expected[0])
+    result = {"cases": found, "losses": losses, "evaluated": evaluated, "refused": refused, "wrong": wrong}
+    (folder / f"parity-{rank}.json").write_text(json.dumps(result))
+
+
+def mean_loss(logits, mb):
+    """A mean of means, which the comparison has to catch."""
+    total, weight = toy.sums(logits, mb)
+    return rrfp.Loss(total / weight, weight=1.0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

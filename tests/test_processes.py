@@ -1,0 +1,146 @@
+"""Several processes, as users start them: parity, agreement, paced devices, one trace for all."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rrfp_jax.core.workload import constant
+from tests import toy
+
+REPOSITORY = Path(__file__).parent.parent
+SCRIPTS = REPOSITORY / "tests" / "scripts"
+
+
+def command(*arguments, folder, limit=150.0):
+    """Run a command of ours to its end; its status and what it printed."""
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
+    env |= {"JAX_COMPILATION_CACHE_DIR": str(REPOSITORY / ".pytest_cache" / "jax-ranks")}
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module", params=[4, 2], ids="{}-processes".format)
+def parity(request, tmp_path_factory):
+    """What every rank found, of one launch that runs all cases of a world shape."""
+    folder = tmp_path_factory.mktemp("parity")
+    count = request.param
+    status, said = command(
+        "rrfp_jax.train.launch", "-n", count, SCRIPTS / "parity_ranks.py", folder, folder=folder
+    )
+    assert status == 0, said
+    return [json.loads((folder / f"parity-{rank}.json").read_text()) for rank in range(count)]
+
+
+class TestParity:
+    def test_every_schedule_and_split_agrees_with_plain_jax(self, parity):
+        for rank in parity:
+            assert len(rank["cases"]) == 6
+            for case in rank["cases"]:
+                assert case["loss_error"] <= 1e-6 and case["leaf_error"] <= 1e-5, case
+
+    def test_schedules_agree_to_the_bit(self, parity):
+        assert all(case["bitwise"] for rank in parity for case in rank["cases"])
+
+    def test_together_the_ranks_have_every_layer_once(self, parity):
+        for number in range(6):
+            layers = [int(layer) for rank in parity for layer in rank["cases"][number]["layers"]]
+            assert layers == list(range(toy.BLOCKS + 2))
+
+    def test_all_ranks_are_told_the_same(self, parity):
+        for name in ("losses", "evaluated", "wrong"):
+            assert len({json.dumps(rank[name]) for rank in parity}) == 1
+
+    def test_training_is_that_of_one_process(self, parity):
+        trainer = toy.trainer(4, split=[1, 4, 2, 1], clip_norm=0.3)
+        trainer.schedule = "bf"
+        losses = [report.loss for report in trainer.steps(3)]
+        np.testing.assert_allclose(parity[0]["losses"], losses, rtol=1e-5)
+
+    def test_a_wrong_loss_would_be_caught(self, parity):
+        assert parity[0]["wrong"] > 1e-3
+
+    def test_a_check_that_no_process_can_make_is_refused(self, parity):
+        assert "before the first step" in parity[0]["refused"]
+
+
+def test_a_plan_that_differs_names_rank_and_step(tmp_path):
+    script = tmp_path / "differs.py"
+    script.write_text(
+        "import os\n"
+        "from tests import toy\n"
+        "odd = os.environ['RRFP_RANK'] == '2'\n"
+        "data = lambda step: toy.microbatches(6 if odd and step == 3 else 5, seed=step)\n"
+        "for report in toy.trainer(4, data=data).steps(5): pass\n"
+    )
+    status, said = command("rrfp_jax.train.launch", "-n", 4, script, folder=tmp_path)
+    assert status == 1
+    assert "rank 2" in said and "step 3" in said and "Traceback" not in said, said
+
+
+def test_more_processes_than_the_mesh_divides_among(tmp_path):
+    script = tmp_path / "three.py"
+    script.write_text("from tests import toy\ntoy.trainer(4)\n")
+    status, said = command("rrfp_jax.train.launch", "-n", 3, script, folder=tmp_path)
+    assert status == 2 and "Mesh(pp=4) on 3 processes" in said, said
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The files of a run on 3 paced stages, and what it printed."""
+    folder = tmp_path_factory.mktemp("paced")
+    workload = constant(3, 4, 0.02, transfer=0.005)
+    (folder / "w.json").write_text(json.dumps(workload.as_json_object()))
+    status, said = command(
+        "launch.local",
+        f"--config={REPOSITORY}/configs/quickstart.py",
+        "--config.pace.workload=w.json",
+        "--config.pace.message_bytes=1000",
+        "--config.schedule=gpipe",
+        "--config.steps=3",
+        folder=folder,
+    )
+    assert status == 0, said
+    return folder / "runs" / "quickstart", said
+
+
+class TestPacedDevices:
+    def test_steps_last_as_long_as_the_workload_says(self, run):
+        lines = [json.loads(line) for line in (run[0] / "metrics.jsonl").read_text().splitlines()]
+        # Fill with forwards and backwards of the other two stages, 4 hops; then 4 tasks of 20 and 40 ms.
+        ideal = (4 + 2) * 0.06 + 4 * 0.005
+        assert [line["step"] for line in lines] == [0, 1, 2]
+        # Never shorter, whatever the machine does; much longer only if pacing is broken.
+        assert all(ideal <= line["step_seconds"] + 1e-3 <= 2 * ideal for line in lines), lines
+        assert "loss" not in lines[0]
+
+    def test_one_trace_tells_of_all_ranks(self, run):
+        trace = json.loads((run[0] / "trace.json").read_text())
+        assert 0 < trace["otherData"]["clock_precision_us"] < 20_000
+        tasks = [event for event in trace["traceEvents"] if event.get("cat") == "task"]
+        assert {event["tid"] for event in tasks} == {0, 1, 2}
+        starts = {e["id"]: e for e in trace["traceEvents"] if e["ph"] == "s"}
+        ends = {e["id"]: e for e in trace["traceEvents"] if e["ph"] == "f"}
+        assert (
+            starts.keys() == ends.keys() and len(starts) == 3 * 2 * 2 * 4
+        )  # steps, hops, ways, microbatches
+        assert all(abs(starts[i]["tid"] - ends[i]["tid"]) == 1 for i in starts)
+        # A transfer lasts 5 ms: no task starts before its input has come.
+        assert all(ends[i]["ts"] - starts[i]["ts"] >= 4_900 for i in starts)
+
+    def test_there_is_a_log_per_rank(self, run):
+        folder, said = run
+        assert sorted(path.name for path in folder.glob("rank-*.log")) == [f"rank-{r}.log" for r in range(3)]
+        assert all(line.startswith("[0] ") for line in said.splitlines() if "step " in line)
