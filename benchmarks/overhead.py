@@ -7,14 +7,21 @@ dispatches in which the driver works is split into scheduling (the core), dispat
 transfer (offer, pull, poll); `all` adds the driver's own loop. Sleeping is not counted. `bare` is what
 the same programs cost per task when a plain loop calls them, stage after stage, with nothing around them: the
 part that is JAX's and this machine's.
-Part 2: the tax: a one-stage pipeline against two hand-written jitted loops over the same microbatches, a
+Part 2: four processes, one stage each: a hop (from the end of a task to the moment the stage that it makes
+ready knows) by message size on paced devices, the time from the data's arrival to dispatch on an idle device,
+the CPU share of a process that waits, and the host time per task as in part 1.
+Part 3: the tax: a one-stage pipeline against two hand-written jitted loops over the same microbatches, a
 fused `value_and_grad` and forward and backward apart, in turns, as the median of ratios to the faster one.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -72,8 +79,8 @@ class Stopwatch:
         self._since = 0.0
 
 
-def empty_pipeline(leaves: int, microbatches: int) -> rrfp.Trainer:
-    """A pipeline of 4 stages with that many parameter leaves each and next to no compute."""
+def empty_pipeline(leaves: int, microbatches: int, width: int = WIDTH) -> rrfp.Trainer:
+    """A pipeline of 4 stages with that many parameter leaves each and, unless it is wide, no compute."""
 
     def layer(params: list[jax.Array], carry: jax.Array | None, mb: Any) -> jax.Array:
         x = mb["x"] if carry is None else carry
@@ -82,27 +89,25 @@ def empty_pipeline(leaves: int, microbatches: int) -> rrfp.Trainer:
         return x
 
     def init(key: jax.Array) -> list[jax.Array]:
-        return [jnp.eye(WIDTH) for _ in range(leaves)]
+        return [jnp.eye(width) for _ in range(leaves)]
 
     def loss(x: jax.Array, mb: Any) -> rrfp.Loss:
         return rrfp.Loss(x.sum(), weight=x.shape[0])
 
-    data = [{"x": np.ones((2, WIDTH), np.float32)} for _ in range(microbatches)]
+    data = [{"x": np.ones((width // 4, width), np.float32)} for _ in range(microbatches)]
     pipe = rrfp.Pipeline([rrfp.layer(layer, init=init, repeat=STAGES)], loss)
     return rrfp.Trainer(pipe, optax.sgd(1e-3), data=data, mesh=rrfp.Mesh(pp=STAGES))
 
 
-def host_cost(leaves: int, microbatches: int) -> dict[str, dict[str, float]]:
-    """Host time per task of an empty pipeline, by part."""
-    trainer = empty_pipeline(leaves, microbatches)
+def watched_steps(trainer: rrfp.Trainer, watch: Stopwatch, transport: type) -> None:
+    """Run steps with the driver's parts under a stopwatch."""
     for _ in trainer.steps(WARMUP):
         pass
-    watch = Stopwatch()
     undo = [
         watch.wrap(StageScheduler, "handle", "scheduling"),
         watch.wrap(TrainingStep, "run", "dispatch"),
         watch.wrap(TrainingStep, "accumulate", "dispatch"),
-        *(watch.wrap(LocalTransport, m, "transfer") for m in ("offer", "produced", "poll", "patience")),
+        *(watch.wrap(transport, m, "transfer") for m in ("offer", "produced", "poll", "patience")),
         watch.wrap(_Step, "_sleep", "sleep"),
     ]
     dispatch = _Step._dispatch
@@ -119,8 +124,43 @@ def host_cost(leaves: int, microbatches: int) -> dict[str, dict[str, float]]:
         _Step._dispatch = dispatch  # type: ignore[method-assign]
         for restore in undo:
             restore()
+
+
+def host_cost(leaves: int, microbatches: int) -> dict[str, dict[str, float]]:
+    """Host time per task of an empty pipeline in one process, by part."""
+    trainer = empty_pipeline(leaves, microbatches)
+    watch = Stopwatch()
+    watched_steps(trainer, watch, LocalTransport)
     samples = watch.samples | {"bare": bare(trainer)}
     return {name: median_and_p99(seconds) for name, seconds in samples.items()}
+
+
+def in_processes() -> dict[str, Any]:
+    """What four processes find: hops, pick-up times, idle shares, host times."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        command = [*(sys.executable, "-m", "rrfp_jax.train.launch", "-n", str(STAGES))]
+        command += ["--directory", folder, "-m", "benchmarks.overhead_rank", str(file)]
+        subprocess.run(command, check=True, timeout=600)
+        return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def show_processes(found: dict[str, Any]) -> list[Aim]:
+    """Print the figures of four processes; their aims."""
+    for name, hop in found["hop"].items():
+        print(f"4 processes, hop of {name:>6}: {hop['median_us']:8.0f} us (p99 {hop['p99_us']:.0f})")
+    pickup, idle = found["pickup"], max(found["idle_percent"])
+    print(f"4 processes, ready to dispatched: {pickup['median_us']:.0f} us (p99 {pickup['p99_us']:.0f})")
+    print(f"4 processes, CPU of an idle process: {idle:.2f} % of a core")
+    for cost in found["host"]:
+        parts = {name: cost[name] for name in ("scheduling", "dispatch", "transfer", "all")}
+        text = "  ".join(f"{k} {v['median_us']:.1f} (p99 {v['p99_us']:.1f})" for k, v in parts.items())
+        print(f"4 processes, {cost['leaves']:3} leaves, us per task: {text}")
+    return [
+        Aim("4 processes, ready to dispatched, median", pickup["median_us"], 100, "us"),
+        Aim("4 processes, ready to dispatched, p99", pickup["p99_us"], 300, "us"),
+        Aim("4 processes, CPU of an idle process", idle, 3, "%"),
+    ]
 
 
 def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
@@ -256,6 +296,8 @@ def main() -> int:
             aims.append(Aim(f"scheduling, {label}", cost["scheduling"]["median_us"], 20, "us"))
             if all_limit is not None:
                 aims.append(Aim(f"all, {label}", cost["all"]["median_us"], all_limit, "us"))
+    figures["processes"] = in_processes()
+    aims += show_processes(figures["processes"])
     figures["tax"] = Tax().measure()
     print("one stage, seconds a step:", {k: round(v, 4) for k, v in figures["tax"].items()})
     aims.append(Aim("tax of one stage", figures["tax"]["tax_percent"], 3, "%"))

@@ -1,0 +1,162 @@
+"""Paced runs against what their durations say: how far real scheduling and messages are from ideal.
+
+    python -m benchmarks.fidelity [--json=FILE] [--check] [--quick]
+
+For stages x microbatches x task length x schedule a workload is drawn (log-normal, sd 0.3, half of the
+variance common to all tasks of a microbatch) and run on paced devices by as many processes. Beside it stands
+the step time computed from the same durations, the same core and the measured hop: the time between the end
+of a task and the moment the next stage knows, median over the run's own transfers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Aim, finish, parse
+from rrfp_jax.core.events import ROOM, Arrived
+from rrfp_jax.core.scheduler import StageScheduler, StepRules
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.core.workload import Workload, log_normal
+from rrfp_jax.runtime.device import LEAD_SECONDS
+
+REPOSITORY = Path(__file__).parent.parent
+STEPS, LIMIT = 4, 8
+RUN_SECONDS = 300.0
+
+
+def computed_step(workload: Workload, schedule: str, hop: float) -> float:
+    """Seconds of a step by the durations, the core and a hop of so many seconds; nothing else takes time.
+
+    A task is chosen as the driver does: up to `LEAD_SECONDS` before the one before it ends.
+    """
+    rules = StepRules(
+        placement=Placement(workload.stages),
+        microbatches=workload.microbatches,
+        schedule=by_name(schedule),
+        limit=LIMIT,
+    )
+    schedulers = [StageScheduler(stage, rules) for stage in range(workload.stages)]
+    free = [0.0] * workload.stages  # when each device ends what it has
+    queued = [0] * workload.stages  # tasks that have not ended
+    order = itertools.count()
+    events: list[tuple[float, int, int, Task | None, bool]] = []  # at, order, stage, arrived, an end
+
+    def fill(stage: int, now: float) -> None:
+        while queued[stage] == 0 or (queued[stage] == 1 and free[stage] - now <= LEAD_SECONDS + 1e-12):
+            instructions = schedulers[stage].handle(ROOM)
+            if not instructions:
+                return
+            task = instructions[0].task  # type: ignore[union-attr]
+            end = free[stage] = max(now, free[stage]) + workload.duration(stage, task)
+            queued[stage] += 1
+            heapq.heappush(events, (end - LEAD_SECONDS, next(order), stage, None, False))
+            heapq.heappush(events, (end, next(order), stage, None, True))
+            if (destination := rules.placement.destination(stage, task)) is not None:
+                arrives = end + workload.transfer(stage, task) + hop
+                heapq.heappush(events, (arrives, next(order), *destination, False))
+
+    for stage in range(workload.stages):
+        fill(stage, 0.0)
+    while events:
+        now, _, stage, arrived, ended = heapq.heappop(events)
+        queued[stage] -= ended
+        if arrived is not None:
+            schedulers[stage].handle(Arrived(arrived))
+        fill(stage, now)
+    return max(free)
+
+
+def real_run(workload: Workload, schedule: str, jitter: str = "J0") -> tuple[list[float], float]:
+    """Step times (s) of a paced run in as many processes as stages, and its median hop (s)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "workload.json").write_text(json.dumps(workload.as_json_object()), encoding="utf-8")
+        command = [
+            *(sys.executable, "-m", "launch.local", "--config=configs/quickstart.py"),
+            *(f"--config.pace.workload={folder}/workload.json", f"--config.schedule={schedule}"),
+            *(f"--config.max_in_flight={LIMIT}", f"--config.steps={STEPS}", f"--config.directory={folder}"),
+            f"--config.jitter={jitter}",
+        ]
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=os.environ,
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+        lines = (folder / "quickstart" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        trace = json.loads((folder / "quickstart" / "trace.json").read_text(encoding="utf-8"))
+    return [json.loads(line)["step_seconds"] for line in lines], hop_of(trace["traceEvents"], workload)
+
+
+def hop_of(events: Sequence[dict[str, Any]], workload: Workload) -> float:
+    """Median seconds from the end of a task, and its transfer by the workload, to its receiver's `ready`."""
+    tasks = [event for event in events if event.get("cat") == "task" and event["name"] != "idle"]
+    placement = Placement(workload.stages)
+    known = {(t["args"]["step"], t["args"]["stage"], t["name"]): t for t in tasks}
+    hops = []
+    for (step, stage, _), event in known.items():
+        kind, microbatch = event["args"]["kind"], event["args"]["microbatch"]
+        task = next(Task(k, 0, microbatch) for k in Kind if k.letter == kind)
+        destination = placement.destination(stage, task)
+        if destination is not None:
+            receiver = known[step, destination[0], str(destination[1])]
+            sent = event["ts"] + event["dur"] + 1e6 * workload.transfer(stage, task)
+            hops.append((receiver["args"]["ready"] - sent) * 1e-6)
+    return float(np.median(hops))
+
+
+def main() -> int:
+    """Run all cases, print, write."""
+    parser = parse(__doc__)
+    parser.add_argument("--quick", action="store_true", help="one case of each schedule")
+    options = parser.parse_args()
+    cases = itertools.product((4, 8), (16, 32), (0.01, 0.03), ("1f1b", "gpipe", "bf"))
+    rows = []
+    for stages, microbatches, seconds, schedule in cases:
+        if options.quick and (stages, microbatches, seconds) != (4, 16, 0.01):
+            continue
+        rows.append(row := measure(stages, microbatches, seconds, schedule))
+        print(
+            f"{stages} stages, {microbatches} microbatches, {seconds * 1e3:.0f} ms, {schedule:5}: real "
+            f"{row['real']:.4f} s, computed {row['computed']:.4f} s, off by {row['percent']:+.2f} %, "
+            f"hop {row['hop_us']:.0f} us",
+            flush=True,
+        )
+    off = np.abs([row["percent"] for row in rows])
+    aims = [
+        Aim("median difference", float(np.median(off)), 3.0, "%"),
+        Aim("worst difference", float(np.max(off)), 5.0, "%"),
+    ]
+    return finish(options, {"cases": rows}, aims)
+
+
+def measure(stages: int, microbatches: int, seconds: float, schedule: str) -> dict[str, Any]:
+    """One case: the median real step, the computed one, and their difference."""
+    workload = log_normal(stages, microbatches, forward=seconds, sigma=0.3, shared=0.5, seed=1)
+    steps, hop = real_run(workload, schedule)
+    real, computed = float(np.median(steps)), computed_step(workload, schedule, hop)
+    return {
+        **{"stages": stages, "microbatches": microbatches, "seconds": seconds, "schedule": schedule},
+        **{"real": real, "computed": computed, "percent": 100 * (real / computed - 1), "hop_us": hop * 1e6},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""One of the four processes that `benchmarks.overhead` starts; rank 0 writes what all of them found.
+
+rrfp-launch -n 4 -m benchmarks.overhead_rank FILE
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import jax
+
+from benchmarks.harness import median_and_p99
+from benchmarks.overhead import STAGES, WARMUP, Stopwatch, empty_pipeline, watched_steps
+from configs import quickstart
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.workload import constant
+from rrfp_jax.runtime.join import join
+from rrfp_jax.runtime.socket_transport import SocketTransport
+from rrfp_jax.runtime.transport import Key
+from rrfp_jax.runtime.world import World
+from rrfp_jax.train.pace import Pace
+from rrfp_jax.train.paced import PacedRun
+
+SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24}
+IDLE_SECONDS = 5.0
+MICROBATCHES, STEPS, PICKUP_STEPS = 8, 6, 80
+
+
+def paced_traces(message_bytes: int, seconds: float) -> list[StepTrace]:
+    """Steps of four paced stages that differ only in the size of their messages; the first is left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "workload.json"
+        file.write_text(
+            json.dumps(constant(STAGES, MICROBATCHES, seconds).as_json_object()), encoding="utf-8"
+        )
+        pace = Pace(workload=str(file), message_bytes=message_bytes)
+    run = PacedRun(dataclasses.replace(quickstart.get_config(), pace=pace))
+    return [report.trace for report in run.steps(STEPS)][1:]
+
+
+def hops(traces: list[StepTrace]) -> list[float]:
+    """Seconds from the end of a task to the moment the stage that it makes ready knows."""
+    found = []
+    for trace in traces:
+        placement = Placement(trace.stages)
+        by_task = {(record.stage, record.task): record for record in trace.records}
+        for record in trace.records:
+            if (destination := placement.destination(record.stage, record.task)) is not None:
+                found.append(by_task[destination].ready - record.end)
+    return found
+
+
+def pickups(world: World) -> list[float]:
+    """Seconds from the moment that a task's input is there to its dispatch, of one microbatch at a time.
+
+    A thread that blocks on the transfer says when its data was there. Nothing else runs meanwhile, so every
+    task finds its device idle and every process asleep.
+    """
+    there: dict[Key, float] = {}
+    keys: dict[tuple[int, Any], Key] = {}
+    on_offer = SocketTransport._on_offer
+
+    def observe(key: Key, arrays: Sequence[jax.Array]) -> None:
+        for array in arrays:
+            array.block_until_ready()
+        there[key] = perf_counter()
+
+    def observed(self: SocketTransport, *message: Any) -> None:
+        before = set(self._pulls)
+        on_offer(self, *message)
+        for key in set(self._pulls) - before:
+            keys[key.stage, key.task] = key
+            pool.submit(observe, key, self._pulls[key].arrays)
+
+    SocketTransport._on_offer = observed  # type: ignore[assignment,method-assign]
+    found = []
+    with ThreadPoolExecutor(4) as pool:
+        trainer = empty_pipeline(8, 1, width=512)
+        for report in trainer.steps(PICKUP_STEPS):
+            for record in report.trace.records if report.step >= WARMUP else ():
+                key = keys.get((record.stage, record.task))
+                if key in there:
+                    found.append(record.dispatched - world.clock[0] - there[key])
+            there.clear()
+    SocketTransport._on_offer = on_offer  # type: ignore[method-assign]
+    return found
+
+
+def idle_share(world: World) -> float:
+    """Share of a core that a process takes while it waits for others."""
+    world.gather("the start of idling", None)
+    began, cpu = perf_counter(), time.process_time()
+    if world.rank == 0:
+        time.sleep(IDLE_SECONDS)
+    world.gather("the end of idling", None)
+    return (time.process_time() - cpu) / (perf_counter() - began)
+
+
+def main(file: str) -> None:
+    """Measure; all ranks do the same."""
+    world = join()
+    figures: dict[str, Any] = {"hop": {}}
+    for name, size in SIZES.items():
+        traces = paced_traces(size, 0.01 if size < 2**24 else 0.05)
+        figures["hop"][name] = median_and_p99(hops(traces))
+    times = world.gather("the pick-up times", pickups(world))
+    figures["pickup"] = median_and_p99([seconds for own in times for seconds in own])
+    shares = world.gather("the idle shares", idle_share(world))
+    figures["idle_percent"] = [round(100 * share, 2) for share in shares]
+    figures["host"] = []
+    for leaves in (8, 30):
+        trainer = empty_pipeline(leaves, MICROBATCHES)
+        watch = Stopwatch()
+        watched_steps(trainer, watch, SocketTransport)
+        samples = world.gather(f"the host times of {leaves} leaves", watch.samples)
+        merged = {part: [s for own in samples for s in own[part]] for part in watch.samples}
+        cost = {part: median_and_p99(seconds) for part, seconds in merged.items()}
+        figures["host"].append({"leaves": leaves, **cost})
+    if world.rank == 0:
+        Path(file).write_text(json.dumps(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
