@@ -124,7 +124,9 @@ def _start(
     env |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles sooner
     env |= {"FAILED_AT": f"{folder}/failed-at", "RRFP_SILENCE_SECONDS": str(silence)}
     with (folder / log).open("wb") as out:
-        return subprocess.Popen(argv, env=env | more, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(
+            argv, env=env | more, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+        )
 
 
 def _failed_at(folder: Path) -> float | None:

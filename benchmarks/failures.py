@@ -73,8 +73,7 @@ def faults_of(cell: Cell, outcome: Outcome) -> list[str]:
         *([f"{outcome.left} processes were left"] if outcome.left else []),
         *(["its exit status is 0"] if 0 in outcome.statuses else []),
     ]
-    said = [line for line in outcome.sentences if not _names(line, cell)]
-    faults += [f"names another, or none: {line!r}" for line in said]
+    faults += [f"names another, or none: {line!r}" for line in outcome.sentences if not _names(line, cell)]
     shown = len(re.findall(r"^(?:\[\d\] )? *ValueError: failing", outcome.text, re.MULTILINE))
     if shown != (cell.way == "raise"):
         faults.append(f"{shown} tracebacks")
@@ -82,8 +81,8 @@ def faults_of(cell: Cell, outcome: Outcome) -> list[str]:
 
 
 def _names(line: str, cell: Cell) -> bool:
-    """Whether a first line names the rank that failed, with its stage, as the first that it names."""
-    found = re.match(rf"(?:{LAUNCHED}: )?rank (\d+) \(stage (\d+)\)", line)
+    """Whether a sentence is about the rank that failed, and knows its stage; a survivor's own name comes before."""
+    found = re.match(rf"(?:{LAUNCHED}: |rank \d \(stage \d\): )rank (\d) \(stage (\d)\)", line)
     return found is not None and found.group(1) == found.group(2) == str(cell.rank)
 
 

@@ -73,6 +73,14 @@ def join_run(coordinator: str, processes: int, rank: int, hosted_elsewhere: bool
         _jax.get_distributed_runtime_service = start_service
 
 
+def leave_run() -> None:
+    """`jax.distributed.shutdown`, which waits for nobody here; the others may be gone."""
+    try:
+        distributed.shutdown()
+    except RuntimeError:
+        pass
+
+
 def in_use() -> bool:
     """Whether a backend exists, after which no run can be joined."""
     return bool(xla_bridge.backends_are_initialized())

@@ -9,11 +9,13 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import traceback
 from time import monotonic, sleep
 from types import TracebackType
 
 from rrfp_jax.errors import Disagreement, PeerLost, TrainingError, UsageError
+from rrfp_jax.runtime._jax import leave_run
 from rrfp_jax.runtime.lastwords import LastWords, Why
 from rrfp_jax.runtime.mailbox import Gone
 from rrfp_jax.runtime.watchdog import Watchdog
@@ -27,6 +29,9 @@ FLUSH_SECONDS = 1.0
 HOST_SECONDS = 5.0
 """How long rank 0, if it hosts the coordination service, waits after an error for the others to end: its own
 end aborts them."""
+
+_ending = threading.Lock()
+"""Held, for ever, by the thread that ends this process: the main thread or the watchdog, never both."""
 
 
 def last_words(world: World, error: BaseException) -> LastWords:
@@ -48,10 +53,18 @@ def last_words(world: World, error: BaseException) -> LastWords:
         stages=world.stages[world.rank],
         kind=kind,
         sentence=sentence,
-        waiting=tuple(world.waiting()),
+        waiting=_waiting(world),
         culprit=error.culprit if isinstance(error, (PeerLost, Disagreement)) else None,
         traceback="".join(traceback.format_exception(error)) if told else None,
     )
+
+
+def _waiting(world: World) -> tuple[str, ...]:
+    """What the main thread waits for; it may be changing that just now if this is the watchdog."""
+    try:
+        return tuple(world.waiting())
+    except (RuntimeError, LookupError):
+        return ()
 
 
 def exit_status(words: LastWords) -> int:
@@ -82,18 +95,26 @@ def end(world: World, status: int) -> None:
     if world.mailbox is not None:
         while not world.mailbox.flushed() and monotonic() < deadline:
             sleep(0.01)
-        if world.rank == 0 and world.folder is None:
+        if _hosts(world):
             _outlive_others(world, monotonic() + HOST_SECONDS)
+        world.mailbox.read_if_idle()  # what is unread would reset the connections: our words could be lost
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def fail(world: World, error: BaseException) -> None:
-    """Report an error and end this process, with the status that goes with it."""
-    words = last_words(world, error)
-    report(world, words)
-    end(world, exit_status(words))
+    """Report an error and end this process, with the status that goes with it; from any thread."""
+    _ending.acquire()
+    status = FAILED
+    try:
+        words = last_words(world, error)
+        status = exit_status(words)
+        report(world, words)
+    except Exception:  # such as a full disk
+        traceback.print_exc()
+    finally:
+        end(world, status)
 
 
 def say_farewell_at_exit(world: World, silence_seconds: float) -> Watchdog:
@@ -106,7 +127,9 @@ def say_farewell_at_exit(world: World, silence_seconds: float) -> Watchdog:
     def give_up(gone: Gone) -> None:
         fail(world, PeerLost(gone.sentence, gone.culprit))
 
-    watchdog = Watchdog(world.mailbox, world.box, silence_seconds, give_up)
+    # Where rank 0 hosts the coordination service, JAX aborts this process within moments of rank 0's end.
+    host = 0 if world.folder is None and world.rank > 0 else None
+    watchdog = Watchdog(world.mailbox, world.box, silence_seconds, give_up, host)
 
     def goodbye() -> None:
         assert world.mailbox is not None
@@ -115,14 +138,29 @@ def say_farewell_at_exit(world: World, silence_seconds: float) -> Watchdog:
         deadline = monotonic() + FLUSH_SECONDS
         while not world.mailbox.flushed() and monotonic() < deadline:
             sleep(0.01)
-        if world.rank == 0 and world.folder is None:
+        if _hosts(world):
             _outlive_others(world, float("inf"))
+            if (gone := _in_trouble(world)) is not None:
+                give_up(gone)
+        leave_run()  # while the watchdog sees to it that this ends
         watchdog.stop()
         world.mailbox.close()
 
     sys.excepthook = on_error
     atexit.register(goodbye)
     return watchdog
+
+
+def _hosts(world: World) -> bool:
+    """Whether this process hosts the coordination service, which the others need as long as they live."""
+    return world.rank == 0 and world.folder is None
+
+
+def _in_trouble(world: World) -> Gone | None:
+    """The most telling of those who did not leave in good order, through no fault of this process."""
+    assert world.mailbox is not None
+    gone = [one for one in world.mailbox.gone.values() if one.how != "left" and one.culprit != world.rank]
+    return min(gone, key=lambda one: (one.how == "lost", one.since), default=None)
 
 
 def _outlive_others(world: World, deadline: float) -> None:

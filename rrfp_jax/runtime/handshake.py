@@ -82,7 +82,10 @@ def _be_called(
                 connection = key.fileobj
                 assert isinstance(connection, socket.socket)
                 if connection is listener:
-                    caller, _ = listener.accept()
+                    try:
+                        caller, _ = listener.accept()
+                    except (BlockingIOError, ConnectionError):
+                        continue  # hung up already
                     caller.setblocking(False)
                     strangers[caller] = bytearray()
                     selector.register(caller, selectors.EVENT_READ)

@@ -218,6 +218,12 @@ class Mailbox:
             if news:
                 self.ring()  # the main thread may just have gone to sleep on what has been taken away here
 
+    def await_hang_up(self, rank: int, seconds: float) -> None:
+        """Wait until a process has closed its connection, at most so long; reads nothing. Any thread."""
+        poll = select.poll()
+        poll.register(self._peers[rank].socket, getattr(select, "POLLRDHUP", 0))
+        poll.poll(1000 * seconds)
+
     def judge_silence(self, limit: float) -> None:
         """Give up processes from which nothing has come for `limit` seconds; call often, after reading.
 
@@ -276,7 +282,7 @@ class Mailbox:
         except ValueError as error:
             data, reason = b"", f"sent {error}"
         except OSError as error:
-            data, reason = b"", f"is cut off: {error.strerror}"
+            data, reason = b"", f"is gone ({error.strerror}): killed, crashed or cut off"
         if not data:
             self._selector.unregister(peer.socket)
             self._lose(peer.rank, reason)

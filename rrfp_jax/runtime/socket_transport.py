@@ -13,15 +13,15 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.core.tasks import Kind, Task
-from rrfp_jax.errors import TrainingError
+from rrfp_jax.errors import PeerLost, TrainingError
 from rrfp_jax.runtime.join import own_address
-from rrfp_jax.runtime.mailbox import Mailbox
 from rrfp_jax.runtime.transport import PAUSE_SHARE, SHORTEST_PAUSE, Arrival, Key, Ledger, nbytes
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.world import START_SECONDS, World
 
 LOSS_SECONDS = 2.0
 """A transfer fails when its sender dies; the mailbox, which knows more, may hear of that a little later."""
@@ -48,52 +48,52 @@ class SocketTransport:
         assert world.mailbox is not None
         self.ledger = Ledger()
         self._world, self._mailbox, self._owners = world, world.mailbox, owners
+        self._uuids = itertools.count(1)
+        self._round = 0
+        self._over = False  # the round was broken off
+        self._shardings: Mapping[int, SingleDeviceSharding] = {}
+        self._early: list[tuple[Any, ...]] = []  # what came for a round that has not begun here
+        self._offered: set[Key] = set()  # in this round
+        self._held: dict[int, int] = {}  # bytes by uuid of what has not been delivered
+        self._pulls: dict[Key, _Pull] = {}  # the producer is still running
+        self._moving: dict[Key, tuple[_Pull, float, float]] = {}  # pull; ended, heard of that (s)
+        # Other transports of this run have other numbers; a process that is ahead may soon send to this one.
+        self._number = world.next_round()
+        handlers = {"offer": self._on_offer, "done": self._on_done, "delivered": self._on_delivered}
+        for topic, handler in handlers.items():
+            self._mailbox.on(f"{topic} {self._number}", handler)
         device = jax.local_devices()[0]
         host = own_address()
         address = f"[{host}]:0" if ":" in host else f"{host}:0"
         self._server = transfer.start_transfer_server(device.client, address, [address])
-        addresses = world.gather("addresses of the transfer servers", self._server.address())
+        addresses = world.gather("addresses of the transfer servers", self._server.address(), START_SECONDS)
         self._connections = {r: self._server.connect(addresses[r]) for r in self._mailbox.ranks}
-        self._uuids = itertools.count(1)
-        self._round = 0
-        self._devices: Mapping[int, jax.Device] = {}
-        self._early: list[tuple[Any, ...]] = []  # what came for a round that has not begun here
-        self._offers: dict[Key, tuple[int, int]] = {}  # offered in this round: uuid, bytes
-        self._held: dict[int, int] = {}  # bytes by uuid of what has not been delivered
-        self._pulls: dict[Key, _Pull] = {}  # the producer is still running
-        self._moving: dict[Key, tuple[_Pull, float, float]] = {}  # pull; ended, heard of that (s)
-        for topic, handler in (
-            ("offer", self._on_offer),
-            ("done", self._on_done),
-            ("delivered", self._on_delivered),
-        ):
-            self._mailbox.on(topic, handler)
 
     def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
         """See `Transport.begin`."""
-        self._round, self._devices = round, devices
+        self._round, self._over = round, False
         self._shardings = {stage: SingleDeviceSharding(device) for stage, device in devices.items()}
-        self._offers.clear()
+        self._offered.clear()
         early, self._early = self._early, []
         for handler, *message in early:
             handler(*message)
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
         """See `Transport.offer`."""
-        if key in self._offers:
+        if key in self._offered:
             raise ValueError(f"{key} has been offered before")
-        uuid, size = next(self._uuids), nbytes(arrays)
-        self._offers[key] = uuid, size
-        self._held[uuid] = size
-        self.ledger.held += size
-        if arrays:
-            self._server.await_pull(uuid, list(arrays))
+        self._offered.add(key)
+        uuid = next(self._uuids)
+        self._held[uuid] = nbytes(arrays)
+        self.ledger.held += self._held[uuid]
+        if full := [array for array in arrays if array.size]:
+            self._server.await_pull(uuid, full)
         specs = [(array.shape, array.dtype.name) for array in arrays]
-        self._mailbox.post(self._owners[key.stage], "offer", uuid, *_flat(key), specs)
+        self._post(self._owners[key.stage], "offer", uuid, *_flat(key), specs)
 
     def produced(self, key: Key, at: float) -> None:
         """See `Transport.produced`."""
-        self._mailbox.post(self._owners[key.stage], "done", *_flat(key), at + self._world.clock[0])
+        self._post(self._owners[key.stage], "done", *_flat(key), at + self._world.clock[0])
 
     def poll(self) -> list[Arrival]:
         """See `Transport.poll`.
@@ -110,7 +110,7 @@ class SocketTransport:
                 self._verify(key, pull)
                 del self._moving[key]
                 self.ledger.posted -= nbytes(pull.arrays)
-                self._mailbox.post(pull.rank, "delivered", pull.uuid)
+                self._post(pull.rank, "delivered", pull.uuid)
                 arrived.append(Arrival(key, pull.arrays, ended))
         return arrived
 
@@ -123,9 +123,13 @@ class SocketTransport:
 
     def reset(self) -> None:
         """See `Transport.reset`. What other processes were offered stays with the server until they pull."""
-        for pending in (self._early, self._pulls, self._moving):
-            pending.clear()
+        self._over = True
+        self._pulls.clear()
+        self._moving.clear()
         self.ledger.posted = 0
+
+    def _post(self, rank: int, topic: str, *content: Any) -> None:
+        self._mailbox.post(rank, f"{topic} {self._number}", *content)
 
     def _on_offer(self, rank: int, uuid: int, *message: Any) -> None:
         *flat, specs = message
@@ -134,11 +138,23 @@ class SocketTransport:
             return
         if key in self._pulls or key in self._moving:
             raise TrainingError(f"{key} was offered twice by {self._world.describe(rank)}")
-        sharding = self._shardings[key.stage]
-        wanted = [jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding) for shape, dtype in specs]
-        arrays = self._connections[rank].pull(uuid, wanted) if wanted else []
+        arrays = self._pull(key, rank, uuid, specs)
         self._pulls[key] = _Pull(rank, uuid, arrays)
         self.ledger.posted += nbytes(arrays)
+
+    def _pull(self, key: Key, rank: int, uuid: int, specs: Sequence[Any]) -> Sequence[jax.Array]:
+        """Begin a transfer. Arrays without elements are made here: a pull of such would never end."""
+        sharding = self._shardings[key.stage]
+        shapes = [jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding) for shape, dtype in specs]
+        full = [shape for shape in shapes if shape.size]
+        try:
+            pulled = iter(self._connections[rank].pull(uuid, full) if full else [])
+        except Exception as error:
+            raise self._failed(key, rank, error) from None
+        return [
+            next(pulled) if shape.size else jax.device_put(np.empty(shape.shape, shape.dtype), sharding)
+            for shape in shapes
+        ]
 
     def _on_done(self, rank: int, *message: Any) -> None:
         *flat, ended = message
@@ -153,7 +169,7 @@ class SocketTransport:
         """Keep a message for a round that has not begun here; a process ahead may send such."""
         if key.round > self._round:
             self._early.append(message)
-        return key.round != self._round
+        return self._over or key.round != self._round
 
     def _verify(self, key: Key, pull: _Pull) -> None:
         """A transfer that failed is ready, too, and raises only when read."""
@@ -161,17 +177,20 @@ class SocketTransport:
             for array in pull.arrays:
                 array.block_until_ready()
         except Exception as error:
-            _hear_of_losses(self._mailbox)
-            sender = self._world.describe(pull.rank)
-            raise TrainingError(f"the transfer of the {key} from {sender} failed: {error}") from None
+            raise self._failed(key, pull.rank, error) from None
 
-
-def _hear_of_losses(mailbox: Mailbox) -> None:
-    deadline = perf_counter() + LOSS_SECONDS
-    while perf_counter() < deadline:
-        mailbox.require(mailbox.ranks)
-        mailbox.sleep(0.1)
-        mailbox.pump()
+    def _failed(self, key: Key, rank: int, error: Exception) -> TrainingError:
+        """What to raise for a failed transfer: the sender's death if it is heard of soon, else the failure."""
+        deadline = perf_counter() + LOSS_SECONDS
+        while perf_counter() < deadline:
+            try:
+                self._mailbox.require(self._mailbox.ranks)
+            except PeerLost as lost:
+                return lost
+            self._mailbox.sleep(0.1)
+            self._mailbox.read_if_idle()  # and handles nothing: this may be in the middle of that
+        sender = self._world.describe(rank)
+        return TrainingError(f"the transfer of the {key} from {sender} failed: {error}")
 
 
 def _flat(key: Key) -> tuple[int, int, int, int, int]:

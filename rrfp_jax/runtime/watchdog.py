@@ -23,13 +23,19 @@ class Watchdog:
         box: gets a heartbeat, too.
         silence_seconds: a process from which nothing has come for so long is given up.
         give_up: called in this thread when one is gone and the main thread has not noticed; must not return.
+        host: the rank whose loss leaves no time, because this process is aborted then: it is given up at once.
     """
 
     def __init__(
-        self, mailbox: Mailbox, box: BlackBox, silence_seconds: float, give_up: Callable[[Gone], None]
+        self,
+        mailbox: Mailbox,
+        box: BlackBox,
+        silence_seconds: float,
+        give_up: Callable[[Gone], None],
+        host: int | None = None,
     ) -> None:
         self.silence_seconds = silence_seconds
-        self._mailbox, self._box, self._give_up = mailbox, box, give_up
+        self._mailbox, self._box, self._give_up, self._host = mailbox, box, give_up, host
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rrfp-watchdog", daemon=True)
         self._thread.start()
@@ -41,12 +47,20 @@ class Watchdog:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(TICK_SECONDS):
+        while not self._pause():
             self._mailbox.beat()
             self._box.beat()
             self._mailbox.read_if_idle()  # before silence is judged: it may be this process that stood still
             self._mailbox.judge_silence(self.silence_seconds)
             now = perf_counter()
-            for gone in list(self._mailbox.gone.values()):
-                if gone.how != "left" and now - gone.since > GRACE_SECONDS:
+            for rank, gone in list(self._mailbox.gone.items()):
+                grace = 0.0 if rank == self._host and gone.how == "lost" else GRACE_SECONDS
+                if gone.how != "left" and now - gone.since >= grace:
                     self._give_up(gone)
+
+    def _pause(self) -> bool:
+        """Until the next tick, or until the host is lost; whether this is the end."""
+        if self._host is None or self._host in self._mailbox.gone:
+            return self._stop.wait(TICK_SECONDS)
+        self._mailbox.await_hang_up(self._host, TICK_SECONDS)
+        return self._stop.is_set()

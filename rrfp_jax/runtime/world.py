@@ -13,6 +13,9 @@ from rrfp_jax.errors import Disagreement, TrainingError
 from rrfp_jax.runtime.blackbox import BlackBox
 from rrfp_jax.runtime.mailbox import Mailbox
 
+START_SECONDS = 3600.0
+"""Limit for all processes to have compiled: one may have much more to compile than another."""
+
 CLOCK_SECONDS = 10.0
 """Limit for rank 0 to tell its time."""
 
@@ -72,24 +75,25 @@ class World:
 
     # Agreement.
 
-    def gather(self, what: str, value: Any) -> list[Any]:
+    def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
         """Every rank's value, in rank order; waits for all of them.
 
         Args:
             what: names it in messages; must be equal everywhere.
             value: of plain data.
+            limit: on waiting, in seconds; None for `stall_seconds`.
 
         Raises:
             PeerLost: a rank whose value has not come is gone.
             Disagreement: another rank is at something else.
-            TrainingError: it took longer than `stall_seconds`.
+            TrainingError: it took longer than the limit.
         """
         number, self._gathers = self._gathers, self._gathers + 1
         values = self._gathered.setdefault(number, {})
         values[self.rank] = (what, value)
         if self.mailbox is not None:
             self.mailbox.post_all("gather", number, what, value)
-            self._await(what, values)
+            self._await(what, values, self.stall_seconds if limit is None else limit)
         del self._gathered[number]
         for rank, (theirs, _) in sorted(values.items()):
             if theirs != what:
@@ -132,7 +136,7 @@ class World:
                 odd[0],
             )
 
-    def _await(self, what: str, values: Mapping[int, Any]) -> None:
+    def _await(self, what: str, values: Mapping[int, Any], limit: float) -> None:
         assert self.mailbox is not None
         began = perf_counter()
 
@@ -147,7 +151,7 @@ class World:
         self.mailbox.pump()
         while awaited := missing():
             self.mailbox.require(awaited)
-            if perf_counter() - began > self.stall_seconds:
+            if perf_counter() - began > limit:
                 raise TrainingError(f"{self.describe(self.rank)} gives up waiting for {waiting()[0]}")
             self.mailbox.sleep(LONGEST_SLEEP_SECONDS)
             self.mailbox.pump()

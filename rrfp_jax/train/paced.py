@@ -21,6 +21,7 @@ from rrfp_jax.core.trace import Part, StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.driver import Driver
 from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.runtime.world import START_SECONDS
 from rrfp_jax.train.config import RunConfig
 from rrfp_jax.train.report import summary_of_bubbles
 from rrfp_jax.train.tracefile import TRACED_STEPS, write_trace
@@ -123,7 +124,8 @@ class PacedRun:
             stage: StandIn(config.pace.message_bytes, workload.microbatches, device)
             for stage, device in layout.devices.items()
         }
-        self._world.gather("everybody to be ready", None)  # so that the first step waits for nobody's start
+        # So that the first step waits for nobody's start.
+        self._world.gather("everybody to be ready", None, START_SECONDS)
 
     def write_trace(self, path: Path) -> None:
         """The latest steps as a trace that Perfetto opens."""

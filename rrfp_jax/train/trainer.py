@@ -26,6 +26,7 @@ from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.runtime.world import START_SECONDS
 from rrfp_jax.train.checks import check_loss_is_a_sum, check_optimizer, check_order
 from rrfp_jax.train.data import (
     Data,
@@ -277,7 +278,8 @@ class Trainer:
         self._check_model(data, plan)
         self._world.agree("what is to be run", self._fingerprint(plan))
         self._engine.start(list(dict.fromkeys(buckets_of(plan))))
-        self._world.gather("everybody to be ready", None)  # so that the first step waits for nobody's start
+        # So that the first step waits for nobody's start.
+        self._world.gather("everybody to be ready", None, START_SECONDS)
 
     def _fingerprint(self, plan: Sequence[Microbatch]) -> str:
         """Whatever must be equal on all processes of the run, as text."""
