@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +17,18 @@ REPOSITORY = Path(__file__).parent.parent
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 
 
+def environment():
+    """What commands of ours run in."""
+    own = {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **own}
+
+
 def command(*arguments, folder, limit=150.0):
     """Run a command of ours to its end; its status and what it printed."""
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
-    env |= {"JAX_COMPILATION_CACHE_DIR": str(REPOSITORY / ".pytest_cache" / "jax-ranks")}
     done = subprocess.run(
         [sys.executable, "-m", *map(str, arguments)],
         cwd=folder,
-        env=env,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=limit,
@@ -144,3 +149,49 @@ class TestPacedDevices:
         folder, said = run
         assert sorted(path.name for path in folder.glob("rank-*.log")) == [f"rank-{r}.log" for r in range(3)]
         assert all(line.startswith("[0] ") for line in said.splitlines() if "step " in line)
+
+
+def test_a_named_run_trains_and_validates(tmp_path):
+    (tmp_path / "text.txt").write_bytes(bytes(range(256)) * 40)
+    status, said = command(
+        "launch.local",
+        f"--config={REPOSITORY}/configs/quickstart.py",
+        *("--config.mesh.pp=2", "--config.model.n_layers=1", "--config.model.d_model=16"),
+        *("--config.model.d_ff=16", "--config.batch=4", "--config.microbatches=2", "--config.steps=2"),
+        f"--config.path={tmp_path}/text.txt",
+        folder=tmp_path,
+    )
+    assert status == 0, said
+    lines = [
+        json.loads(line) for line in (tmp_path / "runs/quickstart/metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["step"] for line in lines] == [0, 1]
+    assert lines[1]["validation_loss"] > 0 and len(lines[1]["bubble"]) == 2
+    assert json.loads((tmp_path / "runs/quickstart/config.json").read_text())["mesh"]["pp"] == 2
+    assert "2 processes" in said and "validation loss" in said
+
+
+def test_ctrl_c_ends_a_run_with_its_files_complete(tmp_path):
+    workload = constant(3, 4, 0.02)
+    (tmp_path / "w.json").write_text(json.dumps(workload.as_json_object()))
+    arguments = [f"--config={REPOSITORY}/configs/quickstart.py", "--config.pace.workload=w.json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "launch.local", *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as launched:
+        said = []
+        for line in launched.stdout:
+            said.append(line)
+            if "step     2" in line:
+                launched.send_signal(signal.SIGINT)
+        status = launched.wait(30)
+    assert status == 130, said
+    folder = tmp_path / "runs" / "quickstart"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) >= 3 and json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert "Traceback" not in "".join(said)

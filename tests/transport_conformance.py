@@ -26,8 +26,8 @@ from rrfp_jax.runtime.transport import Key
 LIMIT_SECONDS = 10.0
 KIB, MIB = 2**10, 2**20
 
-MAKERS = {"SocketTransport": [0, 1], "RoutedTransport": [0, 0, 1]}
-"""What is tested between two processes: the owner of each stage."""
+OWNERS = {"SocketTransport": [0, 1], "RoutedTransport": [0, 0, 1]}
+"""What is tested between two processes: the rank of each stage. The router is on rank 0, which has two."""
 
 
 class Ends:
@@ -43,7 +43,6 @@ class Ends:
     def __init__(self, transport, devices, owners, world=None):
         self.transport, self.devices, self.owners, self.world = transport, devices, owners, world
         self.apart = world is not None
-        self.device = next(iter(devices.values()))
         self.round = 0
         self.targets = range(1, len(owners))
         self.arrived = {}
@@ -287,7 +286,7 @@ def compute(x, rounds):
 def still_computed(ends):
     """What is offered does not exist yet, and the sender forgets it at once."""
     start, rounds = numbers(0, 64 * KIB)[0], 300
-    expected = [np.asarray(compute(jax.device_put(start, ends.device), rounds))]
+    expected = [np.asarray(compute(start, rounds))]
     ends.begin()
     ends.meet()
     if ends.sends:
@@ -313,7 +312,7 @@ def sender_forgets(ends):
     ends.begin()
     for n in range(8):
         ends.offer(n, numbers(n, MIB // 4))
-        gc.collect()
+    gc.collect()
     if ends.sends:
         jax.block_until_ready([ends.put(numbers(-1, MIB // 4)) for _ in range(16)])
     for n in range(8):
@@ -371,14 +370,13 @@ def when_produced(ends):
 def reset(ends):
     """What was on its way in a round that was broken off never comes, and disturbs no later one."""
     ends.begin()
-    held = ends.transport.ledger.held
     for n in range(6):
         ends.offer(n, numbers(n))
     ends.produced(0)
     ends.meet()
-    if not ends.sends:
+    receiver = not ends.apart or not ends.sends
+    if receiver:
         ends.poll()
-    if not ends.apart or not ends.sends:
         ends.transport.reset()
         assert ends.transport.ledger.posted == 0 and ends.transport.patience() is None
     ends.meet()
@@ -388,11 +386,11 @@ def reset(ends):
         ends.offer(6, numbers(6))
         ends.produced(6)
     ends.meet()
+    if not receiver:
+        ends.transport.reset()
     ends.arrived = {}
     ends.poll()
     assert not ends.arrived
-    if ends.apart and ends.sends:
-        ends.transport.reset()
     ends.begin()
     for n in range(6):
         ends.offer(n, numbers(n + 50))
@@ -401,7 +399,6 @@ def reset(ends):
         ends.check(arrival, numbers(n + 50))
     ends.until(lambda: ends.transport.ledger.posted == 0)
     ends.meet()
-    assert held == 0
 
 
 ANYWHERE = [
@@ -420,7 +417,6 @@ ANYWHERE = [
     ledger,
     patience,
     when_produced,
-    reset,
 ]
 
 TRANSFERS, IN_FLIGHT, A_ROUND = 10_000, 16, 500
@@ -453,23 +449,25 @@ def memory(ends):
     before = process.memory_info().rss, len(jax.live_arrays())
     carry(TRANSFERS)
     gc.collect()
-    print(f"grown by {(process.memory_info().rss - before[0]) / MIB:.1f} MiB", file=sys.stderr)
     grown, arrays = process.memory_info().rss - before[0], len(jax.live_arrays())
     assert arrays == before[1], f"{arrays} live arrays, {before[1]} before"
     assert grown < TOLERATED, f"{grown / MIB:.1f} MiB more than before"
 
 
+LONG = [slow_reader, large]
+
 BETWEEN = {
-    "SocketTransport": [*ANYWHERE[:-1], a_later_round, memory, reset],
-    "RoutedTransport": [*ANYWHERE[:-1], a_later_round, reset],
+    "SocketTransport": [*ANYWHERE, a_later_round, memory, reset],
+    "RoutedTransport": [*[scenario for scenario in ANYWHERE if scenario not in LONG], a_later_round, reset],
 }
+"""`reset` is the last, because what the sender holds then is never pulled."""
 
 
 def main():
     """One process of several: run all scenarios, print a line for each."""
     jax.config.update("jax_num_cpu_devices", 2)
     world = join()
-    for name, owners in MAKERS.items():
+    for name, owners in OWNERS.items():
         own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
         devices = dict(zip(own, jax.local_devices(), strict=False))
         transport = Layout(world, owners, devices).transport()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -75,10 +76,8 @@ def join_run(coordinator: str, processes: int, rank: int, hosted_elsewhere: bool
 
 def leave_run() -> None:
     """`jax.distributed.shutdown`, which waits for nobody here; the others may be gone."""
-    try:
+    with suppress(RuntimeError):
         distributed.shutdown()
-    except RuntimeError:
-        pass
 
 
 def in_use() -> bool:

@@ -22,6 +22,7 @@ from rrfp_jax.runtime.bell import Bell, EventBell
 from rrfp_jax.runtime.device import DeviceQueue, Running
 from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.stage import StageStep
+from rrfp_jax.runtime.timers import precise_timers
 from rrfp_jax.runtime.transport import Key, LocalTransport, Transport
 from rrfp_jax.runtime.world import World
 
@@ -70,7 +71,7 @@ class Driver:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
                 `stall_seconds`.
         """
-        with interrupts_held() as interrupted, ExitStack() as open_queues:
+        with interrupts_held() as interrupted, precise_timers(), ExitStack() as open_queues:
             for queue in self._queues:
                 open_queues.enter_context(queue)
             round = self._world.next_round()

@@ -18,8 +18,9 @@ from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.core.tasks import Kind, Task
-from rrfp_jax.errors import PeerLost, TrainingError
+from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.join import own_address
+from rrfp_jax.runtime.mailbox import Mailbox
 from rrfp_jax.runtime.transport import PAUSE_SHARE, SHORTEST_PAUSE, Arrival, Key, Ledger, nbytes
 from rrfp_jax.runtime.world import START_SECONDS, World
 
@@ -134,7 +135,7 @@ class SocketTransport:
     def _on_offer(self, rank: int, uuid: int, *message: Any) -> None:
         *flat, specs = message
         key = _key(flat)
-        if self._is_early(key, self._on_offer, rank, uuid, *message):
+        if self._is_untimely(key, self._on_offer, rank, uuid, *message):
             return
         if key in self._pulls or key in self._moving:
             raise TrainingError(f"{key} was offered twice by {self._world.describe(rank)}")
@@ -147,10 +148,7 @@ class SocketTransport:
         sharding = self._shardings[key.stage]
         shapes = [jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding) for shape, dtype in specs]
         full = [shape for shape in shapes if shape.size]
-        try:
-            pulled = iter(self._connections[rank].pull(uuid, full) if full else [])
-        except Exception as error:
-            raise self._failed(key, rank, error) from None
+        pulled = iter(self._connections[rank].pull(uuid, full) if full else [])
         return [
             next(pulled) if shape.size else jax.device_put(np.empty(shape.shape, shape.dtype), sharding)
             for shape in shapes
@@ -159,14 +157,14 @@ class SocketTransport:
     def _on_done(self, rank: int, *message: Any) -> None:
         *flat, ended = message
         key = _key(flat)
-        if not self._is_early(key, self._on_done, rank, *message):
+        if not self._is_untimely(key, self._on_done, rank, *message):
             self._moving[key] = self._pulls.pop(key), ended - self._world.clock[0], perf_counter()
 
     def _on_delivered(self, rank: int, uuid: int) -> None:
         self.ledger.held -= self._held.pop(uuid)
 
-    def _is_early(self, key: Key, *message: Any) -> bool:
-        """Keep a message for a round that has not begun here; a process ahead may send such."""
+    def _is_untimely(self, key: Key, *message: Any) -> bool:
+        """Whether a message is not for this round; one for a later round, by a process ahead, is kept."""
         if key.round > self._round:
             self._early.append(message)
         return self._over or key.round != self._round
@@ -177,20 +175,17 @@ class SocketTransport:
             for array in pull.arrays:
                 array.block_until_ready()
         except Exception as error:
-            raise self._failed(key, pull.rank, error) from None
+            _hear_of_losses(self._mailbox)
+            sender = self._world.describe(pull.rank)
+            raise TrainingError(f"the transfer of the {key} from {sender} failed: {error}") from None
 
-    def _failed(self, key: Key, rank: int, error: Exception) -> TrainingError:
-        """What to raise for a failed transfer: the sender's death if it is heard of soon, else the failure."""
-        deadline = perf_counter() + LOSS_SECONDS
-        while perf_counter() < deadline:
-            try:
-                self._mailbox.require(self._mailbox.ranks)
-            except PeerLost as lost:
-                return lost
-            self._mailbox.sleep(0.1)
-            self._mailbox.read_if_idle()  # and handles nothing: this may be in the middle of that
-        sender = self._world.describe(rank)
-        return TrainingError(f"the transfer of the {key} from {sender} failed: {error}")
+
+def _hear_of_losses(mailbox: Mailbox) -> None:
+    deadline = perf_counter() + LOSS_SECONDS
+    while perf_counter() < deadline:
+        mailbox.require(mailbox.ranks)
+        mailbox.sleep(0.1)
+        mailbox.pump()
 
 
 def _flat(key: Key) -> tuple[int, int, int, int, int]:

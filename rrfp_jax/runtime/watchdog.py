@@ -23,7 +23,7 @@ class Watchdog:
         box: gets a heartbeat, too.
         silence_seconds: a process from which nothing has come for so long is given up.
         give_up: called in this thread when one is gone and the main thread has not noticed; must not return.
-        host: the rank whose loss leaves no time, because this process is aborted then: it is given up at once.
+        host: the rank at whose loss this process is aborted by JAX, so that it is given up at once.
     """
 
     def __init__(

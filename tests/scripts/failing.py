@@ -23,9 +23,8 @@ import optax
 import rrfp_jax as rrfp
 
 RANK, WAY, PHASE = sys.argv[1:4]
-WIDTH, STEPS, TASKS = 8, 3, 3
-reached = "nothing"  # the phase that this process is in
-tasks = 0  # chosen in this phase
+WIDTH, STEPS, CHOICES = 8, 3, 3
+now = {"phase": "nothing", "choices": 0}  # where this process is; between which tasks of that phase
 
 
 def shut_connections():
@@ -53,14 +52,13 @@ def fail():
 
 def at(phase):
     """Called at the point of a phase where it may happen."""
-    if phase == PHASE == reached and os.environ["RRFP_RANK"] == RANK:
+    if phase == PHASE == now["phase"] and os.environ["RRFP_RANK"] == RANK:
         enter("failed")
         fail()
 
 
 def enter(phase):
-    global reached, tasks
-    reached, tasks = phase, 0
+    now.update(phase=phase, choices=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +66,8 @@ class FailingBF(rrfp.schedules.BF):
     """BF that fails, between two tasks, when it is time."""
 
     def choose(self, state, ready):
-        global tasks
-        tasks += 1
-        if tasks > TASKS:
+        now["choices"] += 1
+        if now["choices"] > CHOICES:
             at("step")
             at("validation")
         return super().choose(state, ready)

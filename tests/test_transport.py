@@ -1,0 +1,174 @@
+"""Every transport passes the same scenarios, inside one process and between several."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.runtime.coordinator import reserved_port
+from rrfp_jax.runtime.delays import DelayedTransport
+from rrfp_jax.runtime.routed_transport import RoutedTransport
+from rrfp_jax.runtime.transport import Key, LocalTransport
+from tests import dying_peer, toy
+from tests import transport_conformance as conformance
+from tests.ordered_link import Link, OrderedTransport, OrderError
+
+ROOT = Path(__file__).parent.parent
+LIMIT_SECONDS = 60.0
+
+HERE = {
+    "LocalTransport": (LocalTransport, [0, 1, 2]),
+    "LocalTransport-one-device": (LocalTransport, [0, 0]),
+    "RoutedTransport": (lambda: RoutedTransport(LocalTransport(), OrderedTransport()), [0, 1]),
+    "DelayedTransport": (lambda: DelayedTransport(LocalTransport(), lambda _, now: now + 1e-3), [0, 1]),
+    "OrderedTransport": (OrderedTransport, [0, 1, 2]),
+}
+"""What is tested in this process: how it is made, and the device of each stage."""
+
+
+@pytest.mark.parametrize("scenario", conformance.ANYWHERE + [conformance.reset], ids=lambda s: s.__name__)
+@pytest.mark.parametrize("name", HERE)
+def test_in_one_process(name, scenario):
+    make, devices = HERE[name]
+    stages = {stage: jax.devices()[index] for stage, index in enumerate(devices)}
+    scenario(conformance.Ends(make(), stages, [0] * len(stages)))
+
+
+@contextmanager
+def started(commands, folder):
+    """Processes with a log each; at the end none is left, not even after an error."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    running = []
+    try:
+        for number, (module, own) in enumerate(commands):
+            with open(folder / f"{number}.out", "wb") as out, open(folder / f"{number}.log", "wb") as log:
+                command = [sys.executable, "-m", module]
+                start = subprocess.Popen
+                running.append(start(command, cwd=ROOT, env=env | own, stdout=out, stderr=log, process_group=0))
+        yield running
+    finally:
+        for process in running:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def run(commands, folder):
+    """What each process printed, as JSON lines; the logs if one failed or took too long."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    with started(commands, folder) as processes:
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        statuses = [process.poll() for process in processes]
+    logs = {path.name: path.read_text()[-3000:] for path in sorted(folder.glob("*.log"))}
+    said = [(folder / f"{n}.out").read_text().splitlines() for n in range(len(commands))]
+    return statuses, [[json.loads(line) for line in lines] for lines in said], logs
+
+
+@pytest.fixture(scope="module")
+def between(tmp_path_factory):
+    """All scenarios between two processes, which are started once; errors by transport and scenario."""
+    with reserved_port() as port:
+        place = {"RRFP_COORDINATOR": f"127.0.0.1:{port}", "RRFP_PROCESSES": "2", "RRFP_BIND": "127.0.0.1"}
+        ranks = [("tests.transport_conformance", place | {"RRFP_RANK": str(rank)}) for rank in range(2)]
+        statuses, said, logs = run(ranks, tmp_path_factory.mktemp("between"))
+    found = [{(line["transport"], line["scenario"]): line["error"] for line in lines} for lines in said]
+    return statuses, found, logs
+
+
+@pytest.mark.parametrize(
+    ("name", "scenario"), [(n, s.__name__) for n, scenarios in conformance.BETWEEN.items() for s in scenarios]
+)
+def test_between_processes(between, name, scenario):
+    _, found, logs = between
+    for rank, results in enumerate(found):
+        assert (name, scenario) in results, f"rank {rank} did not get so far: {logs}"
+        assert results[name, scenario] is None, results[name, scenario]
+
+
+def test_processes_end_well(between):
+    statuses, _, logs = between
+    assert statuses == [0, 0], logs
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory):
+    statuses, (lines,), logs = run([("tests.dying_peer", {})], tmp_path_factory.mktemp("deaths"))
+    assert statuses == [0], logs
+    return {line["phase"]: line for line in lines}, logs
+
+
+@pytest.mark.parametrize("phase", dying_peer.PHASES)
+def test_a_dying_peer(deaths, phase):
+    found, logs = deaths
+    seen = found[phase]
+    victim = dying_peer.SENDER if phase.startswith("the sender") else dying_peer.RECEIVER
+    assert seen["ended"] == {str(victim): -signal.SIGKILL, str(1 - victim): 0}, (seen, logs)
+    assert seen["error"] in ("PeerLost", "TrainingError"), seen["traceback"]
+    assert f"rank {victim} (stage {victim})" in seen["message"], seen["traceback"]
+    assert seen["seconds"] < 5.0
+
+
+class TestOrderedLink:
+    """The driver's offers, ends and polls are enough for links on which both ends must keep one order."""
+
+    def key(self, n):
+        return Key(1, 1, Task(FORWARD, 0, n))
+
+    def test_another_order_is_detected(self):
+        link = Link()
+        for n in (0, 1):
+            link.post_send(self.key(n), [jax.numpy.ones(3)], 0.0)
+        link.post_receive(self.key(1), jax.devices()[1])
+        with pytest.raises(OrderError, match=r"input of F1 .* is received where input of F0 .* is sent"):
+            link.advance()
+
+    def test_data_comes_in_the_order_of_production(self):
+        devices = dict(enumerate(jax.devices()[:2]))
+        ends = conformance.Ends(OrderedTransport(), devices, [0, 0])
+        ends.begin()
+        for n in range(3):
+            ends.offer(n, conformance.numbers(n))
+        for n in (2, 0, 1):
+            ends.produced(n)
+        ends.receive(range(3))
+        assert [key.task.microbatch for key in ends.arrived] == [2, 0, 1]
+
+    def test_training_gives_the_same_gradients_to_the_bit(self):
+        trainer = toy.trainer(4, data=lambda step: toy.microbatches(8), max_in_flight=8)
+        trainer.start()
+        gradients, transport = [], OrderedTransport()
+        for trainer._engine.driver.transport in (LocalTransport(), transport):
+            trainer._run("train", trainer._data, 0)
+            stages = trainer._engine.stages.values()
+            gradients.append(jax.device_get([stage.gradients for stage in stages]))
+            trainer._engine.reset_gradients()
+        assert all(map(np.array_equal, *map(jax.tree.leaves, gradients)))
+        assert len(transport.order) == 2 * 3 * 8
+        assert transport.ledger.held == 0 and transport.patience() is None
+
+    def test_a_receiver_that_posts_in_another_order_stops_the_run(self):
+        class Reordering(OrderedTransport):
+            def _receive(self, link, key):
+                if key.task.microbatch == 3 and link.announced:
+                    link.announced.append(key)
+                    key = link.announced.popleft()
+                super()._receive(link, key)
+
+        devices = dict(enumerate(jax.devices()[:2]))
+        ends = conformance.Ends(Reordering(), devices, [0, 0])
+        ends.begin()
+        for n in range(5):
+            ends.offer(n, conformance.numbers(n))
+            ends.produced(n)
+        with pytest.raises(OrderError):
+            ends.receive(range(5))
