@@ -61,14 +61,16 @@ def environment(wheel, tmp_path_factory):
     return folder / "bin"
 
 
-def test_holds_the_package_and_its_command_only(wheel):
+def test_holds_the_package_and_its_commands_only(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (commands,) = (name for name in names if name.endswith("/entry_points.txt"))
-        assert (
-            archive.read(commands).split()
-            == b"[console_scripts] rrfp-train = rrfp_jax.train.main:run".split()
-        )
+        head, *lines = archive.read(commands).decode().splitlines()
+    assert head == "[console_scripts]"
+    assert {line for line in lines if line} == {
+        "rrfp-launch = rrfp_jax.train.launch:run",
+        "rrfp-train = rrfp_jax.train.main:run",
+    }
     distribution = "-".join(wheel.name.split("-")[:2])
     assert {name.split("/")[0] for name in names} == {"rrfp_jax", f"{distribution}.dist-info"}
     sources = {path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob("rrfp_jax/**/*.py")}
