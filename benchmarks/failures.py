@@ -84,7 +84,7 @@ def faults_of(cell: Cell, outcome: Outcome) -> list[str]:
 
 
 def _names(line: str, cell: Cell) -> bool:
-    """Whether a sentence is about the rank that failed, with its stage; a survivor's own name comes before."""
+    """Whether a sentence is about the rank that failed, with its stage; a survivor's own may come first."""
     found = re.match(rf"(?:{LAUNCHED}: |rank \d \(stage \d\): )rank (\d) \(stage (\d)\)", line)
     return found is not None and found.group(1) == found.group(2) == str(cell.rank)
 

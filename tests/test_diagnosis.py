@@ -91,6 +91,20 @@ def test_an_abort_shows_the_end_of_the_log():
     assert found.text.startswith("rank 0 aborted (SIGABRT)\n  the end of its log:\n    line 18\n")
 
 
+def test_a_crash_shows_where_it_begins():
+    crash = ["F1121 15:40:38.5 1 client.h:80] Terminating because the JAX distributed service detected fatal"]
+    log = ["all well", *crash, "Fatal Python error: Aborted", *(f"Thread {i}" for i in range(300))]
+    found = diagnose([end(0, -SIGABRT, log_tail=log), lost(1, 0)]).text.splitlines()
+    assert found[0] == "rank 0 aborted (SIGABRT), as JAX does without its coordination service"
+    assert found[1:4] == ["  the end of its log:", f"    {crash[0]}", "    Fatal Python error: Aborted"]
+    assert "    Thread 9" in found and "    Thread 10" not in found
+
+
+def test_a_rank_that_knows_that_it_was_cut_off():
+    ranks = [lost(0, 2), lost(1, 2), end(2, words=words(2, sentence="lost all", culprit=2))]
+    assert first_line(*ranks).startswith("rank 2 (stage 2) was cut off: ")
+
+
 def test_an_abort_after_another_death_is_a_consequence():
     ranks = [end(0, -SIGABRT, ended=99.0), end(1, -SIGSEGV, ended=100.0)]
     assert first_line(*ranks) == "rank 1 was killed by SIGSEGV"

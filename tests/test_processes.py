@@ -195,3 +195,26 @@ def test_ctrl_c_ends_a_run_with_its_files_complete(tmp_path):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) >= 3 and json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert "Traceback" not in "".join(said)
+
+
+def test_the_tasks_of_a_slurm_step_find_each_other(tmp_path):
+    """By the environment that srun sets: there is no SLURM here."""
+    script = "from tests import toy\nprint([r.loss for r in toy.trainer(2).steps(2)])"
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            cwd=REPOSITORY,
+            env=environment() | step | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for task in range(2)
+    ]
+    try:
+        said = [task.communicate(timeout=60)[0] for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+    assert [task.returncode for task in tasks] == [0, 0]
+    assert said[0] == said[1] and len(json.loads(said[0])) == 2

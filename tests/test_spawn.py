@@ -344,7 +344,9 @@ def spawned(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(local, "leave_accelerators_alone", lambda: None)
     monkeypatch.setattr(
-        local, "spawn", lambda argv, count, folder, command, patience: calls.append((argv, count, folder)) or 0
+        local,
+        "spawn",
+        lambda argv, count, folder, command, patience: calls.append((argv, count, folder)) or 0,
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     return calls

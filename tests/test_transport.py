@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,8 +18,10 @@ import pytest
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.runtime.coordinator import reserved_port
 from rrfp_jax.runtime.delays import DelayedTransport
-from rrfp_jax.runtime.routed_transport import RoutedTransport
+from rrfp_jax.runtime.mailbox import Mailbox
+from rrfp_jax.runtime.socket_transport import SocketTransport
 from rrfp_jax.runtime.transport import Key, LocalTransport
+from rrfp_jax.runtime.world import World
 from tests import dying_peer, toy
 from tests import transport_conformance as conformance
 from tests.ordered_link import Link, OrderedTransport, OrderError
@@ -28,14 +32,13 @@ LIMIT_SECONDS = 60.0
 HERE = {
     "LocalTransport": (LocalTransport, [0, 1, 2]),
     "LocalTransport-one-device": (LocalTransport, [0, 0]),
-    "RoutedTransport": (lambda: RoutedTransport(LocalTransport(), OrderedTransport()), [0, 1]),
     "DelayedTransport": (lambda: DelayedTransport(LocalTransport(), lambda _, now: now + 1e-3), [0, 1]),
     "OrderedTransport": (OrderedTransport, [0, 1, 2]),
 }
 """What is tested in this process: how it is made, and the device of each stage."""
 
 
-@pytest.mark.parametrize("scenario", conformance.ANYWHERE + [conformance.reset], ids=lambda s: s.__name__)
+@pytest.mark.parametrize("scenario", [*conformance.ANYWHERE, conformance.reset], ids=lambda s: s.__name__)
 @pytest.mark.parametrize("name", HERE)
 def test_in_one_process(name, scenario):
     make, devices = HERE[name]
@@ -53,7 +56,9 @@ def started(commands, folder):
             with open(folder / f"{number}.out", "wb") as out, open(folder / f"{number}.log", "wb") as log:
                 command = [sys.executable, "-m", module]
                 start = subprocess.Popen
-                running.append(start(command, cwd=ROOT, env=env | own, stdout=out, stderr=log, process_group=0))
+                running.append(
+                    start(command, cwd=ROOT, env=env | own, stdout=out, stderr=log, process_group=0)
+                )
         yield running
     finally:
         for process in running:
@@ -116,6 +121,47 @@ def test_a_dying_peer(deaths, phase):
     assert seen["error"] in ("PeerLost", "TrainingError"), seen["traceback"]
     assert f"rank {victim} (stage {victim})" in seen["message"], seen["traceback"]
     assert seen["seconds"] < 5.0
+
+
+@pytest.fixture
+def two_worlds(monkeypatch):
+    """Two processes of a run, both in this one."""
+    monkeypatch.setenv("RRFP_BIND", "127.0.0.1")
+    pair = socket.socketpair()
+    worlds = [World(rank, 2, Mailbox(rank, {1 - rank: end})) for rank, end in enumerate(pair)]
+    yield worlds
+    for world in worlds:
+        world.mailbox.close()
+
+
+def test_a_process_that_is_ready_first_may_send_at_once(two_worlds):
+    """The other one has heard its address and is still making its connections."""
+    slow, fast = two_worlds
+    key = Key(7, 0, Task(FORWARD, 0, 0))
+
+    def be_fast():
+        transport = SocketTransport(fast, [0, 1])
+        transport.begin(7, {1: jax.devices()[1]})
+        transport.offer(key, [jax.device_put(np.arange(3), jax.devices()[1])])
+        transport.produced(key, 0.0)
+
+    other = threading.Thread(target=be_fast)
+    gather = slow.gather
+
+    def gather_slowly(*arguments):
+        values = gather(*arguments)
+        other.join()
+        slow.mailbox.pump()
+        return values
+
+    slow.gather = gather_slowly
+    other.start()
+    transport = SocketTransport(slow, [0, 1])
+    transport.begin(7, {0: jax.devices()[0]})
+    ends = conformance.Ends(transport, {0: jax.devices()[0]}, [0, 1], slow)
+    ends.round = 7
+    ends.until(lambda: key in ends.arrived)
+    assert ends.arrived[key].arrays[0].tolist() == [0, 1, 2]
 
 
 class TestOrderedLink:

@@ -223,7 +223,7 @@ def a_later_round(ends):
 
 def large(ends):
     ends.begin()
-    ends.carry(range(len(ends.targets)), lambda n: numbers(n, 16 * MIB))
+    ends.carry(range(1), lambda n: numbers(n, 16 * MIB))
 
 
 def tiny(ends):
@@ -377,6 +377,7 @@ def reset(ends):
     receiver = not ends.apart or not ends.sends
     if receiver:
         ends.poll()
+        ends.produced(5)  # by a sender in this process
         ends.transport.reset()
         assert ends.transport.ledger.posted == 0 and ends.transport.patience() is None
     ends.meet()
@@ -431,7 +432,7 @@ def memory(ends):
     process = psutil.Process()
 
     def carry(count):
-        for first in range(0, count, A_ROUND):
+        for _ in range(count // A_ROUND):
             ends.begin()
             hosts = [np.zeros(16 * KIB, np.float32)]
             for n in range(A_ROUND):
@@ -463,16 +464,22 @@ BETWEEN = {
 """`reset` is the last, because what the sender holds then is never pulled."""
 
 
+def ends_of(name, world):
+    """This process's ends of a transport, made as for a run."""
+    owners = OWNERS[name]
+    own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
+    devices = dict(zip(own, jax.local_devices(), strict=False))
+    transport = Layout(world, owners, devices).transport()
+    assert world.rank or type(transport).__name__ == name
+    return Ends(transport, devices, owners, world)
+
+
 def main():
     """One process of several: run all scenarios, print a line for each."""
     jax.config.update("jax_num_cpu_devices", 2)
     world = join()
-    for name, owners in OWNERS.items():
-        own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
-        devices = dict(zip(own, jax.local_devices(), strict=False))
-        transport = Layout(world, owners, devices).transport()
-        assert world.rank or type(transport).__name__ == name
-        ends = Ends(transport, devices, owners, world)
+    made = {name: ends_of(name, world) for name in OWNERS}  # together, as two trainers have theirs
+    for name, ends in made.items():
         for scenario in BETWEEN[name]:
             began, error = time.perf_counter(), None
             try:

@@ -33,6 +33,17 @@ def provide_cpu_devices(count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
 
 
+def join_detected_run() -> None:
+    """As `join_run`, in the cluster that JAX finds itself in, such as a SLURM step; rank 0 hosts."""
+    _set_for_runs()
+    jax.distributed.initialize()
+
+
+def _set_for_runs() -> None:
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
+
+
 def start_coordination_service(address: str, processes: int, heartbeat: int, shutdown: int) -> Any:
     """JAX's coordination service for a run, in this process; its `shutdown()` ends it.
 
@@ -61,8 +72,7 @@ def join_run(coordinator: str, processes: int, rank: int, hosted_elsewhere: bool
         rank: of this process.
         hosted_elsewhere: the launcher runs the service; else rank 0 does, and its death ends all at once.
     """
-    jax.config.update("jax_enable_recoverability", True)
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
+    _set_for_runs()
     if not hosted_elsewhere:
         jax.distributed.initialize(coordinator, processes, rank)
         return

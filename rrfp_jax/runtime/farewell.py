@@ -43,10 +43,13 @@ def last_words(world: World, error: BaseException) -> LastWords:
         kind = "refused"
     elif isinstance(error, KeyboardInterrupt):
         kind = "interrupted"
+    culprit = error.culprit if isinstance(error, (PeerLost, Disagreement)) else None
     ours = isinstance(error, (UsageError, TrainingError))
     sentence = str(error) if ours else f"{type(error).__name__}: {error}".removesuffix(": ")
     if kind == "interrupted":
         sentence = "interrupted"
+    if kind == "peer lost" and world.mailbox is not None and world.mailbox.is_cut_off():
+        culprit, sentence = world.rank, "lost all other processes at once: cut off, if they were not killed"
     told = kind == "failed" and not ours
     return LastWords(
         rank=world.rank,
@@ -54,7 +57,7 @@ def last_words(world: World, error: BaseException) -> LastWords:
         kind=kind,
         sentence=sentence,
         waiting=_waiting(world),
-        culprit=error.culprit if isinstance(error, (PeerLost, Disagreement)) else None,
+        culprit=culprit,
         traceback="".join(traceback.format_exception(error)) if told else None,
     )
 

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
-
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime.blackbox import BlackBox
@@ -117,7 +115,7 @@ def join() -> World:
                 f"{place.processes} ranks been started, and is that address right?"
             ) from None
     elif place is None and _is_slurm_step(os.environ) and not _jax.place_in_run() and not _jax.in_use():
-        jax.distributed.initialize()
+        _jax.join_detected_run()
     found = _jax.place_in_run()
     if found is None or found[1] == 1:
         return World(folder=folder, box=box)

@@ -218,11 +218,25 @@ class Mailbox:
             if news:
                 self.ring()  # the main thread may just have gone to sleep on what has been taken away here
 
-    def await_hang_up(self, rank: int, seconds: float) -> None:
-        """Wait until a process has closed its connection, at most so long; reads nothing. Any thread."""
+    def await_hang_up(self, seconds: float, other: int) -> bool:
+        """Wait until a process that is not known to be gone closes its connection; whether any did.
+
+        For the watchdog; reads nothing.
+
+        Args:
+            seconds: at most so long.
+            other: a descriptor whose hanging up ends the wait, too.
+        """
         poll = select.poll()
-        poll.register(self._peers[rank].socket, getattr(select, "POLLRDHUP", 0))
-        poll.poll(1000 * seconds)
+        poll.register(other, 0)
+        for rank, peer in self._peers.items():
+            if rank not in self.gone:
+                poll.register(peer.socket, getattr(select, "POLLRDHUP", 0))
+        return any(number != other for number, _ in poll.poll(1000 * seconds))
+
+    def is_cut_off(self) -> bool:
+        """Whether all other processes, of several, are lost and not one said why."""
+        return 1 < len(self._peers) == sum(one.how == "lost" for one in list(self.gone.values()))
 
     def judge_silence(self, limit: float) -> None:
         """Give up processes from which nothing has come for `limit` seconds; call often, after reading.

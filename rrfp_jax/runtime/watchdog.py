@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, sleep
 
 from rrfp_jax.runtime.blackbox import BlackBox
 from rrfp_jax.runtime.mailbox import Gone, Mailbox
@@ -13,6 +14,9 @@ TICK_SECONDS = 0.5
 
 GRACE_SECONDS = 4.0
 """How long the main thread may take to notice by itself that a process is gone."""
+
+HANG_UP_SECONDS = 0.01
+"""Pause before a connection that was closed is read again."""
 
 
 class Watchdog:
@@ -23,7 +27,10 @@ class Watchdog:
         box: gets a heartbeat, too.
         silence_seconds: a process from which nothing has come for so long is given up.
         give_up: called in this thread when one is gone and the main thread has not noticed; must not return.
-        host: the rank at whose loss this process is aborted by JAX, so that it is given up at once.
+        host: the rank that hosts the coordination service.
+
+    JAX aborts a process that loses the coordination service, as all do whose host died or that are cut off
+    from everybody: then the main thread is not waited for.
     """
 
     def __init__(
@@ -36,31 +43,35 @@ class Watchdog:
     ) -> None:
         self.silence_seconds = silence_seconds
         self._mailbox, self._box, self._give_up, self._host = mailbox, box, give_up, host
-        self._stop = threading.Event()
+        self._stop_end, self._stopper = os.pipe()
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="rrfp-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
-        self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        """End the thread. From another one, once."""
+        self._stopped = True
+        os.close(self._stopper)
+        self._thread.join()
+        os.close(self._stop_end)
 
     def _run(self) -> None:
-        while not self._pause():
+        while not self._stopped:
+            self._pause()
             self._mailbox.beat()
             self._box.beat()
             self._mailbox.read_if_idle()  # before silence is judged: it may be this process that stood still
             self._mailbox.judge_silence(self.silence_seconds)
             now = perf_counter()
             for rank, gone in list(self._mailbox.gone.items()):
-                grace = 0.0 if rank == self._host and gone.how == "lost" else GRACE_SECONDS
-                if gone.how != "left" and now - gone.since >= grace:
+                at_once = (rank == self._host and gone.how == "lost") or self._mailbox.is_cut_off()
+                if gone.how != "left" and (at_once or now - gone.since > GRACE_SECONDS):
                     self._give_up(gone)
 
-    def _pause(self) -> bool:
-        """Until the next tick, or until the host is lost; whether this is the end."""
-        if self._host is None or self._host in self._mailbox.gone:
-            return self._stop.wait(TICK_SECONDS)
-        self._mailbox.await_hang_up(self._host, TICK_SECONDS)
-        return self._stop.is_set()
+    def _pause(self) -> None:
+        """Until the next tick, or news of a connection that was closed."""
+        known = len(self._mailbox.gone)
+        if self._mailbox.await_hang_up(TICK_SECONDS, self._stop_end):
+            self._mailbox.read_if_idle()
+            if len(self._mailbox.gone) == known:  # the main thread reads just now, or there is more to come
+                sleep(HANG_UP_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.coordinator import leave_accelerators_alone
 from rrfp_jax.train.commandline import configured
+from rrfp_jax.train.crew import Patience
 from rrfp_jax.train.folders import RunFolder
 from rrfp_jax.train.spawn import spawn
 
@@ -34,12 +36,13 @@ def main(argv: Sequence[str]) -> int:
         count = most if asked is None else asked
         if not 1 <= count <= most:
             raise UsageError(f"-n {count}: this run can have 1 to {most} processes; see --config.mesh.pp")
+        patience = Patience.of(os.environ)
         folder = RunFolder(Path(config.directory), config.name)
     except UsageError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2
     command = [sys.executable, "-m", "rrfp_jax.train.main", *rest]
-    return spawn(command, count, folder, command=COMMAND)
+    return spawn(command, count, folder, command=COMMAND, patience=patience)
 
 
 def _taken(argv: Sequence[str]) -> tuple[int | None, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ REFUSED_STATUS, INTERRUPTED_STATUS = 2, 130
 
 LOG_LINES = 12
 WAITS_SHOWN = 3
+
+CRASH = re.compile(r"F\d{4} |terminate called|Fatal Python error")
+"""How the last messages of C++, and of Python's fault handler, begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +102,10 @@ class RankEnd:
             unusual = f"exited with status {self.status} without a word"
             return unusual if self.status else "ended with status 0 while others still needed it"
         name = _signal_name(-self.status)
+        lost = any("JAX distributed service detected" in line for line in self.log_tail)
+        without = ", as JAX does without its coordination service" if lost else ""
         hint = {
-            "SIGABRT": "aborted (SIGABRT)",
+            "SIGABRT": f"aborted (SIGABRT){without}",
             "SIGKILL": "was killed by SIGKILL (sent by hand, or by the kernel for want of memory)",
         }
         return hint.get(name, f"was killed by {name}")
@@ -146,7 +152,10 @@ class RankEnd:
 
 
 def _end_of_log(lines: Sequence[str]) -> Sequence[str]:
-    """The last lines; all of a Python traceback if they hold one."""
+    """The last lines; all of a Python traceback if they hold one, or where a crash begins."""
+    crashes = [i for i, line in enumerate(lines) if CRASH.match(line)]
+    if crashes:  # a dump of all threads follows
+        return lines[crashes[0] : crashes[0] + LOG_LINES]
     starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     latest = max(len(lines) - LOG_LINES, 0)
     return lines[min([latest, *starts[-1:]]) :]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 CHUNK = 65536  # bytes read at once, and the longest line that is waited for
-TAIL_LINES = 60
+TAIL_LINES = 500  # a crash dumps all threads
 LINGER_SECONDS = 1.0  # that the output is read on for after the end
 
 # On Linux the rank is killed with its launcher. A program that becomes the rank asks the kernel for it, since

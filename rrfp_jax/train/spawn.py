@@ -13,6 +13,7 @@ from rrfp_jax.runtime.lastwords import read_all
 from rrfp_jax.train.crew import Crew, Patience, box_of, collected_signals
 from rrfp_jax.train.diagnosis import DONE, INTERRUPTED, REFUSED, diagnose
 from rrfp_jax.train.folders import RunFolder
+from rrfp_jax.train.gpus import gpu_environment
 from rrfp_jax.train.rankend import RankEnd
 
 THREADS_FLAG = "--xla_cpu_multi_thread_eigen"
@@ -74,6 +75,7 @@ def _environment(
         flags = f"{flags} {THREADS_FLAG}=false".strip()
     return {
         **base,
+        **gpu_environment(base, rank, count),
         "XLA_FLAGS": flags,
         "RRFP_COORDINATOR": address,
         "RRFP_PROCESSES": str(count),

@@ -6,6 +6,7 @@ down, the process lives on), raise. The moment is written to the file that FAILE
 MARK is an argument by which whoever started the processes knows them.
 """
 
+import ctypes
 import dataclasses
 import os
 import signal
@@ -27,15 +28,23 @@ WIDTH, STEPS, CHOICES = 8, 3, 3
 now = {"phase": "nothing", "choices": 0}  # where this process is; between which tasks of that phase
 
 
-def shut_connections():
-    """Cut this process off: every TCP socket it has, whoever in it made them."""
+def connections():
+    """The descriptors of every TCP connection of this process, whoever in it made them."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
-                connection = socket.socket(fileno=os.dup(int(name)))
-                if connection.type == socket.SOCK_STREAM and connection.family != socket.AF_UNIX:
-                    connection.shutdown(socket.SHUT_RDWR)
-                connection.close()
+                with socket.socket(fileno=os.dup(int(name))) as found:
+                    tcp = found.type == socket.SOCK_STREAM and found.family != socket.AF_UNIX
+                    if tcp and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        yield int(name)
+
+
+def shut(descriptors):
+    """Shut down connections, all at once: no other thread gets to say anything in between."""
+    sys.setswitchinterval(10.0)
+    for descriptor in descriptors:
+        ctypes.PyDLL(None).shutdown(descriptor, socket.SHUT_RDWR)  # holds the interpreter lock
+    sys.setswitchinterval(0.005)
 
 
 def fail():
@@ -45,7 +54,7 @@ def fail():
     if WAY == "raise":
         raise ValueError(f"failing in {PHASE}")
     if WAY == "cut":
-        shut_connections()
+        shut(list(connections()))
     else:
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}[WAY])
 

@@ -1,0 +1,134 @@
+"""Cells of the table of failures (`python -m benchmarks.failures`), and what they rest on, piece by piece."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from benchmarks.failure_cell import Cell, run_by_hand, run_launched
+from benchmarks.failures import BRISK_SILENCE, END_SECONDS, FREEZE_SECONDS, faults_of
+from rrfp_jax.errors import PeerLost, UsageError
+from rrfp_jax.runtime.blackbox import BlackBox
+from rrfp_jax.runtime.farewell import last_words
+from rrfp_jax.runtime.join import SILENCE_SECONDS, silence_seconds
+from rrfp_jax.runtime.mailbox import Mailbox, pack
+from rrfp_jax.runtime.watchdog import Watchdog
+from rrfp_jax.runtime.world import World
+from rrfp_jax.train.launch import main
+
+
+def check(cell, outcome):
+    assert faults_of(cell, outcome) == [], outcome.text
+    limit = outcome.silence + FREEZE_SECONDS if cell.way == "freeze" else END_SECONDS
+    assert outcome.seconds < limit, outcome.text
+
+
+@pytest.mark.parametrize(
+    ("cell", "how"),
+    [
+        (Cell(2, "kill", "step"), "was killed by SIGKILL"),
+        (Cell(1, "raise", "step"), "raised ValueError: failing in step"),
+        (Cell(3, "freeze", "step"), "was frozen (stopped)"),
+        (Cell(1, "cut", "compile"), "was cut off"),
+        (Cell(0, "kill", "validation"), "was killed by SIGKILL"),
+    ],
+    ids=str,
+)
+def test_with_the_launcher(cell, how, tmp_path):
+    outcome = run_launched(cell, BRISK_SILENCE, tmp_path)
+    check(cell, outcome)
+    assert outcome.sentences[0].startswith(f"rrfp-launch: rank {cell.rank} (stage {cell.rank}) {how}")
+    beside = [line for line in outcome.text.splitlines() if line.startswith("  rank ")]
+    assert len(beside) == 3 and all(": waited for " in line for line in beside), outcome.text
+
+
+def test_every_rank_started_by_hand_and_the_host_of_the_coordination_dies(tmp_path):
+    cell = Cell(0, "kill", "start")
+    check(cell, run_by_hand(cell, BRISK_SILENCE, tmp_path))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", SILENCE_SECONDS), ("4", 4.0), ("inf", float("inf"))])
+def test_the_limit_on_silence(text, seconds):
+    assert silence_seconds({"RRFP_SILENCE_SECONDS": text}) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "1.9", "-3", "nan"])
+def test_nonsense_as_the_limit_on_silence_is_refused(text, monkeypatch, tmp_path, capsys):
+    with pytest.raises(UsageError, match=f"RRFP_SILENCE_SECONDS={text}"):
+        silence_seconds({"RRFP_SILENCE_SECONDS": text})
+    monkeypatch.setenv("RRFP_SILENCE_SECONDS", text)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(["-n", "2", "train.py"]) == 2
+    assert capsys.readouterr().err.startswith("rrfp-launch: RRFP_SILENCE_SECONDS=")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def watched():
+    """A mailbox of rank 3 with its peers' ends, and whom its watchdog has given up."""
+    pairs = [socket.socketpair() for _ in range(3)]
+    mailbox = Mailbox(3, {rank: ours for rank, (ours, _) in enumerate(pairs)})
+    given_up = []
+    came = threading.Event()
+
+    def give_up(gone):
+        given_up.append(gone)
+        came.set()
+
+    def start(host=None):
+        nonlocal watchdog
+        watchdog = Watchdog(mailbox, BlackBox(None, 3, "stage 3"), 60.0, give_up, host)
+        return mailbox, [theirs for _, theirs in pairs], given_up, came
+
+    watchdog = None
+    yield start
+    began = time.monotonic()
+    watchdog.stop()
+    assert time.monotonic() - began < 0.4
+    mailbox.close()
+    for _, theirs in pairs:
+        theirs.close()
+
+
+def test_one_lost_peer_is_left_to_the_main_thread(watched):
+    mailbox, peers, _, came = watched()
+    peers[1].close()
+    assert not came.wait(0.7)
+    assert mailbox.gone[1].how == "lost" and not mailbox.is_cut_off()
+
+
+def test_the_host_is_given_up_at_once(watched):
+    _, peers, given_up, came = watched(host=0)
+    peers[0].close()
+    assert came.wait(0.3)
+    assert {gone.culprit for gone in given_up} == {0}
+
+
+def test_a_host_that_has_left_is_not(watched):
+    mailbox, peers, _, came = watched(host=0)
+    peers[0].sendall(pack("goodbye"))
+    peers[0].close()
+    assert not came.wait(0.7)
+    assert mailbox.gone[0].how == "left"
+
+
+def test_who_is_cut_off_says_so_at_once(watched):
+    mailbox, peers, given_up, came = watched()
+    for peer in peers:
+        peer.close()
+    assert came.wait(0.3)
+    words = last_words(World(3, 4, mailbox), PeerLost(given_up[0].sentence, given_up[0].culprit))
+    assert (words.kind, words.culprit) == ("peer lost", 3)
+    assert words.sentence.startswith("lost all other processes at once")
+
+
+def test_peers_that_say_why_they_end_do_not_cut_anybody_off(watched):
+    mailbox, peers, _, came = watched()
+    for peer in peers:
+        peer.sendall(pack("failed", 1, "rank 1 raised it"))
+        peer.close()
+    assert not came.wait(0.7)
+    words = last_words(World(3, 4, mailbox), PeerLost(mailbox.gone[0].sentence, mailbox.gone[0].culprit))
+    assert (words.culprit, words.sentence) == (1, "rank 1 raised it")
