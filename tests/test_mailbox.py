@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from rrfp_jax.errors import PeerLost, TrainingError
 from rrfp_jax.runtime.clock import SAMPLES, PeerClock
+from rrfp_jax.runtime.frames import LARGEST_FRAME, pack, unpack
 from rrfp_jax.runtime.handshake import LARGEST_HELLO, connect, listen
-from rrfp_jax.runtime.mailbox import LARGEST_FRAME, Mailbox, pack, unpack
+from rrfp_jax.runtime.mailbox import Mailbox
 
 PROMPT_SECONDS = 0.3
 """Less than any pause of the code, more than a loaded machine takes to wake a thread."""

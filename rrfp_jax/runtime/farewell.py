@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 import traceback
 from time import monotonic, sleep
 from types import TracebackType
@@ -29,9 +28,6 @@ FLUSH_SECONDS = 1.0
 HOST_SECONDS = 5.0
 """How long rank 0, if it hosts the coordination service, waits after an error for the others to end: its own
 end aborts them."""
-
-_ending = threading.Lock()
-"""Held, for ever, by the thread that ends this process: the main thread or the watchdog, never both."""
 
 
 def last_words(world: World, error: BaseException) -> LastWords:
@@ -108,7 +104,7 @@ def end(world: World, status: int) -> None:
 
 def fail(world: World, error: BaseException) -> None:
     """Report an error and end this process, with the status that goes with it; from any thread."""
-    _ending.acquire()
+    world.ending.acquire()
     status = FAILED
     try:
         words = last_words(world, error)

@@ -1,8 +1,8 @@
 """Control messages between the processes of a run: one socket per pair, small frames, nothing blocks.
 
-A frame is four bytes of length and a msgpack list [topic, ...]. Frames from one process arrive in the order
-in which they were posted. Whoever has time reads: the driver when it runs or sleeps, else the watchdog;
-what was read waits in an inbox until the main thread pumps, so handlers run in one thread only.
+Messages from one process arrive in the order in which they were posted. Whoever has time reads: the driver
+when it runs or sleeps, else the watchdog; what was read waits in an inbox until the main thread pumps, so
+handlers run in one thread only.
 """
 
 from __future__ import annotations
@@ -18,56 +18,15 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, TypeAlias
 
-import msgpack
-
 from rrfp_jax.errors import PeerLost
 from rrfp_jax.runtime.clock import PeerClock
-
-LARGEST_FRAME = 2**20
-"""Bytes; control messages are small, so a longer one is an error or an attack."""
+from rrfp_jax.runtime.frames import pack, unpack
 
 FULL_RETRY_SECONDS = 1e-3
 """Pause before a full socket is tried again."""
 
-HEADER = 4
-
 Handler: TypeAlias = Callable[..., None]
 """Called as handler(rank, *content)."""
-
-
-def pack(*message: Any) -> bytes:
-    """A message as a frame.
-
-    Raises:
-        ValueError: it is larger than a frame may be.
-    """
-    body: bytes = msgpack.packb(message)
-    if len(body) > LARGEST_FRAME:
-        raise ValueError(f"message {message[0]!r} has {len(body)} bytes; a frame holds {LARGEST_FRAME}")
-    return len(body).to_bytes(HEADER, "big") + body
-
-
-def unpack(buffer: bytearray) -> list[Any] | None:
-    """Take the first message off a buffer; None if it is not there in full.
-
-    Raises:
-        ValueError: the frame is too long, or no message.
-    """
-    if len(buffer) < HEADER:
-        return None
-    end = HEADER + int.from_bytes(buffer[:HEADER], "big")
-    if end - HEADER > LARGEST_FRAME:
-        raise ValueError(f"a frame of {end - HEADER} bytes; {LARGEST_FRAME} are allowed")
-    if len(buffer) < end:
-        return None
-    try:
-        message = msgpack.unpackb(buffer[HEADER:end], strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: unhashable keys
-        raise ValueError(f"a frame that is not msgpack: {error}") from None
-    if not isinstance(message, list) or not message or not isinstance(message[0], str):
-        raise ValueError("a frame that is no message")
-    del buffer[:end]
-    return message
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ class World:
     Attributes:
         stages: the stages of each rank as text, once a mesh has been laid out.
         waiting: what the main thread waits for just now, for whoever has to say so.
+        ending: held, for ever, by the thread that ends this process: main thread or watchdog, never both.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class World:
         self.box = box or BlackBox(None, rank, "")
         self.stages: Sequence[str] = [""] * size
         self.waiting: Callable[[], Sequence[str]] = tuple
+        self.ending = threading.Lock()
         self.stall_seconds = 300.0
         self._gathers = self._agreements = self._rounds = 0
         self._gathered: dict[int, dict[int, tuple[str, Any]]] = {}

@@ -1,0 +1,47 @@
+"""Frames: four bytes of length and a msgpack list [topic, ...]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+LARGEST_FRAME = 2**20
+"""Bytes; control messages are small, so a longer one is an error or an attack."""
+
+HEADER = 4
+
+
+def pack(*message: Any) -> bytes:
+    """A message as a frame.
+
+    Raises:
+        ValueError: it is larger than a frame may be.
+    """
+    body: bytes = msgpack.packb(message)
+    if len(body) > LARGEST_FRAME:
+        raise ValueError(f"message {message[0]!r} has {len(body)} bytes; a frame holds {LARGEST_FRAME}")
+    return len(body).to_bytes(HEADER, "big") + body
+
+
+def unpack(buffer: bytearray) -> list[Any] | None:
+    """Take the first message off a buffer; None if it is not there in full.
+
+    Raises:
+        ValueError: the frame is too long, or no message.
+    """
+    if len(buffer) < HEADER:
+        return None
+    end = HEADER + int.from_bytes(buffer[:HEADER], "big")
+    if end - HEADER > LARGEST_FRAME:
+        raise ValueError(f"a frame of {end - HEADER} bytes; {LARGEST_FRAME} are allowed")
+    if len(buffer) < end:
+        return None
+    try:
+        message = msgpack.unpackb(buffer[HEADER:end], strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: unhashable keys
+        raise ValueError(f"a frame that is not msgpack: {error}") from None
+    if not isinstance(message, list) or not message or not isinstance(message[0], str):
+        raise ValueError("a frame that is no message")
+    del buffer[:end]
+    return message
