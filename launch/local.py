@@ -1,6 +1,10 @@
 """`python -m launch.local --config=configs/quickstart.py [--config.x=y ...]`: a run, a process per stage."""
 
-from rrfp_jax.train.local import run
+import signal
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be tidied up while JAX is imported
+    from rrfp_jax.train.local import run
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run()

@@ -115,6 +115,8 @@ class StageScheduler:
             return "nothing: all dispatched"
         if self._hint is None:
             return f"{self._order[len(self._dispatched)]}, next in the fixed order"
+        if (task := self.first(BACKWARD) or self.first(FORWARD)) is not None:
+            return f"nothing: {task} can run"
         ready = self.ready_tasks()
         if ready:
             return f"room for {ready[0]} ({self.in_flight} microbatches in flight)"

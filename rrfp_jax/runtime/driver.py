@@ -28,6 +28,9 @@ from rrfp_jax.runtime.world import World
 
 LONGEST_SLEEP_SECONDS = 1.0
 
+SHORT_SLEEP_SECONDS = 1e-3
+"""After so short a sleep the driver looks at its devices itself; before longer ones it has them watched."""
+
 
 class Driver:
     """Runs steps on the stages of this process. Its threads live only inside `run`, so none is ever left.
@@ -55,7 +58,6 @@ class Driver:
         self._bell: Bell = world.mailbox or EventBell()
         distinct = list(dict.fromkeys(devices.values()))
         self._queues = [queue(str(device), self._bell.ring) for device in distinct]
-        self._queue_of = {stage: self._queues[distinct.index(device)] for stage, device in devices.items()}
         # Later stages first where several share a device: what is furthest along frees memory soonest.
         self._sharing = [[s for s in sorted(devices, reverse=True) if devices[s] == d] for d in distinct]
 
@@ -199,9 +201,10 @@ class _Step:
         now = perf_counter()
         until = min(queue.next_event(now) for queue in self._driver._queues)
         if patience is None:
+            patience = LONGEST_SLEEP_SECONDS
+        if patience > SHORT_SLEEP_SECONDS:
             for queue in self._driver._queues:
                 queue.watch()
-            patience = LONGEST_SLEEP_SECONDS
         self._driver._bell.sleep(min(patience, until - now))
 
     def _waiting(self) -> list[str]:

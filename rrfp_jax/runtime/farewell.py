@@ -23,6 +23,9 @@ from rrfp_jax.runtime.world import World
 OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 """Exit statuses."""
 
+LONGEST_SENTENCE = 4000
+"""Characters of an exception's text that are told; its traceback has them all."""
+
 FLUSH_SECONDS = 1.0
 
 HOST_SECONDS = 5.0
@@ -42,6 +45,8 @@ def last_words(world: World, error: BaseException) -> LastWords:
     culprit = error.culprit if isinstance(error, (PeerLost, Disagreement)) else None
     ours = isinstance(error, (UsageError, TrainingError))
     sentence = str(error) if ours else f"{type(error).__name__}: {error}".removesuffix(": ")
+    # It goes into a frame and on terminals, which texts of any length, or with odd bytes in them, could not.
+    sentence = sentence[:LONGEST_SENTENCE].encode("utf-8", "backslashreplace").decode()
     if kind == "interrupted":
         sentence = "interrupted"
     if kind == "peer lost" and world.mailbox is not None and world.mailbox.is_cut_off():
@@ -72,7 +77,13 @@ def exit_status(words: LastWords) -> int:
 
 
 def report(world: World, words: LastWords) -> None:
-    """Tell the other processes, the launcher if there is one, and else whoever reads standard error."""
+    """Tell the launcher if there is one, else whoever reads standard error; then the other processes."""
+    if world.folder_descriptor is not None:
+        words.write(world.folder_descriptor)  # the launcher tells it, once for all ranks
+    else:
+        text = [words.traceback or "", f"{world.describe(world.rank)}: {words.sentence}\n"]
+        text += [f"  it waited for {item}\n" for item in words.waiting]
+        sys.stderr.write("".join(text))
     if world.mailbox is not None:
         who = world.describe(world.rank)
         culprit = world.rank if words.culprit is None else words.culprit
@@ -80,12 +91,6 @@ def report(world: World, words: LastWords) -> None:
         if words.kind == "interrupted":
             sentence = f"{who} was interrupted"
         world.mailbox.post_all("failed", culprit, sentence)
-    if world.folder_descriptor is not None:
-        words.write(world.folder_descriptor)  # the launcher tells it, once for all ranks
-        return
-    text = [words.traceback or "", f"{world.describe(world.rank)}: {words.sentence}\n"]
-    text += [f"  it waited for {item}\n" for item in words.waiting]
-    sys.stderr.write("".join(text))
 
 
 def end(world: World, status: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -45,3 +46,14 @@ def unpack(buffer: bytearray) -> list[Any] | None:
         raise ValueError("a frame that is no message")
     del buffer[:end]
     return message
+
+
+def pieces(value: Any) -> list[bytes]:
+    """Plain data of any size as pieces that fit into frames."""
+    body: bytes = msgpack.packb(value)
+    return [body[at : at + LARGEST_FRAME // 2] for at in range(0, len(body), LARGEST_FRAME // 2)]
+
+
+def whole(parts: Sequence[bytes]) -> Any:
+    """The data that `pieces` took apart."""
+    return msgpack.unpackb(b"".join(parts), strict_map_key=False)

@@ -9,6 +9,8 @@ import functools
 import os
 import secrets
 import socket
+import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,9 @@ RRFP_SILENCE_SECONDS changes it."""
 
 SHORTEST_SILENCE_SECONDS = 2.0
 """Four heartbeats."""
+
+REMINDER_SECONDS = 30.0
+"""After so long a wait for the other processes to be started it is said; JAX gives up after five minutes."""
 
 CONNECT_SECONDS = 60.0
 """Limit for all processes to have connected to each other, once all have been started."""
@@ -100,22 +105,14 @@ def join() -> World:
     place, silence = Place.of(os.environ), silence_seconds(os.environ)
     folder = None if place is None else place.folder
     box = None if place is None or folder is None else BlackBox(folder / f"box-{place.rank}", place.rank, "")
-    if place is not None and place.processes > 1 and _jax.place_in_run() is None:
+    several = place is not None and place.processes > 1
+    if _jax.place_in_run() is None and (several or (place is None and _is_slurm_step(os.environ))):
         if _jax.in_use():
             raise UsageError(
                 "JAX was in use before this process joined the others, so it cannot join them any more: make "
-                "the rrfp.Trainer before the first JAX computation, or call jax.distributed.initialize() "
-                "first"
+                "the rrfp.Trainer before the first JAX computation"
             )
-        try:
-            _jax.join_run(place.coordinator, place.processes, place.rank, hosted_elsewhere=folder is not None)
-        except RuntimeError as error:
-            raise TrainingError(
-                f"rank {place.rank} cannot join the run at {place.coordinator}: {error}. Have all "
-                f"{place.processes} ranks been started, and is that address right?"
-            ) from None
-    elif place is None and _is_slurm_step(os.environ) and not _jax.place_in_run() and not _jax.in_use():
-        _jax.join_detected_run()
+        _meet(place)
     found = _jax.place_in_run()
     if found is None or found[1] == 1:
         return World(folder=folder, box=box)
@@ -124,6 +121,25 @@ def join() -> World:
     say_farewell_at_exit(world, silence)
     world.set_clock()
     return world
+
+
+def _meet(place: Place | None) -> None:
+    """Wait for all processes of the run; without a place, JAX finds it in what SLURM says."""
+    where = "SLURM's first node" if place is None else place.coordinator
+    count = "all" if place is None else f"all {place.processes}"
+    said = f"waiting for {count} ranks at {where}: have all been started, and is that address right?"
+    reminder = threading.Timer(REMINDER_SECONDS, print, [said], {"file": sys.stderr, "flush": True})
+    reminder.daemon = True
+    reminder.start()
+    try:
+        if place is None:
+            _jax.join_detected_run()
+        else:
+            _jax.join_run(place.coordinator, place.processes, place.rank, place.folder is not None)
+    except RuntimeError as error:
+        raise TrainingError(f"this process cannot join the run at {where}: {error}") from None
+    finally:
+        reminder.cancel()
 
 
 def in_company() -> bool:
@@ -140,17 +156,29 @@ def _is_slurm_step(environment: Mapping[str, str]) -> bool:
 def _connect(rank: int, size: int) -> Mailbox:
     """Connections to all other ranks; addresses and the token go through the key-value store."""
     store = _jax.key_value_store()
-    listener = listen(own_address())
+    try:
+        listener = listen(own_address())
+    except OSError as error:
+        raise UsageError(
+            f"rank {rank} cannot listen on {own_address()}: {error.strerror}; set RRFP_BIND to an address of "
+            f"this machine that the other ranks reach"
+        ) from None
     if rank == 0:
         store.key_value_set("rrfp/token", secrets.token_hex(32))
     host, port = listener.getsockname()[:2]
     store.key_value_set(f"rrfp/address/{rank}", f"{host} {port}")
     limit = int(1000 * CONNECT_SECONDS)
     addresses = []
-    for other in range(size):
-        host, port = store.blocking_key_value_get(f"rrfp/address/{other}", limit).split()
-        addresses.append((host, int(port)))
-    token = store.blocking_key_value_get("rrfp/token", limit)
+    try:
+        for other in range(size):
+            host, port = store.blocking_key_value_get(f"rrfp/address/{other}", limit).split()
+            addresses.append((host, int(port)))
+        token = store.blocking_key_value_get("rrfp/token", limit)
+    except RuntimeError as error:
+        raise TrainingError(
+            f"rank {rank}: rank {len(addresses) % size} has not said within {CONNECT_SECONDS:.0f} s where it "
+            f"listens; see its output ({str(error).splitlines()[0]})"
+        ) from None
     return Mailbox(rank, connect(listener, addresses, rank, token, CONNECT_SECONDS))
 
 

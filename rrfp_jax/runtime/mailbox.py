@@ -131,15 +131,21 @@ class Mailbox:
             rank, message = self._inbox.popleft()
             self._handlers[message[0]](rank, *message[1:])
 
-    def require(self, needed: Collection[int]) -> None:
+    def require(self, needed: Collection[int], known: Mapping[int, Gone] | None = None) -> None:
         """Raise for the most telling of these processes that are gone: one that failed, else one lost.
+
+        Args:
+            needed: ranks that the caller cannot do without.
+            known: who was gone at some earlier moment; None for now. Of a process that left, something may
+                still be unread if it was read by the watchdog just now, so look before pumping.
 
         Raises:
             PeerLost: one of them is gone.
         """
-        if not self.gone:
+        known = self.gone if known is None else known
+        if not known:
             return
-        gone = [one for rank, one in sorted(self.gone.items()) if rank in needed]
+        gone = [one for rank, one in sorted(known.items()) if rank in needed]
         for how in ("failed", "lost", "left"):
             for one in gone:
                 if one.how == how:

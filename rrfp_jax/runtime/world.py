@@ -12,6 +12,7 @@ from typing import Any
 
 from rrfp_jax.errors import Disagreement, TrainingError
 from rrfp_jax.runtime.blackbox import BlackBox
+from rrfp_jax.runtime.frames import pieces, whole
 from rrfp_jax.runtime.mailbox import Mailbox
 
 START_SECONDS = 3600.0
@@ -61,6 +62,7 @@ class World:
         self.stall_seconds = 300.0
         self._gathers = self._agreements = self._rounds = 0
         self._gathered: dict[int, dict[int, tuple[str, Any]]] = {}
+        self._pieces: dict[tuple[int, int], list[bytes]] = {}
         self._agreed: dict[int, dict[int, tuple[str, Any]]] = {}
         if mailbox is not None:
             mailbox.describe = self.describe
@@ -95,7 +97,9 @@ class World:
         values = self._gathered.setdefault(number, {})
         values[self.rank] = (what, value)
         if self.mailbox is not None:
-            self.mailbox.post_all("gather", number, what, value)
+            parts = pieces(value)
+            for index, piece in enumerate(parts):
+                self.mailbox.post_all("gather", number, what, index, len(parts), piece)
             self._await(what, values, self.stall_seconds if limit is None else limit)
         del self._gathered[number]
         for rank, (theirs, _) in sorted(values.items()):
@@ -107,8 +111,12 @@ class World:
                 )
         return [values[rank][1] for rank in range(self.size)]
 
-    def agree(self, what: str, value: Any) -> None:
+    def agree(self, what: str, value: str | Mapping[str, str]) -> None:
         """Compare a value with the other ranks' without waiting for theirs.
+
+        Args:
+            what: names it in messages.
+            value: short text, or several by name, of which messages then tell only one that differs.
 
         Raises:
             Disagreement: now, or whenever messages are handled next; on every rank, naming the odd one.
@@ -118,8 +126,12 @@ class World:
             self.mailbox.post_all("agree", number, what, value)
             self._on_agree(self.rank, number, what, value)
 
-    def _on_gather(self, rank: int, number: int, what: str, value: Any) -> None:
-        self._gathered.setdefault(number, {})[rank] = (what, value)
+    def _on_gather(self, rank: int, number: int, what: str, index: int, count: int, piece: bytes) -> None:
+        parts = self._pieces.setdefault((rank, number), [])
+        parts.append(piece)  # messages of a rank come in order
+        if index == count - 1:
+            del self._pieces[rank, number]
+            self._gathered.setdefault(number, {})[rank] = (what, whole(parts))
 
     def _on_agree(self, rank: int, number: int, what: str, value: Any) -> None:
         known = self._agreed.setdefault(number, {})
@@ -133,6 +145,9 @@ class World:
         if odd:
             what, value = known[odd[0]]
             elsewhere = next(known[r] for r in range(self.size) if r not in odd)[1]
+            if isinstance(value, Mapping) and isinstance(elsewhere, Mapping):
+                name = next(n for n in [*value, *elsewhere] if value.get(n) != elsewhere.get(n))
+                what, value, elsewhere = f"{what}: {name}", value.get(name), elsewhere.get(name)
             raise Disagreement(
                 f"{what} is {value} on {self.describe(odd[0])}, elsewhere it is {elsewhere}: every process "
                 f"must run the same program on the same data",
@@ -151,12 +166,14 @@ class World:
             return [f"{what} from {who}, since {perf_counter() - began:.1f} s"]
 
         self.waiting, before = waiting, self.waiting
+        known = self.mailbox.gone
         self.mailbox.pump()
         while awaited := missing():
-            self.mailbox.require(awaited)
+            self.mailbox.require(awaited, known)
             if perf_counter() - began > limit:
                 raise TrainingError(f"{self.describe(self.rank)} gives up waiting for {waiting()[0]}")
             self.mailbox.sleep(LONGEST_SLEEP_SECONDS)
+            known = self.mailbox.gone
             self.mailbox.pump()
         self.waiting = before
 

@@ -80,6 +80,8 @@ class RunConfig(ABC):
         if self.validate_every < 0:
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
         self.delays()
+        if self.mesh.share_devices and (self.link_delay or self.link_bandwidth):
+            raise UsageError("link_delay or link_bandwidth with mesh.share_devices: no link is between them")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise UsageError(f"name={self.name!r}: give a plain file name, for {self.directory}/<name>/")
 

@@ -11,6 +11,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.coordinator import leave_accelerators_alone
 from rrfp_jax.train.commandline import configured
 from rrfp_jax.train.crew import Patience
+from rrfp_jax.train.diagnosis import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.train.folders import RunFolder
 from rrfp_jax.train.spawn import spawn
 
@@ -31,18 +32,26 @@ def main(argv: Sequence[str]) -> int:
         asked, rest = _taken(argv)
         config = configured(rest, USAGE)
         if config is None:
-            return 0
+            return DONE
         most = config.processes
         count = most if asked is None else asked
-        if not 1 <= count <= most:
-            raise UsageError(f"-n {count}: this run can have 1 to {most} processes; see --config.mesh.pp")
+        if not 1 <= count <= most or most % count:
+            raise UsageError(
+                f"-n {count}: its {most} stages are shared out evenly, so give a number that divides {most}"
+            )
         patience = Patience.of(os.environ)
         folder = RunFolder(Path(config.directory), config.name)
+        command = [sys.executable, "-m", "rrfp_jax.train.main", *rest]
+        return spawn(command, count, folder, command=COMMAND, patience=patience)
     except UsageError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
-        return 2
-    command = [sys.executable, "-m", "rrfp_jax.train.main", *rest]
-    return spawn(command, count, folder, command=COMMAND, patience=patience)
+        return REFUSED
+    except (OSError, RuntimeError) as error:
+        print(f"{COMMAND}: cannot start the ranks: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(f"{COMMAND}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _taken(argv: Sequence[str]) -> tuple[int | None, list[str]]:

@@ -41,7 +41,7 @@ class Pace:
             return Workload.from_json_object(json.loads(Path(self.workload).read_text(encoding="utf-8")))
         except OSError as error:
             raise UsageError(f"{where}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{where}: no workload: {error}") from None
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -111,7 +112,9 @@ class PacedRun:
             accumulation=config.accumulation,
             spare_gradients=config.spare_gradients,
         )
-        self._world.agree("what is to be run", f"{self._rules}, {workload}, {config.delays()}")
+        settings = {"rules": str(self._rules), "delays": str(config.delays())}
+        tables = sha256(repr(workload).encode()).hexdigest()[:16]
+        self._world.agree("what is to be run", settings | {"the hash of pace.workload": tables})
         delays = config.delays()
         self._driver = Driver(
             layout.devices,

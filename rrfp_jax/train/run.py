@@ -17,7 +17,7 @@ import jax
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.join import join
 from rrfp_jax.runtime.world import World
-from rrfp_jax.train.config import RunConfig, as_json
+from rrfp_jax.train.config import RunConfig, as_json, fields_of
 from rrfp_jax.train.data import as_data, plan_step
 from rrfp_jax.train.display import Display
 from rrfp_jax.train.folders import move_away
@@ -41,6 +41,7 @@ def train(config: RunConfig) -> None:
     if validation is not None:
         plan_step(as_data(validation), 0)  # so that missing data is refused now
     world = join()
+    world.agree("the config", {name: str(value) for name, value in fields_of(config)})
     say = _say_on_rank_0(world)
     processes = f" of {world.size} processes" if world.size > 1 else ""
     say(
@@ -76,6 +77,7 @@ def _run_paced(config: RunConfig) -> None:
     """The same on paced devices: no loss, no validation, no optimizer."""
     run = PacedRun(config)
     world = join()
+    world.agree("the config", {name: str(value) for name, value in fields_of(config)})
     say = _say_on_rank_0(world)
     workload = config.pace.table
     say(

@@ -110,7 +110,9 @@ def _conclude(crew: Crew, folder: RunFolder, command: str) -> int:
     if found.status != DONE:
         message = f"{command}: {found.text}"
         if folder.path.exists():
-            (folder.path / "diagnosis.txt").write_text(f"{message}\n", encoding="utf-8")
+            (folder.path / "diagnosis.txt").write_text(
+                f"{message}\n", encoding="utf-8", errors="backslashreplace"
+            )
             message += f"\nlogs: {os.path.relpath(folder.path)}/rank-*.log"
         print(message, file=sys.stderr, flush=True)
     return found.status

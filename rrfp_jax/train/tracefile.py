@@ -86,7 +86,8 @@ def _arrows(step: StepTrace, origin: float) -> list[dict[str, Any]]:
         if destination in by_task:
             receiver = by_task[destination]
             same = {"name": "transfer", "cat": "transfer", "pid": 0, "id": f"{step.step}.{number}"}
-            leaves, comes = sender.end - origin, receiver.start - origin
+            # An arrow belongs to the slice that it begins in: at its very end the next one may begin.
+            leaves, comes = max(sender.start, sender.end - 1e-6) - origin, receiver.start - origin
             arrows.append({"ph": "s", "tid": sender.stage, "ts": _microseconds(leaves), **same})
             # An end before its beginning, by the clocks' imprecision, would not be drawn.
             comes = _microseconds(max(leaves, comes))

@@ -119,6 +119,7 @@ class Trainer:
         self._clip_norm, self._seed = clip_norm, seed
         self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
         self._data = None if data is None else as_data(data)
+        self._delays = delays or Delays()
         self._layout = mesh.lay_out()
         self._world = self._layout.world
         self._world.stall_seconds = stall_seconds
@@ -130,7 +131,7 @@ class Trainer:
             seed=seed,
             init=init,
             stall_seconds=stall_seconds,
-            delays=delays or Delays(),
+            delays=self._delays,
         )
         self._checked = False
         if self._data is not None:
@@ -281,13 +282,12 @@ class Trainer:
         # So that the first step waits for nobody's start.
         self._world.gather("everybody to be ready", None, START_SECONDS)
 
-    def _fingerprint(self, plan: Sequence[Microbatch]) -> str:
-        """Whatever must be equal on all processes of the run, as text."""
-        rules = self._rules(len(plan), "train")
+    def _fingerprint(self, plan: Sequence[Microbatch]) -> Mapping[str, str]:
+        """Whatever must be equal on all processes of the run, by name."""
         split = [len(layers) for layers in self._engine.layers]
-        return (
-            f"{rules}, split={split}, seed={self._seed}, clip_norm={self._clip_norm}, jax={jax.__version__}"
-        )
+        found = {"rules": self._rules(len(plan), "train"), "split": split, "seed": self._seed}
+        found |= {"clip_norm": self._clip_norm, "delays": self._delays, "jax": jax.__version__}
+        return {name: str(value) for name, value in found.items()}
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if self._checked:
