@@ -205,3 +205,15 @@ def test_one_rank_interrupted_alone_is_named():
 def test_many_waits_are_cut_short():
     many = words(1, culprit=0, waiting=tuple(f"F{j}" for j in range(9)))
     assert diagnose([end(0, -SIGKILL), end(1, words=many)]).text.endswith("waited for F0; F1; F2; and 6 more")
+
+
+class TestWhatPythonSaysBeforeARankHasJoined:
+    def test_a_refusal_by_all_is_a_refusal(self):
+        log = ("Traceback (most recent call last):", '  File "t.py"', "rrfp_jax.errors.UsageError: pp=0: no")
+        found = diagnose([end(rank, log_tail=log) for rank in range(2)])
+        assert (found.status, found.text) == (2, "all ranks: pp=0: no")
+
+    def test_an_exception_is_not_called_silence(self):
+        log = ("Traceback (most recent call last):", '  File "t.py"', "KeyError: 'x'")
+        assert first_line(end(0, log_tail=log)) == "rank 0 exited with status 1 after KeyError: 'x'"
+        assert first_line(end(0, log_tail=("no",))) == "rank 0 exited with status 1 without a word"

@@ -15,6 +15,11 @@ REFUSED_STATUS, INTERRUPTED_STATUS = 2, 130
 LOG_LINES = 12
 WAITS_SHOWN = 3
 
+TRACEBACK = "Traceback (most recent call last)"
+
+REFUSAL = "rrfp_jax.errors.UsageError: "
+"""What Python's report of our refusals begins with."""
+
 CRASH = re.compile(r"F\d{4} |terminate called|Fatal Python error")
 """How the last messages of C++, and of Python's fault handler, begin."""
 
@@ -55,6 +60,8 @@ class RankEnd:
             return self.words.kind
         if self.by_launcher:
             return None
+        if self._last_line.startswith(REFUSAL):  # before it joined the others, so Python said it
+            return "refused"
         return {
             REFUSED_STATUS: "refused",
             INTERRUPTED_STATUS: "interrupted",
@@ -64,8 +71,10 @@ class RankEnd:
     @property
     def sentence(self) -> str:
         """Its reason; without words, its last line of output."""
-        if self.words is not None:
-            return self.words.sentence
+        return self._last_line.removeprefix(REFUSAL) if self.words is None else self.words.sentence
+
+    @property
+    def _last_line(self) -> str:
         return next((line for line in reversed(self.log_tail) if line.strip()), "it says nothing")
 
     @property
@@ -99,7 +108,9 @@ class RankEnd:
         if self.by_launcher:
             return "gave no more signs of life and had to be killed"
         if self.status >= 0:
-            unusual = f"exited with status {self.status} without a word"
+            raised = self.status == 1 and any(line.startswith(TRACEBACK) for line in self.log_tail)
+            said = f" after {self.sentence}" if raised else " without a word"
+            unusual = f"exited with status {self.status}{said}"
             return unusual if self.status else "ended with status 0 while others still needed it"
         name = _signal_name(-self.status)
         lost = any("JAX distributed service detected" in line for line in self.log_tail)
@@ -156,7 +167,7 @@ def _end_of_log(lines: Sequence[str]) -> Sequence[str]:
     crashes = [i for i, line in enumerate(lines) if CRASH.match(line)]
     if crashes:  # a dump of all threads follows
         return lines[crashes[0] : crashes[0] + LOG_LINES]
-    starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    starts = [i for i, line in enumerate(lines) if line.startswith(TRACEBACK)]
     latest = max(len(lines) - LOG_LINES, 0)
     return lines[min([latest, *starts[-1:]]) :]
 
