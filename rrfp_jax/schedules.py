@@ -1,20 +1,33 @@
-"""The schedules a Trainer takes: fixed orders (`GPipe`, `OneFOneB`) and hints (`BF`).
+"""The schedules a Trainer takes: hints (`BF` and others) and fixed orders (`OneFOneB` and others).
 
 Write your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a planned order).
 """
 
-from rrfp_jax.core.schedules import BF, FixedOrder, GPipe, Hint, OneFOneB, Runnable, Schedule, by_name
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, Ranked, Runnable
+from rrfp_jax.core.orders import ZBH1, ZBH2, ZBV, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
+from rrfp_jax.core.schedules import Schedule, by_name
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
 
 __all__ = [
     "BACKWARD",
     "BF",
+    "BFW",
+    "FB",
     "FORWARD",
+    "INPUT",
+    "WEIGHT",
+    "ZBH1",
+    "ZBH2",
+    "ZBV",
+    "BPriority",
+    "FPriority",
     "FixedOrder",
     "GPipe",
     "Hint",
+    "Interleaved1F1B",
     "OneFOneB",
     "Placement",
+    "Ranked",
     "Runnable",
     "Schedule",
     "Task",

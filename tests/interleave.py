@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass, field
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch
-from rrfp_jax.core.scheduler import StageScheduler, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.core.scheduler import Budget, StageScheduler, StepRules
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 
 
 @dataclass
@@ -17,12 +17,14 @@ class World:
 
     rules: StepRules
     seed: int
+    budgets: list[Budget | None] | None = None
     orders: list[list[Task]] = field(default_factory=list)
     added: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         stages = self.rules.placement.stages
-        self.stages = [StageScheduler(s, self.rules) for s in range(stages)]
+        budgets = self.budgets or [None] * stages
+        self.stages = [StageScheduler(s, self.rules, budgets[s]) for s in range(stages)]
         self.orders = [[] for _ in range(stages)]
         self.added = [[] for _ in range(stages)]
         self.in_transit: list[tuple[int, Task]] = []
@@ -61,14 +63,23 @@ class World:
         return True
 
     def check_dependencies(self, stage: int, task: Task) -> None:
-        stages, last = len(self.stages), len(self.stages) * self.rules.placement.chunks - 1
-        v = task.chunk * stages + stage
+        """The model as a chain of virtual stages, laid out anew here."""
         assert (stage, task) not in self.done, f"{task} twice on stage {stage}"
-        if task.kind is FORWARD and v > 0:
-            before = v - 1
-            assert (before % stages, Task(FORWARD, before // stages, task.microbatch)) in self.done
-        if task.kind is BACKWARD:
-            assert (stage, Task(FORWARD, task.chunk, task.microbatch)) in self.done
-            if v < last:
-                after = v + 1
-                assert (after % stages, Task(BACKWARD, after // stages, task.microbatch)) in self.done
+        stages, placement = len(self.stages), self.rules.placement
+        chain = []
+        for chunk in range(placement.chunks):
+            down = placement.shape == "looped" or chunk % 2 == 0
+            chain += [(s, chunk) for s in (range(stages) if down else reversed(range(stages)))]
+        v = chain.index((stage, task.chunk))
+
+        def done(at: int, *kinds: Kind) -> bool:
+            s, chunk = chain[at]
+            return any((s, Task(kind, chunk, task.microbatch)) in self.done for kind in kinds)
+
+        if task.kind is FORWARD:
+            assert v == 0 or done(v - 1, FORWARD)
+        elif task.kind is WEIGHT:
+            assert done(v, INPUT)
+        else:
+            assert done(v, FORWARD) and not done(v, BACKWARD, INPUT)
+            assert v == len(chain) - 1 or done(v + 1, BACKWARD, INPUT)

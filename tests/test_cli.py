@@ -202,7 +202,7 @@ class TestRefusals:
             ({"steps": "many"}, ["--config.steps=many", "int"]),
             ({"clip_norm": "big"}, ["--config.clip_norm=big", "float"]),
             ({"mesh.share_devices": "maybe"}, ["--config.mesh.share_devices=maybe", "boolean"]),
-            ({"schedule": "zb"}, ["schedule='zb'", "no such schedule or hint", "1f1b, bf, gpipe"]),
+            ({"schedule": "zb"}, ["schedule='zb'", "no such schedule or hint", "1f1b, b-priority, bf"]),
             ({"steps": 0}, ["steps=0", "at least one"]),
             ({"mesh.pp": 0}, ["pp=0", "at least one stage"]),
             ({"mesh.pp": 4}, ["4 stages for 3 layers", "at most 3"]),

@@ -68,7 +68,7 @@ class TestSettings:
             ({"split": (3, 3)}, ["split=[3, 3]", "2 positive numbers", "add up to 8"]),
             ({"split": (8, 0)}, ["split=[8, 0]", "2 positive numbers", "add up to 8"]),
             ({"split": (2, 2, 4)}, ["split=[2, 2, 4]", "2 positive numbers"]),
-            ({"schedule": "zb"}, ["schedule='zb'", "no such schedule", "1f1b, bf, gpipe"]),
+            ({"schedule": "zb"}, ["schedule='zb'", "no such schedule", "1f1b, b-priority, bf"]),
             ({"schedule": rrfp.schedules.BF}, ["schedule=", "BF()"]),
             ({"max_in_flight": 0}, ["max_in_flight=0", "one microbatch"]),
             ({"spare_gradients": -1}, ["spare_gradients=-1", "negative"]),

@@ -202,3 +202,15 @@ def test_a_fixed_order_that_lacks_a_task_is_refused_at_once():
 
     with pytest.raises(rrfp.UsageError, match="schedule Lossy, stage 0: B4 is missing"):
         toy.trainer(2, schedule=Lossy())
+
+
+def test_a_schedule_that_splits_the_backward_is_refused_also_between_steps():
+    with pytest.raises(rrfp.UsageError, match="models cannot yet"):
+        toy.trainer(2, schedule="zb-h1")
+    trainer = toy.trainer(2)
+    trainer.step(toy.microbatches())
+    trainer.schedule = "bfw"
+    with pytest.raises(rrfp.UsageError, match="models cannot yet"):
+        trainer.step(toy.microbatches())
+    trainer.schedule = rrfp.schedules.Ranked(rrfp.schedules.OneFOneB())
+    assert trainer.step(toy.microbatches()).step == 1

@@ -1,26 +1,41 @@
-"""Which microbatches may be in flight on a stage.
+"""Which microbatches may be in flight on a stage, so that its memory suffices and no stages wait in a circle.
 
-A microbatch is admitted once per stage, at its first forward there, and only if
+A microbatch is admitted once per stage, at its first forward there, with the cost of all its chunks, if
 
     held + cost(j) + reserve(j) <= limit,
 
-where reserve(j) is the largest cost of a lower-indexed microbatch not yet admitted here. Its later tasks
-are never refused. It is released when its last releasing task is *dispatched*. Without the reserve, stages
-that admitted different microbatches can wait for each other for ever: index-ordered accumulation needs the
-lowest one everywhere. Here each microbatch costs 1.
+where reserve(j) is the largest cost of a lower-indexed microbatch not yet admitted here. Its later tasks are
+never refused. It is released when its last releasing task is *dispatched*. Without the reserve, stages that
+admitted different microbatches can wait for each other for ever: index-ordered accumulation needs the lowest
+one everywhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class Admission:
-    """Counts the microbatches in flight on one stage. `limit=None` admits everything."""
+    """What the microbatches in flight on one stage cost, and what fits beside them.
 
-    def __init__(self, microbatches: int, limit: int | None) -> None:
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit={limit}: at least one microbatch must be admitted")
+    Args:
+        costs: of each microbatch, in whatever unit the limit has: 1 each, or bytes.
+        limit: on the sum; None admits everything.
+
+    Raises:
+        ValueError: a microbatch that costs more than the limit could never run.
+    """
+
+    def __init__(self, costs: Sequence[int], limit: int | None) -> None:
+        if limit is not None:
+            dearest = max(range(len(costs)), key=costs.__getitem__)
+            if costs[dearest] > limit:
+                raise ValueError(
+                    f"limit={limit}: microbatch {dearest} costs {costs[dearest]}: it could never be admitted"
+                )
+        self._costs = costs
         self._limit = limit
-        self._admitted = bytearray(microbatches)
+        self._admitted = bytearray(len(costs))
         self._lowest = 0  # lowest microbatch not yet admitted
         self.held = 0
 
@@ -28,16 +43,19 @@ class Admission:
         """Whether the microbatch's first forward may be dispatched now."""
         if self._limit is None:
             return True
-        reserve = 1 if microbatch > self._lowest else 0
-        return self.held + 1 + reserve <= self._limit
+        return self.held + self._costs[microbatch] + self._reserve(microbatch) <= self._limit
 
     def admit(self, microbatch: int) -> None:
         """Account for a microbatch whose first forward is dispatched."""
         self._admitted[microbatch] = 1
-        self.held += 1
+        self.held += self._costs[microbatch]
         while self._lowest < len(self._admitted) and self._admitted[self._lowest]:
             self._lowest += 1
 
-    def release(self) -> None:
+    def release(self, microbatch: int) -> None:
         """Account for a microbatch whose last releasing task is dispatched."""
-        self.held -= 1
+        self.held -= self._costs[microbatch]
+
+    def _reserve(self, microbatch: int) -> int:
+        waiting = (j for j in range(self._lowest, microbatch) if not self._admitted[j])
+        return max((self._costs[j] for j in waiting), default=0)

@@ -1,40 +1,49 @@
 """Tasks and where they run: kinds, names, and the rules that say which task feeds which.
 
-A model is cut into `stages * chunks` consecutive pieces, the *virtual stages*. Virtual stage
-`chunk * stages + stage` runs on `stage` (looped placement). One microbatch passes through as
+A model is cut into `stages * chunks` consecutive pieces, the *virtual stages*. A microbatch passes through as
 
     F(v=0) -> F(1) -> ... -> F(last)        activations, from v to v + 1
                                |             same stage: the forward's output feeds its own backward
     B(v=0) <- B(1) <- ... <- B(last)        gradients, from v to v - 1
 
-B is the fused backward: input and parameter gradients in one task. Tasks are written as in PyTorch's
-schedule files: kind and microbatch ("F3"), with the chunk where there are several ("F3.1").
+The backward of a piece is one task, B, or two: I computes the gradient of its input, which the piece before
+waits for, and W, any time later, the gradient of its weights. Tasks are written as in PyTorch's schedule
+files: kind and microbatch ("F3"), with the chunk where there are several ("F3.1").
+
+Where virtual stage v runs is the placement's business:
+
+    looped      chunk by chunk in the same direction: stage v % stages
+    v           every other chunk in reverse, so that the last stage's chunks meet (arXiv:2405.15362)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 
 class Kind(IntEnum):
     """What a task computes. An integer, because tasks are hashed and compared in the dispatch loop."""
 
     FORWARD = 0
-    BACKWARD = 1
+    BACKWARD = 1  # both gradients in one task
+    INPUT = 2  # the input's gradient
+    WEIGHT = 3  # the weights' gradient
 
     @property
     def letter(self) -> str:
         """The one-letter name used in schedules and traces."""
-        return "FB"[self]
+        return "FBIW"[self]
 
 
-FORWARD, BACKWARD = Kind.FORWARD, Kind.BACKWARD
+FORWARD, BACKWARD, INPUT, WEIGHT = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
+
+Shape: TypeAlias = Literal["looped", "v"]
 
 
 class Task(NamedTuple):
-    """One unit of work of a stage: a direction of one model chunk for one microbatch."""
+    """One unit of work of a stage: a kind of one model chunk for one microbatch."""
 
     kind: Kind
     chunk: int
@@ -50,15 +59,18 @@ class Placement:
     """Which stage runs which virtual stage, and so where each task's input comes from.
 
     Raises:
-        ValueError: fewer than one stage or chunk.
+        ValueError: fewer than one stage or chunk, or an unknown shape.
     """
 
     stages: int
     chunks: int = 1
+    shape: Shape = "looped"
 
     def __post_init__(self) -> None:
         if self.stages < 1 or self.chunks < 1:
             raise ValueError(f"stages={self.stages}, chunks={self.chunks}: both must be at least 1")
+        if self.shape not in ("looped", "v"):
+            raise ValueError(f"shape={self.shape!r}: choose 'looped' or 'v'")
 
     @property
     def last(self) -> int:
@@ -67,17 +79,34 @@ class Placement:
 
     def virtual_stage(self, stage: int, chunk: int) -> int:
         """The position in the model of `chunk` on `stage`."""
-        return chunk * self.stages + stage
+        return chunk * self.stages + (self.stages - 1 - stage if self._reversed(chunk) else stage)
+
+    def place(self, v: int) -> tuple[int, int]:
+        """The (stage, chunk) that runs virtual stage `v`."""
+        chunk, position = divmod(v, self.stages)
+        return self.stages - 1 - position if self._reversed(chunk) else position, chunk
 
     def needs_arrival(self, stage: int, task: Task) -> bool:
-        """Whether the task's input comes from another virtual stage, rather than from data or its own F."""
+        """Whether the task's input comes from another virtual stage, not from data or its own F or I."""
         v = self.virtual_stage(stage, task.chunk)
-        return v > 0 if task.kind is FORWARD else v < self.last
+        if task.kind is FORWARD:
+            return v > 0
+        return task.kind is not WEIGHT and v < self.last
 
     def destination(self, stage: int, task: Task) -> tuple[int, Task] | None:
-        """The (stage, task) that this task's output makes ready elsewhere; None at the model's ends."""
-        step = 1 if task.kind is FORWARD else -1
-        v = self.virtual_stage(stage, task.chunk) + step
+        """The (stage, task) that this task's output makes ready on another virtual stage; None if none.
+
+        A gradient is addressed to the receiver's B, which may run as I and W there: what it is called is the
+        sender's business no more than how the sender computed it.
+        """
+        if task.kind is WEIGHT:
+            return None
+        forward = task.kind is FORWARD
+        v = self.virtual_stage(stage, task.chunk) + (1 if forward else -1)
         if not 0 <= v <= self.last:
             return None
-        return v % self.stages, Task(task.kind, v // self.stages, task.microbatch)
+        to, chunk = self.place(v)
+        return to, Task(FORWARD if forward else BACKWARD, chunk, task.microbatch)
+
+    def _reversed(self, chunk: int) -> bool:
+        return self.shape == "v" and chunk % 2 == 1

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
-from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 
 Table: TypeAlias = tuple[tuple[float, ...], ...]
 
@@ -79,9 +79,13 @@ class Workload:
             IndexError: a stage or microbatch that the workload does not have.
         """
         _require_first_chunk(task)
-        if task.kind is FORWARD:
-            return self.forward[stage][task.microbatch]
-        return self.backward_input[stage][task.microbatch] + self.backward_weight[stage][task.microbatch]
+        tables = {
+            FORWARD: (self.forward,),
+            BACKWARD: (self.backward_input, self.backward_weight),
+            INPUT: (self.backward_input,),
+            WEIGHT: (self.backward_weight,),
+        }
+        return sum(table[stage][task.microbatch] for table in tables[task.kind])
 
     def transfer(self, stage: int, task: Task) -> float:
         """From the end of `task` on `stage` to the arrival of its output at the neighbour (s).

@@ -15,7 +15,7 @@ import jax
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Instruction
 from rrfp_jax.core.scheduler import StageScheduler, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 from rrfp_jax.core.trace import TaskRecord
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.bell import Bell, EventBell
@@ -99,8 +99,7 @@ class _Step:
         self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
         self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
         self._records: list[TaskRecord] = []
-        per_stage = rules.microbatches * rules.placement.chunks * (1 if rules.forward_only else 2)
-        self._total = per_stage * len(parts)
+        self._total = sum(scheduler.tasks for scheduler in self._schedulers.values())
 
     def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
         world = self._driver._world
@@ -145,9 +144,11 @@ class _Step:
                 )
         for key, arrays, _ in self._transport.poll():
             moved = True
-            self._parts[key.stage].receive(key.task, arrays)
-            self._schedulers[key.stage].handle(Arrived(key.task))
-            self._ready[key.stage][key.task] = perf_counter()
+            scheduler = self._schedulers[key.stage]
+            scheduler.handle(Arrived(key.task))
+            task = scheduler.named(key.task)
+            self._parts[key.stage].receive(task, arrays)
+            self._ready[key.stage][task] = perf_counter()
             self._idle[key.stage] = False
         return moved
 
@@ -187,7 +188,10 @@ class _Step:
         if key is not None:
             self._transport.offer(key, outputs)
         elif task.kind is FORWARD:
-            self._ready[stage][Task(BACKWARD, task.chunk, task.microbatch)] = perf_counter()
+            backward = self._schedulers[stage].named(Task(BACKWARD, task.chunk, task.microbatch))
+            self._ready[stage][backward] = perf_counter()
+        if task.kind is INPUT:
+            self._ready[stage][Task(WEIGHT, task.chunk, task.microbatch)] = perf_counter()
         for instruction in instructions[1:]:
             if isinstance(instruction, Accumulate):
                 part.accumulate(instruction.microbatch)

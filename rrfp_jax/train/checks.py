@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +13,10 @@ import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr
 
+from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import StepRules, planned_order
-from rrfp_jax.core.schedules import FixedOrder
-from rrfp_jax.errors import UsageError
+from rrfp_jax.core.tasks import WEIGHT
+from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.dataflow import output_dependence
 from rrfp_jax.runtime.initial import leaf_path
 from rrfp_jax.runtime.layers import Loss, MicrobatchView, Params
@@ -81,17 +83,40 @@ def _traced_update(optimizer: optax.GradientTransformation, params: Params, of: 
 
 
 def check_order(rules: StepRules) -> None:
-    """Refuse a fixed order that does not hold every task once.
+    """Refuse a fixed order that does not hold every task once, and a schedule that splits the backward.
 
     Raises:
         UsageError: naming a task.
     """
-    if isinstance(rules.schedule, FixedOrder):
-        try:
-            for stage in range(rules.placement.stages):
-                planned_order(rules.schedule, stage, rules)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+    schedule, placement = rules.schedule, rules.placement
+    try:
+        for stage in range(placement.stages):
+            if isinstance(schedule, FixedOrder):
+                tasks = planned_order(schedule, stage, rules)
+                split: Any = [task for task in tasks if task.kind is WEIGHT]
+            else:
+                split = schedule.split(stage, placement, rules.microbatches)
+            if split:
+                raise UsageError(
+                    f"schedule={schedule} runs input and weight gradients apart, which paced devices can and "
+                    f"models cannot yet; choose bf, fb, b-priority, f-priority, 1f1b or gpipe"
+                )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:
+    """Refuse summed losses of microbatches that are not finite.
+
+    Raises:
+        TrainingError: naming step and microbatch; `consequence` is added.
+    """
+    for j, total in enumerate(totals):
+        if not math.isfinite(total):
+            raise TrainingError(
+                f"step {step}: the loss of microbatch {j} is {total}{consequence}. Look at that "
+                f"microbatch's data, lower the learning rate, or set clip_norm=1.0"
+            )
 
 
 def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndarray[Any, Any]]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from rrfp_jax.core.tasks import FORWARD
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT
 from rrfp_jax.core.trace import StepTrace
 
 WIDTH, ROW, LEFT, TOP = 960, 34, 70, 26
-FORWARD_COLOUR, BACKWARD_COLOUR, IDLE_COLOUR = "#4c8eda", "#e08e45", "#f2f2f2"
+COLOURS = {FORWARD: "#4c8eda", BACKWARD: "#e08e45", INPUT: "#e08e45", WEIGHT: "#6aa84f"}
+IDLE_COLOUR = "#f2f2f2"
 
 
 class Timeline:
@@ -41,7 +42,7 @@ class Timeline:
             parts.append(self._box(LEFT, y, WIDTH - LEFT - 10, IDLE_COLOUR, f"stage {stage}, idle", ""))
             for record in trace.stage_records(stage):
                 x, width = LEFT + (record.start - trace.start) * scale, (record.end - record.start) * scale
-                colour = FORWARD_COLOUR if record.task.kind is FORWARD else BACKWARD_COLOUR
+                colour = COLOURS[record.task.kind]
                 begin, seconds = record.start - trace.start, record.end - record.start
                 tip = (
                     f"{record.task} on stage {stage}: {seconds * 1e3:.2f} ms from {begin * 1e3:.2f} ms on; "
@@ -62,7 +63,7 @@ class Timeline:
 
     @staticmethod
     def _legend() -> list[str]:
-        items = [(FORWARD_COLOUR, "forward"), (BACKWARD_COLOUR, "backward"), (IDLE_COLOUR, "idle")]
+        items = [(COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE_COLOUR, "idle")]
         legend = []
         for i, (colour, text) in enumerate(items):
             x = WIDTH - 240 + 80 * i

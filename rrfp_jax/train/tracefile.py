@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.tasks import INPUT, Placement
 from rrfp_jax.core.trace import StepTrace
 
 TRACED_STEPS = 20
@@ -83,8 +83,10 @@ def _arrows(step: StepTrace, origin: float) -> list[dict[str, Any]]:
     arrows = []
     for number, sender in enumerate(step.records):
         destination = placement.destination(sender.stage, sender.task)
-        if destination in by_task:
-            receiver = by_task[destination]
+        if destination is not None:
+            stage, task = destination
+            split = task._replace(kind=INPUT)  # what a gradient makes ready is B or I
+            receiver = by_task.get((stage, task)) or by_task[stage, split]
             same = {"name": "transfer", "cat": "transfer", "pid": 0, "id": f"{step.step}.{number}"}
             # An arrow belongs to the slice that it begins in: at its very end the next one may begin.
             leaves, comes = max(sender.start, sender.end - 1e-6) - origin, receiver.start - origin

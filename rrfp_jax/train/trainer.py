@@ -14,8 +14,10 @@ import jax
 import optax
 
 from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.hints import Hint
+from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import StepRules
-from rrfp_jax.core.schedules import FixedOrder, Hint, Schedule, by_name
+from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError, UsageError
@@ -27,7 +29,7 @@ from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
-from rrfp_jax.train.checks import check_loss_is_a_sum, check_optimizer, check_order
+from rrfp_jax.train.checks import check_loss_is_a_sum, check_losses, check_optimizer, check_order
 from rrfp_jax.train.data import (
     Data,
     InMemory,
@@ -134,6 +136,7 @@ class Trainer:
             delays=self._delays,
         )
         self._checked = False
+        self._last_rules: StepRules | None = None
         if self._data is not None:
             self._check_model(self._data, plan_step(self._data, 0))
 
@@ -200,7 +203,7 @@ class Trainer:
         found = []
         for step in range(count):
             found.append(self._run("evaluate", data, step)[1])
-            _check_losses(found[-1], step, "")
+            check_losses(found[-1].totals, step, "")
         weight = sum(sums.weight for sums in found)
         if not weight > 0:
             raise UsageError(f"the summed loss weight of the evaluation is {weight}: nothing is counted")
@@ -339,6 +342,9 @@ class Trainer:
         for bucket in dict.fromkeys(buckets):
             self._engine.prepare(bucket, phase)
         rules = self._rules(len(plan), phase)
+        if rules != self._last_rules:  # the schedule may be set between steps
+            check_order(rules)
+            self._last_rules = rules
 
         def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
             return load_checked(data, step, j, plan[j], fields)
@@ -358,7 +364,7 @@ class Trainer:
         )
 
     def _check_finite(self, sums: Sums, step: int) -> None:
-        _check_losses(sums, step, "; the step is not applied")
+        check_losses(sums.totals, step, "; the step is not applied")
         if not sums.weight > 0:
             raise TrainingError(
                 f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
@@ -375,15 +381,6 @@ class Trainer:
                 f"applied. Look for a division by zero or a root at zero in the model's backward"
             )
         return norm
-
-
-def _check_losses(sums: Sums, step: int, consequence: str) -> None:
-    for j, total in enumerate(sums.totals):
-        if not math.isfinite(total):
-            raise TrainingError(
-                f"step {step}: the loss of microbatch {j} is {total}{consequence}. Look at that "
-                f"microbatch's data, lower the learning rate, or set clip_norm=1.0"
-            )
 
 
 def _schedule(schedule: Schedule | str) -> Schedule:

@@ -1,0 +1,97 @@
+"""Orders in the CSV form of PyTorch's pipelining: a row per stage, a cell per time slot, "5F3" or nothing.
+
+A cell names virtual stage, kind (F, I, W, or B for the fused backward) and microbatch. Empty cells are idle
+slots and mean nothing here. Which placement the rows follow, looped or v, is found out.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.tasks import Kind, Placement, Shape, Task
+
+CELL = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+@dataclass(frozen=True)
+class CsvOrder(FixedOrder):
+    """An order that was written down: `rows[stage]` are its tasks. It holds for its own sizes only."""
+
+    placement: Placement
+    microbatches: int
+    rows: Sequence[Sequence[Task]]
+
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """The stage's row."""
+        if (placement, microbatches) != (self.placement, self.microbatches):
+            raise ValueError(
+                f"the CSV order is for {self.placement} and {self.microbatches} microbatches, not for "
+                f"{placement} and {microbatches}"
+            )
+        return self.rows[stage]
+
+
+def read_csv(text: str) -> CsvOrder:
+    """The order that a CSV file describes.
+
+    Raises:
+        ValueError: naming the row and cell: one that is no task, a virtual stage on a row where neither
+            placement has it, no tasks at all. What each stage must hold is checked by its scheduler.
+    """
+    cells = [
+        [(at, cell.strip()) for at, cell in enumerate(row, 1) if cell.strip()]
+        for row in csv.reader(io.StringIO(text))
+    ]
+    cells = [row for row in cells if row]
+    found = [[(at, *_parsed(number, at, cell)) for at, cell in row] for number, row in enumerate(cells)]
+    if not found:
+        raise ValueError("the CSV holds no tasks: give a row of cells such as 0F0 per stage")
+    stages = len(found)
+    last = max(v for row in found for _, v, _, _ in row)
+    chunks = last // stages + 1
+    shapes: tuple[Shape, ...] = ("looped", "v")
+    wrong = [_misplaced(found, Placement(stages, chunks, shape)) for shape in shapes]
+    if None not in wrong:
+        raise ValueError(
+            f"{wrong[0]}: with {stages} rows, neither the looped nor the v placement has it there"
+        )
+    placement = Placement(stages, chunks, shapes[wrong.index(None)])
+    rows = [[Task(kind, v // stages, j) for _, v, kind, j in row] for row in found]
+    return CsvOrder(placement, 1 + max(j for row in found for *_, j in row), rows)
+
+
+def write_csv(schedule: FixedOrder, placement: Placement, microbatches: int) -> str:
+    """A fixed order as CSV, without idle slots."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for stage in range(placement.stages):
+        tasks = schedule.order(stage, placement, microbatches)
+        writer.writerow(
+            f"{placement.virtual_stage(stage, chunk)}{kind.letter}{microbatch}"
+            for kind, chunk, microbatch in tasks
+        )
+    return out.getvalue()
+
+
+def _parsed(row: int, at: int, cell: str) -> tuple[int, Kind, int]:
+    match = CELL.fullmatch(cell)
+    if match is None:
+        raise ValueError(
+            f"row {row}, cell {at}: {cell!r} is no task: write virtual stage, F, B, I or W, microbatch"
+        )
+    v, letter, microbatch = match.groups()
+    return int(v), next(kind for kind in Kind if kind.letter == letter), int(microbatch)
+
+
+def _misplaced(rows: Sequence[Sequence[tuple[int, int, Kind, int]]], placement: Placement) -> str | None:
+    """A cell that is on another row than its virtual stage's; None if there is none."""
+    for number, row in enumerate(rows):
+        for at, v, kind, microbatch in row:
+            if placement.place(v)[0] != number:
+                return f"row {number}, cell {at}: {v}{kind.letter}{microbatch}"
+    return None

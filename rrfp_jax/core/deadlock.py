@@ -1,0 +1,29 @@
+"""Whether fixed orders of all stages, each complete by itself, can be followed to the end together."""
+
+from __future__ import annotations
+
+from rrfp_jax.core.events import ROOM, Arrived
+from rrfp_jax.core.scheduler import StageScheduler, StepRules
+
+
+def check_can_end(rules: StepRules) -> None:
+    """Run the step without time: whatever a stage can do it does, until all is done or nobody can go on.
+
+    Durations cannot matter: a fixed order has no choice, so whoever waits for ever here waits for ever.
+
+    Raises:
+        ValueError: an incomplete order, or orders that wait for each other, saying who for what.
+    """
+    stages = [StageScheduler(stage, rules) for stage in range(rules.placement.stages)]
+    todo = list(range(len(stages)))
+    while todo:
+        stage = todo.pop()
+        while instructions := stages[stage].handle(ROOM):
+            destination = rules.placement.destination(stage, instructions[0].task)  # type: ignore[union-attr]
+            if destination is not None:
+                stages[destination[0]].handle(Arrived(destination[1]))
+                todo.append(destination[0])
+    stuck = [f"stage {s.stage} waits for {s.awaited()}" for s in stages if not s.finished]
+    if stuck:
+        name = type(rules.schedule).__name__
+        raise ValueError(f"schedule {name} must deadlock: {'; '.join(stuck)}")

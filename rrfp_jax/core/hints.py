@@ -1,0 +1,158 @@
+"""Hints: they rank what is ready, and never make a stage wait.
+
+A hint is a frozen object with two pure methods: `start` gives its state at the beginning of a step, and
+`choose(state, ready)` gives the task to run and the state after it, or None. It may ask `ready` for the
+best ready task of a direction, or about a given task, and it decides nothing else: a task that cannot run
+now is never seen by it, so a hint cannot wait.
+
+The directions are FORWARD, BACKWARD (a stage's B or I, whichever it has) and WEIGHT. Within one, ties go as
+in the paper's appendix A: forward the lowest chunk first, backward the highest, then the lowest microbatch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Placement, Task
+
+
+class Runnable(Protocol):
+    """The tasks that may be dispatched now: ready, admitted, and with room for their gradient."""
+
+    def first(self, direction: Kind) -> Task | None:
+        """The best runnable task of a direction in tie order, or None."""
+
+    def was_dispatched(self, task: Task) -> bool:
+        """Whether a task of this stage is past."""
+
+    def __contains__(self, task: Task) -> bool: ...
+
+
+class Hint(ABC):
+    """Readiness first: the schedule ranks the ready tasks and never makes a stage wait."""
+
+    def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
+        """The (chunk, microbatch) of a stage whose backward runs as I and W instead of as B."""
+        return ()
+
+    def start(self, stage: int, placement: Placement, microbatches: int) -> Any:
+        """The hint's state at the beginning of a stage's step: any immutable value."""
+        return None
+
+    @abstractmethod
+    def choose(self, state: Any, ready: Runnable) -> tuple[Task, Any] | None:
+        """The task to run now and the state once it has been dispatched; None if nothing is runnable."""
+
+
+@dataclass(frozen=True)
+class _Rounds(Hint):
+    """Rounds of one ready task of each of two directions; with one of them ready, that one."""
+
+    first: Kind
+    second: Kind
+
+    def start(self, stage: int, placement: Placement, microbatches: int) -> Kind:
+        """The direction whose turn it is."""
+        return self.first
+
+    def choose(self, state: Kind, ready: Runnable) -> tuple[Task, Kind] | None:
+        """The direction whose turn it is if it has a runnable task, else the other one."""
+        other = self.second if state is self.first else self.first
+        for direction, then in ((state, other), (other, state)):
+            task = ready.first(direction)
+            if task is not None:
+                return task, then
+        return None
+
+
+@dataclass(frozen=True)
+class BF(_Rounds):
+    """Rounds of one ready B, then one ready F; with one direction ready, that one (paper, section 5)."""
+
+    first: Kind = BACKWARD
+    second: Kind = FORWARD
+
+
+@dataclass(frozen=True)
+class FB(_Rounds):
+    """Rounds of one ready F, then one ready B (paper, Table 7)."""
+
+    first: Kind = FORWARD
+    second: Kind = BACKWARD
+
+
+@dataclass(frozen=True)
+class BFW(BF):
+    """As BF, the backward split; when neither B nor F is ready one W, then a new round (paper, section 5).
+
+    The first virtual stage, for whose input gradient nobody waits, runs the fused backward, ranked as B.
+    """
+
+    def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
+        """Everywhere but at the beginning of the model."""
+        chunks = [c for c in range(placement.chunks) if placement.virtual_stage(stage, c) > 0]
+        return {(c, j) for c in chunks for j in range(microbatches)}
+
+    def choose(self, state: Kind, ready: Runnable) -> tuple[Task, Kind] | None:
+        """B and F in turns, else W."""
+        choice = super().choose(state, ready)
+        if choice is None and (task := ready.first(WEIGHT)) is not None:
+            return task, self.first
+        return choice
+
+
+@dataclass(frozen=True)
+class _Priority(Hint):
+    """Always the first direction of a list that has a runnable task."""
+
+    directions: tuple[Kind, ...]
+
+    def choose(self, state: None, ready: Runnable) -> tuple[Task, None] | None:
+        """By direction, then in tie order."""
+        for direction in self.directions:
+            if (task := ready.first(direction)) is not None:
+                return task, None
+        return None
+
+
+@dataclass(frozen=True)
+class BPriority(_Priority):
+    """A ready B before any F (paper, Table 7)."""
+
+    directions: tuple[Kind, ...] = (BACKWARD, FORWARD)
+
+
+@dataclass(frozen=True)
+class FPriority(_Priority):
+    """A ready F before any B (paper, Table 7)."""
+
+    directions: tuple[Kind, ...] = (FORWARD, BACKWARD)
+
+
+@dataclass(frozen=True)
+class Ranked(Hint):
+    """Any fixed order as a ranking: the first of its tasks that is ready (paper, section 5)."""
+
+    order: FixedOrder
+
+    def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
+        """Where the order names a W."""
+        tasks = self.order.order(stage, placement, microbatches)
+        return {(task.chunk, task.microbatch) for task in tasks if task.kind is WEIGHT}
+
+    def start(self, stage: int, placement: Placement, microbatches: int) -> tuple[tuple[Task, ...], int]:
+        """The stage's order, and how many of its first tasks are past."""
+        return tuple(self.order.order(stage, placement, microbatches)), 0
+
+    def choose(self, state: tuple[tuple[Task, ...], int], ready: Runnable) -> tuple[Task, Any] | None:
+        """Scan on from the first task that is not past."""
+        order, at = state
+        while at < len(order) and ready.was_dispatched(order[at]):
+            at += 1
+        if all(ready.first(direction) is None for direction in (FORWARD, BACKWARD, WEIGHT)):
+            return None
+        return next(((task, (order, at)) for task in order[at:] if task in ready), None)

@@ -1,0 +1,172 @@
+"""Fixed orders of the field: each stage's tasks in the order in which they are dispatched."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+
+
+class FixedOrder(ABC):
+    """A planned order, followed strictly: a stage waits for the next task of its list."""
+
+    @abstractmethod
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """Every task of `stage` in the order in which they are dispatched.
+
+        For every chunk and microbatch it holds F and either B, or I and later W.
+
+        Raises:
+            ValueError: the schedule is not defined for this placement or number of microbatches.
+        """
+
+
+@dataclass(frozen=True)
+class GPipe(FixedOrder):
+    """All forwards, then all backwards, both in microbatch order (Huang et al., arXiv:1811.06965)."""
+
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """F0, F1, ..., B0, B1, ..."""
+        _require("GPipe", placement, chunks=1)
+        return [Task(kind, 0, j) for kind in (FORWARD, BACKWARD) for j in range(microbatches)]
+
+
+@dataclass(frozen=True)
+class OneFOneB(FixedOrder):
+    """Warm up with as many forwards as stages follow, then one forward, one backward (arXiv:1806.03377)."""
+
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """Holds at most `stages - stage` microbatches at once."""
+        _require("1F1B", placement, chunks=1)
+        return _alternate(
+            _count(FORWARD, microbatches), _count(BACKWARD, microbatches), placement.stages - stage - 1
+        )
+
+
+@dataclass(frozen=True)
+class Interleaved1F1B(FixedOrder):
+    """1F1B over several looped chunks, in rounds of as many microbatches as stages (arXiv:2104.04473).
+
+    The bubble is that of 1F1B divided by the number of chunks, at the cost of a longer warm-up.
+    """
+
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """Warms up through all but the last chunk, and two tasks more for each stage that follows."""
+        _require("interleaved 1F1B", placement, shape="looped")
+        stages, chunks = placement.stages, placement.chunks
+        if chunks < 2 or microbatches % stages:
+            raise ValueError(
+                f"interleaved 1F1B needs several chunks and microbatches in multiples of the stages; got "
+                f"{chunks} chunks, {microbatches} microbatches, {stages} stages"
+            )
+        rounds = [range(first, first + stages) for first in range(0, microbatches, stages)]
+        forwards = [Task(FORWARD, c, j) for r in rounds for c in range(chunks) for j in r]
+        backwards = [Task(BACKWARD, c, j) for r in rounds for c in reversed(range(chunks)) for j in r]
+        return _alternate(forwards, backwards, 2 * (stages - stage - 1) + (chunks - 1) * stages)
+
+
+@dataclass(frozen=True)
+class ZBH1(FixedOrder):
+    """1F1B with the backward split; weight gradients fill the bubble, at 1F1B's memory (arXiv:2401.10241)."""
+
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """W lags `stage` microbatches behind I, so that every stage holds as many as the first."""
+        _require("ZB-H1", placement, chunks=1)
+        return _zero_bubble(microbatches, placement.stages - stage - 1, stage)
+
+
+@dataclass(frozen=True)
+class ZBH2(FixedOrder):
+    """As ZB-H1 with about twice the microbatches in flight, which leaves no bubble (arXiv:2401.10241)."""
+
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """Warms up with twice as many forwards; W lags twice as far."""
+        _require("ZB-H2", placement, chunks=1)
+        return _zero_bubble(microbatches, 2 * (placement.stages - stage - 1), 2 * stage)
+
+
+@dataclass(frozen=True)
+class ZBV(FixedOrder):
+    """Two chunks in a V: no bubble if F, I and W take equally long, at 1F1B's memory (arXiv:2405.15362).
+
+    Theory of operation. Before a stage can run its second chunk, microbatch 0 must have gone down to the last
+    stage and up again; until then it runs first-chunk forwards. From then on it alternates between the chunks
+    and runs every backward whole; at the end it runs I's first, because others wait for them.
+    """
+
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """Fewer microbatches than twice the stages are those of a larger step without the ones beyond."""
+        _require("ZB-V", placement, chunks=2, shape="v")
+        tasks = list(self._tasks(stage, placement.stages, max(microbatches, 2 * placement.stages - 1)))
+        return [task for task in tasks if task.microbatch < microbatches]
+
+    @staticmethod
+    def _tasks(stage: int, stages: int, microbatches: int) -> Iterator[Task]:
+        counts = {(kind, chunk): 0 for kind in (FORWARD, INPUT, WEIGHT) for chunk in (0, 1)}
+
+        def following(kind: Kind, chunk: int) -> Task:
+            """The next microbatch's task of its kind."""
+            counts[kind, chunk] += 1
+            return Task(kind, chunk, counts[kind, chunk] - 1)
+
+        def whole(chunk: int) -> tuple[Task, Task]:
+            return following(INPUT, chunk), following(WEIGHT, chunk)
+
+        for _ in range(2 * (stages - stage) - 1):
+            yield following(FORWARD, 0)
+        for _ in range(stage):
+            yield following(FORWARD, 1)
+            yield following(FORWARD, 0)
+        for _ in range(stages - stage):
+            yield following(FORWARD, 1)
+            yield from whole(1)
+        while counts[FORWARD, 1] < counts[FORWARD, 0] or counts[FORWARD, 0] < microbatches:
+            if counts[FORWARD, 0] < microbatches:
+                yield following(FORWARD, 0)
+            yield from whole(0)
+            yield following(FORWARD, 1)
+            yield from whole(1)
+        for _ in range(stage):
+            yield following(INPUT, 0)
+            yield following(INPUT, 1)
+        for _ in range(stages - stage):
+            yield following(INPUT, 0)
+            yield following(WEIGHT, 0)
+        for chunk in (1, 0):
+            while counts[WEIGHT, chunk] < counts[INPUT, chunk]:
+                yield following(WEIGHT, chunk)
+
+
+def _count(kind: Kind, microbatches: int) -> list[Task]:
+    return [Task(kind, 0, j) for j in range(microbatches)]
+
+
+def _alternate(forwards: Sequence[Task], backwards: Sequence[Task], warmup: int) -> list[Task]:
+    """`warmup` forwards, then one forward and one backward in turns, then the remaining backwards."""
+    warmup = min(warmup, len(forwards))
+    order = list(forwards[:warmup])
+    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
+        order += [forward, backward]
+    return order + list(backwards[len(forwards) - warmup :])
+
+
+def _zero_bubble(microbatches: int, warmup: int, lag: int) -> list[Task]:
+    """1F1B in which every I, once `lag` of them are ahead, is followed by the oldest W that is due."""
+    order: list[Task] = []
+    due = 0
+    for task in _alternate(_count(FORWARD, microbatches), _count(INPUT, microbatches), warmup):
+        order.append(task)
+        if task.kind is INPUT and task.microbatch >= lag:
+            order.append(Task(WEIGHT, 0, due))
+            due += 1
+    return order + [Task(WEIGHT, 0, j) for j in range(due, microbatches)]
+
+
+def _require(name: str, placement: Placement, chunks: int | None = None, shape: str | None = None) -> None:
+    if chunks not in (None, placement.chunks):
+        only = "one chunk" if chunks == 1 else f"{chunks} chunks"
+        raise ValueError(f"{name} is defined for {only} a stage, got {placement.chunks}")
+    if shape not in (None, placement.shape):
+        raise ValueError(f"{name} is defined for the {shape} placement, got {placement.shape}")
