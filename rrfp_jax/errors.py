@@ -1,5 +1,8 @@
 """The errors that users meet: each message gives the value, the cause and the remedy."""
 
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+"""Exit statuses of all commands, and of every process of a run."""
+
 
 class UsageError(ValueError):
     """Something asked for cannot be done; refused before it costs anything."""

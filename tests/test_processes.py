@@ -212,7 +212,7 @@ def test_the_tasks_of_a_slurm_step_find_each_other(tmp_path):
         for task in range(2)
     ]
     try:
-        said = [task.communicate(timeout=60)[0] for task in tasks]
+        said = [task.communicate(timeout=120)[0] for task in tasks]
     finally:
         for task in tasks:
             task.kill()

@@ -1,5 +1,6 @@
 """The launcher with tiny ranks that misbehave: what it prints and returns, and that it leaves none behind."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,8 +21,11 @@ from rrfp_jax.train.launch import main
 from rrfp_jax.train.spawn import spawn
 
 ROOT = Path(__file__).parent.parent
-LIMIT_SECONDS = 20.0
-BRISK = Patience(grace=0.5, terminate=0.3, silence=1.0, interrupt=1.0)
+LIMIT_SECONDS = 45.0
+HANG_SECONDS = 20.0
+"""Longer than any of these runs takes on a busy machine; shorter than they would without the launcher."""
+PATIENT = Patience(grace=HANG_SECONDS, terminate=0.3, silence=1.0, interrupt=1.0)
+BRISK = dataclasses.replace(PATIENT, grace=0.5)
 
 PROLOGUE = """\
 import os, signal, subprocess, sys, time
@@ -48,7 +53,7 @@ def processes(marker):
     return found
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=30.0):
     """Wait for a condition; whether it came true."""
     deadline = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < deadline:
@@ -65,7 +70,8 @@ def marker():
     def give_up():
         late.extend(processes(marker))
         for process in late:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     limit = threading.Timer(LIMIT_SECONDS, give_up)
     limit.start()
@@ -80,7 +86,7 @@ def marker():
 def launch(tmp_path, marker, capfd):
     """Run a script in several ranks; its status, what was printed, the run's folder, the seconds it took."""
 
-    def launch(text, count=2, patience=BRISK):
+    def launch(text, count=2, patience=PATIENT):
         script = tmp_path / "train.py"
         script.write_text(PROLOGUE + text)
         folder = RunFolder(tmp_path / "runs", "trial")
@@ -136,7 +142,7 @@ def test_a_killed_rank_ends_the_run(launch):
         + "if rank == 1: end_by(signal.SIGKILL)\n"
         + 'farewell("peer lost", "rank 1 was lost", culprit=1, waiting=["input of B3"])'
     )
-    assert done.status == 1 and done.seconds < 5
+    assert done.status == 1 and done.seconds < HANG_SECONDS
     first, second, third, logs = done.err.splitlines()
     assert first.startswith("rrfp-launch: rank 1 (stage 1) was killed by SIGKILL")
     assert second.startswith("  it was in step 12, last dispatched B3 on stage 1, ")
@@ -147,9 +153,17 @@ def test_a_killed_rank_ends_the_run(launch):
 
 
 def test_those_who_do_not_end_by_themselves_are_ended(launch):
-    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    done = launch(ignore + "if rank == 1: raise ValueError('bad')\ntime.sleep(60)", count=3)
-    assert done.status == 1 and done.seconds < 5
+    done = launch(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(f'{here}/deaf-{rank}', 'w').close()\n"
+        "deaf = lambda: sum(name.startswith('deaf') for name in os.listdir(here))\n"
+        "while rank == 1 and deaf() < 3: time.sleep(0.01)\n"
+        "if rank == 1: raise ValueError('bad')\n"
+        "time.sleep(60)",
+        count=3,
+        patience=BRISK,
+    )
+    assert done.status == 1 and done.seconds < HANG_SECONDS
     assert done.err.startswith(
         "rrfp-launch: rank 1 exited with status 1 after ValueError: bad\n  the end of its log:\n    Tr"
     )
@@ -162,8 +176,8 @@ def test_a_rank_that_ends_well_leaves_the_others_running(launch):
 
 
 def test_a_rank_frozen_at_the_start(launch):
-    done = launch("if rank == 1: end_by(signal.SIGSTOP)\ntime.sleep(60)")
-    assert done.status == 1 and 1.0 < done.seconds < 6
+    done = launch("if rank == 1: end_by(signal.SIGSTOP)\ntime.sleep(60)", patience=BRISK)
+    assert done.status == 1 and 1.0 < done.seconds < HANG_SECONDS
     assert done.err.startswith("rrfp-launch: rank 1 was frozen (stopped)\n")
 
 
@@ -174,7 +188,7 @@ def test_a_rank_frozen_later_is_for_the_others_to_miss(launch):
         + "if rank == 1: end_by(signal.SIGSTOP)\n"
         + 'time.sleep(2.0)\nfarewell("peer lost", "rank 1 was lost", culprit=1)'
     )
-    assert done.status == 1 and 2.0 < done.seconds < 7
+    assert done.status == 1 and 2.0 < done.seconds < HANG_SECONDS
     assert done.err.startswith("rrfp-launch: rank 1 (stage 1) was frozen (stopped)\n  it was in step 3, for ")
 
 
@@ -184,9 +198,11 @@ def test_all_frozen(launch):
 
 @pytest.mark.parametrize("leave", ["", ", start_new_session=True"])
 def test_a_grandchild_that_keeps_the_pipe_hangs_nobody(launch, leave):
-    sleeper = "[sys.executable, '-c', 'import time; time.sleep(4)'" + (", sys.argv[1]]" if not leave else "]")
+    sleeper = "[sys.executable, '-c', 'import time; time.sleep(12)'" + (
+        ", sys.argv[1]]" if not leave else "]"
+    )
     done = launch(f"subprocess.Popen({sleeper}{leave}); print('done')")
-    assert done.status == 0 and done.seconds < 3.5
+    assert done.status == 0 and done.seconds < 10
     assert "[1] done" in done.out.splitlines()
 
 
@@ -264,7 +280,7 @@ def test_ranks_that_ignore_an_interrupt_are_killed(launch, tmp_path, twice):
     when_printed(logs, "ready", interrupt)
     patience = Patience(interrupt=60.0 if twice else 0.5)
     done = launch("signal.signal(2, signal.SIG_IGN); print('ready'); time.sleep(60)", patience=patience)
-    assert done.status == 130 and done.seconds < 6
+    assert done.status == 130 and done.seconds < HANG_SECONDS
     assert done.err.splitlines()[1] == "  rank 0: ended by the launcher (SIGKILL)"
 
 
@@ -279,17 +295,22 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path, marker):
 
 
 def test_a_closed_stdout_does_not_end_the_run(tmp_path, marker):
-    (tmp_path / "train.py").write_text("for i in range(20000): print(i)\nopen('whole', 'w')")
+    (tmp_path / "train.py").write_text("for i in range(2000): print(i)\nopen('whole', 'w')")
     command = (
         f"{sys.executable} -m rrfp_jax.train.launch -n 1 train.py {marker} | head -1; exit ${{PIPESTATUS[0]}}"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, timeout=20, check=False
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"[0] 0\n", b"")
     assert (tmp_path / "whole").exists()
-    assert (tmp_path / "runs/train/rank-0.log").read_text().endswith("19999\n")
+    assert (tmp_path / "runs/train/rank-0.log").read_text().endswith("1999\n")
 
 
 def test_the_command_runs_scripts_and_modules(tmp_path, marker, monkeypatch, capfd):

@@ -1,4 +1,7 @@
-"""Every use of JAX internals, in one place. Tried on jax 0.10.2 (Python 3.11) and 0.12.0.1 (3.12)."""
+"""Every use of JAX internals, in one place. Tried on jax 0.10.2 (Python 3.11) and 0.12.0.1 (3.12).
+
+`_service.py` beside it has one more, for it is a program of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import jax
-from jax._src import distributed, xla_bridge
+from jax._src import clusters, distributed, xla_bridge
 from jax._src.interpreters import partial_eval
 from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jax.extend.core import ClosedJaxpr
@@ -33,28 +36,17 @@ def provide_cpu_devices(count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
 
 
-def join_detected_run() -> None:
-    """As `join_run`, in the cluster that JAX finds itself in, such as a SLURM step; rank 0 hosts."""
-    _set_for_runs()
-    jax.distributed.initialize()
+def detected_run() -> tuple[str, int, int]:
+    """Coordinator (host:port), processes and rank, in the cluster that JAX finds itself in, such as SLURM's.
 
-
-def _set_for_runs() -> None:
-    jax.config.update("jax_enable_recoverability", True)
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
-
-
-def start_coordination_service(address: str, processes: int, heartbeat: int, shutdown: int) -> Any:
-    """JAX's coordination service for a run, in this process; its `shutdown()` ends it.
-
-    Args:
-        address: host:port to serve at.
-        processes: in the run.
-        heartbeat, shutdown: limits, in seconds.
+    Raises:
+        RuntimeError: it finds none.
     """
-    return _jax.get_distributed_runtime_service(
-        address, processes, heartbeat_timeout=heartbeat, shutdown_timeout=shutdown, recoverable=True
-    )
+    detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+    coordinator, processes, rank, _ = detect(None, None, None, None, None, None)
+    if coordinator is None or processes is None or rank is None:
+        raise RuntimeError("JAX finds no cluster in the environment")
+    return coordinator, processes, rank
 
 
 def place_in_run() -> tuple[int, int] | None:
@@ -63,19 +55,16 @@ def place_in_run() -> tuple[int, int] | None:
     return None if state.client is None else (state.process_id, state.num_processes)
 
 
-def join_run(coordinator: str, processes: int, rank: int, hosted_elsewhere: bool) -> None:
+def join_run(coordinator: str, processes: int, rank: int) -> None:
     """`jax.distributed.initialize`, such that the death of another process is no death sentence for this one.
 
     Args:
-        coordinator: host:port of the coordination service.
+        coordinator: host:port of the coordination service, which runs already, or will.
         processes: in the run.
         rank: of this process.
-        hosted_elsewhere: the launcher runs the service; else rank 0 does, and its death ends all at once.
     """
-    _set_for_runs()
-    if not hosted_elsewhere:
-        jax.distributed.initialize(coordinator, processes, rank)
-        return
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
     start_service = _jax.get_distributed_runtime_service  # which rank 0 would call
     _jax.get_distributed_runtime_service = lambda *args, **kwargs: None
     try:

@@ -1,42 +1,58 @@
-"""JAX's coordination service, hosted by a process that is no rank: the launcher.
+"""JAX's coordination service, in a process that is no rank.
 
-Where rank 0 hosts it, the death of rank 0 aborts all other ranks at once, inside C++, before any of them can
-say what it waited for. The launcher initialises no JAX backend: this needs none.
+Where rank 0 hosts it, as JAX would have it, the death of rank 0 aborts all other ranks at once, inside C++,
+before any of them can say what it waited for. So whoever is to serve, the launcher or rank 0, starts a small
+program for it (`_service.py`).
 """
 
 from __future__ import annotations
 
-import os
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-import jax
-
-from rrfp_jax.runtime._jax import start_coordination_service
-
-HEARTBEAT_SECONDS = 100
-SHUTDOWN_SECONDS = 5
+LINGER_SECONDS = 10.0
+"""How long the service outlives a process that dies without ending it."""
 
 
-@contextmanager
-def host_coordinator(address: str, count: int) -> Iterator[None]:
-    """Serve `count` processes that call `jax.distributed.initialize(address, count, rank)`, until the exit.
+class Coordinator:
+    """Serves processes that call `jax.distributed.initialize(address, count, rank)`, until it is closed.
 
     Args:
-        address: host:port.
+        address: host:port to serve at.
         count: of processes.
+        linger_seconds: how long it serves on when this process dies.
 
     Raises:
         RuntimeError: the address cannot be used.
     """
-    with _without_greeting():
-        service = start_coordination_service(address, count, HEARTBEAT_SECONDS, SHUTDOWN_SECONDS)
-    try:
-        yield
-    finally:
-        service.shutdown()
+
+    def __init__(self, address: str, count: int, linger_seconds: float = LINGER_SECONDS) -> None:
+        program = Path(__file__).with_name("_service.py")
+        with tempfile.TemporaryFile() as complaints:  # and the service's greeting, which nobody needs
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(program), address, str(count), str(linger_seconds)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                start_new_session=True,  # Ctrl-C is for the ranks
+            )
+            assert self._process.stdout is not None
+            if not self._process.stdout.readline():
+                self._process.wait()
+                complaints.seek(0)
+                said = complaints.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+                reason = said.rpartition(": ")[2] or f"status {self._process.returncode}"
+                raise RuntimeError(f"cannot serve the run at {address}; is the port taken? ({reason})")
+
+    def close(self) -> None:
+        """End it."""
+        with suppress(BrokenPipeError):  # it has ended before
+            self._process.communicate(b"\n")
 
 
 @contextmanager
@@ -50,25 +66,3 @@ def reserved_port() -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]
-
-
-def leave_accelerators_alone() -> None:
-    """Whatever this process may compute, it computes on the CPU; the ranks it starts are not concerned."""
-    jax.config.update("jax_platforms", "cpu")
-
-
-@contextmanager
-def _without_greeting() -> Iterator[None]:
-    """Keep back what C++ writes to stderr, unless it fails: the service warns that recoverability is new."""
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            file.seek(0)
-            os.write(kept, file.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)

@@ -13,24 +13,18 @@ import traceback
 from time import monotonic, sleep
 from types import TracebackType
 
-from rrfp_jax.errors import Disagreement, PeerLost, TrainingError, UsageError
+from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, Disagreement, PeerLost, TrainingError, UsageError
 from rrfp_jax.runtime._jax import leave_run
+from rrfp_jax.runtime.coordinator import Coordinator
 from rrfp_jax.runtime.lastwords import LastWords, Why
 from rrfp_jax.runtime.mailbox import Gone
 from rrfp_jax.runtime.watchdog import Watchdog
 from rrfp_jax.runtime.world import World
 
-OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
-"""Exit statuses."""
-
 LONGEST_SENTENCE = 4000
 """Characters of an exception's text that are told; its traceback has them all."""
 
 FLUSH_SECONDS = 1.0
-
-HOST_SECONDS = 5.0
-"""How long rank 0, if it hosts the coordination service, waits after an error for the others to end: its own
-end aborts them."""
 
 
 def last_words(world: World, error: BaseException) -> LastWords:
@@ -99,8 +93,6 @@ def end(world: World, status: int) -> None:
     if world.mailbox is not None:
         while not world.mailbox.flushed() and monotonic() < deadline:
             sleep(0.01)
-        if _hosts(world):
-            _outlive_others(world, monotonic() + HOST_SECONDS)
         world.mailbox.read_if_idle()  # what is unread would reset the connections: our words could be lost
     sys.stdout.flush()
     sys.stderr.flush()
@@ -121,8 +113,13 @@ def fail(world: World, error: BaseException) -> None:
         end(world, status)
 
 
-def say_farewell_at_exit(world: World, silence_seconds: float) -> Watchdog:
-    """From now on this process ends as described above, whatever ends it; the watchdog that sees to it."""
+def say_farewell_at_exit(
+    world: World, silence_seconds: float, coordinator: Coordinator | None = None
+) -> Watchdog:
+    """From now on this process ends as described above, whatever ends it; the watchdog that sees to it.
+
+    One that serves the coordination service leaves last when all is well, for the others need it.
+    """
     assert world.mailbox is not None
 
     def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -131,9 +128,7 @@ def say_farewell_at_exit(world: World, silence_seconds: float) -> Watchdog:
     def give_up(gone: Gone) -> None:
         fail(world, PeerLost(gone.sentence, gone.culprit))
 
-    # Where rank 0 hosts the coordination service, JAX aborts this process within moments of rank 0's end.
-    host = 0 if world.folder is None and world.rank > 0 else None
-    watchdog = Watchdog(world.mailbox, world.box, silence_seconds, give_up, host)
+    watchdog = Watchdog(world.mailbox, world.box, silence_seconds, give_up)
 
     def goodbye() -> None:
         assert world.mailbox is not None
@@ -142,22 +137,19 @@ def say_farewell_at_exit(world: World, silence_seconds: float) -> Watchdog:
         deadline = monotonic() + FLUSH_SECONDS
         while not world.mailbox.flushed() and monotonic() < deadline:
             sleep(0.01)
-        if _hosts(world):
-            _outlive_others(world, float("inf"))
+        if coordinator is not None:
+            _outlive_others(world)
             if (gone := _in_trouble(world)) is not None:
                 give_up(gone)
         leave_run()  # while the watchdog sees to it that this ends
+        if coordinator is not None:
+            coordinator.close()
         watchdog.stop()
         world.mailbox.close()
 
     sys.excepthook = on_error
     atexit.register(goodbye)
     return watchdog
-
-
-def _hosts(world: World) -> bool:
-    """Whether this process hosts the coordination service, which the others need as long as they live."""
-    return world.rank == 0 and world.folder is None
 
 
 def _in_trouble(world: World) -> Gone | None:
@@ -167,9 +159,9 @@ def _in_trouble(world: World) -> Gone | None:
     return min(gone, key=lambda one: (one.how == "lost", one.since), default=None)
 
 
-def _outlive_others(world: World, deadline: float) -> None:
-    """Wait until all other processes have ended, or the deadline (seconds of `monotonic`)."""
+def _outlive_others(world: World) -> None:
+    """Wait until all other processes have ended."""
     assert world.mailbox is not None
-    while len(world.mailbox.gone) < world.size - 1 and monotonic() < deadline:
+    while len(world.mailbox.gone) < world.size - 1:
         world.mailbox.read_if_idle()
         sleep(0.02)

@@ -18,6 +18,7 @@ from pathlib import Path
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime.blackbox import BlackBox
+from rrfp_jax.runtime.coordinator import Coordinator
 from rrfp_jax.runtime.farewell import say_farewell_at_exit
 from rrfp_jax.runtime.handshake import connect, listen
 from rrfp_jax.runtime.mailbox import Mailbox
@@ -106,40 +107,48 @@ def join() -> World:
     folder = None if place is None else place.folder
     box = None if place is None or folder is None else BlackBox(folder / f"box-{place.rank}", place.rank, "")
     several = place is not None and place.processes > 1
+    coordinator = None
     if _jax.place_in_run() is None and (several or (place is None and _is_slurm_step(os.environ))):
         if _jax.in_use():
             raise UsageError(
                 "JAX was in use before this process joined the others, so it cannot join them any more: make "
                 "the rrfp.Trainer before the first JAX computation"
             )
-        _meet(place)
+        coordinator = _meet(place)
     found = _jax.place_in_run()
     if found is None or found[1] == 1:
         return World(folder=folder, box=box)
     rank, size = found
     world = World(rank, size, _connect(rank, size), folder, box)
-    say_farewell_at_exit(world, silence)
+    say_farewell_at_exit(world, silence, coordinator)
     world.set_clock()
     return world
 
 
-def _meet(place: Place | None) -> None:
-    """Wait for all processes of the run; without a place, JAX finds it in what SLURM says."""
-    where = "SLURM's first node" if place is None else place.coordinator
-    count = "all" if place is None else f"all {place.processes}"
-    said = f"waiting for {count} ranks at {where}: have all been started, and is that address right?"
+def _meet(place: Place | None) -> Coordinator | None:
+    """Wait for all processes of the run, and serve them if this is rank 0 and there is no launcher.
+
+    Without a place, JAX finds it in what SLURM says.
+    """
+    try:
+        place = place or Place(*_jax.detected_run(), folder=None)
+        serves = place.rank == 0 and place.folder is None
+        port = place.coordinator.rpartition(":")[2]
+        coordinator = Coordinator(f"[::]:{port}", place.processes) if serves else None
+    except RuntimeError as error:
+        raise TrainingError(f"this process cannot join its run: {error}") from None
+    where = place.coordinator
+    said = f"waiting for all {place.processes} ranks at {where}: are all started, and is that address right?"
     reminder = threading.Timer(REMINDER_SECONDS, print, [said], {"file": sys.stderr, "flush": True})
     reminder.daemon = True
     reminder.start()
     try:
-        if place is None:
-            _jax.join_detected_run()
-        else:
-            _jax.join_run(place.coordinator, place.processes, place.rank, place.folder is not None)
+        _jax.join_run(where, place.processes, place.rank)
     except RuntimeError as error:
         raise TrainingError(f"this process cannot join the run at {where}: {error}") from None
     finally:
         reminder.cancel()
+    return coordinator
 
 
 def in_company() -> bool:

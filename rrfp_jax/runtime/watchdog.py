@@ -27,10 +27,9 @@ class Watchdog:
         box: gets a heartbeat, too.
         silence_seconds: a process from which nothing has come for so long is given up.
         give_up: called in this thread when one is gone and the main thread has not noticed; must not return.
-        host: the rank that hosts the coordination service.
 
-    JAX aborts a process that loses the coordination service, as all do whose host died or that are cut off
-    from everybody: then the main thread is not waited for.
+    JAX aborts a process that loses the coordination service, as does one that is cut off from everybody: then
+    the main thread is not waited for.
     """
 
     def __init__(
@@ -39,10 +38,9 @@ class Watchdog:
         box: BlackBox,
         silence_seconds: float,
         give_up: Callable[[Gone], None],
-        host: int | None = None,
     ) -> None:
         self.silence_seconds = silence_seconds
-        self._mailbox, self._box, self._give_up, self._host = mailbox, box, give_up, host
+        self._mailbox, self._box, self._give_up = mailbox, box, give_up
         self._stop_end, self._stopper = os.pipe()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="rrfp-watchdog", daemon=True)
@@ -63,9 +61,8 @@ class Watchdog:
             self._mailbox.read_if_idle()  # before silence is judged: it may be this process that stood still
             self._mailbox.judge_silence(self.silence_seconds)
             now = perf_counter()
-            for rank, gone in list(self._mailbox.gone.items()):
-                at_once = (rank == self._host and gone.how == "lost") or self._mailbox.is_cut_off()
-                if gone.how != "left" and (at_once or now - gone.since > GRACE_SECONDS):
+            for gone in list(self._mailbox.gone.values()):
+                if gone.how != "left" and (self._mailbox.is_cut_off() or now - gone.since > GRACE_SECONDS):
                     self._give_up(gone)
 
     def _pause(self) -> None:

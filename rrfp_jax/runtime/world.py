@@ -33,8 +33,8 @@ class World:
     Args:
         rank, size: of this process, and how many there are.
         mailbox: to the others; None when alone.
-        folder: in which the launcher collects what ranks leave, as it was named at the start; with a launcher
-            the coordination service is hosted there, not by rank 0. None without one.
+        folder: in which the launcher collects what ranks leave, as it was named at the start; None
+            without one.
         box: what this process last did.
 
     Attributes:

@@ -1,14 +1,30 @@
-"""The command line that `rrfp-train` and the launcher of named runs share: one --config, and overrides."""
+"""What the commands share: how they end, and a command line of one --config and overrides."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
+from rrfp_jax.runtime.join import in_company
 from rrfp_jax.train.config import RunConfig, fields_of, load_config, override
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
+
+
+def exit_status(command: str, body: Callable[[], int]) -> int:
+    """What a command's body returns; if it raises one of our errors, that in one line, and its status.
+
+    One of several processes ends as `runtime/farewell.py` has it instead.
+    """
+    try:
+        return body()
+    except (UsageError, TrainingError, KeyboardInterrupt) as error:
+        if in_company():
+            raise
+        said = "interrupted" if isinstance(error, KeyboardInterrupt) else error
+        print(f"{command}: {said}", file=sys.stderr)
+        return {UsageError: REFUSED, KeyboardInterrupt: INTERRUPTED}.get(type(error), FAILED)
 
 
 def configured(argv: Sequence[str], usage: str) -> RunConfig | None:

@@ -18,9 +18,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rrfp_jax.train.rankend import INTERRUPTED_STATUS, REFUSED_STATUS, RankEnd
-
-DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, REFUSED_STATUS, INTERRUPTED_STATUS
+from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
+from rrfp_jax.train.rankend import RankEnd
 
 
 @dataclass(frozen=True)

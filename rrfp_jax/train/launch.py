@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.train.commandline import exit_status
 from rrfp_jax.train.crew import Patience
-from rrfp_jax.train.diagnosis import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.train.folders import RunFolder
 from rrfp_jax.train.spawn import spawn
 
@@ -37,31 +37,26 @@ examples:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; its exit status (0 done, 1 failed, 2 refused, 130 interrupted)."""
+    return exit_status(COMMAND, lambda: _launch(arguments))
+
+
+def _launch(arguments: Sequence[str]) -> int:
     try:
         options = _parser().parse_args(arguments)
-        command, stem = _command(options.module, options.script)
-        if options.n < 1:
-            raise UsageError(f"-n {options.n}: a run needs at least one process")
-        name = stem if options.name is None else options.name
-        if not name or "/" in name or name.startswith("."):
-            raise UsageError(f"--name={name}: give a plain file name, for {options.directory}/<name>/")
-        patience = Patience.of(os.environ)
-        folder = RunFolder(Path(options.directory), name)
-        if earlier := folder.begin():
-            print(f"{COMMAND}: an earlier run is kept as {earlier}", file=sys.stderr)
-        argv = [sys.executable, *command]
-        return spawn(argv, options.n, folder, command=COMMAND, patience=patience)
-    except UsageError as error:
-        print(f"{COMMAND}: {error}", file=sys.stderr)
-        return REFUSED
-    except (OSError, RuntimeError) as error:
-        print(f"{COMMAND}: cannot start the ranks: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print(f"{COMMAND}: interrupted", file=sys.stderr)
-        return INTERRUPTED
     except SystemExit:  # of --help
         return DONE
+    command, stem = _command(options.module, options.script)
+    if options.n < 1:
+        raise UsageError(f"-n {options.n}: a run needs at least one process")
+    name = stem if options.name is None else options.name
+    if not name or "/" in name or name.startswith("."):
+        raise UsageError(f"--name={name}: give a plain file name, for {options.directory}/<name>/")
+    patience = Patience.of(os.environ)
+    folder = RunFolder(Path(options.directory), name)
+    if earlier := folder.begin():
+        print(f"{COMMAND}: an earlier run is kept as {earlier}", file=sys.stderr)
+    argv = [sys.executable, *command]
+    return spawn(argv, options.n, folder, command=COMMAND, patience=patience)
 
 
 class _Parser(argparse.ArgumentParser):

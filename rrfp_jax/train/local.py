@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.coordinator import leave_accelerators_alone
-from rrfp_jax.train.commandline import configured
+import jax
+
+from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.train.commandline import configured, exit_status
 from rrfp_jax.train.crew import Patience
-from rrfp_jax.train.diagnosis import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.train.folders import RunFolder
 from rrfp_jax.train.spawn import spawn
 
@@ -27,31 +27,30 @@ with their values. Exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; its exit status."""
-    try:
-        leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
-        asked, rest = _taken(argv)
-        config = configured(rest, USAGE)
-        if config is None:
-            return DONE
-        most = config.processes
-        count = most if asked is None else asked
-        if not 1 <= count <= most or most % count:
-            raise UsageError(
-                f"-n {count}: its {most} stages are shared out evenly, so give a number that divides {most}"
-            )
-        patience = Patience.of(os.environ)
-        folder = RunFolder(Path(config.directory), config.name)
-        command = [sys.executable, "-m", "rrfp_jax.train.main", *rest]
-        return spawn(command, count, folder, command=COMMAND, patience=patience)
-    except UsageError as error:
-        print(f"{COMMAND}: {error}", file=sys.stderr)
-        return REFUSED
-    except (OSError, RuntimeError) as error:
-        print(f"{COMMAND}: cannot start the ranks: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print(f"{COMMAND}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    return exit_status(COMMAND, lambda: _launch(argv))
+
+
+def _launch(argv: Sequence[str]) -> int:
+    leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
+    asked, rest = _taken(argv)
+    config = configured(rest, USAGE)
+    if config is None:
+        return DONE
+    most = config.processes
+    count = most if asked is None else asked
+    if not 1 <= count <= most or most % count:
+        raise UsageError(
+            f"-n {count}: its {most} stages are shared out evenly, so give a number that divides {most}"
+        )
+    patience = Patience.of(os.environ)
+    folder = RunFolder(Path(config.directory), config.name)
+    command = [sys.executable, "-m", "rrfp_jax.train.main", *rest]
+    return spawn(command, count, folder, command=COMMAND, patience=patience)
+
+
+def leave_accelerators_alone() -> None:
+    """Whatever this process computes, it computes on the CPU; the ranks it starts are not concerned."""
+    jax.config.update("jax_platforms", "cpu")
 
 
 def _taken(argv: Sequence[str]) -> tuple[int | None, list[str]]:

@@ -7,10 +7,9 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rrfp_jax.errors import INTERRUPTED, REFUSED
 from rrfp_jax.runtime.blackbox import BoxReading
 from rrfp_jax.runtime.lastwords import LastWords
-
-REFUSED_STATUS, INTERRUPTED_STATUS = 2, 130
 
 LOG_LINES = 12
 WAITS_SHOWN = 3
@@ -63,8 +62,8 @@ class RankEnd:
         if self._last_line.startswith(REFUSAL):  # before it joined the others, so Python said it
             return "refused"
         return {
-            REFUSED_STATUS: "refused",
-            INTERRUPTED_STATUS: "interrupted",
+            REFUSED: "refused",
+            INTERRUPTED: "interrupted",
             -signal.SIGINT: "interrupted",
         }.get(self.status)
 

@@ -17,7 +17,7 @@ TAIL_LINES = 500  # a crash dumps all threads
 LINGER_SECONDS = 1.0  # that the output is read on for after the end
 
 # On Linux the rank is killed with its launcher. A program that becomes the rank asks the kernel for it, since
-# subprocess's `preexec_fn` would run Python between fork and exec, beside the threads of the coordinator.
+# subprocess's `preexec_fn` would run Python between fork and exec.
 TIED = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)

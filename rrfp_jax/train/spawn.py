@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rrfp_jax.runtime.coordinator import host_coordinator, reserved_port
+from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, TrainingError
+from rrfp_jax.runtime.coordinator import Coordinator, reserved_port
 from rrfp_jax.runtime.lastwords import read_all
 from rrfp_jax.train.crew import Crew, Patience, box_of, collected_signals
-from rrfp_jax.train.diagnosis import DONE, INTERRUPTED, REFUSED, diagnose
+from rrfp_jax.train.diagnosis import diagnose
 from rrfp_jax.train.folders import RunFolder
 from rrfp_jax.train.gpus import gpu_environment
 from rrfp_jax.train.rankend import RankEnd
@@ -31,7 +32,7 @@ def spawn(
     """Run a command once per rank; must be called from the main thread, for it handles signals meanwhile.
 
     Each rank finds RRFP_COORDINATOR, RRFP_PROCESSES, RRFP_RANK and RRFP_FOLDER in its environment, and the
-    launcher, not rank 0, hosts the coordination service. What they print goes to `rank-<r>.log` and, with
+    launcher, not rank 0, sees to the coordination service. What they print goes to `rank-<r>.log` and, with
     the rank before each line, to stdout. None of them, nor of their groups, is left at the end.
 
     Args:
@@ -47,21 +48,25 @@ def spawn(
         The exit status: 0 done, 1 failed, 2 refused by all ranks, 130 interrupted.
 
     Raises:
-        OSError: the command cannot be started. RuntimeError: the coordinator cannot. UsageError: `env` gives
-            nonsense as a limit; nothing has been started then.
+        TrainingError: the ranks, or the coordinator, cannot be started.
+        UsageError: `env` gives nonsense as a limit; nothing has been started then.
     """
     base = os.environ if env is None else env
     patience = patience or Patience.of(base)
     with ExitStack() as stack:
         signals = stack.enter_context(collected_signals())
         address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
-        stack.enter_context(host_coordinator(address, count))
-        crew = Crew(patience, folder, signals)
-        stack.callback(crew.close)
-        where = folder.path
-        for rank in range(count):
-            one = _environment(base, address, count, rank, where)
-            crew.start(rank, argv, one, where)
+        try:
+            coordinator = Coordinator(address, count, linger_seconds=0.0)  # the ranks die with the launcher
+            stack.callback(coordinator.close)
+            crew = Crew(patience, folder, signals)
+            stack.callback(crew.close)
+            where = folder.path
+            for rank in range(count):
+                one = _environment(base, address, count, rank, where)
+                crew.start(rank, argv, one, where)
+        except (OSError, RuntimeError) as error:
+            raise TrainingError(f"cannot start the ranks: {error}") from None
         crew.watch()
     return _conclude(crew, folder, command)
 
