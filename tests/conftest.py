@@ -1,8 +1,9 @@
-"""Four virtual CPU devices for every test, and compiled programs kept between tests and runs."""
+"""Four virtual CPU devices for every test, compiled programs kept between tests and runs, shared fixtures."""
 
 from pathlib import Path
 
 import jax
+import pytest
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
@@ -10,3 +11,23 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".pytest_cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    """One for all tests of a module that need compiled programs."""
+    from tests import refusals, toy  # after the configuration above
+
+    trainer = toy.trainer(2, data=refusals.BATCH)
+    trainer.start()
+    return trainer
+
+
+@pytest.fixture
+def all_closed():
+    """Mailboxes are closed at the end of a test."""
+    from tests import mailboxes
+
+    yield
+    while mailboxes.made:
+        mailboxes.made.pop().close()

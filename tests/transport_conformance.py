@@ -18,122 +18,12 @@ import ml_dtypes
 import numpy as np
 import psutil
 
-from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.runtime.join import join
 from rrfp_jax.runtime.topology import Layout
-from rrfp_jax.runtime.transport import Key
-
-LIMIT_SECONDS = 10.0
-KIB, MIB = 2**10, 2**20
+from tests.transport_ends import KIB, MIB, Ends
 
 OWNERS = {"SocketTransport": [0, 1], "RoutedTransport": [0, 0, 1]}
 """What is tested between two processes: the rank of each stage. The router is on rank 0, which has two."""
-
-
-class Ends:
-    """The ends of a transport that are in this process. Stage 0 sends to the other stages in turn.
-
-    Args:
-        transport: to be tested.
-        devices: of this process's stages.
-        owners: the rank of each stage.
-        world: of this process, if there are several.
-    """
-
-    def __init__(self, transport, devices, owners, world=None):
-        self.transport, self.devices, self.owners, self.world = transport, devices, owners, world
-        self.apart = world is not None
-        self.round = 0
-        self.targets = range(1, len(owners))
-        self.arrived = {}
-
-    def begin(self):
-        """The next round."""
-        self.round = self.round + 1 if self.world is None else self.world.next_round()
-        self.arrived = {}
-        self.transport.begin(self.round, self.devices)
-
-    def key(self, n, target=None):
-        target = self.targets[n % len(self.targets)] if target is None else target
-        return Key(self.round, target, Task(FORWARD, 0, n))
-
-    def owns(self, stage):
-        return stage in self.devices
-
-    @property
-    def sends(self):
-        return self.owns(0)
-
-    def moves(self, n):
-        """Whether a message goes from one device to another, and one of them is here."""
-        target = self.key(n).stage
-        local = self.owns(0) and self.owns(target)
-        return self.devices[0] != self.devices[target] if local else self.sends or self.owns(target)
-
-    def put(self, hosts, source=0):
-        return [jax.device_put(host, self.devices[source]) for host in hosts]
-
-    def offer(self, n, hosts, source=0, target=None):
-        """Offer arrays on their sender; their producer has ended."""
-        if self.owns(source):
-            self.transport.offer(self.key(n, target), self.put(hosts, source))
-
-    def produced(self, n, at=None, source=0, target=None):
-        if self.owns(source):
-            self.transport.produced(self.key(n, target), time.perf_counter() if at is None else at)
-
-    def poll(self):
-        for arrival in self.transport.poll():
-            key = arrival.key
-            assert key.round == self.round, f"{key} of round {key.round} in round {self.round}"
-            assert self.owns(key.stage), f"{key} came to the wrong process"
-            assert key not in self.arrived, f"{key} arrived twice"
-            self.arrived[key] = arrival
-
-    def receive(self, numbers, target=None, seconds=LIMIT_SECONDS):
-        """Sleep as the driver does until what is for this process has come; the arrivals by number."""
-        wanted = {n: self.key(n, target) for n in numbers if self.owns(self.key(n, target).stage)}
-        self.until(lambda: all(key in self.arrived for key in wanted.values()), seconds)
-        return {n: self.arrived[key] for n, key in wanted.items()}
-
-    def until(self, condition, seconds=LIMIT_SECONDS):
-        deadline = time.monotonic() + seconds
-        self.poll()
-        while not condition():
-            assert time.monotonic() < deadline, f"still waiting; {len(self.arrived)} arrived"
-            patience = self.transport.patience()
-            if self.apart:
-                self.world.mailbox.sleep(1.0 if patience is None else patience)
-            else:
-                assert patience is not None, "patience() is None although something is on its way"
-                time.sleep(patience)
-            self.poll()
-
-    def settle(self):
-        """Until nothing is held or posted any more, in any process."""
-        self.until(lambda: (self.transport.ledger.held, self.transport.ledger.posted) == (0, 0))
-        self.meet()
-
-    def meet(self, value=None):
-        """Wait for the other processes; every process's value."""
-        return [value] if self.world is None else self.world.gather("a meeting", value)
-
-    def check(self, arrival, hosts):
-        """The arrays are on their stage's device, and equal to the bit."""
-        assert len(arrival.arrays) == len(hosts)
-        for array, host in zip(arrival.arrays, map(np.asarray, hosts), strict=True):
-            assert array.device == self.devices[arrival.key.stage]
-            assert (array.shape, array.dtype) == (host.shape, host.dtype)
-            assert np.asarray(array).tobytes() == host.tobytes()
-
-    def carry(self, numbers, hosts):
-        """Offer, produce, receive and check; `hosts(n)` are the arrays."""
-        for n in numbers:
-            self.offer(n, hosts(n))
-            self.produced(n)
-        for n, arrival in self.receive(numbers).items():
-            self.check(arrival, hosts(n))
-        self.settle()
 
 
 def numbers(n, size=KIB // 4):

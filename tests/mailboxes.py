@@ -1,0 +1,100 @@
+"""Mailboxes in one process, for tests: made, connected, listened to, closed at the end."""
+
+import itertools
+import socket
+import struct
+import threading
+import time
+from contextlib import contextmanager
+
+from rrfp_jax.runtime.frames import unpack
+from rrfp_jax.runtime.mailbox import Mailbox
+
+PROMPT_SECONDS = 0.3
+"""Less than any pause of the code, more than a loaded machine takes to wake a thread."""
+
+
+made: list[Mailbox] = []
+
+
+def opened(rank, sockets):
+    """A mailbox that is closed at the end of the test."""
+    made.append(Mailbox(rank, sockets))
+    return made[-1]
+
+
+def joined(rank=0, others=(1,)):
+    """A mailbox, and the raw other ends of its connections by rank."""
+    pairs = {other: socket.socketpair() for other in others}
+    for _, theirs in pairs.values():
+        theirs.settimeout(5.0)
+    mailbox = opened(rank, {other: mine for other, (mine, _) in pairs.items()})
+    return mailbox, {other: theirs for other, (_, theirs) in pairs.items()}
+
+
+def all_joined(count):
+    """Mailboxes of so many ranks."""
+    sockets = [{} for _ in range(count)]
+    for a, b in itertools.combinations(range(count), 2):
+        sockets[a][b], sockets[b][a] = socket.socketpair()
+    return [opened(rank, own) for rank, own in enumerate(sockets)]
+
+
+def listening(mailbox, topic="note"):
+    """The list in which messages of a topic appear as (rank, *content)."""
+    heard = []
+    mailbox.on(topic, lambda *message: heard.append(message))
+    return heard
+
+
+def pump_until(mailbox, condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    mailbox.pump()
+    while not condition():
+        assert time.monotonic() < deadline
+        mailbox.sleep(0.05)
+        mailbox.pump()
+
+
+def received(connection):
+    """The next message at a raw end."""
+    buffer = bytearray()
+    while (message := unpack(buffer)) is None:
+        buffer += connection.recv(1)
+    return message
+
+
+def tcp_pair():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs = socket.create_connection(server.getsockname())
+        mine, _ = server.accept()
+    return mine, theirs
+
+
+def reset_connection(connection):
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@contextmanager
+def in_thread(act):
+    """Something that goes on over and over; its error is raised at the end."""
+    stop, errors = threading.Event(), []
+
+    def loop():
+        try:
+            while not stop.is_set():
+                act()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(5.0)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,35 @@
+"""What tests of refusals share: a batch, one trainer for all of them, and what a refusal looks like."""
+
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import pytest
+
+import rrfp_jax as rrfp
+from tests import toy
+
+BATCH = [
+    {name: array.astype(np.float32 if name == "mask" else np.int32) for name, array in mb.items()}
+    for mb in toy.microbatches(3)
+]
+
+
+@contextmanager
+def refused(*said, error=rrfp.UsageError):
+    with pytest.raises(error) as caught:
+        yield
+    message = str(caught.value)
+    for text in said:
+        assert text in message
+    assert "\n" not in message
+
+
+def copied(trainer):
+    return jax.device_get(
+        (trainer.params, [stage.optimizer_state for stage in trainer._engine.stages.values()])
+    )
+
+
+def same(trainer, before):
+    return all(map(np.array_equal, jax.tree.leaves(copied(trainer)), jax.tree.leaves(before)))
