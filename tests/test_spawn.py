@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rrfp_jax.train import local
 from rrfp_jax.train.crew import Patience
 from rrfp_jax.train.folders import RunFolder, move_away
 from rrfp_jax.train.launch import main
@@ -354,55 +353,3 @@ def test_the_command_refuses_in_one_line(argv, reason, monkeypatch, capsys):
 def test_the_command_helps(capsys):
     assert main(["--help"]) == 0
     assert "Runs a Python script in N processes" in capsys.readouterr().out
-
-
-CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
-
-
-@pytest.fixture
-def spawned(monkeypatch, tmp_path):
-    """What `launch.local` would start."""
-    calls = []
-    monkeypatch.setattr(local, "leave_accelerators_alone", lambda: None)
-    monkeypatch.setattr(
-        local,
-        "spawn",
-        lambda argv, count, folder, command, patience: calls.append((argv, count, folder)) or 0,
-    )
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return calls
-
-
-def test_a_named_run_gets_a_process_per_stage(spawned, tmp_path):
-    where = f"--config.directory={tmp_path}"
-    assert local.main([CONFIG, where, "--config.mesh.pp=2"]) == 0
-    assert local.main([CONFIG, where, "-n", "2"]) == 0
-    (argv, count, folder), (others, fewer, _) = spawned
-    assert argv == [sys.executable, "-m", "rrfp_jax.train.main", CONFIG, where, "--config.mesh.pp=2"]
-    assert (count, fewer, others[-1]) == (2, 2, where)
-    assert folder.final == tmp_path / "quickstart"
-
-
-@pytest.mark.parametrize(
-    ("argv", "reason"),
-    [
-        ([], "no --config given"),
-        ([CONFIG, "--config.stepz=3"], "did you mean --config.steps?"),
-        ([CONFIG, "--config.steps=0"], "at least one step"),
-        ([CONFIG, "-n"], "give a number"),
-        ([CONFIG, "-n", "5"], "divides 4"),
-        ([CONFIG, "-n", "0"], "divides 4"),
-    ],
-)
-def test_a_named_run_is_refused_before_anything_is_started(spawned, argv, reason, capsys):
-    assert local.main(argv) == 2
-    assert reason in capsys.readouterr().err
-    assert spawned == []
-
-
-@pytest.mark.parametrize(
-    ("argv", "text"), [(["--help"], "usage"), ([CONFIG, "--help"], "--config.mesh.pp=4")]
-)
-def test_a_named_run_helps(spawned, argv, text, capsys):
-    assert local.main(argv) == 0
-    assert text in capsys.readouterr().out and spawned == []

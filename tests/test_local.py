@@ -1,0 +1,60 @@
+"""The launcher of named runs: what it would start, and what it refuses before it starts anything."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rrfp_jax.train import local
+
+ROOT = Path(__file__).parent.parent
+CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
+
+
+@pytest.fixture
+def spawned(monkeypatch, tmp_path):
+    """What `launch.local` would start."""
+    calls = []
+    monkeypatch.setattr(local, "leave_accelerators_alone", lambda: None)
+    monkeypatch.setattr(
+        local,
+        "spawn",
+        lambda argv, count, folder, command, patience: calls.append((argv, count, folder)) or 0,
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return calls
+
+
+def test_a_named_run_gets_a_process_per_stage(spawned, tmp_path):
+    where = f"--config.directory={tmp_path}"
+    assert local.main([CONFIG, where, "--config.mesh.pp=2"]) == 0
+    assert local.main([CONFIG, where, "-n", "2"]) == 0
+    (argv, count, folder), (others, fewer, _) = spawned
+    assert argv == [sys.executable, "-m", "rrfp_jax.train.main", CONFIG, where, "--config.mesh.pp=2"]
+    assert (count, fewer, others[-1]) == (2, 2, where)
+    assert folder.final == tmp_path / "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        ([], "no --config given"),
+        ([CONFIG, "--config.stepz=3"], "did you mean --config.steps?"),
+        ([CONFIG, "--config.steps=0"], "at least one step"),
+        ([CONFIG, "-n"], "give a number"),
+        ([CONFIG, "-n", "5"], "divides 4"),
+        ([CONFIG, "-n", "0"], "divides 4"),
+    ],
+)
+def test_a_named_run_is_refused_before_anything_is_started(spawned, argv, reason, capsys):
+    assert local.main(argv) == 2
+    assert reason in capsys.readouterr().err
+    assert spawned == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"), [(["--help"], "usage"), ([CONFIG, "--help"], "--config.mesh.pp=4")]
+)
+def test_a_named_run_helps(spawned, argv, text, capsys):
+    assert local.main(argv) == 0
+    assert text in capsys.readouterr().out and spawned == []
