@@ -25,7 +25,8 @@ import numpy as np
 
 from benchmarks.harness import Aim, finish, parse
 from rrfp_jax.core.events import ROOM, Arrived
-from rrfp_jax.core.scheduler import StageScheduler, StepRules
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import Kind, Placement, Task
 from rrfp_jax.core.workload import Workload, log_normal

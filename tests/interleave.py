@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass, field
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch
-from rrfp_jax.core.scheduler import Budget, StageScheduler, StepRules
+from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 
 

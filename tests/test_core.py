@@ -9,7 +9,8 @@ from rrfp_jax.core.admission import Admission
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch, IllegalEvent
 from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
-from rrfp_jax.core.scheduler import StageScheduler, StepRules
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from tests.interleave import World
 

@@ -10,7 +10,8 @@ from rrfp_jax.core.csvorder import read_csv, write_csv
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.scheduler import Budget, StageScheduler, StepRules
+from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Placement, Task
 from tests.interleave import World

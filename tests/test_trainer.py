@@ -13,7 +13,8 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
-from rrfp_jax.core.scheduler import StageScheduler, StepRules
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.runtime.stage import TrainingStep
 from tests import toy
 

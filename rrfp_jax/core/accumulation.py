@@ -13,41 +13,44 @@ Accumulation: TypeAlias = Literal["index", "arrival"]
 
 
 class Accumulator:
-    """Turn and parked gradients of one stage; the spare buffers are shared by its chunks."""
+    """Turn and parked gradients of one stage; the spare buffers are shared by its chunks.
+
+    Attributes:
+        spare: how many gradients may wait for their turn at once.
+        parked: how many do.
+    """
 
     def __init__(self, chunks: int, mode: Accumulation, spare: int) -> None:
         if mode not in ("index", "arrival"):
             raise ValueError(f"accumulation={mode!r}: choose 'index' or 'arrival'")
         if spare < 0:
             raise ValueError(f"spare_gradients={spare}: must not be negative")
+        self.spare = spare
+        self.parked = 0
         self._ordered = mode == "index"
-        self._spare = spare
         self._turn = [0] * chunks
         self._parked: list[set[int]] = [set() for _ in range(chunks)]
 
-    @property
-    def parked(self) -> int:
-        """How many gradients wait for their turn."""
-        return sum(map(len, self._parked))
-
-    @property
-    def spare(self) -> int:
-        """How many gradients may wait at once."""
-        return self._spare
-
     def accepts(self, chunk: int, microbatch: int) -> bool:
-        """Whether there is somewhere to put the gradient if this backward runs now."""
-        return not self._ordered or microbatch == self._turn[chunk] or self.parked < self._spare
+        """Whether there is somewhere to put the gradient if this backward runs now.
+
+        If the lowest microbatch that is ready in a chunk is refused, so are all: the turn is never higher.
+        """
+        return not self._ordered or microbatch == self._turn[chunk] or self.parked < self.spare
 
     def add(self, chunk: int, microbatch: int) -> Sequence[int]:
         """Take in a gradient; the microbatches to add now, in order (none if it was parked)."""
         if not self._ordered:
             return (microbatch,)
-        parked = self._parked[chunk]
-        parked.add(microbatch)
-        first = turn = self._turn[chunk]
+        first, parked = self._turn[chunk], self._parked[chunk]
+        if microbatch != first:
+            parked.add(microbatch)
+            self.parked += 1
+            return ()
+        turn = first + 1
         while turn in parked:
             parked.remove(turn)
+            self.parked -= 1
             turn += 1
         self._turn[chunk] = turn
         return range(first, turn)

@@ -35,27 +35,46 @@ class Admission:
                 )
         self._costs = costs
         self._limit = limit
+        self._cheapest = min(costs)
         self._admitted = bytearray(len(costs))
         self._lowest = 0  # lowest microbatch not yet admitted
+        self._scanned = self._dearest = 0  # the largest cost not admitted below a microbatch
         self.held = 0
 
     def admits(self, microbatch: int) -> bool:
         """Whether the microbatch's first forward may be dispatched now."""
         if self._limit is None:
             return True
-        return self.held + self._costs[microbatch] + self._reserve(microbatch) <= self._limit
+        needed = self.held + self._costs[microbatch]
+        if microbatch > self._lowest:
+            needed += self._reserve(microbatch)
+        return needed <= self._limit
+
+    def refuses_beyond(self, microbatch: int) -> bool:
+        """Whether this one, not yet admitted, and every higher one are refused: they must reserve for it."""
+        if self._limit is None or self.admits(microbatch):
+            return False
+        reserve = max(self._costs[microbatch], self._reserve(microbatch))
+        return self.held + self._cheapest + reserve > self._limit
 
     def admit(self, microbatch: int) -> None:
         """Account for a microbatch whose first forward is dispatched."""
         self._admitted[microbatch] = 1
         self.held += self._costs[microbatch]
-        while self._lowest < len(self._admitted) and self._admitted[self._lowest]:
-            self._lowest += 1
+        if microbatch == self._lowest:
+            lowest = self._admitted.find(0, microbatch)
+            self._lowest = lowest if lowest >= 0 else len(self._admitted)
+        self._scanned, self._dearest = self._lowest, 0
 
     def release(self, microbatch: int) -> None:
         """Account for a microbatch whose last releasing task is dispatched."""
         self.held -= self._costs[microbatch]
 
     def _reserve(self, microbatch: int) -> int:
-        waiting = (j for j in range(self._lowest, microbatch) if not self._admitted[j])
-        return max((self._costs[j] for j in waiting), default=0)
+        if microbatch < self._scanned:
+            self._scanned, self._dearest = self._lowest, 0
+        for j in range(self._scanned, microbatch):
+            if not self._admitted[j]:
+                self._dearest = max(self._dearest, self._costs[j])
+        self._scanned = max(self._scanned, microbatch)
+        return self._dearest

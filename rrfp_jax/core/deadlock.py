@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rrfp_jax.core.events import ROOM, Arrived
-from rrfp_jax.core.scheduler import StageScheduler, StepRules
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.scheduler import StageScheduler
 
 
 def check_can_end(rules: StepRules) -> None:

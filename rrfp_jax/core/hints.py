@@ -62,10 +62,10 @@ class _Rounds(Hint):
     def choose(self, state: Kind, ready: Runnable) -> tuple[Task, Kind] | None:
         """The direction whose turn it is if it has a runnable task, else the other one."""
         other = self.second if state is self.first else self.first
-        for direction, then in ((state, other), (other, state)):
-            task = ready.first(direction)
-            if task is not None:
-                return task, then
+        if (task := ready.first(state)) is not None:
+            return task, other
+        if (task := ready.first(other)) is not None:
+            return task, state
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
 
@@ -137,6 +138,41 @@ class ZBV(FixedOrder):
         for chunk in (1, 0):
             while counts[WEIGHT, chunk] < counts[INPUT, chunk]:
                 yield following(WEIGHT, chunk)
+
+
+def planned_order(
+    schedule: FixedOrder, stage: int, placement: Placement, microbatches: int, forward_only: bool = False
+) -> Sequence[Task]:
+    """A stage's fixed order, checked to hold each task once, after what it needs there.
+
+    Raises:
+        ValueError: a task is missing, repeated, unknown, or before one that it needs.
+    """
+    order = list(schedule.order(stage, placement, microbatches))
+    if forward_only:
+        order = [task for task in order if task.kind is FORWARD]
+    name, place = type(schedule).__name__, {task: at for at, task in enumerate(order)}
+    if len(place) < len(order):
+        twice = next(task for at, task in enumerate(order) if place[task] != at)
+        raise ValueError(f"schedule {name}, stage {stage}: {twice} is there twice")
+    wanted = [(c, j) for c in range(placement.chunks) for j in range(microbatches)]
+    for chunk, microbatch in wanted:
+        split = Task(INPUT, chunk, microbatch) in place or Task(WEIGHT, chunk, microbatch) in place
+        kinds = (FORWARD,) if forward_only else (FORWARD, INPUT, WEIGHT) if split else (FORWARD, BACKWARD)
+        tasks = [Task(kind, chunk, microbatch) for kind in kinds]
+        for task in tasks:
+            if task not in place:
+                raise ValueError(f"schedule {name}, stage {stage}: {task} is missing")
+        for before, after in pairwise(tasks):
+            if place[before] > place[after]:
+                raise ValueError(
+                    f"schedule {name}, stage {stage}: {after} stands before {before}, which it needs"
+                )
+        for task in tasks:
+            del place[task]
+    if place:
+        raise ValueError(f"schedule {name}, stage {stage}: {next(iter(place))} does not belong there")
+    return order
 
 
 def _count(kind: Kind, microbatches: int) -> list[Task]:

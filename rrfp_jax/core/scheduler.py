@@ -1,15 +1,7 @@
 """The stage scheduler: one pure state machine for readiness-first and for fixed orders.
 
-Theory of operation. A scheduler serves one stage for one step. A task passes through three states:
-
-    waiting --(input arrived / own predecessor dispatched)--> ready --(Dispatch)--> dispatched
-
-  task              is ready when
-  F, first virtual  at once: its input is data
-  F, elsewhere      its activation has Arrived
-  B or I, last      its own F has been dispatched (the device is in order)
-  B or I, else      its gradient has Arrived (so its own F was dispatched long before)
-  W                 its own I has been dispatched
+Theory of operation. A scheduler serves one stage for one step. Which tasks are ready, `progress.py` knows;
+here it is decided which of them runs.
 
 Whether a chunk's backward of a microbatch is B, or I and W, the schedule says; an arriving gradient is the
 same event for both.
@@ -26,11 +18,10 @@ its B or W on every chunk, or, in a forward-only pass, its F on every chunk.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Collection, Sequence
+from itertools import chain
 
-from rrfp_jax.core.accumulation import Accumulation, Accumulator
+from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission
 from rrfp_jax.core.events import (
     Accumulate,
@@ -43,47 +34,10 @@ from rrfp_jax.core.events import (
     ScheduleError,
 )
 from rrfp_jax.core.hints import Hint
-from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.ready import ReadyQueue
-from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
-
-DIRECTIONS = (FORWARD, BACKWARD, WEIGHT)
-"""The queues of ready tasks: a chunk's B or I of a microbatch, whichever it has, is in that of BACKWARD."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a stage may hold in bytes: `costs` per microbatch, of all its chunks there, and their limit."""
-
-    costs: Sequence[int]
-    limit: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepRules:
-    """What all stages of a step agree on.
-
-    Attributes:
-        limit: most microbatches in flight on a stage under a hint; None for no limit.
-        spare_gradients: gradients that may be parked on a stage until their turn comes.
-        forward_only: evaluation: no backward; a microbatch leaves when its forward is dispatched.
-
-    Raises:
-        ValueError: no microbatches.
-    """
-
-    placement: Placement
-    microbatches: int
-    schedule: Schedule
-    limit: int | None = None
-    accumulation: Accumulation = "index"
-    spare_gradients: int = 2
-    forward_only: bool = False
-
-    def __post_init__(self) -> None:
-        if self.microbatches < 1:
-            raise ValueError(f"microbatches={self.microbatches}: a step needs at least one")
+from rrfp_jax.core.orders import FixedOrder, planned_order
+from rrfp_jax.core.progress import DISPATCHED, READY, Progress, Row
+from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 
 
 class StageScheduler:
@@ -110,30 +64,25 @@ class StageScheduler:
         hint = None if isinstance(rules.schedule, FixedOrder) else rules.schedule
         self._hint: Hint | None = hint
         self._order: Sequence[Task] = ()
-        self._split: set[tuple[int, int]] = set()  # (chunk, microbatch) whose backward is I and W
+        split: Collection[tuple[int, int]] = ()
         if hint is None:
             assert isinstance(rules.schedule, FixedOrder)
-            self._order = planned_order(rules.schedule, stage, rules)
-            self._split = {(c, j) for kind, c, j in self._order if kind is WEIGHT}
+            self._order = planned_order(rules.schedule, stage, placement, microbatches, rules.forward_only)
+            split = {(c, j) for kind, c, j in self._order if kind is WEIGHT}
         else:
             self._state = hint.start(stage, placement, microbatches)
             if not rules.forward_only:
-                self._split = set(hint.split(stage, placement, microbatches))
-        self._ready = {kind: ReadyQueue(kind, placement.chunks, microbatches) for kind in DIRECTIONS}
+                split = hint.split(stage, placement, microbatches)
+        self._progress = Progress(stage, placement, rules.names, split, rules.forward_only)
         self._admissions = [Admission([1] * microbatches, rules.limit if hint else None)]
         if budget is not None:
             self._admissions.append(Admission(budget.costs, budget.limit if hint else None))
         self._accumulator = Accumulator(placement.chunks, rules.accumulation, rules.spare_gradients)
-        self._arrived: set[Task] = set()
-        self._dispatched: set[Task] = set()
         self._releases = [placement.chunks] * microbatches  # releasing tasks to go, per microbatch
         per_microbatch = placement.chunks * (1 if rules.forward_only else 2)
-        self.tasks = self._remaining = microbatches * per_microbatch + len(self._split)
+        self.tasks = self._remaining = microbatches * per_microbatch + len(split)
+        self._offered: Task | None = None  # the latest answer of `first`
         self._history: deque[object] = deque(maxlen=12)
-        self._alike = budget is None and placement.chunks == 1
-        if placement.virtual_stage(stage, 0) == 0:
-            for j in range(microbatches - 1, -1, -1):
-                self._ready[FORWARD].add(Task(FORWARD, 0, j))
 
     @property
     def finished(self) -> bool:
@@ -152,34 +101,22 @@ class StageScheduler:
 
     def ready_tasks(self) -> list[Task]:
         """The ready tasks, runnable or not, in tie order: forwards, then backwards, then weight gradients."""
-        return [self.named(task) for queue in self._ready.values() for task in queue]
+        return self._progress.ready_tasks()
 
     def awaited(self) -> str:
         """What the stage waits for if it does not dispatch, for messages."""
         if self.finished:
             return "nothing: all dispatched"
         if self._hint is None:
-            return f"{self._order[len(self._dispatched)]}, next in the fixed order"
+            return f"{self._order[self.tasks - self._remaining]}, next in the fixed order"
         if (task := self.first(BACKWARD) or self.first(FORWARD) or self.first(WEIGHT)) is not None:
             return f"nothing: {task} can run"
         ready = self.ready_tasks()
         if ready:
             return f"room for {ready[0]} ({self.in_flight} microbatches in flight)"
-        missing = [str(task) for task in self._expected()]
+        missing = [str(task) for task in self._progress.missing()]
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         return f"the input of {', '.join(missing[:3])}{more}"
-
-    def _expected(self) -> list[Task]:
-        """The tasks whose inputs have not arrived, though nothing on this stage stands in their way."""
-        rules, chunks = self.rules, range(self.rules.placement.chunks)
-        forwards = [Task(FORWARD, c, j) for c in chunks for j in range(rules.microbatches)]
-        backwards = [Task(BACKWARD, c, j) for k, c, j in forwards if Task(k, c, j) in self._dispatched]
-        tasks = forwards if rules.forward_only else forwards + backwards
-        return [
-            self.named(task)
-            for task in tasks
-            if self.named(task) not in self._dispatched and task not in self._arrived
-        ]
 
     def handle(self, event: Event) -> tuple[Instruction, ...]:
         """Take in one event; what the driver must do now, in order.
@@ -198,40 +135,57 @@ class StageScheduler:
 
     def first(self, direction: Kind) -> Task | None:
         """The best runnable task of a direction in tie order."""
-        for task in self._ready[direction]:
-            if self._runnable(task):
-                return self.named(task)
-            if direction is FORWARD and self._alike:
-                return None  # the lowest is refused, so by the admission rule are all others
+        for row in self._progress.ranked[direction]:
+            if row.ready:
+                task = row.tasks[row.lowest()]
+                found = task if self._runnable(task) else self._runnable_beyond(row)
+                if found is not None:
+                    self._offered = found
+                    return found
         return None
 
     def was_dispatched(self, task: Task) -> bool:
         """Whether a task of this stage is past."""
-        return task in self._dispatched
+        return self._progress.state(task) == DISPATCHED
 
     def __contains__(self, task: Task) -> bool:
-        direction = BACKWARD if task.kind is INPUT else task.kind
-        filed = Task(direction, task.chunk, task.microbatch)
-        return self.named(filed) == task and filed in self._ready[direction] and self._runnable(filed)
+        return self._progress.state(task) == READY and self._runnable(task)
 
-    def named(self, filed: Task) -> Task:
+    def named(self, task: Task) -> Task:
         """The task that runs here for one named by its direction: B may be I."""
-        if filed.kind is BACKWARD and (filed.chunk, filed.microbatch) in self._split:
-            return Task(INPUT, filed.chunk, filed.microbatch)
-        return filed
+        return self._progress.named(task)
 
-    def _runnable(self, filed: Task) -> bool:
-        kind, chunk, microbatch = filed
+    def _runnable(self, task: Task) -> bool:
+        """Whether a ready task is also admitted, or has a place for its gradient."""
+        kind, chunk, microbatch = task
         if kind is FORWARD:
-            return chunk > 0 or all(admission.admits(microbatch) for admission in self._admissions)
-        if kind is BACKWARD and (chunk, microbatch) in self._split:
+            if chunk == 0:
+                for admission in self._admissions:
+                    if not admission.admits(microbatch):
+                        return False
             return True
-        return self._accumulator.accepts(chunk, microbatch)
+        return kind is INPUT or self._accumulator.accepts(chunk, microbatch)
+
+    def _runnable_beyond(self, row: Row) -> Task | None:
+        """The lowest runnable task of a row whose lowest ready one is refused."""
+        for j in row:
+            task = row.tasks[j]
+            if self._runnable(task):
+                return task
+            if task.kind is FORWARD:
+                if any(admission.refuses_beyond(j) for admission in self._admissions):
+                    return None
+            elif not row.mixed:
+                return None  # see Accumulator.accepts
+        return None
 
     def _choose(self) -> Task | None:
         if self._hint is None:
-            done = len(self._dispatched)
-            return self._order[done] if done < len(self._order) and self._order[done] in self else None
+            if self._remaining == 0:
+                return None
+            task = self._order[self.tasks - self._remaining]
+            return task if task in self else None
+        self._offered = None
         choice = self._hint.choose(self._state, self)
         if choice is None:
             waiting = self.first(BACKWARD) or self.first(FORWARD) or self.first(WEIGHT)
@@ -241,59 +195,35 @@ class StageScheduler:
                 )
             return None
         task, state = choice
-        if task not in self:
+        if task is not self._offered and task not in self:
             raise ScheduleError(f"{self._hint} chose {task} on stage {self.stage}, which cannot run now")
         self._state = state
         return task
 
     def _arrive(self, event: Arrived) -> None:
-        task = event.task
-        expected = self._excluded(task)
+        expected = self._progress.excluded(event.task)
         if expected is not None:
             raise IllegalEvent(self.stage, event, expected, self._history)
         self._history.append(event)
-        self._arrived.add(task)
-        self._ready[task.kind].add(task)
-
-    def _excluded(self, task: Task) -> str | None:
-        """What was expected instead, if an arrival for `task` cannot happen now."""
-        rules = self.rules
-        if not (0 <= task.chunk < rules.placement.chunks and 0 <= task.microbatch < rules.microbatches):
-            return f"chunk < {rules.placement.chunks} and microbatch < {rules.microbatches}"
-        if task.kind not in (FORWARD, BACKWARD) or not rules.placement.needs_arrival(self.stage, task):
-            return "F or B whose input comes from another virtual stage"
-        if task in self._arrived:
-            return "each input once"
-        if task.kind is BACKWARD and Task(FORWARD, task.chunk, task.microbatch) not in self._dispatched:
-            return "a gradient only after the microbatch's own forward"
-        if task.kind is BACKWARD and rules.forward_only:
-            return "no gradient in a forward-only pass"
-        return None
+        self._progress.arrive(event.task)
 
     def _dispatch(self, task: Task) -> tuple[Instruction, ...]:
         kind, chunk, microbatch = task
         self._history.append(task)
-        self._dispatched.add(task)
         self._remaining -= 1
+        self._progress.dispatch(task)
         if kind is FORWARD:
-            self._ready[FORWARD].remove(task)
             if chunk == 0:
                 for admission in self._admissions:
                     admission.admit(microbatch)
-            gradient = Task(BACKWARD, chunk, microbatch)
             if self.rules.forward_only:
                 self._release(microbatch)
-            elif not self.rules.placement.needs_arrival(self.stage, gradient):
-                self._ready[BACKWARD].add(gradient)
             return (Dispatch(task),)
         if kind is INPUT:
-            self._ready[BACKWARD].remove(Task(BACKWARD, chunk, microbatch))
-            self._ready[WEIGHT].add(Task(WEIGHT, chunk, microbatch))
             return (Dispatch(task),)
-        self._ready[kind].remove(task)
         self._release(microbatch)
         due = self._accumulator.add(chunk, microbatch)
-        return (Dispatch(task), *(Accumulate(chunk, j) for j in due))
+        return (Dispatch(task), *[Accumulate(chunk, j) for j in due])
 
     def _release(self, microbatch: int) -> None:
         self._releases[microbatch] -= 1
@@ -303,61 +233,15 @@ class StageScheduler:
 
     def check_invariants(self) -> None:
         """Assert what must hold after every event (for tests; costs a pass over all tasks)."""
-        rules, placement = self.rules, self.rules.placement
-        ready = self.ready_tasks()
-        assert len(set(ready)) == len(ready), "a task is ready twice"
-        assert not set(ready) & self._dispatched, "a dispatched task is still ready"
-        assert len(self._dispatched) + self._remaining == self.tasks
-        for kind, chunk, microbatch in ready + sorted(self._dispatched):
-            if kind is WEIGHT:
-                assert Task(INPUT, chunk, microbatch) in self._dispatched, "W before its I"
-                continue
-            filed = Task(FORWARD if kind is FORWARD else BACKWARD, chunk, microbatch)
-            if placement.needs_arrival(self.stage, filed):
-                assert filed in self._arrived, f"{filed} is ready without its input"
-            if kind is not FORWARD:
-                assert Task(FORWARD, chunk, microbatch) in self._dispatched
-        begun = {task.microbatch for task in self._dispatched if task.kind is FORWARD}
+        progress, rules = self._progress, self.rules
+        progress.check_invariants()
+        states = [progress.state(task) for rows in rules.names.values() for row in rows for task in row]
+        assert states.count(DISPATCHED) + self._remaining == self.tasks
+        begun = {t.microbatch for t in chain(*rules.names[FORWARD]) if progress.state(t) == DISPATCHED}
         held = sum(1 for j in begun if self._releases[j] > 0)
         assert held == self.in_flight, f"{held} microbatches held, {self.in_flight} accounted for"
         if self._hint is not None and rules.limit is not None:
             assert self.in_flight <= rules.limit, f"{self.in_flight} in flight, limit {rules.limit}"
         assert self._accumulator.parked <= self._accumulator.spare
         if self.finished:
-            assert not ready and self.in_flight == 0 and self._accumulator.parked == 0
-
-
-def planned_order(schedule: FixedOrder, stage: int, rules: StepRules) -> Sequence[Task]:
-    """The stage's fixed order for this step, checked to hold each task once, after what it needs here.
-
-    Raises:
-        ValueError: a task is missing, repeated, unknown, or before one that it needs.
-    """
-    placement, microbatches = rules.placement, rules.microbatches
-    order = list(schedule.order(stage, placement, microbatches))
-    if rules.forward_only:
-        order = [task for task in order if task.kind is FORWARD]
-    name, place = type(schedule).__name__, {task: at for at, task in enumerate(order)}
-    if len(place) < len(order):
-        twice = next(task for at, task in enumerate(order) if place[task] != at)
-        raise ValueError(f"schedule {name}, stage {stage}: {twice} is there twice")
-    wanted = [(c, j) for c in range(placement.chunks) for j in range(microbatches)]
-    for chunk, microbatch in wanted:
-        split = Task(INPUT, chunk, microbatch) in place or Task(WEIGHT, chunk, microbatch) in place
-        kinds = (
-            (FORWARD,) if rules.forward_only else (FORWARD, INPUT, WEIGHT) if split else (FORWARD, BACKWARD)
-        )
-        tasks = [Task(kind, chunk, microbatch) for kind in kinds]
-        for task in tasks:
-            if task not in place:
-                raise ValueError(f"schedule {name}, stage {stage}: {task} is missing")
-        for before, after in pairwise(tasks):
-            if place[before] > place[after]:
-                raise ValueError(
-                    f"schedule {name}, stage {stage}: {after} stands before {before}, which it needs"
-                )
-        for task in tasks:
-            del place[task]
-    if place:
-        raise ValueError(f"schedule {name}, stage {stage}: {next(iter(place))} does not belong there")
-    return order
+            assert not self.ready_tasks() and self.in_flight == 0 and self._accumulator.parked == 0

@@ -14,7 +14,8 @@ from time import perf_counter
 import jax
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Instruction
-from rrfp_jax.core.scheduler import StageScheduler, StepRules
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 from rrfp_jax.core.trace import TaskRecord
 from rrfp_jax.errors import TrainingError

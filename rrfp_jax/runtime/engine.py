@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import optax
 
-from rrfp_jax.core.scheduler import StepRules
+from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.trace import Part, StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.delays import Delays

@@ -10,7 +10,8 @@ import heapq
 from collections.abc import Sequence
 
 from rrfp_jax.core.events import ROOM, Arrived
-from rrfp_jax.core.scheduler import Budget, StageScheduler, StepRules
+from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 from rrfp_jax.core.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.sim.costs import Costs

@@ -13,8 +13,8 @@ import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr
 
-from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.scheduler import StepRules, planned_order
+from rrfp_jax.core.orders import FixedOrder, planned_order
+from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import WEIGHT
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.dataflow import output_dependence
@@ -92,7 +92,7 @@ def check_order(rules: StepRules) -> None:
     try:
         for stage in range(placement.stages):
             if isinstance(schedule, FixedOrder):
-                tasks = planned_order(schedule, stage, rules)
+                tasks = planned_order(schedule, stage, placement, rules.microbatches, rules.forward_only)
                 split: Any = [task for task in tasks if task.kind is WEIGHT]
             else:
                 split = schedule.split(stage, placement, rules.microbatches)

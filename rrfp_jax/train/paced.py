@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from rrfp_jax.core.scheduler import StepRules
+from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import Placement, Task
 from rrfp_jax.core.trace import Part, StepTrace

@@ -16,7 +16,7 @@ import optax
 from rrfp_jax.core.accumulation import Accumulation
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.scheduler import StepRules
+from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace

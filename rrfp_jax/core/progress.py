@@ -1,0 +1,192 @@
+"""How far a stage is in its step: the state of each of its tasks, by the dependency rules.
+
+    WAITING --(input arrived / own predecessor dispatched)--> READY --(dispatched)--> DISPATCHED
+
+  task              is ready when
+  F, first virtual  at once: its input is data
+  F, elsewhere      its activation has arrived
+  B or I, last      its own F has been dispatched (the device is in order)
+  B or I, else      its gradient has arrived (so its own F was dispatched long before)
+  W                 its own I has been dispatched
+
+Tasks are filed in *rows*, one a direction and chunk: a chunk's B or I of a microbatch, whichever it has, is
+in that of BACKWARD. A row has one byte a microbatch: the lowest ready one is found by a search for a byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+
+WAITING, READY, DISPATCHED = range(3)
+
+Names = Mapping[Kind, Sequence[Sequence[Task]]]
+"""`[kind][chunk][microbatch]`: all tasks that there may be in a step."""
+
+
+def all_tasks(chunks: int, microbatches: int) -> Names:
+    """Every task of every kind, made once for all stages, as making one takes long beside looking it up."""
+    return {kind: [[Task(kind, c, j) for j in range(microbatches)] for c in range(chunks)] for kind in Kind}
+
+
+class Row:
+    """The tasks of one direction and chunk by microbatch.
+
+    Attributes:
+        tasks: by microbatch, as they are called on this stage.
+        ready: how many are ready.
+        mixed: whether both B's and I's are among them.
+    """
+
+    __slots__ = ("_floor", "_states", "mixed", "ready", "tasks")
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks
+        self.ready = 0
+        self.mixed = len({task.kind for task in tasks}) > 1
+        self._states = bytearray(len(tasks))
+        self._floor = len(tasks)  # none below it is ready
+
+    def state(self, microbatch: int) -> int:
+        """WAITING, READY or DISPATCHED."""
+        return self._states[microbatch]
+
+    def make_ready(self, microbatch: int) -> None:
+        """Note that a waiting task can run."""
+        self._states[microbatch] = READY
+        self.ready += 1
+        if microbatch < self._floor:  # noqa: PLR1730  (a call of min takes thrice as long)
+            self._floor = microbatch
+
+    def dispatch(self, microbatch: int) -> None:
+        """Note that a ready task runs."""
+        self._states[microbatch] = DISPATCHED
+        self.ready -= 1
+
+    def lowest(self) -> int:
+        """The lowest ready microbatch; there must be one."""
+        self._floor = self._states.index(READY, self._floor)
+        return self._floor
+
+    def __iter__(self) -> Iterator[int]:
+        """The ready microbatches, lowest first."""
+        at = self._states.find(READY, self._floor)
+        while at >= 0:
+            yield at
+            at = self._states.find(READY, at + 1)
+
+
+class Progress:
+    """The states of one stage's tasks.
+
+    Args:
+        stage: which.
+        placement: of the step.
+        names: of the step (`all_tasks`).
+        split: the (chunk, microbatch) whose backward runs as I and W.
+        forward_only: there is no backward.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        placement: Placement,
+        names: Names,
+        split: Collection[tuple[int, int]],
+        forward_only: bool,
+    ) -> None:
+        backwards = [list(tasks) for tasks in names[BACKWARD]]
+        for chunk, microbatch in split:
+            backwards[chunk][microbatch] = names[INPUT][chunk][microbatch]
+        self.forwards = [Row(tasks) for tasks in names[FORWARD]]
+        self.backwards = [Row(tasks) for tasks in backwards]
+        self.weights = [Row(tasks) for tasks in names[WEIGHT]]
+        self.ranked = {  # best chunk first, by the paper's tie order (appendix A)
+            FORWARD: self.forwards,
+            BACKWARD: self.backwards[::-1],
+            WEIGHT: self.weights[::-1],
+        }
+        self._rows = {
+            FORWARD: self.forwards,
+            BACKWARD: self.backwards,
+            INPUT: self.backwards,
+            WEIGHT: self.weights,
+        }
+        self._arrives = {  # by direction and chunk: whether the input comes from another virtual stage
+            kind: [placement.needs_arrival(stage, tasks[0]) for tasks in names[kind]]
+            for kind in (FORWARD, BACKWARD)
+        }
+        self._forward_only = forward_only
+        if not self._arrives[FORWARD][0]:
+            for j in reversed(range(len(names[FORWARD][0]))):
+                self.forwards[0].make_ready(j)
+
+    def state(self, task: Task) -> int:
+        """WAITING, READY or DISPATCHED; WAITING for a B that is an I here, and for an I that is a B."""
+        row = self._rows[task.kind][task.chunk]
+        return row.state(task.microbatch) if row.tasks[task.microbatch] == task else WAITING
+
+    def named(self, task: Task) -> Task:
+        """The task that runs here for one named by its direction: B may be I."""
+        return self._rows[task.kind][task.chunk].tasks[task.microbatch]
+
+    def excluded(self, task: Task) -> str | None:
+        """What was expected instead, if an arrival for `task` cannot happen now."""
+        kind, chunk, microbatch = task
+        chunks, microbatches = len(self.forwards), len(self.forwards[0].tasks)
+        if not (0 <= chunk < chunks and 0 <= microbatch < microbatches):
+            return f"chunk < {chunks} and microbatch < {microbatches}"
+        if kind not in self._arrives or not self._arrives[kind][chunk]:
+            return "F or B whose input comes from another virtual stage"
+        if self._rows[kind][chunk].state(microbatch) != WAITING:
+            return "each input once"
+        if kind is BACKWARD:
+            if self.forwards[chunk].state(microbatch) != DISPATCHED:
+                return "a gradient only after the microbatch's own forward"
+            if self._forward_only:
+                return "no gradient in a forward-only pass"
+        return None
+
+    def arrive(self, task: Task) -> None:
+        """File the arrival of a task's input, one that is not excluded."""
+        self._rows[task.kind][task.chunk].make_ready(task.microbatch)
+
+    def dispatch(self, task: Task) -> None:
+        """Note that a ready task runs, and what becomes ready by that on this stage."""
+        kind, chunk, microbatch = task
+        self._rows[kind][chunk].dispatch(microbatch)
+        if kind is FORWARD:
+            if not self._arrives[BACKWARD][chunk] and not self._forward_only:
+                self.backwards[chunk].make_ready(microbatch)
+        elif kind is INPUT:
+            self.weights[chunk].make_ready(microbatch)
+
+    def ready_tasks(self) -> list[Task]:
+        """The ready tasks in tie order: forwards, then backwards, then weight gradients."""
+        return [row.tasks[j] for rows in self.ranked.values() for row in rows for j in row]
+
+    def missing(self) -> list[Task]:
+        """The tasks whose inputs have not arrived, though nothing on this stage stands in their way."""
+        found = [task for row in self.forwards for task in row.tasks if self.state(task) == WAITING]
+        if self._forward_only:
+            return found
+        return found + [
+            task
+            for forward, row in zip(self.forwards, self.backwards, strict=True)
+            for j, task in enumerate(row.tasks)
+            if forward.state(j) == DISPATCHED and row.state(j) == WAITING
+        ]
+
+    def check_invariants(self) -> None:
+        """Assert what must hold at any time (for tests; costs a pass over all tasks)."""
+        for row in chain(self.forwards, self.backwards, self.weights):
+            states = [row.state(j) for j in range(len(row.tasks))]
+            assert list(row) == [j for j, state in enumerate(states) if state == READY]
+            assert row.ready == states.count(READY)
+        for forward, backward, weight in zip(self.forwards, self.backwards, self.weights, strict=True):
+            for j, task in enumerate(backward.tasks):
+                assert backward.state(j) == WAITING or forward.state(j) == DISPATCHED, "B before its F"
+                halfway = task.kind is INPUT and backward.state(j) == DISPATCHED
+                assert halfway == (weight.state(j) != WAITING), "W is ready when its I is dispatched"
