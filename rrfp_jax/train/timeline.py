@@ -10,7 +10,8 @@ from rrfp_jax.core.trace import StepTrace
 
 WIDTH, ROW, LEFT, TOP = 960, 34, 70, 26
 COLOURS = {FORWARD: "#4c8eda", BACKWARD: "#e08e45", INPUT: "#e08e45", WEIGHT: "#6aa84f"}
-IDLE_COLOUR = "#f2f2f2"
+NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: "input gradient", WEIGHT: "weight gradient"}
+IDLE_COLOUR = "#e9e9e9"
 
 
 class Timeline:
