@@ -163,3 +163,14 @@ def test_log_normal_refuses(changes, message):
 def test_a_changed_copy_is_checked_too():
     with pytest.raises(ValueError, match=r"forward\[0\]\[1\] = -1: "):
         replace(constant(1, 2, 1.0), forward=((1, -1),))
+
+
+def test_bytes_are_kept_if_they_are_given():
+    rows = [[1.0, 2.0], [3.0, 4.0]]
+    data = {name: rows for name in ("forward", "backward_input", "backward_weight")}
+    assert "activation_bytes" not in Workload.from_json_object(data).as_json_object()
+    read = Workload.from_json_object({**data, "activation_bytes": [[8, 0], [2**40, 1]]})
+    assert read.activation_bytes == ((8, 0), (2**40, 1))
+    assert Workload.from_json_object(read.as_json_object()) == read
+    with pytest.raises(ValueError, match=r"activation_bytes\[1\]\[0\] = -1: give a finite number of bytes"):
+        Workload.from_json_object({**data, "activation_bytes": [[8, 0], [-1, 1]]})

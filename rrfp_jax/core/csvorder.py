@@ -26,6 +26,10 @@ class CsvOrder(FixedOrder):
     microbatches: int
     rows: Sequence[Sequence[Task]]
 
+    def placement_for(self, stages: int, chunks: int = 1) -> Placement:
+        """Its own; whether it has as many stages, `order` sees."""
+        return self.placement
+
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """The stage's row."""
         if (placement, microbatches) != (self.placement, self.microbatches):

@@ -35,6 +35,10 @@ class Runnable(Protocol):
 class Hint(ABC):
     """Readiness first: the schedule ranks the ready tasks and never makes a stage wait."""
 
+    def placement_for(self, stages: int, chunks: int = 1) -> Placement:
+        """Where it runs with so many chunks a stage: any placement will do, so the plain one."""
+        return Placement(stages, chunks)
+
     def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
         """The (chunk, microbatch) of a stage whose backward runs as I and W instead of as B."""
         return ()

@@ -13,6 +13,10 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placemen
 class FixedOrder(ABC):
     """A planned order, followed strictly: a stage waits for the next task of its list."""
 
+    def placement_for(self, stages: int, chunks: int = 1) -> Placement:
+        """Where it runs if `chunks` a stage are wanted: the nearest placement for which it is defined."""
+        return Placement(stages)
+
     @abstractmethod
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """Every task of `stage` in the order in which they are dispatched.
@@ -52,6 +56,10 @@ class Interleaved1F1B(FixedOrder):
 
     The bubble is that of 1F1B divided by the number of chunks, at the cost of a longer warm-up.
     """
+
+    def placement_for(self, stages: int, chunks: int = 1) -> Placement:
+        """Looped, two chunks at least."""
+        return Placement(stages, max(2, chunks))
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """Warms up through all but the last chunk, and two tasks more for each stage that follows."""
@@ -96,6 +104,10 @@ class ZBV(FixedOrder):
     stage and up again; until then it runs first-chunk forwards. From then on it alternates between the chunks
     and runs every backward whole; at the end it runs I's first, because others wait for them.
     """
+
+    def placement_for(self, stages: int, chunks: int = 1) -> Placement:
+        """Two chunks in a V."""
+        return Placement(stages, 2, "v")
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """Fewer microbatches than twice the stages are those of a larger step without the ones beyond."""

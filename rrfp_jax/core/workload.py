@@ -8,6 +8,10 @@ A workload is five tables of seconds, `[i][j]` being stage i and microbatch j:
     transfer_forward    an activation, from stage i to i + 1; the last row leads nowhere and is not read
     transfer_backward   a gradient, from stage i to i - 1; the first row leads nowhere and is not read
 
+and perhaps a sixth, of bytes:
+
+    activation_bytes    what stage i keeps of microbatch j from its F to its release
+
 There is one chunk a stage. In files the transfers may be left out, being zero then, and `transfer_forward`
 may lack the last stage's row; `transfer_backward` may not be cut short, as rows would no longer count stages.
 """
@@ -28,7 +32,7 @@ Table: TypeAlias = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class Workload:
-    """The durations of one step in seconds, each table indexed `[stage][microbatch]`.
+    """The durations of one step in seconds, and what it keeps in bytes, by `[stage][microbatch]`.
 
     Raises:
         ValueError: no stage, no microbatch, tables of unequal shapes, or a time that is not finite and >= 0.
@@ -39,14 +43,17 @@ class Workload:
     backward_weight: Table
     transfer_forward: Table
     transfer_backward: Table
+    activation_bytes: Table | None = None
 
     def __post_init__(self) -> None:
         if not self.forward or not self.forward[0]:
             raise ValueError("forward is empty: a workload has at least one stage and one microbatch")
         for name in _NAMES:
-            self._check(name, getattr(self, name))
+            self._check(name, getattr(self, name), "seconds")
+        if self.activation_bytes is not None:
+            self._check(BYTES, self.activation_bytes, "bytes")
 
-    def _check(self, name: str, table: Table) -> None:
+    def _check(self, name: str, table: Table, unit: str) -> None:
         if len(table) != self.stages:
             raise ValueError(f"{name} has {len(table)} rows, forward has {self.stages}: give one row a stage")
         for i, row in enumerate(table):
@@ -58,7 +65,7 @@ class Workload:
             for j, time in enumerate(row):
                 if not _is_time(time):
                     raise ValueError(
-                        f"{name}[{i}][{j}] = {time!r}: give a finite number of seconds, at least 0"
+                        f"{name}[{i}][{j}] = {time!r}: give a finite number of {unit}, at least 0"
                     )
 
     @property
@@ -109,8 +116,8 @@ class Workload:
             raise ValueError(
                 f"a workload is a {type(data).__name__}: give an object with {', '.join(_NAMES)}"
             )
-        if unknown := [key for key in data if key not in _NAMES]:
-            raise ValueError(f"{unknown[0]!r} is not a table of a workload: use {', '.join(_NAMES)}")
+        if unknown := [key for key in data if key not in (*_NAMES, BYTES)]:
+            raise ValueError(f"{unknown[0]!r} is not a table of a workload: use {', '.join(_NAMES)}, {BYTES}")
         if missing := [name for name in _NAMES if name not in data and not name.startswith("transfer")]:
             raise ValueError(f"{missing[0]} is missing: only the transfers may be left out of a workload")
         tables = {name: _table(name, rows) for name, rows in data.items()}
@@ -123,11 +130,13 @@ class Workload:
         return cls(**tables)
 
     def as_json_object(self) -> dict[str, list[list[float]]]:
-        """All five tables, as `json.dump` takes them; `from_json_object` gives back an equal workload."""
-        return {name: [list(row) for row in getattr(self, name)] for name in _NAMES}
+        """All tables, as `json.dump` takes them; `from_json_object` gives back an equal workload."""
+        tables = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: [list(row) for row in table] for name, table in tables.items() if table is not None}
 
 
-_NAMES = tuple(field.name for field in fields(Workload))
+BYTES = "activation_bytes"
+_NAMES = tuple(field.name for field in fields(Workload) if field.name != BYTES)
 
 
 def constant(

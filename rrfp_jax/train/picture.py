@@ -60,7 +60,8 @@ def draw(steps: Mapping[str, StepTrace], path: Path) -> None:
     panels[-1].set_xlabel(f"time ({unit})", fontsize=9)
     present = {record.task.kind for step in steps.values() for record in step.records}
     figure.legend(
-        handles=[_patch(COLOURS[kind], NAMES[kind]) for kind in sorted(present)] + [_patch(IDLE_COLOUR, "idle")],
+        handles=[_patch(COLOURS[kind], NAMES[kind]) for kind in sorted(present)]
+        + [_patch(IDLE_COLOUR, "idle")],
         loc="outside lower right",
         ncols=len(present) + 1,
         fontsize=9,
@@ -76,7 +77,9 @@ def _panel(axes: Any, title: str, step: StepTrace, longest: float, scale: float,
     """One step; all panels share the time axis."""
     for stage in range(step.stages):
         records = step.stage_records(stage)
-        axes.broken_barh([(0, step.makespan * scale)], (stage - 0.42, 0.84), facecolor=IDLE_COLOUR, linewidth=0)
+        axes.broken_barh(
+            [(0, step.makespan * scale)], (stage - 0.42, 0.84), facecolor=IDLE_COLOUR, linewidth=0
+        )
         spans = [((r.start - step.start) * scale, (r.end - r.start) * scale) for r in records]
         colours = [COLOURS[record.task.kind] for record in records]
         axes.broken_barh(spans, (stage - 0.42, 0.84), facecolors=colours, edgecolor="white", linewidth=0.3)
@@ -87,7 +90,10 @@ def _panel(axes: Any, title: str, step: StepTrace, longest: float, scale: float,
                 axes.annotate(label, middle, ha="center", va="center", color="white", fontsize=LABEL_POINTS)
     bubble = sum(step.bubble()) / step.stages
     axes.set_title(
-        f"{title}: {step.makespan * scale:.4g} {unit}, {bubble:.0%} idle", loc="left", fontsize=10, weight="bold"
+        f"{title}: {step.makespan * scale:.4g} {unit}, {bubble:.0%} idle",
+        loc="left",
+        fontsize=10,
+        weight="bold",
     )
     axes.set_xlim(0, longest * scale)
     axes.set_ylim(step.stages - 0.5, -0.5)

@@ -9,7 +9,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT
 from rrfp_jax.core.trace import StepTrace
 
 WIDTH, ROW, LEFT, TOP = 960, 34, 70, 26
-COLOURS = {FORWARD: "#4c8eda", BACKWARD: "#e08e45", INPUT: "#e08e45", WEIGHT: "#6aa84f"}
+COLOURS = {FORWARD: "#4c8eda", BACKWARD: "#e08e45", INPUT: "#f0b76b", WEIGHT: "#6aa84f"}
 NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: "input gradient", WEIGHT: "weight gradient"}
 IDLE_COLOUR = "#e9e9e9"
 
