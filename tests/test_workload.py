@@ -167,7 +167,7 @@ def test_a_changed_copy_is_checked_too():
 
 def test_bytes_are_kept_if_they_are_given():
     rows = [[1.0, 2.0], [3.0, 4.0]]
-    data = {name: rows for name in ("forward", "backward_input", "backward_weight")}
+    data = dict.fromkeys(("forward", "backward_input", "backward_weight"), rows)
     assert "activation_bytes" not in Workload.from_json_object(data).as_json_object()
     read = Workload.from_json_object({**data, "activation_bytes": [[8, 0], [2**40, 1]]})
     assert read.activation_bytes == ((8, 0), (2**40, 1))
