@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rrfp_jax.core.tasks import Kind, Task
+from rrfp_jax.core.tasks import Kind, Placement, Task
 
 
 class TaskRecord(NamedTuple):
@@ -93,8 +93,13 @@ class StepTrace:
     """One step of all stages; all times on one clock."""
 
     step: int
-    stages: int
+    placement: Placement
     parts: Sequence[Part]
+
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return self.placement.stages
 
     @cached_property
     def records(self) -> Sequence[TaskRecord]:

@@ -241,7 +241,7 @@ class Engine:
             statistics = {j: np.asarray(vector, np.float64).tolist() for j, vector in vectors.items()}
             mine["stages"].append({"names": names, "statistics": statistics, "norm": float(norms[s])})
         results = self.world.gather(f"the results of {phase} step {step}", mine)
-        trace = StepTrace(step, len(self.layers), [Part(*result["part"]) for result in results])
+        trace = StepTrace(step, rules.placement, [Part(*result["part"]) for result in results])
         return _add_up([s for result in results for s in result["stages"]], len(buckets), trace)
 
     def update(self, scale: float) -> None:

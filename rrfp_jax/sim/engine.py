@@ -84,7 +84,7 @@ class _Simulation:
         if unfinished := [s for s in self._schedulers if not s.finished]:
             waits = "; ".join(f"stage {s.stage} waits for {s.awaited()}" for s in unfinished)
             raise RuntimeError(f"the step cannot end: {waits}")
-        return StepTrace(0, len(stages), [Part.of(self._records)])
+        return StepTrace(0, self._rules.placement, [Part.of(self._records)])
 
     def _offer_room(self, stage: int, now: float) -> None:
         while self._queued[stage] == 0 or (

@@ -132,7 +132,7 @@ class PacedRun:
 
     def write_trace(self, path: Path) -> None:
         """The latest steps as a trace that Perfetto opens."""
-        write_trace(path, self._traces)
+        write_trace(path, {"run": self._traces})
 
     def steps(self, count: int) -> Iterator[PacedReport]:
         """Run `count` steps, giving each one's report.
@@ -145,7 +145,7 @@ class PacedRun:
             self._world.box.phase(f"step {step}")
             part = Part.of(self._driver.run(self._rules, step, self._parts), *self._world.clock)
             parts = [Part(*plain) for plain in self._world.gather(f"the end of step {step}", part.plain())]
-            trace = StepTrace(step, self._rules.placement.stages, parts)
+            trace = StepTrace(step, self._rules.placement, parts)
             self._traces.append(trace)
             self.steps_done += 1
             yield PacedReport(

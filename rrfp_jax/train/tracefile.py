@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.core.tasks import INPUT, Placement
+from rrfp_jax.core.tasks import INPUT
 from rrfp_jax.core.trace import StepTrace
 
 TRACED_STEPS = 20
@@ -17,26 +17,36 @@ SHORTEST_GAP = 50e-6
 """Idle times below this (s) are left out of the file."""
 
 
-def write_trace(path: Path, steps: Iterable[StepTrace]) -> None:
+def write_trace(path: Path, groups: Mapping[str, Iterable[StepTrace]]) -> None:
     """One track per stage: tasks, the gaps between them with what was awaited, arrows for transfers.
 
-    Times in microseconds, on the clock of rank 0; `otherData` says how precisely the others' are known.
+    Times in microseconds, on the clock of rank 0; `otherData` says how precisely the others' are known. Each
+    group of steps has tracks of its own, under its name, and begins at 0.
     """
-    steps = list(steps)
-    origin = min((step.start for step in steps), default=0.0)
     events: list[dict[str, Any]] = []
-    for stage in range(max((step.stages for step in steps), default=0)):
-        name = {"name": f"stage {stage}"}
-        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": stage, "args": name})
-    for step in steps:
-        events += _tasks(step, origin)
-        events += _gaps(step, origin)
-        events += _arrows(step, origin)
+    precision = 0.0
+    for pid, (group, steps) in enumerate(groups.items()):
+        listed = list(steps)
+        events += [event | {"pid": pid} for event in _group(pid, group, listed)]
+        precision = max([precision, *(part.precision for step in listed for part in step.parts)])
     path.parent.mkdir(parents=True, exist_ok=True)
-    precision = max((part.precision for step in steps for part in step.parts), default=0.0)
     about = {"clock": "rank 0", "clock_precision_us": _microseconds(precision)}
     trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
     path.write_text(json.dumps(trace), encoding="utf-8")
+
+
+def _group(pid: int, name: str, steps: Sequence[StepTrace]) -> list[dict[str, Any]]:
+    """The events of some steps, but for the number of their group."""
+    origin = min((step.start for step in steps), default=0.0)
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "args": {"name": name}}]
+    for stage in range(max((step.stages for step in steps), default=0)):
+        title = {"name": f"stage {stage}"}
+        events.append({"ph": "M", "name": "thread_name", "tid": stage, "args": title})
+    for step in steps:
+        events += _tasks(step, origin)
+        events += _gaps(step, origin)
+        events += _arrows(step, origin, f"{pid}.{step.step}")
+    return events
 
 
 def _tasks(step: StepTrace, origin: float) -> list[dict[str, Any]]:
@@ -75,19 +85,17 @@ def _gaps(step: StepTrace, origin: float) -> list[dict[str, Any]]:
     ]
 
 
-def _arrows(step: StepTrace, origin: float) -> list[dict[str, Any]]:
-    """From the end of every task to the task on another stage that its output made ready."""
-    chunks = 1 + max(record.task.chunk for record in step.records)
-    placement = Placement(step.stages, chunks)
+def _arrows(step: StepTrace, origin: float, mark: str) -> list[dict[str, Any]]:
+    """From the end of every task to the task on another stage that its output made ready; named by a mark."""
     by_task = {(record.stage, record.task): record for record in step.records}
     arrows = []
     for number, sender in enumerate(step.records):
-        destination = placement.destination(sender.stage, sender.task)
+        destination = step.placement.destination(sender.stage, sender.task)
         if destination is not None:
             stage, task = destination
             split = task._replace(kind=INPUT)  # what a gradient makes ready is B or I
             receiver = by_task.get((stage, task)) or by_task[stage, split]
-            same = {"name": "transfer", "cat": "transfer", "pid": 0, "id": f"{step.step}.{number}"}
+            same = {"name": "transfer", "cat": "transfer", "id": f"{mark}.{number}"}
             # An arrow belongs to the slice that it begins in: at its very end the next one may begin.
             leaves, comes = max(sender.start, sender.end - 1e-6) - origin, receiver.start - origin
             arrows.append({"ph": "s", "tid": sender.stage, "ts": _microseconds(leaves), **same})
@@ -99,7 +107,7 @@ def _arrows(step: StepTrace, origin: float) -> list[dict[str, Any]]:
 
 def _event(name: str, stage: int, start: float, seconds: float, args: dict[str, Any]) -> dict[str, Any]:
     times = {"ts": _microseconds(start), "dur": _microseconds(seconds)}
-    return {"ph": "X", "name": name, "cat": "task", "pid": 0, "tid": stage, **times, "args": args}
+    return {"ph": "X", "name": name, "cat": "task", "tid": stage, **times, "args": args}
 
 
 def _microseconds(seconds: float) -> float:

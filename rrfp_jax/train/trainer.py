@@ -262,7 +262,7 @@ class Trainer:
 
     def write_trace(self, path: str | Path) -> None:
         """The latest steps as a trace that Perfetto opens."""
-        write_trace(Path(path), self._traces)
+        write_trace(Path(path), {"run": self._traces})
 
     # Inside.
 
