@@ -21,13 +21,14 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 
 Table: TypeAlias = tuple[tuple[float, ...], ...]
+Factors: TypeAlias = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,15 @@ class Workload:
         _require_first_chunk(task)
         table = self.transfer_forward if task.kind is FORWARD else self.transfer_backward
         return table[stage][task.microbatch]
+
+    def scaled(self, forward: Factors, backward: Factors) -> Workload:
+        """With the times of its forwards, and of both parts of its backwards, times `[stage][microbatch]`."""
+        return replace(
+            self,
+            forward=_scaled(self.forward, forward),
+            backward_input=_scaled(self.backward_input, backward),
+            backward_weight=_scaled(self.backward_weight, backward),
+        )
 
     @classmethod
     def from_json_object(cls, data: object) -> Workload:
@@ -190,8 +200,7 @@ def log_normal(
         for i in range(stages):
             forwards[i].append(math.exp(level + own * draw(0.0, 1.0)))
             backwards[i].append(math.exp(level + own * draw(0.0, 1.0)))
-    half = _scaled(mean.backward_input, backwards)
-    return replace(mean, forward=_scaled(mean.forward, forwards), backward_input=half, backward_weight=half)
+    return mean.scaled(forwards, backwards)
 
 
 def _is_time(value: object) -> bool:
@@ -222,7 +231,7 @@ def _filled(stages: int, microbatches: int, time: float) -> Table:
     return ((time,) * microbatches,) * stages
 
 
-def _scaled(table: Table, factors: Iterable[Iterable[float]]) -> Table:
+def _scaled(table: Table, factors: Factors) -> Table:
     return tuple(
         tuple(time * factor for time, factor in zip(*rows, strict=True))
         for rows in zip(table, factors, strict=True)
