@@ -119,8 +119,9 @@ class Progress:
             for kind in (FORWARD, BACKWARD)
         }
         self._forward_only = forward_only
+        self._chunks, self._microbatches = placement.chunks, len(names[FORWARD][0])
         if not self._arrives[FORWARD][0]:
-            for j in reversed(range(len(names[FORWARD][0]))):
+            for j in reversed(range(self._microbatches)):
                 self.forwards[0].make_ready(j)
 
     def state(self, task: Task) -> int:
@@ -132,26 +133,23 @@ class Progress:
         """The task that runs here for one named by its direction: B may be I."""
         return self._rows[task.kind][task.chunk].tasks[task.microbatch]
 
-    def excluded(self, task: Task) -> str | None:
-        """What was expected instead, if an arrival for `task` cannot happen now."""
+    def arrive(self, task: Task) -> str | None:
+        """File the arrival of a task's input; what was expected instead, if it cannot happen now."""
         kind, chunk, microbatch = task
-        chunks, microbatches = len(self.forwards), len(self.forwards[0].tasks)
-        if not (0 <= chunk < chunks and 0 <= microbatch < microbatches):
-            return f"chunk < {chunks} and microbatch < {microbatches}"
+        if not (0 <= chunk < self._chunks and 0 <= microbatch < self._microbatches):
+            return f"chunk < {self._chunks} and microbatch < {self._microbatches}"
         if kind not in self._arrives or not self._arrives[kind][chunk]:
             return "F or B whose input comes from another virtual stage"
-        if self._rows[kind][chunk].state(microbatch) != WAITING:
+        row = self._rows[kind][chunk]
+        if row.state(microbatch) != WAITING:
             return "each input once"
         if kind is BACKWARD:
             if self.forwards[chunk].state(microbatch) != DISPATCHED:
                 return "a gradient only after the microbatch's own forward"
             if self._forward_only:
                 return "no gradient in a forward-only pass"
+        row.make_ready(microbatch)
         return None
-
-    def arrive(self, task: Task) -> None:
-        """File the arrival of a task's input, one that is not excluded."""
-        self._rows[task.kind][task.chunk].make_ready(task.microbatch)
 
     def dispatch(self, task: Task) -> None:
         """Note that a ready task runs, and what becomes ready by that on this stage."""

@@ -201,11 +201,10 @@ class StageScheduler:
         return task
 
     def _arrive(self, event: Arrived) -> None:
-        expected = self._progress.excluded(event.task)
+        expected = self._progress.arrive(event.task)
         if expected is not None:
             raise IllegalEvent(self.stage, event, expected, self._history)
         self._history.append(event)
-        self._progress.arrive(event.task)
 
     def _dispatch(self, task: Task) -> tuple[Instruction, ...]:
         kind, chunk, microbatch = task

@@ -7,10 +7,15 @@ others wrap them, so they compose: `Straggler(Jittered(WorkloadCosts(...), ...),
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind, Placement, Task
 from rrfp_jax.core.workload import Workload
+
+Row: TypeAlias = tuple[float, ...]
+"""Seconds by microbatch."""
 
 
 class Costs(ABC):
@@ -51,6 +56,7 @@ class WorkloadCosts(Costs):
 
     workload: Workload
     placement: Placement
+    _links: Mapping[Kind, Sequence[Sequence[Row | None]]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.workload.stages != self.placement.stages:
@@ -58,29 +64,35 @@ class WorkloadCosts(Costs):
                 f"the workload has {self.workload.stages} stages, the placement {self.placement.stages}: "
                 "they must be equal"
             )
+        stages, chunks = range(self.placement.stages), range(self.placement.chunks)
+        links = {k: [[self._link(i, Task(k, c, 0)) for c in chunks] for i in stages] for k in Kind}
+        object.__setattr__(self, "_links", links)
 
     def duration(self, stage: int, task: Task) -> float:
         """See `Costs.duration`."""
-        workload, (kind, _, microbatch) = self.workload, task
+        kind, _, microbatch = task
+        workload, chunks = self.workload, self.placement.chunks
         if kind is FORWARD:
-            seconds = workload.forward[stage][microbatch]
-        elif kind is INPUT:
-            seconds = workload.backward_input[stage][microbatch]
-        elif kind is WEIGHT:
-            seconds = workload.backward_weight[stage][microbatch]
-        else:
-            assert kind is BACKWARD
-            seconds = workload.backward_input[stage][microbatch] + workload.backward_weight[stage][microbatch]
-        return seconds / self.placement.chunks
+            return workload.forward[stage][microbatch] / chunks
+        if kind is INPUT:
+            return workload.backward_input[stage][microbatch] / chunks
+        if kind is WEIGHT:
+            return workload.backward_weight[stage][microbatch] / chunks
+        both = workload.backward_input[stage][microbatch] + workload.backward_weight[stage][microbatch]
+        return both / chunks
 
     def transfer(self, stage: int, task: Task) -> float:
         """See `Costs.transfer`."""
+        kind, chunk, microbatch = task
+        link = self._links[kind][stage][chunk]
+        return 0.0 if link is None else link[microbatch]
+
+    def _link(self, stage: int, task: Task) -> Row | None:
+        """The transfer times of a task of some kind and chunk, by microbatch; None if it has none."""
         destination = self.placement.destination(stage, task)
         if destination is None or destination[0] == stage:
-            return 0.0
-        forward, to = task.kind is FORWARD, destination[0]
-        link = stage
-        if self.placement.shape == "v":
-            link = min(stage, to) if forward else max(stage, to)
-        table = self.workload.transfer_forward if forward else self.workload.transfer_backward
-        return table[link][task.microbatch]
+            return None
+        to = destination[0]
+        if task.kind is FORWARD:
+            return self.workload.transfer_forward[min(stage, to) if self.placement.shape == "v" else stage]
+        return self.workload.transfer_backward[max(stage, to) if self.placement.shape == "v" else stage]

@@ -1,21 +1,22 @@
 """The discrete-event engine: virtual time for the stage schedulers of one step.
 
-All events of an instant are applied before any stage is offered room at that instant; stages are offered room
-in index order. Times are plain sums: end = start + duration, arrival = end + transfer.
+All events of an instant are applied before any stage is given room at that instant; then those whose state
+has changed are given room, in index order. Times are plain sums: end = start + duration, arrival = end +
+transfer.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 from rrfp_jax.core.events import ROOM, Arrived
 from rrfp_jax.core.rules import Budget, StepRules
-from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
-from rrfp_jax.core.trace import Part, StepTrace, TaskRecord
+from rrfp_jax.core.trace import RECORD, Part, StepTrace
+from rrfp_jax.sim.agenda import Agenda
 from rrfp_jax.sim.costs import Costs
-from rrfp_jax.sim.links import Links
+from rrfp_jax.sim.device import Device, connect
+from rrfp_jax.sim.links import NETWORKS, Links
 
 
 def simulate(
@@ -37,9 +38,14 @@ def simulate(
             runtime's driver does.
 
     Raises:
-        ValueError: a fixed order or a limit that the core refuses.
+        ValueError: a fixed order or a limit that the core refuses, unknown links, a lead with synchronous
+            ones.
         RuntimeError: stages wait for each other for ever; names which one for what.
     """
+    if links not in NETWORKS:
+        raise ValueError(f"links={links!r}: choose one of {', '.join(NETWORKS)}")
+    if lead and links == "synchronous":
+        raise ValueError(f"lead={lead} with synchronous links: nothing is queued while a device may be held")
     return _Simulation(rules, costs.begin(), links, budgets, lead).run()
 
 
@@ -52,66 +58,80 @@ class _Simulation:
         budgets: Sequence[Budget | None] | None,
         lead: float,
     ) -> None:
-        if links != "parallel":
-            raise NotImplementedError(links)
-        stages = rules.placement.stages
-        self._rules, self._costs, self._lead = rules, costs, lead
-        self._schedulers = [
-            StageScheduler(stage, rules, budgets[stage] if budgets else None) for stage in range(stages)
-        ]
-        self._free = [0.0] * stages  # when each device ends what it has
-        self._queued = [0] * stages  # tasks that have not ended
-        self._ready: list[dict[Task, float]] = [{} for _ in range(stages)]
-        self._records: list[TaskRecord] = []
-        self._events: list[tuple[float, int, int, Task | None, bool]] = []  # at, stage, number, arrived, end
+        self._duration, self._lead, self._placement = costs.duration, lead, rules.placement
+        self._agenda = Agenda()
+        self._network = NETWORKS[links](costs, self._agenda, self._arrived, self._wake)
+        stages = range(rules.placement.stages)
+        self._devices = [Device(stage, rules, budgets[stage] if budgets else None) for stage in stages]
+        connect(self._devices, rules)
+        self._woken: set[int] = set()  # the stages whose state has changed at this instant
+        self._records = bytearray()
 
     def run(self) -> StepTrace:
-        stages = range(self._rules.placement.stages)
-        for stage in stages:
-            self._offer_room(stage, 0.0)
-        while self._events:
-            now, touched = self._events[0][0], set()
-            while self._events and self._events[0][0] == now:
-                _, stage, _, arrived, ended = heapq.heappop(self._events)
-                touched.add(stage)
-                self._queued[stage] -= ended
-                if arrived is not None:
-                    scheduler = self._schedulers[stage]
-                    scheduler.handle(Arrived(arrived))
-                    self._ready[stage][scheduler.named(arrived)] = now
-            for stage in sorted(touched):
-                self._offer_room(stage, now)
-        if unfinished := [s for s in self._schedulers if not s.finished]:
-            waits = "; ".join(f"stage {s.stage} waits for {s.awaited()}" for s in unfinished)
-            raise RuntimeError(f"the step cannot end: {waits}")
-        return StepTrace(0, self._rules.placement, [Part.of(self._records)])
+        devices, woken = self._devices, self._woken
+        for device in devices:
+            self._agenda.add(0.0, self._wake, device)
+        for now in self._agenda:
+            for stage in sorted(woken):
+                self._offer_room(now, devices[stage])
+            woken.clear()
+        waits = [
+            f"stage {d.stage} waits for {d.scheduler.awaited()}" for d in devices if not d.scheduler.finished
+        ]
+        if waits:
+            raise RuntimeError(f"the step cannot end: {'; '.join(waits)}")
+        busy = {device.stage: device.busy for device in devices}
+        end = max(device.free for device in devices)
+        return StepTrace(0, self._placement, [Part(0.0, end, busy, bytes(self._records))])
 
-    def _offer_room(self, stage: int, now: float) -> None:
-        while self._queued[stage] == 0 or (
-            self._queued[stage] == 1 and now >= self._free[stage] - self._lead and self._lead
-        ):
-            instructions = self._schedulers[stage].handle(ROOM)
+    def _wake(self, now: float, device: Device) -> None:
+        self._woken.add(device.stage)
+
+    def _offer_room(self, now: float, device: Device) -> None:
+        while not device.held and (not device.tasks or self._may_queue(now, device)):
+            instructions = device.scheduler.handle(ROOM)
             if not instructions:
                 return
-            self._dispatch(stage, instructions[0].task, now)  # type: ignore[union-attr]
+            self._dispatch(now, device, instructions[0].task)  # type: ignore[union-attr]
 
-    def _dispatch(self, stage: int, task: Task, now: float) -> None:
-        start = max(now, self._free[stage])
-        end = self._free[stage] = start + self._costs.duration(stage, task)
-        ready = self._ready[stage]
-        self._records.append(TaskRecord(stage, task, 0, ready.pop(task, 0.0), now, start, end))
-        self._queued[stage] += 1
+    def _may_queue(self, now: float, device: Device) -> bool:
+        return self._lead > 0 and device.tasks == 1 and now >= device.free - self._lead
+
+    def _dispatch(self, now: float, device: Device, task: Task) -> None:
+        kind, chunk, microbatch = task
+        stage, ready = device.stage, device.ready
+        start = now if now > device.free else device.free
+        duration = self._duration(stage, task)
+        end = device.free = start + duration
+        device.busy += duration
+        device.tasks += 1
+        self._records += RECORD.pack(
+            stage, kind, chunk, microbatch, 0, ready[kind][chunk][microbatch], now, start, end
+        )
+        if kind is FORWARD:
+            ready[BACKWARD][chunk][microbatch] = now  # on the last virtual stage; elsewhere it must arrive
+        elif kind is INPUT:
+            ready[WEIGHT][chunk][microbatch] = now
         if self._lead:
-            self._push(max(now, end - self._lead), stage, None, False)
-        self._push(end, stage, None, True)
-        destination = self._rules.placement.destination(stage, task)
-        if destination is not None:
-            self._push(end + self._costs.transfer(stage, task), *destination, False)
-        elif task.kind is FORWARD:
-            own = self._schedulers[stage].named(Task(BACKWARD, task.chunk, task.microbatch))
-            ready[own] = now
-        if task.kind is INPUT:
-            ready[Task(WEIGHT, task.chunk, task.microbatch)] = now
+            self._agenda.add(max(now, end - self._lead), self._wake, device)
+        self._agenda.add(end, self._ended, device, task)
 
-    def _push(self, at: float, stage: int, arrived: Task | None, ended: bool) -> None:
-        heapq.heappush(self._events, (at, stage, len(self._records), arrived, ended))
+    def _ended(self, now: float, device: Device, task: Task) -> None:
+        kind, chunk, microbatch = task
+        device.tasks -= 1
+        self._woken.add(device.stage)
+        self._network.stopped(now, device)
+        route = device.routes[kind][chunk]
+        if route is None:
+            return
+        receiver, arrivals = route
+        if receiver is device:
+            self._arrived(now, device, arrivals[microbatch])
+        else:
+            self._network.send(now, device, task, receiver, arrivals[microbatch])
+
+    def _arrived(self, now: float, device: Device, arrival: Arrived) -> None:
+        device.scheduler.handle(arrival)
+        kind, chunk, microbatch = arrival.task
+        device.ready[kind][chunk][microbatch] = now
+        self._woken.add(device.stage)
