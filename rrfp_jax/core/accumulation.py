@@ -6,8 +6,9 @@ spare buffer can park its gradient until then. With `"arrival"` each gradient is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, TypeAlias
+
+from rrfp_jax.core.events import Accumulate
 
 Accumulation: TypeAlias = Literal["index", "arrival"]
 
@@ -38,19 +39,19 @@ class Accumulator:
         """
         return not self._ordered or microbatch == self._turn[chunk] or self.parked < self.spare
 
-    def add(self, chunk: int, microbatch: int) -> Sequence[int]:
-        """Take in a gradient; the microbatches to add now, in order (none if it was parked)."""
+    def add(self, chunk: int, microbatch: int) -> tuple[Accumulate, ...]:
+        """Take in a gradient; what to add now, in order (nothing if it was parked)."""
         if not self._ordered:
-            return (microbatch,)
-        first, parked = self._turn[chunk], self._parked[chunk]
-        if microbatch != first:
+            return (Accumulate(chunk, microbatch),)
+        turn, parked = self._turn[chunk], self._parked[chunk]
+        if microbatch != turn:
             parked.add(microbatch)
             self.parked += 1
             return ()
-        turn = first + 1
-        while turn in parked:
+        due = [Accumulate(chunk, microbatch)]
+        while (turn := turn + 1) in parked:
             parked.remove(turn)
             self.parked -= 1
-            turn += 1
+            due.append(Accumulate(chunk, turn))
         self._turn[chunk] = turn
-        return range(first, turn)
+        return tuple(due)

@@ -36,46 +36,43 @@ class Row:
 
     Attributes:
         tasks: by microbatch, as they are called on this stage.
+        states: by microbatch, WAITING, READY or DISPATCHED.
         ready: how many are ready.
         mixed: whether both B's and I's are among them.
     """
 
-    __slots__ = ("_floor", "_states", "mixed", "ready", "tasks")
+    __slots__ = ("_floor", "mixed", "ready", "states", "tasks")
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
+        self.states = bytearray(len(tasks))
         self.ready = 0
         self.mixed = len({task.kind for task in tasks}) > 1
-        self._states = bytearray(len(tasks))
         self._floor = len(tasks)  # none below it is ready
-
-    def state(self, microbatch: int) -> int:
-        """WAITING, READY or DISPATCHED."""
-        return self._states[microbatch]
 
     def make_ready(self, microbatch: int) -> None:
         """Note that a waiting task can run."""
-        self._states[microbatch] = READY
+        self.states[microbatch] = READY
         self.ready += 1
         if microbatch < self._floor:  # noqa: PLR1730  (a call of min takes thrice as long)
             self._floor = microbatch
 
     def dispatch(self, microbatch: int) -> None:
         """Note that a ready task runs."""
-        self._states[microbatch] = DISPATCHED
+        self.states[microbatch] = DISPATCHED
         self.ready -= 1
 
-    def lowest(self) -> int:
-        """The lowest ready microbatch; there must be one."""
-        self._floor = self._states.index(READY, self._floor)
-        return self._floor
+    def first(self) -> Task:
+        """The ready task of the lowest microbatch; there must be one."""
+        self._floor = lowest = self.states.index(READY, self._floor)
+        return self.tasks[lowest]
 
-    def __iter__(self) -> Iterator[int]:
-        """The ready microbatches, lowest first."""
-        at = self._states.find(READY, self._floor)
+    def __iter__(self) -> Iterator[Task]:
+        """The ready tasks, the lowest microbatch first."""
+        at = self.states.find(READY, self._floor)
         while at >= 0:
-            yield at
-            at = self._states.find(READY, at + 1)
+            yield self.tasks[at]
+            at = self.states.find(READY, at + 1)
 
 
 class Progress:
@@ -127,7 +124,7 @@ class Progress:
     def state(self, task: Task) -> int:
         """WAITING, READY or DISPATCHED; WAITING for a B that is an I here, and for an I that is a B."""
         row = self._rows[task.kind][task.chunk]
-        return row.state(task.microbatch) if row.tasks[task.microbatch] == task else WAITING
+        return row.states[task.microbatch] if row.tasks[task.microbatch] == task else WAITING
 
     def named(self, task: Task) -> Task:
         """The task that runs here for one named by its direction: B may be I."""
@@ -141,10 +138,10 @@ class Progress:
         if kind not in self._arrives or not self._arrives[kind][chunk]:
             return "F or B whose input comes from another virtual stage"
         row = self._rows[kind][chunk]
-        if row.state(microbatch) != WAITING:
+        if row.states[microbatch] != WAITING:
             return "each input once"
         if kind is BACKWARD:
-            if self.forwards[chunk].state(microbatch) != DISPATCHED:
+            if self.forwards[chunk].states[microbatch] != DISPATCHED:
                 return "a gradient only after the microbatch's own forward"
             if self._forward_only:
                 return "no gradient in a forward-only pass"
@@ -163,7 +160,7 @@ class Progress:
 
     def ready_tasks(self) -> list[Task]:
         """The ready tasks in tie order: forwards, then backwards, then weight gradients."""
-        return [row.tasks[j] for rows in self.ranked.values() for row in rows for j in row]
+        return [task for rows in self.ranked.values() for row in rows for task in row]
 
     def missing(self) -> list[Task]:
         """The tasks whose inputs have not arrived, though nothing on this stage stands in their way."""
@@ -174,17 +171,17 @@ class Progress:
             task
             for forward, row in zip(self.forwards, self.backwards, strict=True)
             for j, task in enumerate(row.tasks)
-            if forward.state(j) == DISPATCHED and row.state(j) == WAITING
+            if forward.states[j] == DISPATCHED and row.states[j] == WAITING
         ]
 
     def check_invariants(self) -> None:
         """Assert what must hold at any time (for tests; costs a pass over all tasks)."""
         for row in chain(self.forwards, self.backwards, self.weights):
-            states = [row.state(j) for j in range(len(row.tasks))]
-            assert list(row) == [j for j, state in enumerate(states) if state == READY]
-            assert row.ready == states.count(READY)
+            ready = [task for task, state in zip(row.tasks, row.states, strict=True) if state == READY]
+            assert list(row) == ready
+            assert row.ready == len(ready)
         for forward, backward, weight in zip(self.forwards, self.backwards, self.weights, strict=True):
             for j, task in enumerate(backward.tasks):
-                assert backward.state(j) == WAITING or forward.state(j) == DISPATCHED, "B before its F"
-                halfway = task.kind is INPUT and backward.state(j) == DISPATCHED
-                assert halfway == (weight.state(j) != WAITING), "W is ready when its I is dispatched"
+                assert backward.states[j] == WAITING or forward.states[j] == DISPATCHED, "B before its F"
+                halfway = task.kind is INPUT and backward.states[j] == DISPATCHED
+                assert halfway == (weight.states[j] != WAITING), "W is ready when its I is dispatched"

@@ -24,8 +24,6 @@ from itertools import chain
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission
 from rrfp_jax.core.events import (
-    Accumulate,
-    Arrived,
     Dispatch,
     Event,
     IllegalEvent,
@@ -128,7 +126,10 @@ class StageScheduler:
         if isinstance(event, Room):
             task = self._choose()
             return () if task is None else self._dispatch(task)
-        self._arrive(event)
+        expected = self._progress.arrive(event.task)
+        if expected is not None:
+            raise IllegalEvent(self.stage, event, expected, self._history)
+        self._history.append(event)
         return ()
 
     # The view that a hint gets of this stage (hints.Runnable).
@@ -137,7 +138,7 @@ class StageScheduler:
         """The best runnable task of a direction in tie order."""
         for row in self._progress.ranked[direction]:
             if row.ready:
-                task = row.tasks[row.lowest()]
+                task = row.first()
                 found = task if self._runnable(task) else self._runnable_beyond(row)
                 if found is not None:
                     self._offered = found
@@ -168,12 +169,11 @@ class StageScheduler:
 
     def _runnable_beyond(self, row: Row) -> Task | None:
         """The lowest runnable task of a row whose lowest ready one is refused."""
-        for j in row:
-            task = row.tasks[j]
+        for task in row:
             if self._runnable(task):
                 return task
             if task.kind is FORWARD:
-                if any(admission.refuses_beyond(j) for admission in self._admissions):
+                if any(admission.refuses_beyond(task.microbatch) for admission in self._admissions):
                     return None
             elif not row.mixed:
                 return None  # see Accumulator.accepts
@@ -200,12 +200,6 @@ class StageScheduler:
         self._state = state
         return task
 
-    def _arrive(self, event: Arrived) -> None:
-        expected = self._progress.arrive(event.task)
-        if expected is not None:
-            raise IllegalEvent(self.stage, event, expected, self._history)
-        self._history.append(event)
-
     def _dispatch(self, task: Task) -> tuple[Instruction, ...]:
         kind, chunk, microbatch = task
         self._history.append(task)
@@ -221,8 +215,7 @@ class StageScheduler:
         if kind is INPUT:
             return (Dispatch(task),)
         self._release(microbatch)
-        due = self._accumulator.add(chunk, microbatch)
-        return (Dispatch(task), *[Accumulate(chunk, j) for j in due])
+        return (Dispatch(task), *self._accumulator.add(chunk, microbatch))
 
     def _release(self, microbatch: int) -> None:
         self._releases[microbatch] -= 1

@@ -1,4 +1,4 @@
-"""What will happen when: the instants to come, each with its events."""
+"""What will happen when, in order of time and, at equal times, of entry."""
 
 from __future__ import annotations
 
@@ -6,38 +6,33 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
-Event: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
-"""A function, which is called with the instant and these arguments."""
+from rrfp_jax.sim.device import Device
+
+Happening: TypeAlias = Callable[[float, Device, Any], None]
+"""What is called with the time, the device it concerns, and what was entered with it."""
 
 
 class Agenda:
-    """A heap of instants and, beside it, the events of each.
-
-    Equal times are common: what a task makes ready elsewhere arrives, without a transfer time, when it ends.
-    """
+    """A heap of events."""
 
     def __init__(self) -> None:
-        self._instants: list[float] = []
-        self._events: dict[float, list[Event]] = {}
+        self._heap: list[tuple[float, int, Happening, Device, Any]] = []
+        self._entries = 0
 
-    def add(self, at: float, happens: Callable[..., None], *what: Any) -> None:
-        """Have `happens(at, *what)` called, after whatever is due then already."""
-        events = self._events.get(at)
-        if events is None:
-            self._events[at] = [(happens, what)]
-            heappush(self._instants, at)
-        else:
-            events.append((happens, what))
+    def add(self, at: float, happens: Happening, device: Device, what: Any) -> None:
+        """Have `happens(at, device, what)` called."""
+        self._entries += 1
+        heappush(self._heap, (at, self._entries, happens, device, what))
 
     def __iter__(self) -> Iterator[float]:
         """Go from instant to instant; each is given when all of its events have happened.
 
-        Events that events add for the same instant belong to it. Events added once it has been given make it
-        come again.
+        Events added for an instant that has been given make it come again.
         """
-        while self._instants:
-            now = heappop(self._instants)
-            for happens, what in self._events[now]:
-                happens(now, *what)
-            del self._events[now]
+        heap = self._heap
+        while heap:
+            now = heap[0][0]
+            while heap and heap[0][0] == now:
+                _, _, happens, device, what = heappop(heap)
+                happens(now, device, what)
             yield now

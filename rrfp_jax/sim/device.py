@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from rrfp_jax.core.events import Arrived
@@ -21,19 +21,21 @@ class Device:
         scheduler: of the stage.
         tasks: how many it has that have not ended.
         held: how many transfers keep it from computing.
+        waiting: what has to happen as soon as it does not compute, if links are synchronous.
         free: when it ends the last of its tasks (s).
         busy: for how long it has computed, to the end of the last of its tasks (s).
         ready: when each task became ready, `[kind][chunk][microbatch]` (s).
         routes: where outputs go, `[kind][chunk]`: the device, and the event there, by microbatch.
     """
 
-    __slots__ = ("busy", "free", "held", "ready", "routes", "scheduler", "stage", "tasks")
+    __slots__ = ("busy", "free", "held", "ready", "routes", "scheduler", "stage", "tasks", "waiting")
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None) -> None:
         self.stage = stage
         self.scheduler = StageScheduler(stage, rules, budget)
         self.tasks = self.held = 0
         self.free = self.busy = 0.0
+        self.waiting: list[Callable[[float], None]] = []
         chunks, microbatches = rules.placement.chunks, rules.microbatches
         forward, backward, weight = ([[0.0] * microbatches for _ in range(chunks)] for _ in range(3))
         self.ready = {FORWARD: forward, BACKWARD: backward, INPUT: backward, WEIGHT: weight}

@@ -8,6 +8,7 @@ transfer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from rrfp_jax.core.events import ROOM, Arrived
 from rrfp_jax.core.rules import Budget, StepRules
@@ -58,44 +59,44 @@ class _Simulation:
         budgets: Sequence[Budget | None] | None,
         lead: float,
     ) -> None:
-        self._duration, self._lead, self._placement = costs.duration, lead, rules.placement
+        self._duration = costs.duration
+        self._lead, self._depth = lead, 2 if lead else 1
         self._agenda = Agenda()
         self._network = NETWORKS[links](costs, self._agenda, self._arrived, self._wake)
         stages = range(rules.placement.stages)
         self._devices = [Device(stage, rules, budgets[stage] if budgets else None) for stage in stages]
         connect(self._devices, rules)
-        self._woken: set[int] = set()  # the stages whose state has changed at this instant
+        self._woken: list[Device] = []  # those whose state has changed at this instant
         self._records = bytearray()
 
     def run(self) -> StepTrace:
-        devices, woken = self._devices, self._woken
+        devices, woken, depth = self._devices, self._woken, self._depth
         for device in devices:
-            self._agenda.add(0.0, self._wake, device)
+            self._agenda.add(0.0, self._wake, device, None)
         for now in self._agenda:
-            for stage in sorted(woken):
-                self._offer_room(now, devices[stage])
+            if len(woken) > 1:
+                woken.sort(key=_stage)
+            for device in woken:
+                if device.tasks < depth and not device.held:
+                    self._offer_room(now, device)
             woken.clear()
-        waits = [
-            f"stage {d.stage} waits for {d.scheduler.awaited()}" for d in devices if not d.scheduler.finished
-        ]
-        if waits:
+        if any(not device.scheduler.finished for device in devices):
+            waits = (f"stage {device.stage} waits for {device.scheduler.awaited()}" for device in devices)
             raise RuntimeError(f"the step cannot end: {'; '.join(waits)}")
         busy = {device.stage: device.busy for device in devices}
         end = max(device.free for device in devices)
-        return StepTrace(0, self._placement, [Part(0.0, end, busy, bytes(self._records))])
+        return StepTrace(0, len(devices), [Part(0.0, end, busy, bytes(self._records))])
 
-    def _wake(self, now: float, device: Device) -> None:
-        self._woken.add(device.stage)
+    def _wake(self, now: float, device: Device, what: object = None) -> None:
+        if device not in self._woken:
+            self._woken.append(device)
 
     def _offer_room(self, now: float, device: Device) -> None:
-        while not device.held and (not device.tasks or self._may_queue(now, device)):
+        while device.tasks == 0 or (device.tasks < self._depth and now >= device.free - self._lead):
             instructions = device.scheduler.handle(ROOM)
             if not instructions:
                 return
             self._dispatch(now, device, instructions[0].task)  # type: ignore[union-attr]
-
-    def _may_queue(self, now: float, device: Device) -> bool:
-        return self._lead > 0 and device.tasks == 1 and now >= device.free - self._lead
 
     def _dispatch(self, now: float, device: Device, task: Task) -> None:
         kind, chunk, microbatch = task
@@ -113,14 +114,17 @@ class _Simulation:
         elif kind is INPUT:
             ready[WEIGHT][chunk][microbatch] = now
         if self._lead:
-            self._agenda.add(max(now, end - self._lead), self._wake, device)
+            self._agenda.add(max(now, end - self._lead), self._wake, device, None)
         self._agenda.add(end, self._ended, device, task)
 
     def _ended(self, now: float, device: Device, task: Task) -> None:
         kind, chunk, microbatch = task
         device.tasks -= 1
-        self._woken.add(device.stage)
-        self._network.stopped(now, device)
+        if device not in self._woken:
+            self._woken.append(device)
+        for begin in device.waiting:
+            begin(now)
+        device.waiting.clear()
         route = device.routes[kind][chunk]
         if route is None:
             return
@@ -134,4 +138,8 @@ class _Simulation:
         device.scheduler.handle(arrival)
         kind, chunk, microbatch = arrival.task
         device.ready[kind][chunk][microbatch] = now
-        self._woken.add(device.stage)
+        if device not in self._woken:
+            self._woken.append(device)
+
+
+_stage = attrgetter("stage")

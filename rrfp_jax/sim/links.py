@@ -40,9 +40,6 @@ class Network(Protocol):
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
         """`task` has ended on a device, and another one needs its output."""
 
-    def stopped(self, now: float, device: Device) -> None:
-        """A device has ended all that it had to compute."""
-
 
 class Parallel:
     """Every transfer for itself."""
@@ -52,10 +49,11 @@ class Parallel:
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
         """See `Network.send`."""
-        self._add(now + self._transfer(sender.stage, task), self._receive, receiver, arrival)
-
-    def stopped(self, now: float, device: Device) -> None:
-        """Nobody has waited for it."""
+        arrives = now + self._transfer(sender.stage, task)
+        if arrives == now:
+            self._receive(now, receiver, arrival)
+        else:
+            self._add(arrives, self._receive, receiver, arrival)
 
 
 class Serial:
@@ -73,40 +71,31 @@ class Serial:
         arrives = begins + self._costs.transfer(sender.stage, task)
         self._agenda.add(arrives, self._receive, receiver, arrival)
 
-    def stopped(self, now: float, device: Device) -> None:
-        """Nobody has waited for it."""
-
 
 class Synchronous:
     """Rendezvous of two devices that do not compute."""
 
     def __init__(self, costs: Costs, agenda: Agenda, receive: Receive, freed: Freed) -> None:
         self._costs, self._agenda, self._receive, self._freed = costs, agenda, receive, freed
-        self._waiting: dict[Device, list[tuple[Device, Task, Arrived]]] = defaultdict(list)  # by receiver
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
         """See `Network.send`."""
+
+        def begin(now: float) -> None:
+            receiver.held += 1
+            self._agenda.add(now + self._costs.transfer(sender.stage, task), end, receiver, arrival)
+
+        def end(now: float, receiver: Device, arrival: Arrived) -> None:
+            for device in (sender, receiver):
+                device.held -= 1
+                self._freed(now, device)
+            self._receive(now, receiver, arrival)
+
         sender.held += 1
         if receiver.tasks:
-            self._waiting[receiver].append((sender, task, arrival))
+            receiver.waiting.append(begin)
         else:
-            self._begin(now, sender, task, receiver, arrival)
-
-    def stopped(self, now: float, device: Device) -> None:
-        """It takes what has waited for it."""
-        for sender, task, arrival in self._waiting.pop(device, ()):
-            self._begin(now, sender, task, device, arrival)
-
-    def _begin(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
-        receiver.held += 1
-        over = now + self._costs.transfer(sender.stage, task)
-        self._agenda.add(over, self._end, sender, receiver, arrival)
-
-    def _end(self, now: float, sender: Device, receiver: Device, arrival: Arrived) -> None:
-        sender.held -= 1
-        receiver.held -= 1
-        self._receive(now, receiver, arrival)
-        self._freed(now, sender)
+            begin(now)
 
 
 NETWORKS: dict[str, Callable[[Costs, Agenda, Receive, Freed], Network]] = {
