@@ -57,11 +57,6 @@ class Row:
         if microbatch < self._floor:  # noqa: PLR1730  (a call of min takes thrice as long)
             self._floor = microbatch
 
-    def dispatch(self, microbatch: int) -> None:
-        """Note that a ready task runs."""
-        self.states[microbatch] = DISPATCHED
-        self.ready -= 1
-
     def first(self) -> Task:
         """The ready task of the lowest microbatch; there must be one."""
         self._floor = lowest = self.states.index(READY, self._floor)
@@ -151,7 +146,9 @@ class Progress:
     def dispatch(self, task: Task) -> None:
         """Note that a ready task runs, and what becomes ready by that on this stage."""
         kind, chunk, microbatch = task
-        self._rows[kind][chunk].dispatch(microbatch)
+        row = self._rows[kind][chunk]
+        row.states[microbatch] = DISPATCHED
+        row.ready -= 1
         if kind is FORWARD:
             if not self._arrives[BACKWARD][chunk] and not self._forward_only:
                 self.backwards[chunk].make_ready(microbatch)

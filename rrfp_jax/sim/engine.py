@@ -122,9 +122,10 @@ class _Simulation:
         device.tasks -= 1
         if device not in self._woken:
             self._woken.append(device)
-        for begin in device.waiting:
-            begin(now)
-        device.waiting.clear()
+        if device.waiting:
+            for begin in device.waiting:
+                begin(now)
+            device.waiting.clear()
         route = device.routes[kind][chunk]
         if route is None:
             return
