@@ -38,13 +38,15 @@ class Row:
         tasks: by microbatch, as they are called on this stage.
         states: by microbatch, WAITING, READY or DISPATCHED.
         ready: how many are ready.
+        arrives: whether their inputs come from another virtual stage.
         mixed: whether both B's and I's are among them.
     """
 
-    __slots__ = ("_floor", "mixed", "ready", "states", "tasks")
+    __slots__ = ("_floor", "arrives", "mixed", "ready", "states", "tasks")
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], arrives: bool) -> None:
         self.tasks = tasks
+        self.arrives = arrives
         self.states = bytearray(len(tasks))
         self.ready = 0
         self.mixed = len({task.kind for task in tasks}) > 1
@@ -92,9 +94,15 @@ class Progress:
         backwards = [list(tasks) for tasks in names[BACKWARD]]
         for chunk, microbatch in split:
             backwards[chunk][microbatch] = names[INPUT][chunk][microbatch]
-        self.forwards = [Row(tasks) for tasks in names[FORWARD]]
-        self.backwards = [Row(tasks) for tasks in backwards]
-        self.weights = [Row(tasks) for tasks in names[WEIGHT]]
+
+        def rows(tasks: Sequence[Sequence[Task]]) -> list[Row]:
+            return [Row(row, placement.needs_arrival(stage, row[0])) for row in tasks]
+
+        self.forwards, self.backwards, self.weights = (
+            rows(names[FORWARD]),
+            rows(backwards),
+            rows(names[WEIGHT]),
+        )
         self.ranked = {  # best chunk first, by the paper's tie order (appendix A)
             FORWARD: self.forwards,
             BACKWARD: self.backwards[::-1],
@@ -106,13 +114,9 @@ class Progress:
             INPUT: self.backwards,
             WEIGHT: self.weights,
         }
-        self._arrives = {  # by direction and chunk: whether the input comes from another virtual stage
-            kind: [placement.needs_arrival(stage, tasks[0]) for tasks in names[kind]]
-            for kind in (FORWARD, BACKWARD)
-        }
-        self._forward_only = forward_only
         self._chunks, self._microbatches = placement.chunks, len(names[FORWARD][0])
-        if not self._arrives[FORWARD][0]:
+        self._forward_only = forward_only
+        if not self.forwards[0].arrives:
             for j in reversed(range(self._microbatches)):
                 self.forwards[0].make_ready(j)
 
@@ -130,9 +134,9 @@ class Progress:
         kind, chunk, microbatch = task
         if not (0 <= chunk < self._chunks and 0 <= microbatch < self._microbatches):
             return f"chunk < {self._chunks} and microbatch < {self._microbatches}"
-        if kind not in self._arrives or not self._arrives[kind][chunk]:
-            return "F or B whose input comes from another virtual stage"
         row = self._rows[kind][chunk]
+        if not row.arrives or kind is INPUT:
+            return "F or B whose input comes from another virtual stage"
         if row.states[microbatch] != WAITING:
             return "each input once"
         if kind is BACKWARD:
@@ -150,7 +154,7 @@ class Progress:
         row.states[microbatch] = DISPATCHED
         row.ready -= 1
         if kind is FORWARD:
-            if not self._arrives[BACKWARD][chunk] and not self._forward_only:
+            if not self.backwards[chunk].arrives and not self._forward_only:
                 self.backwards[chunk].make_ready(microbatch)
         elif kind is INPUT:
             self.weights[chunk].make_ready(microbatch)

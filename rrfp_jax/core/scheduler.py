@@ -76,7 +76,7 @@ class StageScheduler:
         if budget is not None:
             self._admissions.append(Admission(budget.costs, budget.limit if hint else None))
         self._accumulator = Accumulator(placement.chunks, rules.accumulation, rules.spare_gradients)
-        self._releasing = FORWARD if rules.forward_only else WEIGHT  # besides a fused B
+        self._forward_only = rules.forward_only
         self._releases = [placement.chunks] * microbatches  # releasing tasks to go, per microbatch
         per_microbatch = placement.chunks * (1 if rules.forward_only else 2)
         self.tasks = self._remaining = microbatches * per_microbatch + len(split)
@@ -206,17 +206,22 @@ class StageScheduler:
         self._history.append(task)
         self._remaining -= 1
         self._progress.dispatch(task)
-        if kind is FORWARD and chunk == 0:
-            for admission in self._admissions:
-                admission.admit(microbatch)
-        if kind is self._releasing or kind is BACKWARD:
-            self._releases[microbatch] -= 1
-            if self._releases[microbatch] == 0:
+        if kind is FORWARD:
+            if chunk == 0:
                 for admission in self._admissions:
-                    admission.release(microbatch)
-        if kind is FORWARD or kind is INPUT:
-            return (Dispatch(task),)
-        return (Dispatch(task), *self._accumulator.add(chunk, microbatch))
+                    admission.admit(microbatch)
+            if self._forward_only:
+                self._release(microbatch)
+        elif kind is not INPUT:
+            self._release(microbatch)
+            return (Dispatch(task), *self._accumulator.add(chunk, microbatch))
+        return (Dispatch(task),)
+
+    def _release(self, microbatch: int) -> None:
+        self._releases[microbatch] -= 1
+        if self._releases[microbatch] == 0:
+            for admission in self._admissions:
+                admission.release(microbatch)
 
     def check_invariants(self) -> None:
         """Assert what must hold after every event (for tests; costs a pass over all tasks)."""

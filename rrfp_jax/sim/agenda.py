@@ -31,8 +31,7 @@ class Agenda:
         """
         heap = self._heap
         while heap:
-            now = heap[0][0]
-            while heap and heap[0][0] == now:
-                _, _, happens, device, what = heappop(heap)
-                happens(now, device, what)
-            yield now
+            now, _, happens, device, what = heappop(heap)
+            happens(now, device, what)
+            if not heap or heap[0][0] != now:
+                yield now

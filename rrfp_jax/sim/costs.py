@@ -9,9 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import TypeAlias
 
-from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
 from rrfp_jax.core.workload import Workload
 
 Row: TypeAlias = tuple[float, ...]
@@ -56,6 +57,7 @@ class WorkloadCosts(Costs):
 
     workload: Workload
     placement: Placement
+    _durations: Mapping[Kind, Sequence[Row]] = field(init=False, repr=False)
     _links: Mapping[Kind, Sequence[Sequence[Row | None]]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -64,22 +66,29 @@ class WorkloadCosts(Costs):
                 f"the workload has {self.workload.stages} stages, the placement {self.placement.stages}: "
                 "they must be equal"
             )
+        workload = self.workload
+        halves = zip(workload.backward_input, workload.backward_weight, strict=True)
+        fused = [tuple(map(add, *rows)) for rows in halves]
+        durations = {
+            FORWARD: workload.forward,
+            BACKWARD: fused,
+            INPUT: workload.backward_input,
+            WEIGHT: workload.backward_weight,
+        }
         stages, chunks = range(self.placement.stages), range(self.placement.chunks)
+        if len(chunks) > 1:
+            durations = {
+                kind: [tuple(seconds / len(chunks) for seconds in row) for row in table]
+                for kind, table in durations.items()
+            }
         links = {k: [[self._link(i, Task(k, c, 0)) for c in chunks] for i in stages] for k in Kind}
+        object.__setattr__(self, "_durations", durations)
         object.__setattr__(self, "_links", links)
 
     def duration(self, stage: int, task: Task) -> float:
         """See `Costs.duration`."""
         kind, _, microbatch = task
-        workload, chunks = self.workload, self.placement.chunks
-        if kind is FORWARD:
-            return workload.forward[stage][microbatch] / chunks
-        if kind is INPUT:
-            return workload.backward_input[stage][microbatch] / chunks
-        if kind is WEIGHT:
-            return workload.backward_weight[stage][microbatch] / chunks
-        both = workload.backward_input[stage][microbatch] + workload.backward_weight[stage][microbatch]
-        return both / chunks
+        return self._durations[kind][stage][microbatch]
 
     def transfer(self, stage: int, task: Task) -> float:
         """See `Costs.transfer`."""
