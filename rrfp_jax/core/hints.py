@@ -99,7 +99,7 @@ class BFW(BF):
     def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
         """Everywhere but at the beginning of the model."""
         chunks = [c for c in range(placement.chunks) if placement.virtual_stage(stage, c) > 0]
-        return {(c, j) for c in chunks for j in range(microbatches)}
+        return [(c, j) for c in chunks for j in range(microbatches)]
 
     def choose(self, state: Kind, ready: Runnable) -> tuple[Task, Kind] | None:
         """B and F in turns, else W."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import product
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
 
@@ -163,27 +163,32 @@ def planned_order(
     order = list(schedule.order(stage, placement, microbatches))
     if forward_only:
         order = [task for task in order if task.kind is FORWARD]
-    name, place = type(schedule).__name__, {task: at for at, task in enumerate(order)}
-    if len(place) < len(order):
-        twice = next(task for at, task in enumerate(order) if place[task] != at)
-        raise ValueError(f"schedule {name}, stage {stage}: {twice} is there twice")
-    wanted = [(c, j) for c in range(placement.chunks) for j in range(microbatches)]
-    for chunk, microbatch in wanted:
-        split = Task(INPUT, chunk, microbatch) in place or Task(WEIGHT, chunk, microbatch) in place
-        kinds = (FORWARD,) if forward_only else (FORWARD, INPUT, WEIGHT) if split else (FORWARD, BACKWARD)
-        tasks = [Task(kind, chunk, microbatch) for kind in kinds]
-        for task in tasks:
-            if task not in place:
-                raise ValueError(f"schedule {name}, stage {stage}: {task} is missing")
-        for before, after in pairwise(tasks):
-            if place[before] > place[after]:
-                raise ValueError(
-                    f"schedule {name}, stage {stage}: {after} stands before {before}, which it needs"
-                )
-        for task in tasks:
-            del place[task]
-    if place:
-        raise ValueError(f"schedule {name}, stage {stage}: {next(iter(place))} does not belong there")
+    chunks = range(placement.chunks)
+    past = {kind: [bytearray(microbatches) for _ in chunks] for kind in Kind}
+
+    def wrong(what: str) -> ValueError:
+        return ValueError(f"schedule {type(schedule).__name__}, stage {stage}: {what}")
+
+    for task in order:
+        kind, chunk, j = task
+        if not (chunk in chunks and 0 <= j < microbatches):
+            raise wrong(f"{task} does not belong there")
+        if past[kind][chunk][j]:
+            raise wrong(f"{task} is there twice")
+        past[kind][chunk][j] = True
+        if kind is not FORWARD:
+            before = INPUT if kind is WEIGHT else FORWARD
+            if not past[before][chunk][j] and (needed := Task(before, chunk, j)) in order:
+                raise wrong(f"{task} stands before {needed}, which it needs")
+    for chunk, j in product(chunks, range(microbatches)):
+        found = [kind for kind in Kind if past[kind][chunk][j]]
+        split = INPUT in found or WEIGHT in found
+        wanted = (FORWARD, INPUT, WEIGHT) if split else (FORWARD,) if forward_only else (FORWARD, BACKWARD)
+        for kind in wanted:
+            if kind not in found:
+                raise wrong(f"{Task(kind, chunk, j)} is missing")
+        if len(found) > len(wanted):
+            raise wrong(f"{Task(BACKWARD, chunk, j)} does not belong there")
     return order
 
 

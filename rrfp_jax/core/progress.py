@@ -44,12 +44,12 @@ class Row:
 
     __slots__ = ("_floor", "arrives", "mixed", "ready", "states", "tasks")
 
-    def __init__(self, tasks: Sequence[Task], arrives: bool) -> None:
+    def __init__(self, tasks: Sequence[Task], arrives: bool, mixed: bool = False) -> None:
         self.tasks = tasks
         self.arrives = arrives
         self.states = bytearray(len(tasks))
         self.ready = 0
-        self.mixed = len({task.kind for task in tasks}) > 1
+        self.mixed = mixed
         self._floor = len(tasks)  # none below it is ready
 
     def make_ready(self, microbatch: int) -> None:
@@ -75,6 +75,11 @@ class Row:
 class Progress:
     """The states of one stage's tasks.
 
+    Attributes:
+        forwards, backwards, weights: their rows by chunk.
+        ranked: the same by direction, the best chunk first.
+        splits: how many backwards run as I and W.
+
     Args:
         stage: which.
         placement: of the step.
@@ -91,18 +96,17 @@ class Progress:
         split: Collection[tuple[int, int]],
         forward_only: bool,
     ) -> None:
-        backwards = [list(tasks) for tasks in names[BACKWARD]]
+        backwards, splits = [list(tasks) for tasks in names[BACKWARD]], [0] * placement.chunks
         for chunk, microbatch in split:
+            splits[chunk] += backwards[chunk][microbatch].kind is BACKWARD
             backwards[chunk][microbatch] = names[INPUT][chunk][microbatch]
-
-        def rows(tasks: Sequence[Sequence[Task]]) -> list[Row]:
-            return [Row(row, placement.needs_arrival(stage, row[0])) for row in tasks]
-
-        self.forwards, self.backwards, self.weights = (
-            rows(names[FORWARD]),
-            rows(backwards),
-            rows(names[WEIGHT]),
-        )
+        self.splits = sum(splits)
+        self.forwards = [Row(tasks, placement.needs_arrival(stage, tasks[0])) for tasks in names[FORWARD]]
+        self.backwards = [
+            Row(tasks, placement.needs_arrival(stage, tasks[0]), mixed=0 < count < len(tasks))
+            for tasks, count in zip(backwards, splits, strict=True)
+        ]
+        self.weights = [Row(tasks, False) for tasks in names[WEIGHT]]
         self.ranked = {  # best chunk first, by the paper's tie order (appendix A)
             FORWARD: self.forwards,
             BACKWARD: self.backwards[::-1],

@@ -66,7 +66,7 @@ class StageScheduler:
         if hint is None:
             assert isinstance(rules.schedule, FixedOrder)
             self._order = planned_order(rules.schedule, stage, placement, microbatches, rules.forward_only)
-            split = {(c, j) for kind, c, j in self._order if kind is WEIGHT}
+            split = [(c, j) for kind, c, j in self._order if kind is WEIGHT]
         else:
             self._state = hint.start(stage, placement, microbatches)
             if not rules.forward_only:
@@ -79,7 +79,7 @@ class StageScheduler:
         self._forward_only = rules.forward_only
         self._releases = [placement.chunks] * microbatches  # releasing tasks to go, per microbatch
         per_microbatch = placement.chunks * (1 if rules.forward_only else 2)
-        self.tasks = self._remaining = microbatches * per_microbatch + len(split)
+        self.tasks = self._remaining = microbatches * per_microbatch + self._progress.splits
         self._offered: Task | None = None  # the latest answer of `first`
         self._history: deque[object] = deque(maxlen=12)
 
