@@ -7,7 +7,9 @@ transfer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 
 from rrfp_jax.core.events import ROOM, Arrived
@@ -47,7 +49,23 @@ def simulate(
         raise ValueError(f"links={links!r}: choose one of {', '.join(NETWORKS)}")
     if lead and links == "synchronous":
         raise ValueError(f"lead={lead} with synchronous links: nothing is queued while a device may be held")
-    return _Simulation(rules, costs.begin(), links, budgets, lead).run()
+    with _no_collection():
+        return _Simulation(rules, costs.begin(), links, budgets, lead).run()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave Python's cycle collector out: it walks over a growing step's tasks again and again.
+
+    That took a quarter of the time at 10^6 tasks; a step makes no garbage until it ends.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Simulation:
