@@ -81,6 +81,7 @@ class _Simulation:
         self._lead, self._depth = lead, 2 if lead else 1
         self._agenda = Agenda()
         self._network = NETWORKS[links](costs, self._agenda, self._arrived, self._wake)
+        self._placement = rules.placement
         stages = range(rules.placement.stages)
         self._devices = [Device(stage, rules, budgets[stage] if budgets else None) for stage in stages]
         connect(self._devices, rules)
@@ -103,7 +104,7 @@ class _Simulation:
             raise RuntimeError(f"the step cannot end: {'; '.join(waits)}")
         busy = {device.stage: device.busy for device in devices}
         end = max(device.free for device in devices)
-        return StepTrace(0, len(devices), [Part(0.0, end, busy, bytes(self._records))])
+        return StepTrace(0, self._placement, [Part(0.0, end, busy, bytes(self._records))])
 
     def _wake(self, now: float, device: Device, what: object = None) -> None:
         if device not in self._woken:
