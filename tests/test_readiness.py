@@ -85,7 +85,7 @@ def test_other_delays_other_orders_same_gradients(trainer):
 def test_the_trace_check_can_fail(trainer):
     trace, _ = run(trainer, DelayedTransport(3))
     late = [r._replace(ready=0.0) for r in trace.records]
-    assert skipped_although_ready(type(trace)(trace.step, trace.stages, [Part.of(late)]))
+    assert skipped_although_ready(type(trace)(trace.step, trace.placement, [Part.of(late)]))
 
 
 def test_tasks_of_a_stage_do_not_overlap_and_start_after_dispatch(trainer):
