@@ -47,8 +47,8 @@ def test_multimodal_stages():
 
 def test_one_link_is_slow():
     known = by_name("slow-link")(4, 2, seed=1).known
-    assert [row[0] for row in known.transfer_forward] == [0.001, 0.030, 0.001, 0.0]
-    assert [row[0] for row in known.transfer_backward] == [0.0, 0.001, 0.030, 0.001]
+    assert [row[0] for row in known.transfer_forward] == [0.001, 0.030, 0.001, 0.001]
+    assert [row[0] for row in known.transfer_backward] == [0.001, 0.001, 0.030, 0.001]
 
 
 def test_others_are_refused():

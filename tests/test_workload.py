@@ -97,8 +97,7 @@ def test_constant():
     workload = constant(2, 3, 0.5, backward_ratio=3.0, transfer=0.125)
     assert [workload.duration(stage, task) for stage in (0, 1) for task in (F2, B2)] == [0.5, 1.5] * 2
     assert workload.backward_input == workload.backward_weight
-    assert workload.transfer_forward == ((0.125,) * 3, (0.0,) * 3)
-    assert workload.transfer_backward == ((0.0,) * 3, (0.125,) * 3)
+    assert workload.transfer_forward == workload.transfer_backward == ((0.125,) * 3,) * 2
 
 
 def times(workload, kind, stage):

@@ -5,15 +5,17 @@ A workload is five tables of seconds, `[i][j]` being stage i and microbatch j:
     forward             F(i, j)
     backward_input      the part of the backward that the previous stage waits for
     backward_weight     the rest; the fused backward B(i, j) lasts as long as both
-    transfer_forward    an activation, from stage i to i + 1; the last row leads nowhere and is not read
-    transfer_backward   a gradient, from stage i to i - 1; the first row leads nowhere and is not read
+    transfer_forward    an activation, from stage i to i + 1; in the last row, to stage 0
+    transfer_backward   a gradient, from stage i to i - 1; in the first row, to the last stage
 
 and perhaps a sixth, of bytes:
 
     activation_bytes    what stage i keeps of microbatch j from its F to its release
 
-There is one chunk a stage. In files the transfers may be left out, being zero then, and `transfer_forward`
-may lack the last stage's row; `transfer_backward` may not be cut short, as rows would no longer count stages.
+That is one chunk a stage. Several share a stage's times equally, and with looped chunks the model goes round:
+only then are the transfers between the last stage and the first read. In files the transfers may be left out,
+being zero then, and `transfer_forward` may lack the last stage's row; `transfer_backward` may not be cut
+short, as rows would no longer count stages.
 """
 
 from __future__ import annotations
@@ -152,7 +154,7 @@ _NAMES = tuple(field.name for field in fields(Workload) if field.name != BYTES)
 def constant(
     stages: int, microbatches: int, forward: float, backward_ratio: float = 2.0, transfer: float = 0.0
 ) -> Workload:
-    """Equal tasks: a forward takes `forward` seconds, a transfer between neighbours `transfer` seconds.
+    """Equal tasks: a forward takes `forward` seconds, a transfer between stages `transfer` seconds.
 
     A backward takes `backward_ratio` times a forward, half of that for the input and half for the weights.
 
@@ -160,8 +162,8 @@ def constant(
         ValueError: no stage, no microbatch, or a time that is not finite and >= 0.
     """
     half = _filled(stages, microbatches, forward * backward_ratio / 2)
-    link, end = _filled(stages - 1, microbatches, transfer), _filled(1, microbatches, 0.0)
-    return Workload(_filled(stages, microbatches, forward), half, half, link + end, end + link)
+    links = _filled(stages, microbatches, transfer)
+    return Workload(_filled(stages, microbatches, forward), half, half, links, links)
 
 
 def log_normal(

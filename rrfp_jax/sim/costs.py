@@ -1,7 +1,7 @@
 """What tasks and transfers cost in seconds: the simulator's only knowledge of the model and the machine.
 
-`Costs` are asked for each task's duration once, at its dispatch, and for its transfer once. Those that change
-others wrap them, so they compose: `Straggler(Jittered(WorkloadCosts(...), ...), ...)`.
+Durations come from a workload, from a table, or from a trace of another run; `disturbances.py` has costs that
+wrap others.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from operator import add
 from typing import TypeAlias
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.core.workload import Workload
 
 Row: TypeAlias = tuple[float, ...]
@@ -24,17 +25,20 @@ class Costs(ABC):
 
     @abstractmethod
     def duration(self, stage: int, task: Task) -> float:
-        """How long `task` keeps the device of `stage` busy; a fused B as long as its I and W together."""
+        """How long `task` keeps the device of `stage` busy; a fused B as long as its I and W together.
+
+        A simulation asks once a task, at its dispatch.
+        """
 
     @abstractmethod
     def transfer(self, stage: int, task: Task) -> float:
-        """From the end of `task` on `stage` to the arrival of its output where it is needed.
+        """From the end of `task` on `stage` to the arrival of its output on the other stage that needs it.
 
-        0 where that is the same stage, or nowhere.
+        Not asked for outputs that stay on the stage, which are there at once, or that nobody needs.
         """
 
     def occupancy(self, stage: int, task: Task) -> float:
-        """For how much of its transfer an output keeps the link from others, if links are serialised."""
+        """For how much of its transfer an output keeps the link from others, if links are serial."""
         return self.transfer(stage, task)
 
     def begin(self) -> Costs:
@@ -105,3 +109,49 @@ class WorkloadCosts(Costs):
         if task.kind is FORWARD:
             return self.workload.transfer_forward[min(stage, to) if self.placement.shape == "v" else stage]
         return self.workload.transfer_backward[max(stage, to) if self.placement.shape == "v" else stage]
+
+
+@dataclass(frozen=True)
+class TableCosts(Costs):
+    """Every task's own duration, and every output's own transfer time, by (stage, task).
+
+    A fused B that is not in the table takes as long as its I and W.
+    """
+
+    durations: Mapping[tuple[int, Task], float]
+    transfers: Mapping[tuple[int, Task], float]
+
+    def duration(self, stage: int, task: Task) -> float:
+        """See `Costs.duration`.
+
+        Raises:
+            ValueError: the table does not have it.
+        """
+        seconds = self.durations.get((stage, task))
+        if seconds is not None:
+            return seconds
+        halves = [self.durations.get((stage, task._replace(kind=kind))) for kind in (INPUT, WEIGHT)]
+        if task.kind is not BACKWARD or None in halves:
+            raise ValueError(
+                f"the table has no duration of {task} on stage {stage}: use a schedule that splits the same "
+                "backwards, on the same placement"
+            )
+        return sum(half for half in halves if half is not None)
+
+    def transfer(self, stage: int, task: Task) -> float:
+        """See `Costs.transfer`; 0 if the table does not have it."""
+        return self.transfers.get((stage, task), 0.0)
+
+
+def recorded(trace: StepTrace) -> TableCosts:
+    """The costs of a step that has run: its durations, and from each end to the moment the receiver knew."""
+    ready = {(record.stage, record.task): record.ready for record in trace.records}
+    transfers = {}
+    for record in trace.records:
+        destination = trace.placement.destination(record.stage, record.task)
+        if destination is not None and destination[0] != record.stage:
+            to, task = destination
+            split = task._replace(kind=INPUT)  # what a gradient makes ready is B or I
+            known = ready[to, task] if (to, task) in ready else ready[to, split]
+            transfers[record.stage, record.task] = max(0.0, known - record.end)
+    return TableCosts({(r.stage, r.task): r.end - r.start for r in trace.records}, transfers)

@@ -1,0 +1,171 @@
+"""Costs that differ from others by something that a cluster does to a step. They wrap one another:
+
+    LateReadiness(Jittered(Straggler(costs, stage=2, factor=2.5), LEVELS["J2"], seed=0), seconds=1e-3)
+
+What is random is drawn per (seed, task), never in the order of the calls; so two schedules that are compared
+under one seed meet the same disturbances.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rrfp_jax.core.jitter import Jitter, Level, uniforms
+from rrfp_jax.core.tasks import Task
+from rrfp_jax.sim.costs import Costs
+
+LINKS = -1
+"""Stands for the step in the draws of links, which so differ from those of tasks under the same seed."""
+
+
+@dataclass(frozen=True)
+class Disturbed(Costs):
+    """Other costs, unchanged."""
+
+    inner: Costs
+
+    def duration(self, stage: int, task: Task) -> float:
+        """See `Costs.duration`."""
+        return self.inner.duration(stage, task)
+
+    def transfer(self, stage: int, task: Task) -> float:
+        """See `Costs.transfer`."""
+        return self.inner.transfer(stage, task)
+
+    def occupancy(self, stage: int, task: Task) -> float:
+        """See `Costs.occupancy`."""
+        return self.inner.occupancy(stage, task)
+
+    def begin(self) -> Costs:
+        """See `Costs.begin`."""
+        return replace(self, inner=self.inner.begin())
+
+
+@dataclass(frozen=True)
+class Straggler(Disturbed):
+    """One stage takes `factor` times as long, from microbatch `first` to `last` (None: to the end).
+
+    Raises:
+        ValueError: a factor that is not finite and at least 0.
+    """
+
+    stage: int
+    factor: float
+    first: int = 0
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.factor, "factor", "a multiple of the usual time")
+
+    def duration(self, stage: int, task: Task) -> float:
+        """See `Costs.duration`."""
+        seconds = self.inner.duration(stage, task)
+        last = task.microbatch if self.last is None else self.last
+        slow = stage == self.stage and self.first <= task.microbatch <= last
+        return seconds * self.factor if slow else seconds
+
+
+@dataclass(frozen=True)
+class Jittered(Disturbed):
+    """Injected jitter, as the runtime applies it on paced devices (core/jitter.py; paper, section 7.6)."""
+
+    level: Level
+    seed: int
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_jitter", Jitter(self.level, self.seed))
+
+    def duration(self, stage: int, task: Task) -> float:
+        """See `Costs.duration`; depends on the running mean of what was asked before."""
+        own = self.inner.duration(stage, task)
+        jitter: Jitter = self._jitter  # type: ignore[attr-defined]
+        return own + jitter.delay(self.step, stage, task, own)
+
+
+@dataclass(frozen=True)
+class LateReadiness(Disturbed):
+    """Every arrival is noticed so many seconds later, or takes the hosts so long; the link is free by then.
+
+    Raises:
+        ValueError: seconds that are not finite and at least 0.
+    """
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _require(self.seconds, "late readiness", "seconds")
+
+    def transfer(self, stage: int, task: Task) -> float:
+        """See `Costs.transfer`."""
+        return self.inner.transfer(stage, task) + self.seconds
+
+
+@dataclass(frozen=True)
+class LinkJitter(Disturbed):
+    """Every transfer takes a log-normal factor of mean 1 as long; `sigma` is the logarithm's sd.
+
+    Measured ratios of p99 to p50 are 1.05 to 3.2 (StragglerAnalysis), which is a sigma of 0.02 to 0.5.
+
+    Raises:
+        ValueError: a sigma that is not finite and at least 0.
+    """
+
+    sigma: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        _require(self.sigma, "sigma", "the standard deviation of a logarithm")
+
+    def transfer(self, stage: int, task: Task) -> float:
+        """See `Costs.transfer`."""
+        return self.inner.transfer(stage, task) * self._factor(stage, task)
+
+    def occupancy(self, stage: int, task: Task) -> float:
+        """See `Costs.occupancy`."""
+        return self.inner.occupancy(stage, task) * self._factor(stage, task)
+
+    def _factor(self, stage: int, task: Task) -> float:
+        one, other = uniforms(self.seed, LINKS, stage, task)
+        normal = math.sqrt(-2 * math.log(1 - one)) * math.cos(2 * math.pi * other)  # Box and Muller
+        return math.exp(self.sigma * normal - self.sigma**2 / 2)
+
+
+@dataclass(frozen=True)
+class SizedTransfers(Disturbed):
+    """Transfers by size: `latency` + bytes / `bandwidth`; a serial link is taken for the second part only.
+
+    Args:
+        sizes: of a microbatch's activation, and so of its gradient, between any two stages (bytes).
+        latency: seconds.
+        bandwidth: bytes/s.
+
+    Raises:
+        ValueError: a bandwidth that is not above 0, a latency or size that is not finite and at least 0.
+    """
+
+    sizes: Sequence[float]
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth > 0:
+            raise ValueError(f"bandwidth={self.bandwidth}: give bytes per second, more than 0")
+        _require(self.latency, "latency", "seconds")
+        for j, size in enumerate(self.sizes):
+            _require(size, f"sizes[{j}]", "bytes")
+
+    def transfer(self, stage: int, task: Task) -> float:
+        """See `Costs.transfer`."""
+        return self.latency + self.occupancy(stage, task)
+
+    def occupancy(self, stage: int, task: Task) -> float:
+        """See `Costs.occupancy`."""
+        return self.sizes[task.microbatch] / self.bandwidth
+
+
+def _require(value: float, name: str, unit: str) -> None:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name}={value}: give {unit}, finite and at least 0")

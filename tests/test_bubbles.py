@@ -1,0 +1,64 @@
+"""The published bubble formulas of the field's schedules, from simulated steps of constant durations.
+
+A stage's bubble is the time from its first task's start to its last one's end in which it does not compute;
+that of the step is the largest (arXiv:2401.10241, section 2: the cost of a schedule is its longest stage).
+t_F, t_I and t_W are the times of a whole stage, whatever the number of chunks; p stages.
+"""
+
+import pytest
+
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.workload import Workload
+from rrfp_jax.sim.costs import WorkloadCosts
+from rrfp_jax.sim.engine import simulate
+
+FORMULAS = {
+    # arXiv:2104.04473, section 2.2.1: (p - 1)(t_F + t_B)
+    ("1f1b", 1): lambda p, f, i, w: (p - 1) * (f + i + w),
+    # arXiv:2104.04473, section 2.2.2: (p - 1)(t_F + t_B) / v for v chunks
+    ("interleaved-1f1b", 2): lambda p, f, i, w: (p - 1) * (f + i + w) / 2,
+    ("interleaved-1f1b", 4): lambda p, f, i, w: (p - 1) * (f + i + w) / 4,
+    # arXiv:2401.10241, table 2; there B is what is I here
+    ("zb-h1", 1): lambda p, f, i, w: (p - 1) * (f + i - w),
+    ("zb-h2", 1): lambda p, f, i, w: (p - 1) * (f + i - 2 * w),
+}
+
+
+def step(name, chunks, stages, microbatches, times):
+    schedule = by_name(name)
+    placement = schedule.placement_for(stages, chunks)
+    tables = [((float(time),) * microbatches,) * stages for time in (*times, 0, 0)]
+    rules = StepRules(placement=placement, microbatches=microbatches, schedule=schedule)
+    return simulate(rules, WorkloadCosts(Workload(*tables), placement))
+
+
+def bubble(trace):
+    tasks = [trace.stage_records(stage) for stage in range(trace.stages)]
+    return max(own[-1].end - own[0].start - sum(r.end - r.start for r in own) for own in tasks)
+
+
+@pytest.mark.parametrize(("name", "chunks"), FORMULAS)
+@pytest.mark.parametrize("stages", [2, 4, 7])
+@pytest.mark.parametrize("times", [(4, 4, 4), (8, 8, 4), (8, 12, 8)])
+def test_formula(name, chunks, stages, times):
+    trace = step(name, chunks, stages, 4 * stages, times)
+    assert bubble(trace) == FORMULAS[name, chunks](stages, *times)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 7])
+def test_a_v_has_none_if_all_parts_take_equally_long(stages):
+    """arXiv:2405.15362, section 3: V-ZB, at t_F = t_I = t_W."""
+    assert bubble(step("zb-v", 2, stages, 4 * stages, (4, 4, 4))) == 0
+
+
+@pytest.mark.parametrize(("name", "chunks"), FORMULAS)
+def test_the_bubble_does_not_grow_with_the_step(name, chunks):
+    assert len({bubble(step(name, chunks, 4, microbatches, (4, 4, 4))) for microbatches in (8, 16, 40)}) == 1
+
+
+@pytest.mark.parametrize("microbatches", [1, 4, 9])
+def test_gpipe_lasts_as_long_as_1f1b(microbatches):
+    """arXiv:2104.04473, section 2.2.1: the same bubble, at more memory."""
+    spans = {step(name, 1, 4, microbatches, (4, 5, 3)).makespan for name in ("gpipe", "1f1b")}
+    assert spans == {(microbatches + 3) * 12}
