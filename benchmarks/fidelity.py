@@ -4,13 +4,12 @@
 
 For stages x microbatches x task length x schedule a workload is drawn (log-normal, sd 0.3, half of the
 variance common to all tasks of a microbatch) and run on paced devices by as many processes. Beside it stands
-the step time computed from the same durations, the same core and the measured hop: the time between the end
-of a task and the moment the next stage knows, median over the run's own transfers.
+the step time simulated with the same durations and the measured hop: the time between the end of a task and
+the moment the next stage knows, median over the run's own transfers.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import json
 import os
@@ -24,59 +23,31 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Aim, finish, parse
-from rrfp_jax.core.events import ROOM, Arrived
 from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import Kind, Placement, Task
 from rrfp_jax.core.workload import Workload, log_normal
 from rrfp_jax.runtime.device import LEAD_SECONDS
+from rrfp_jax.sim.costs import WorkloadCosts
+from rrfp_jax.sim.disturbances import LateReadiness
+from rrfp_jax.sim.engine import simulate
 
 REPOSITORY = Path(__file__).parent.parent
 STEPS, LIMIT = 4, 8
 RUN_SECONDS = 300.0
 
 
-def computed_step(workload: Workload, schedule: str, hop: float) -> float:
-    """Seconds of a step by the durations, the core and a hop of so many seconds; nothing else takes time.
+def simulated_step(workload: Workload, schedule: str, hop: float) -> float:
+    """Seconds of a step by its durations and a hop of so many seconds; nothing else takes time.
 
     A task is chosen as the driver does: up to `LEAD_SECONDS` before the one before it ends.
     """
+    placement = Placement(workload.stages)
     rules = StepRules(
-        placement=Placement(workload.stages),
-        microbatches=workload.microbatches,
-        schedule=by_name(schedule),
-        limit=LIMIT,
+        placement=placement, microbatches=workload.microbatches, schedule=by_name(schedule), limit=LIMIT
     )
-    schedulers = [StageScheduler(stage, rules) for stage in range(workload.stages)]
-    free = [0.0] * workload.stages  # when each device ends what it has
-    queued = [0] * workload.stages  # tasks that have not ended
-    order = itertools.count()
-    events: list[tuple[float, int, int, Task | None, bool]] = []  # at, order, stage, arrived, an end
-
-    def fill(stage: int, now: float) -> None:
-        while queued[stage] == 0 or (queued[stage] == 1 and free[stage] - now <= LEAD_SECONDS + 1e-12):
-            instructions = schedulers[stage].handle(ROOM)
-            if not instructions:
-                return
-            task = instructions[0].task  # type: ignore[union-attr]
-            end = free[stage] = max(now, free[stage]) + workload.duration(stage, task)
-            queued[stage] += 1
-            heapq.heappush(events, (end - LEAD_SECONDS, next(order), stage, None, False))
-            heapq.heappush(events, (end, next(order), stage, None, True))
-            if (destination := rules.placement.destination(stage, task)) is not None:
-                arrives = end + workload.transfer(stage, task) + hop
-                heapq.heappush(events, (arrives, next(order), *destination, False))
-
-    for stage in range(workload.stages):
-        fill(stage, 0.0)
-    while events:
-        now, _, stage, arrived, ended = heapq.heappop(events)
-        queued[stage] -= ended
-        if arrived is not None:
-            schedulers[stage].handle(Arrived(arrived))
-        fill(stage, now)
-    return max(free)
+    costs = LateReadiness(WorkloadCosts(workload, placement), hop)
+    return simulate(rules, costs, lead=LEAD_SECONDS).makespan
 
 
 def real_run(workload: Workload, schedule: str, jitter: str = "J0") -> tuple[list[float], float]:
@@ -136,7 +107,7 @@ def main() -> int:
         rows.append(row := measure(stages, microbatches, seconds, schedule))
         print(
             f"{stages} stages, {microbatches} microbatches, {seconds * 1e3:.0f} ms, {schedule:5}: real "
-            f"{row['real']:.4f} s, computed {row['computed']:.4f} s, off by {row['percent']:+.2f} %, "
+            f"{row['real']:.4f} s, simulated {row['simulated']:.4f} s, off by {row['percent']:+.2f} %, "
             f"hop {row['hop_us']:.0f} us",
             flush=True,
         )
@@ -149,13 +120,18 @@ def main() -> int:
 
 
 def measure(stages: int, microbatches: int, seconds: float, schedule: str) -> dict[str, Any]:
-    """One case: the median real step, the computed one, and their difference."""
+    """One case: the median real step, the simulated one, and their difference."""
     workload = log_normal(stages, microbatches, forward=seconds, sigma=0.3, shared=0.5, seed=1)
     steps, hop = real_run(workload, schedule)
-    real, computed = float(np.median(steps)), computed_step(workload, schedule, hop)
+    real, simulated = float(np.median(steps)), simulated_step(workload, schedule, hop)
     return {
         **{"stages": stages, "microbatches": microbatches, "seconds": seconds, "schedule": schedule},
-        **{"real": real, "computed": computed, "percent": 100 * (real / computed - 1), "hop_us": hop * 1e6},
+        **{
+            "real": real,
+            "simulated": simulated,
+            "percent": 100 * (real / simulated - 1),
+            "hop_us": hop * 1e6,
+        },
     }
 
 
