@@ -39,6 +39,11 @@ EVALUATIONS = 200
 KEPT = (4, 2, 1)
 """How many candidates are improved, round by round."""
 
+RELABEL = 0.75
+"""Share of the moves that relabel, where one of so many attempts is legal."""
+
+TRIES = 10
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -137,26 +142,21 @@ class _Planner:
 
     def _climbed(self, found: _Found, evaluations: int, rng: random.Random) -> _Found:
         for _ in range(evaluations):
-            rows = self._relabelled(found, rng) if rng.random() < 0.5 else None
+            rows = self._relabelled(found, rng) if rng.random() < RELABEL else None
             if rows is not None:
                 new = self._simulated(self._listed(rows))
             else:
                 new = self._simulated(Ranked(self._listed(_reranked(found, rng))))
-            found = min(new, found)
+            found = min(new, found)  # the new one if they are equal: so the search moves on plateaus
         return found
 
     def _relabelled(self, found: _Found, rng: random.Random) -> Rows | None:
-        """The order with its microbatches exchanged; None if it would not be legal."""
-        sequence = [task.microbatch for task in found.order.rows[0] if task[:2] == (FORWARD, 0)]
-        new = sequence[:]
-        here, there = rng.randrange(len(new)), rng.randrange(len(new))
-        if rng.random() < 0.5:
-            new[here], new[there] = new[there], new[here]
-        else:
-            new.insert(there, new.pop(here))
-        label = dict(zip(sequence, new, strict=True))
-        rows = [[task._replace(microbatch=label[task.microbatch]) for task in row] for row in found.order.rows]
-        return rows if self._fits(rows) else None
+        """The order with its microbatches exchanged; None if no attempt is legal."""
+        for _ in range(TRIES):
+            rows = _exchanged(found.order.rows, rng)
+            if self._fits(rows):
+                return rows
+        return None
 
     def _simulated(self, schedule: Schedule) -> _Found:
         """The order in which a schedule dispatches."""
@@ -202,6 +202,20 @@ def _legal(row: Sequence[Task], rules: StepRules, budgets: Sequence[Budget]) -> 
             if releases[microbatch] == 0:
                 held = [h - b.costs[microbatch] for h, b in zip(held, budgets, strict=True)]
     return True
+
+
+def _exchanged(rows: Rows, rng: random.Random) -> Rows:
+    """Two microbatches exchanged, or one moved in the sequence in which they come, in all stages alike."""
+    sequence = [task.microbatch for task in rows[0] if task[:2] == (FORWARD, 0)]
+    new, here = sequence[:], rng.randrange(len(sequence))
+    distance = round(len(sequence) ** rng.random()) * rng.choice((-1, 1))
+    there = min(max(here + distance, 0), len(sequence) - 1)
+    if rng.random() < 0.5:
+        new[here], new[there] = new[there], new[here]
+    else:
+        new.insert(there, new.pop(here))
+    label = dict(zip(sequence, new, strict=True))
+    return [[Task(kind, chunk, label[j]) for kind, chunk, j in row] for row in rows]
 
 
 def _reranked(found: _Found, rng: random.Random) -> Rows:
