@@ -1,29 +1,31 @@
 """A time that no order of a step's tasks can beat, whether it is planned or decides as it goes.
 
-Two bounds are taken for every stage, and the largest of all is returned. Both use only that a stage runs one task
-at a time, what each task needs, and the limits in flight; so transfers, uneven durations, several chunks and
-split backwards need no special treatment. An operation's head and tail are explained in `operations.py`.
+Two bounds are taken for every stage; the largest of all counts. They use only that a stage runs one task at a
+time, what each task needs, and the limits in flight, so that transfers, uneven durations, several chunks and
+split backwards are nothing special. Heads and tails of operations are explained in `operations.py`.
 
 **One machine.** Every order runs the stage's operations one at a time, each no earlier than its head, and the
-step lasts at least for its tail afterwards. Jackson's schedule (always the operation with the longest tail, which
-may be interrupted) is the shortest of all that keep to this, interruptible ones included (Carlier,
-"The one-machine sequencing problem", European Journal of Operational Research 11, 1982). It is at least the
-stage's work (the bound of arXiv:2605.18750, section 6), plus the time before the first and after the last task.
+step lasts at least for its tail afterwards. No schedule of such jobs on one machine, even of interruptible ones,
+is shorter than Jackson's, which always runs the one with the longest tail (Carlier, "The one-machine sequencing
+problem", European Journal of Operational Research 11, 1982). Its length is at least the stage's work (the bound
+of arXiv:2605.18750, section 6) with the shortest head before and the shortest tail after it.
 
-**Slots.** Under a limit a microbatch holds its share of it from the start of its first forward on the stage to the
-start of its last releasing task, at least as long as the tree demands. Share times holding time, summed over the
-microbatches, fits into limit times the span from the first of these starts to the last, before which lies the
-shortest head and after which the shortest releasing task with its tail.
+**Places.** Under a limit a microbatch holds its share from the start of its first task on the stage to the end of
+its last there (given back at that one's start, but nothing else can begin there until its end), so at least as
+long as its tree demands. Share times time held, summed over the microbatches, fits into limit times the span from
+the first of these starts to the last of these ends, before which lies the shortest head and after which the
+shortest tail.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rrfp_jax.core.hints import BF, Hint
-from rrfp_jax.core.scheduler import Budget, StepRules
+from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.costs import Costs
 from rrfp_jax.sim.operations import Operation, operations
@@ -51,8 +53,8 @@ def lower_bound(
         rules: of the step; its schedule says only which backwards are split.
         costs: of its tasks and transfers, which must not depend on the order.
         budgets: in bytes, per stage.
-        any_split: bound the orders that split whatever they like and have no limit. A fused B can be seen as
-            I and W one after the other, whose gradient leaves late; so this is the bound of all split.
+        any_split: bound every order, without limits, whatever it splits. A fused B is I and then W, with the
+            gradient leaving late; so no order beats the bound of those that split all backwards.
 
     Raises:
         ValueError: what the core refuses of the rules.
@@ -66,9 +68,9 @@ def lower_bound(
     bounds = [one_machine((o.head, o.duration, o.tail) for o in stage) for stage in by_stage]
     for stage, budget in zip(by_stage, budgets or [None] * len(by_stage), strict=True):
         if limited and rules.limit is not None:
-            bounds.append(_slots(stage, Budget([1] * rules.microbatches, rules.limit)))
+            bounds.append(_places(stage, Budget([1] * rules.microbatches, rules.limit)))
         if limited and budget is not None:
-            bounds.append(_slots(stage, budget))
+            bounds.append(_places(stage, budget))
     return max(bounds)
 
 
@@ -94,13 +96,13 @@ def one_machine(jobs: Iterable[tuple[float, float, float]]) -> float:
     return length
 
 
-def _slots(stage: Sequence[Operation], budget: Budget) -> float:
-    """The bound by what the microbatches of a stage hold of its limit."""
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
+def _places(stage: Sequence[Operation], budget: Budget) -> float:
+    """The bound by what the microbatches hold of a stage's limit."""
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
     for o in stage:
         j = o.task.microbatch
-        first[j] = min(first.get(j, o.head), o.head)
-        last[j] = max(last.get(j, o.head), o.head)
-    held = sum(budget.costs[j] * (last[j] - first[j]) for j in first)
-    return min(first.values()) + held / budget.limit + min(o.duration + o.tail for o in stage)
+        begins[j] = min(begins.get(j, math.inf), o.head)
+        ends[j] = max(ends.get(j, 0.0), o.head + o.duration)
+    held = sum(budget.costs[j] * (ends[j] - begins[j]) for j in begins)
+    return min(begins.values()) + held / budget.limit + min(o.tail for o in stage)

@@ -1,15 +1,16 @@
 """A step as scheduling theory sees it: operations on machines, the stages, each after at most one other.
 
-A microbatch is a tree. F(0) ... F(last), B(last) ... B(0) is a chain; where a backward is split, I stands for B
-and has a W as a branch. The *head* of an operation is the shortest time before its start, its *tail* the shortest
-time after its end: what the tree alone demands, if no stage were ever busy with other microbatches.
+A microbatch is a tree: F(0) ... F(last), B(last) ... B(0) is a chain, and where a backward is split, I stands
+for B and has a W as a branch. The *head* of an operation is the shortest time before its start, its *tail* the
+shortest time after its end: what its tree demands even if no stage is ever busy with other microbatches.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rrfp_jax.core.scheduler import StageScheduler, StepRules
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 from rrfp_jax.sim.costs import Costs
 

@@ -89,7 +89,9 @@ class _Search:
         stages = range(rules.placement.stages)
         self._by_stage = [[at for at, o in enumerate(found) if o.stage == stage] for stage in stages]
         self._followers: list[list[int]] = [[] for _ in found]
-        self._places: list[dict[int, int]] = [{} for _ in stages]  # per microbatch: what must end to free its place
+        self._places: list[dict[int, int]] = [
+            {} for _ in stages
+        ]  # per microbatch: what must end to free its place
         for at, o in enumerate(found):
             if o.follows is not None:
                 self._followers[index[o.follows]].append(at)

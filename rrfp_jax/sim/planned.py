@@ -1,15 +1,15 @@
 """*Planned*: the best order that the simulator finds for known costs, to be followed strictly.
 
-It is what readiness-first has to be compared with: whoever knows all durations beforehand need not be ready for
-everything. The search spends a given number of simulations, and nothing in it depends on the clock.
+It is the honest rival of readiness-first, which knows nothing beforehand. The search spends a given number of
+simulations, each under the rules of the step; nothing in it depends on the clock.
 
-1. **Candidates.** Every fixed order defined for the placement, and for every hint the order in which its tasks are
-   dispatched, are simulated under the step's limits; fixed orders that exceed them are refused.
-2. **Local search.** The best candidates are improved by two random moves, each kept if the makespan does not grow:
-   *relabel* exchanges microbatches, or moves one to another place in their sequence, in the orders of all stages;
-   *rerank* moves tasks in the order of a stretch of time, takes the result as a ranking, and has the readiness-first
-   core find out what is dispatched, so that it is legal whatever was moved. The simulations are shared out by
-   successive halving: equally to four candidates, then to the better two, then to the best.
+1. **Candidates.** Every fixed order that is defined for the placement, and of every hint the order in which it
+   dispatches. The core applies limits in flight to hints only; here a fixed order that exceeds them is refused.
+2. **Local search.** The best candidates are improved by random moves, kept where the makespan does not grow.
+   *Relabel*: microbatches change places, in the orders of all stages alike. *Rerank*: tasks that start in some
+   stretch of time are moved, and the result is used as a hint: what that dispatches is legal whatever was moved.
+   The simulations are shared out by successive halving: to four candidates, then to the better two of these,
+   then to the best.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeAlias
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.deadlock import check_can_end
-from rrfp_jax.core.hints import Hint, Ranked
+from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
 from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.schedules import NAMED, Schedule
@@ -31,18 +32,16 @@ from rrfp_jax.sim.costs import Costs
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.links import Links
 
-Rows: TypeAlias = Sequence[Sequence[Task]]
-
 EVALUATIONS = 200
 """Simulations that a plan takes unless told otherwise."""
 
 KEPT = (4, 2, 1)
 """How many candidates are improved, round by round."""
 
-RELABEL = 0.75
-"""Share of the moves that relabel, where one of so many attempts is legal."""
+RELABEL, ATTEMPTS = 0.75, 10
+"""Share of the moves that relabel, and how often that is tried until an order is legal."""
 
-TRIES = 10
+Rows: TypeAlias = Sequence[Sequence[Task]]
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,16 @@ class Plan:
     evaluations: int
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class _Found:
     """An order, its makespan (s), and when each of its tasks starts (s), by stage."""
 
+    order: ListedOrder
     makespan: float
-    order: ListedOrder = field(compare=False)
-    starts: Sequence[Sequence[float]] = field(compare=False)
+    starts: Sequence[Sequence[float]]
+
+
+_makespan = attrgetter("makespan")
 
 
 def plan(
@@ -87,8 +89,8 @@ def plan(
         rules: of the step; their own schedule does not matter. Their limit, which the core applies to hints
             only, holds for the plan, too.
         costs: as known beforehand.
-        candidates: to begin with. If no one splits the backward, the plan does not either.
-        evaluations: simulations to spend, beyond one for each candidate only if there are more candidates.
+        candidates: to begin with. If none of them splits backwards, the plan does not either.
+        evaluations: simulations to spend; those of the candidates count, and are made in any case.
         seed: of the random moves.
         links: see `simulate`.
         budgets: in bytes, per stage; they hold for the plan, too.
@@ -134,11 +136,11 @@ class _Planner:
     def improved(self, pool: list[_Found], evaluations: int, rng: random.Random) -> _Found:
         """The best after the local search."""
         for at, kept in enumerate(KEPT):
-            pool = sorted({found.order: found for found in pool}.values())[:kept]
+            pool = sorted({found.order: found for found in pool}.values(), key=_makespan)[:kept]
             left = evaluations - self.evaluations
             each = left // ((len(KEPT) - at) * len(pool))
             pool = [self._climbed(found, each, rng) for found in pool]
-        return min(pool)
+        return min(pool, key=_makespan)
 
     def _climbed(self, found: _Found, evaluations: int, rng: random.Random) -> _Found:
         for _ in range(evaluations):
@@ -147,12 +149,14 @@ class _Planner:
                 new = self._simulated(self._listed(rows))
             else:
                 new = self._simulated(Ranked(self._listed(_reranked(found, rng))))
-            found = min(new, found)  # the new one if they are equal: so the search moves on plateaus
+            found = min(
+                new, found, key=_makespan
+            )  # of equals the new one, so that the search moves on plateaus
         return found
 
     def _relabelled(self, found: _Found, rng: random.Random) -> Rows | None:
         """The order with its microbatches exchanged; None if no attempt is legal."""
-        for _ in range(TRIES):
+        for _ in range(ATTEMPTS):
             rows = _exchanged(found.order.rows, rng)
             if self._fits(rows):
                 return rows
@@ -168,7 +172,7 @@ class _Planner:
         for record in trace.records:  # by end, so in the order of dispatch on each stage
             rows[record.stage].append(record.task)
             starts[record.stage].append(record.start)
-        return _Found(trace.makespan, self._listed(rows), starts)
+        return _Found(self._listed(rows), trace.makespan, starts)
 
     def _listed(self, rows: Rows) -> ListedOrder:
         return ListedOrder(self._rules.placement, self._rules.microbatches, tuple(map(tuple, rows)))
@@ -219,7 +223,7 @@ def _exchanged(rows: Rows, rng: random.Random) -> Rows:
 
 
 def _reranked(found: _Found, rng: random.Random) -> Rows:
-    """The order with tasks moved that start in some stretch of time, by times of their own or of their microbatch."""
+    """Tasks moved that start in some stretch of time: each by itself, or those of a microbatch together."""
     span = found.makespan
     centre, half = rng.uniform(0.0, span), span * math.exp(rng.uniform(-3.0, 0.0))
     distance = span * math.exp(rng.uniform(-6.0, -2.0))
