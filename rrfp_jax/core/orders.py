@@ -30,7 +30,7 @@ class FixedOrder(ABC):
 
 @dataclass(frozen=True)
 class ListedOrder(FixedOrder):
-    """An order that was written down or found: `rows[stage]` are its tasks. It holds for its own sizes only."""
+    """An order that was written down, or found: `rows[stage]` are its tasks. For its own sizes only."""
 
     placement: Placement
     microbatches: int

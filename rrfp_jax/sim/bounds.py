@@ -1,20 +1,23 @@
 """A time that no order of a step's tasks can beat, whether it is planned or decides as it goes.
 
-Two bounds are taken for every stage; the largest of all counts. They use only that a stage runs one task at a
-time, what each task needs, and the limits in flight, so that transfers, uneven durations, several chunks and
-split backwards are nothing special. Heads and tails of operations are explained in `operations.py`.
+Two bounds are taken for every stage; the largest of all counts. They use only that a stage runs one task
+at a time, what each task needs, and the limits in flight, so that transfers, uneven durations, several
+chunks and split backwards are nothing special. Heads and tails of operations are explained in
+`operations.py`.
 
-**One machine.** Every order runs the stage's operations one at a time, each no earlier than its head, and the
-step lasts at least for its tail afterwards. No schedule of such jobs on one machine, even of interruptible ones,
-is shorter than Jackson's, which always runs the one with the longest tail (Carlier, "The one-machine sequencing
-problem", European Journal of Operational Research 11, 1982). Its length is at least the stage's work (the bound
-of arXiv:2605.18750, section 6) with the shortest head before and the shortest tail after it.
+**One machine.** Every order runs the stage's operations one at a time, each no earlier than its head, and
+the step lasts at least for its tail afterwards. No schedule of such jobs on one machine, even of
+interruptible ones, is shorter than Jackson's, which always runs the job with the longest tail (Carlier,
+"The one-machine sequencing problem", European Journal of Operational Research 11, 1982). It is at least
+as long as the stage's work (the bound of arXiv:2605.18750, section 6) with the shortest head before and
+the shortest tail after it.
 
-**Places.** Under a limit a microbatch holds its share from the start of its first task on the stage to the end of
-its last there (given back at that one's start, but nothing else can begin there until its end), so at least as
-long as its tree demands. Share times time held, summed over the microbatches, fits into limit times the span from
-the first of these starts to the last of these ends, before which lies the shortest head and after which the
-shortest tail.
+**Places.** Under a limit a microbatch holds its share from the start of its first task on the stage to
+the end of its last there (it is given back at that one's start, but nothing else can begin there until
+its end), so at least as long as its tree demands. Share times time held, summed over the microbatches,
+fits into limit times the span from the first of these starts to the last of these ends, before which lies
+the shortest head and after which the shortest tail. Of the limit only a multiple of the shares' greatest
+common divisor can be held.
 """
 
 from __future__ import annotations
@@ -105,4 +108,5 @@ def _places(stage: Sequence[Operation], budget: Budget) -> float:
         begins[j] = min(begins.get(j, math.inf), o.head)
         ends[j] = max(ends.get(j, 0.0), o.head + o.duration)
     held = sum(budget.costs[j] * (ends[j] - begins[j]) for j in begins)
-    return min(begins.values()) + held / budget.limit + min(o.tail for o in stage)
+    unit = math.gcd(*budget.costs) or 1
+    return min(begins.values()) + held / (budget.limit // unit * unit) + min(o.tail for o in stage)

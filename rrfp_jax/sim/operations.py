@@ -1,8 +1,9 @@
 """A step as scheduling theory sees it: operations on machines, the stages, each after at most one other.
 
-A microbatch is a tree: F(0) ... F(last), B(last) ... B(0) is a chain, and where a backward is split, I stands
-for B and has a W as a branch. The *head* of an operation is the shortest time before its start, its *tail* the
-shortest time after its end: what its tree demands even if no stage is ever busy with other microbatches.
+A microbatch is a tree: F(0) ... F(last), B(last) ... B(0) is a chain, and where a backward is split, I
+stands for B and has a W as a branch. The *head* of an operation is the shortest time before its start,
+its *tail* the shortest time after its end: what its tree demands even if no stage is ever busy with other
+microbatches.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Operation:
 
 
 def operations(rules: StepRules, costs: Costs) -> list[Operation]:
-    """All operations of a step, split as its schedule says, microbatch by microbatch, each after what it needs.
+    """All operations of a step, split as its schedule says, by microbatch, each after what it needs.
 
     The costs must not depend on the order in which they are asked for.
 

@@ -1,19 +1,21 @@
 """The exact optimum of a tiny step, over all orders of all stages, by search.
 
-Theory of operation. A schedule is built operation by operation, in order of their starts: each begins when its
-stage is free and its input is there, but not before the one built last. Every schedule in which nothing could
-begin earlier arises so. What a partial schedule can become depends on which operations are done, on when each
-stage is free and when each input is there; so the search goes by layers, one operation more in each, and of those
-with the same operations done it keeps the ones that no other beats or equals in all of these times.
+Theory of operation. A schedule is built operation by operation, in order of their starts: each begins
+when its stage is free and its input is there, but not before the one built last. Every schedule in which
+nothing could begin earlier arises so. What a partial schedule can become depends on which operations are
+done, on when each stage is free and when each input is there; so the search goes by layers, one operation
+more in each, and of those with the same operations done it keeps the ones that no other beats or equals
+in all of these times.
 
-- Nothing begins at or after the earliest time at which another operation, begun now, would have ended: that one
-  could be put before it at no cost. Forwards that need a place under the limit are no such operations, since
-  their microbatch would hold the place longer.
-- A partial schedule is dropped if the one-machine bounds of `bounds.py` show that it becomes no better than the
-  best schedule known. That one is found by the same search, keeping only the most promising few of each layer;
-  more and more of them, until none had to be dropped for want of space.
+- Nothing begins at or after the earliest time at which another operation, begun now, would have ended:
+  that one could be put before it at no cost. Forwards that need a place under the limit are no such
+  operations, since their microbatch would hold the place longer.
+- A partial schedule is dropped if the one-machine bounds of `bounds.py` show that it becomes no better
+  than the best schedule known. That one is found by the same search, keeping only the most promising few
+  of each layer; more and more of them, until none had to be dropped for want of space.
 
-On one core of a laptop 4 stages and 4 microbatches (32 tasks, or 44 with the backward split) take about a second.
+On one core of a laptop 4 stages and 4 microbatches (32 tasks, or 44 with the backward split) take about a
+second.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from rrfp_jax.sim.costs import Costs
 from rrfp_jax.sim.operations import operations
 
 FIRST_WIDTH, WIDENING = 30, 10
-"""How many partial schedules of a layer are kept at first, and how many times as many with each new search."""
+"""How many partial schedules of a layer are kept, and how many times as many in each further search."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Optimum:
 def optimum(rules: StepRules, costs: Costs, *, most: int = 1_000_000) -> Optimum:
     """The best of all orders that split the same backwards and keep to the same limit in flight.
 
-    As in the core, the limit applies to hints only. Admission's reserve for lower microbatches and the order in
-    which gradients are added are left out: they are rules of ours, and can only make a step longer.
+    As in the core, the limit applies to hints only. Admission's reserve for lower microbatches and the order
+    in which gradients are added are left out: these are rules of ours, and can only make a step longer.
 
     Args:
         rules: of the step; its schedule says only which backwards are split.
@@ -54,7 +56,7 @@ def optimum(rules: StepRules, costs: Costs, *, most: int = 1_000_000) -> Optimum
         most: partial schedules to look at before giving up.
 
     Raises:
-        ValueError: it takes more than `most`, no order keeps to the limit, or what the core refuses of the rules.
+        ValueError: the search takes more than `most`, or what the core refuses of the rules.
     """
     return _Search(rules, costs, most).run()
 
@@ -86,12 +88,9 @@ class _Search:
         self._limit = rules.limit if isinstance(rules.schedule, Hint) else None
         self._operations = found = operations(rules, costs)
         index = {o: at for at, o in enumerate(found)}
-        stages = range(rules.placement.stages)
-        self._by_stage = [[at for at, o in enumerate(found) if o.stage == stage] for stage in stages]
         self._followers: list[list[int]] = [[] for _ in found]
-        self._places: list[dict[int, int]] = [
-            {} for _ in stages
-        ]  # per microbatch: what must end to free its place
+        # By stage and microbatch, its operations there, as bits: it has a place if some are done, not all.
+        self._places: list[dict[int, int]] = [{} for _ in range(rules.placement.stages)]
         for at, o in enumerate(found):
             if o.follows is not None:
                 self._followers[index[o.follows]].append(at)
@@ -108,19 +107,18 @@ class _Search:
         width = FIRST_WIDTH
         while not self._searched(root, width):
             width *= WIDENING
-        if self._best is None:
-            raise ValueError(f"limit={self._limit}: no order keeps to it")
+        assert self._best is not None  # microbatches can always pass one after another
         return Optimum(self._best.bound, self._order(self._best))
 
     def _searched(self, root: _Partial, width: int) -> bool:
-        """Whether the best schedule is known after a search of so many partial schedules in a layer."""
+        """Search, keeping so many of each layer; whether nothing can be better than the best then."""
         complete, layer = True, [root]
         for _ in self._operations:
             layer = _undominated(child for partial in layer for child in self._children(partial))
             if self._left < 0:
                 raise ValueError(
-                    f"{len(self._operations)} tasks: more than {self._most} partial schedules have to be looked "
-                    "at to find the optimum; take a smaller step or give it more"
+                    f"the optimum of {len(self._operations)} tasks takes more than {self._most} partial "
+                    "schedules: give it more, or a smaller step"
                 )
             if len(layer) > width:
                 complete = False
@@ -162,7 +160,7 @@ class _Search:
         return child
 
     def _bound(self, partial: _Partial) -> float:
-        """What no completion beats: the free times, and Jackson's schedule of what each stage has still to do."""
+        """What no completion beats: Jackson's schedule of what each stage has still to do."""
         operations, free = self._operations, partial.free
         heads = dict(partial.starts)
         todo = list(heads)
