@@ -108,5 +108,8 @@ def _places(stage: Sequence[Operation], budget: Budget) -> float:
         begins[j] = min(begins.get(j, math.inf), o.head)
         ends[j] = max(ends.get(j, 0.0), o.head + o.duration)
     held = sum(budget.costs[j] * (ends[j] - begins[j]) for j in begins)
-    unit = math.gcd(*budget.costs) or 1
-    return min(begins.values()) + held / (budget.limit // unit * unit) + min(o.tail for o in stage)
+    span = 0.0
+    if held > 0:
+        unit = math.gcd(*budget.costs)
+        span = held / (budget.limit // unit * unit)
+    return min(begins.values()) + span + min(o.tail for o in stage)

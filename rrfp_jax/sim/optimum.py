@@ -69,7 +69,7 @@ class _Partial:
         done: the operations built, as bits.
         starts: earliest start of each operation that has its input, by index.
         free: when each stage is.
-        bound: no completion is shorter; the makespan, if all is done.
+        bound: no completion is shorter.
         built: index of the operation built last.
         before: the partial schedule without that one.
     """
@@ -108,7 +108,7 @@ class _Search:
         while not self._searched(root, width):
             width *= WIDENING
         assert self._best is not None  # microbatches can always pass one after another
-        return Optimum(self._best.bound, self._order(self._best))
+        return Optimum(max(self._best.free), self._order(self._best))
 
     def _searched(self, root: _Partial, width: int) -> bool:
         """Search, keeping so many of each layer; whether nothing can be better than the best then."""
