@@ -10,37 +10,14 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.orders import FixedOrder, ListedOrder
 from rrfp_jax.core.tasks import Kind, Placement, Shape, Task
 
 CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
-@dataclass(frozen=True)
-class CsvOrder(FixedOrder):
-    """An order that was written down: `rows[stage]` are its tasks. It holds for its own sizes only."""
-
-    placement: Placement
-    microbatches: int
-    rows: Sequence[Sequence[Task]]
-
-    def placement_for(self, stages: int, chunks: int = 1) -> Placement:
-        """Its own; whether it has as many stages, `order` sees."""
-        return self.placement
-
-    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
-        """The stage's row."""
-        if (placement, microbatches) != (self.placement, self.microbatches):
-            raise ValueError(
-                f"the CSV order is for {self.placement} and {self.microbatches} microbatches, not for "
-                f"{placement} and {microbatches}"
-            )
-        return self.rows[stage]
-
-
-def read_csv(text: str) -> CsvOrder:
+def read_csv(text: str) -> ListedOrder:
     """The order that a CSV file describes.
 
     Raises:
@@ -65,8 +42,8 @@ def read_csv(text: str) -> CsvOrder:
             f"{wrong[0]}: with {stages} rows, neither the looped nor the v placement has it there"
         )
     placement = Placement(stages, chunks, shapes[wrong.index(None)])
-    rows = [[Task(kind, v // stages, j) for _, v, kind, j in row] for row in found]
-    return CsvOrder(placement, 1 + max(j for row in found for *_, j in row), rows)
+    rows = tuple(tuple(Task(kind, v // stages, j) for _, v, kind, j in row) for row in found)
+    return ListedOrder(placement, 1 + max(j for row in found for *_, j in row), rows)
 
 
 def write_csv(schedule: FixedOrder, placement: Placement, microbatches: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
@@ -26,6 +26,28 @@ class FixedOrder(ABC):
         Raises:
             ValueError: the schedule is not defined for this placement or number of microbatches.
         """
+
+
+@dataclass(frozen=True)
+class ListedOrder(FixedOrder):
+    """An order that was written down, or found: `rows[stage]` are its tasks. For its own sizes only."""
+
+    placement: Placement
+    microbatches: int
+    rows: tuple[tuple[Task, ...], ...] = field(repr=False)
+
+    def placement_for(self, stages: int, chunks: int = 1) -> Placement:
+        """Its own; whether it has as many stages, `order` sees."""
+        return self.placement
+
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """The stage's row."""
+        if (placement, microbatches) != (self.placement, self.microbatches):
+            raise ValueError(
+                f"the order is for {self.placement} and {self.microbatches} microbatches, not for "
+                f"{placement} and {microbatches}"
+            )
+        return self.rows[stage]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,115 @@
+"""A time that no order of a step's tasks can beat, whether it is planned or decides as it goes.
+
+Two bounds are taken for every stage; the largest of all counts. They use only that a stage runs one task
+at a time, what each task needs, and the limits in flight, so that transfers, uneven durations, several
+chunks and split backwards are nothing special. Heads and tails of operations are explained in
+`operations.py`.
+
+**One machine.** Every order runs the stage's operations one at a time, each no earlier than its head, and
+the step lasts at least for its tail afterwards. No schedule of such jobs on one machine, even of
+interruptible ones, is shorter than Jackson's, which always runs the job with the longest tail (Carlier,
+"The one-machine sequencing problem", European Journal of Operational Research 11, 1982). It is at least
+as long as the stage's work (the bound of arXiv:2605.18750, section 6) with the shortest head before and
+the shortest tail after it.
+
+**Places.** Under a limit a microbatch holds its share from the start of its first task on the stage to
+the end of its last there (it is given back at that one's start, but nothing else can begin there until
+its end), so at least as long as its tree demands. Share times time held, summed over the microbatches,
+fits into limit times the span from the first of these starts to the last of these ends, before which lies
+the shortest head and after which the shortest tail. Of the limit only a multiple of the shares' greatest
+common divisor can be held.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from rrfp_jax.core.hints import BF, Hint
+from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.sim.costs import Costs
+from rrfp_jax.sim.operations import Operation, operations
+
+
+class _SplitEverywhere(BF):
+    """Every backward in two parts."""
+
+    def split(self, stage: int, placement: Placement, microbatches: int) -> set[tuple[int, int]]:
+        return {(c, j) for c in range(placement.chunks) for j in range(microbatches)}
+
+
+def lower_bound(
+    rules: StepRules,
+    costs: Costs,
+    *,
+    budgets: Sequence[Budget | None] | None = None,
+    any_split: bool = False,
+) -> float:
+    """A makespan (s) that no order can beat which splits the same backwards and keeps to the same limits.
+
+    As in the core, the limits apply to hints only. The bound is exact up to the rounding of sums.
+
+    Args:
+        rules: of the step; its schedule says only which backwards are split.
+        costs: of its tasks and transfers, which must not depend on the order.
+        budgets: in bytes, per stage.
+        any_split: bound every order, without limits, whatever it splits. A fused B is I and then W, with the
+            gradient leaving late; so no order beats the bound of those that split all backwards.
+
+    Raises:
+        ValueError: what the core refuses of the rules.
+    """
+    if any_split:
+        rules, budgets = replace(rules, schedule=_SplitEverywhere(), limit=None), None
+    limited = isinstance(rules.schedule, Hint)
+    by_stage: list[list[Operation]] = [[] for _ in range(rules.placement.stages)]
+    for operation in operations(rules, costs):
+        by_stage[operation.stage].append(operation)
+    bounds = [one_machine((o.head, o.duration, o.tail) for o in stage) for stage in by_stage]
+    for stage, budget in zip(by_stage, budgets or [None] * len(by_stage), strict=True):
+        if limited and rules.limit is not None:
+            bounds.append(_places(stage, Budget([1] * rules.microbatches, rules.limit)))
+        if limited and budget is not None:
+            bounds.append(_places(stage, budget))
+    return max(bounds)
+
+
+def one_machine(jobs: Iterable[tuple[float, float, float]]) -> float:
+    """The length of Jackson's preemptive schedule of (head, duration, tail), in O(n log n)."""
+    coming = sorted(jobs, reverse=True)
+    waiting: list[tuple[float, float]] = []  # -tail, what remains of the duration: longest tail first
+    now = length = 0.0
+    while coming or waiting:
+        if not waiting:
+            now = max(now, coming[-1][0])
+        while coming and coming[-1][0] <= now:
+            _, duration, tail = coming.pop()
+            heapq.heappush(waiting, (-tail, duration))
+        tail, remaining = heapq.heappop(waiting)
+        end = now + remaining
+        if coming and coming[-1][0] < end:
+            heapq.heappush(waiting, (tail, end - coming[-1][0]))
+            now = coming[-1][0]
+        else:
+            now = end
+            length = max(length, end - tail)
+    return length
+
+
+def _places(stage: Sequence[Operation], budget: Budget) -> float:
+    """The bound by what the microbatches hold of a stage's limit."""
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for o in stage:
+        j = o.task.microbatch
+        begins[j] = min(begins.get(j, math.inf), o.head)
+        ends[j] = max(ends.get(j, 0.0), o.head + o.duration)
+    held = sum(budget.costs[j] * (ends[j] - begins[j]) for j in begins)
+    span = 0.0
+    if held > 0:
+        unit = math.gcd(*budget.costs)
+        span = held / (budget.limit // unit * unit)
+    return min(begins.values()) + span + min(o.tail for o in stage)

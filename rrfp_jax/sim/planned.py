@@ -1,0 +1,258 @@
+"""*Planned*: the best order that the simulator finds for known costs, to be followed strictly.
+
+It is the honest rival of readiness-first, which knows nothing beforehand. The search spends a given
+number of simulations, each under the rules of the step; nothing in it depends on the clock.
+
+1. **Candidates.** Every fixed order that is defined for the placement, and of every hint the order in
+   which it dispatches. The core applies limits in flight to hints only; here a fixed order that exceeds
+   them is refused.
+2. **Local search.** The best candidates are improved by random moves, kept where the makespan does not
+   grow. *Relabel*: microbatches change places, in the orders of all stages alike. *Rerank*: tasks that
+   start in some stretch of time are moved, and the result is used as a hint: what that dispatches is
+   legal whatever was moved. The simulations are shared out by successive halving: to four candidates,
+   then to the better two of these, then to the best.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TypeAlias
+
+from rrfp_jax.core.accumulation import Accumulator
+from rrfp_jax.core.deadlock import check_can_end
+from rrfp_jax.core.hints import Ranked
+from rrfp_jax.core.orders import FixedOrder, ListedOrder
+from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.schedules import NAMED, Schedule
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Task
+from rrfp_jax.sim.costs import Costs
+from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.links import Links
+
+EVALUATIONS = 200
+"""Simulations that a plan takes unless told otherwise."""
+
+KEPT = (4, 2, 1)
+"""How many candidates are improved, round by round."""
+
+RELABEL, ATTEMPTS = 0.75, 10
+"""Share of the moves that relabel, and how often that is tried until an order is legal."""
+
+Rows: TypeAlias = Sequence[Sequence[Task]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A planned order.
+
+    Attributes:
+        order: to be followed.
+        makespan: that the simulator predicts if costs are as they were known (s).
+        candidates: the makespan of each candidate before the local search (s), or why it was refused.
+        evaluations: simulations spent.
+    """
+
+    order: ListedOrder
+    makespan: float
+    candidates: Mapping[str, float | str]
+    evaluations: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An order, its makespan (s), and when each of its tasks starts (s), by stage."""
+
+    order: ListedOrder
+    makespan: float
+    starts: Sequence[Sequence[float]]
+
+
+_makespan = attrgetter("makespan")
+
+
+def plan(
+    rules: StepRules,
+    costs: Costs,
+    *,
+    candidates: Mapping[str, Schedule] = NAMED,
+    evaluations: int = EVALUATIONS,
+    seed: int = 0,
+    links: Links = "parallel",
+    budgets: Sequence[Budget | None] | None = None,
+) -> Plan:
+    """The best order found for a step whose costs are known.
+
+    Args:
+        rules: of the step; their own schedule does not matter. Their limit, which the core applies to hints
+            only, holds for the plan, too.
+        costs: as known beforehand.
+        candidates: to begin with. If none of them splits backwards, the plan does not either.
+        evaluations: simulations to spend; those of the candidates count, and are made in any case.
+        seed: of the random moves.
+        links: see `simulate`.
+        budgets: in bytes, per stage; they hold for the plan, too.
+
+    Raises:
+        ValueError: every candidate is refused.
+    """
+    planner = _Planner(rules, costs, links, budgets)
+    found: dict[str, _Found] = {}
+    refused: dict[str, str] = {}
+    for name, schedule in candidates.items():
+        try:
+            found[name] = planner.candidate(schedule)
+        except ValueError as error:
+            refused[name] = str(error)
+    if not found:
+        raise ValueError(f"no candidate for a plan: {'; '.join(f'{n}: {why}' for n, why in refused.items())}")
+    best = planner.improved(list(found.values()), evaluations, random.Random(seed))
+    tried = {name: found[name].makespan if name in found else refused[name] for name in candidates}
+    return Plan(best.order, best.makespan, tried, planner.evaluations)
+
+
+class _Planner:
+    """Simulates, counts, and improves orders of one step."""
+
+    def __init__(
+        self, rules: StepRules, costs: Costs, links: Links, budgets: Sequence[Budget | None] | None
+    ) -> None:
+        self._rules, self._costs, self._links, self._budgets = rules, costs, links, budgets
+        self.evaluations = 0
+
+    def candidate(self, schedule: Schedule) -> _Found:
+        """What a schedule does. Raises ValueError if it is not defined here or exceeds a limit."""
+        rules = replace(self._rules, schedule=schedule)
+        if isinstance(schedule, FixedOrder):
+            check_can_end(rules)
+            stages = range(rules.placement.stages)
+            rows = [schedule.order(stage, rules.placement, rules.microbatches) for stage in stages]
+            if not self._fits(rows):
+                raise ValueError("exceeds the limit in flight")
+        return self._simulated(schedule)
+
+    def improved(self, pool: list[_Found], evaluations: int, rng: random.Random) -> _Found:
+        """The best after the local search."""
+        for at, kept in enumerate(KEPT):
+            pool = sorted({found.order: found for found in pool}.values(), key=_makespan)[:kept]
+            left = evaluations - self.evaluations
+            each = left // ((len(KEPT) - at) * len(pool))
+            pool = [self._climbed(found, each, rng) for found in pool]
+        return min(pool, key=_makespan)
+
+    def _climbed(self, found: _Found, evaluations: int, rng: random.Random) -> _Found:
+        for _ in range(evaluations):
+            rows = self._relabelled(found, rng) if rng.random() < RELABEL else None
+            if rows is not None:
+                new = self._simulated(self._listed(rows))
+            else:
+                new = self._simulated(Ranked(self._listed(_reranked(found, rng))))
+            found = min(
+                new, found, key=_makespan
+            )  # of equals the new one, so that the search moves on plateaus
+        return found
+
+    def _relabelled(self, found: _Found, rng: random.Random) -> Rows | None:
+        """The order with its microbatches exchanged; None if no attempt is legal."""
+        for _ in range(ATTEMPTS):
+            rows = _exchanged(found.order.rows, rng)
+            if self._fits(rows):
+                return rows
+        return None
+
+    def _simulated(self, schedule: Schedule) -> _Found:
+        """The order in which a schedule dispatches."""
+        self.evaluations += 1
+        rules = replace(self._rules, schedule=schedule)
+        trace = simulate(rules, self._costs, links=self._links, budgets=self._budgets)
+        rows: list[list[Task]] = [[] for _ in range(trace.stages)]
+        starts: list[list[float]] = [[] for _ in rows]
+        for record in trace.records:  # by end, so in the order of dispatch on each stage
+            rows[record.stage].append(record.task)
+            starts[record.stage].append(record.start)
+        return _Found(self._listed(rows), trace.makespan, starts)
+
+    def _listed(self, rows: Rows) -> ListedOrder:
+        return ListedOrder(self._rules.placement, self._rules.microbatches, tuple(map(tuple, rows)))
+
+    def _fits(self, rows: Rows) -> bool:
+        """Whether orders keep to the limits and always have a place for the gradient of their next task."""
+        rules = self._rules
+        for stage, row in enumerate(rows):
+            budget = self._budgets[stage] if self._budgets else None
+            budgets = [Budget([1] * rules.microbatches, rules.limit)] if rules.limit is not None else []
+            budgets += [budget] if budget is not None else []
+            if not _legal(row, rules, budgets):
+                return False
+        return True
+
+
+def _legal(row: Sequence[Task], rules: StepRules, budgets: Sequence[Budget]) -> bool:
+    accumulator = Accumulator(rules.placement.chunks, rules.accumulation, rules.spare_gradients)
+    releases = [rules.placement.chunks] * rules.microbatches
+    held = [0] * len(budgets)
+    for kind, chunk, microbatch in row:
+        if kind is FORWARD and chunk == 0:
+            held = [h + b.costs[microbatch] for h, b in zip(held, budgets, strict=True)]
+            if any(h > b.limit for h, b in zip(held, budgets, strict=True)):
+                return False
+        elif kind in (BACKWARD, WEIGHT):
+            if not accumulator.accepts(chunk, microbatch):
+                return False
+            accumulator.add(chunk, microbatch)
+            releases[microbatch] -= 1
+            if releases[microbatch] == 0:
+                held = [h - b.costs[microbatch] for h, b in zip(held, budgets, strict=True)]
+    return True
+
+
+def _exchanged(rows: Rows, rng: random.Random) -> Rows:
+    """Two microbatches exchanged, or one moved in the sequence in which they come, in all stages alike."""
+    sequence = [task.microbatch for task in rows[0] if task[:2] == (FORWARD, 0)]
+    new, here = sequence[:], rng.randrange(len(sequence))
+    distance = round(len(sequence) ** rng.random()) * rng.choice((-1, 1))
+    there = min(max(here + distance, 0), len(sequence) - 1)
+    if rng.random() < 0.5:
+        new[here], new[there] = new[there], new[here]
+    else:
+        new.insert(there, new.pop(here))
+    label = dict(zip(sequence, new, strict=True))
+    return [[Task(kind, chunk, label[j]) for kind, chunk, j in row] for row in rows]
+
+
+def _reranked(found: _Found, rng: random.Random) -> Rows:
+    """Tasks moved that start in some stretch of time: each by itself, or those of a microbatch together."""
+    span = found.makespan
+    centre, half = rng.uniform(0.0, span), span * math.exp(rng.uniform(-3.0, 0.0))
+    distance = span * math.exp(rng.uniform(-6.0, -2.0))
+    together = rng.choice((_task, _microbatch, _direction))
+    moves: dict[object, float] = {}
+
+    def place(stage: int, task: Task, start: float) -> float:
+        if abs(start - centre) > half:
+            return start
+        key = together(stage, task)
+        if key not in moves:
+            moves[key] = rng.gauss(0.0, distance)
+        return start + moves[key]
+
+    rows = []
+    for stage, (tasks, starts) in enumerate(zip(found.order.rows, found.starts, strict=True)):
+        places = [place(stage, *pair) for pair in zip(tasks, starts, strict=True)]
+        rows.append([tasks[at] for at in sorted(range(len(tasks)), key=places.__getitem__)])
+    return rows
+
+
+def _task(stage: int, task: Task) -> object:
+    return stage, task
+
+
+def _microbatch(stage: int, task: Task) -> object:
+    return task.microbatch
+
+
+def _direction(stage: int, task: Task) -> object:
+    return task.kind is FORWARD, task.microbatch
