@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
 from rrfp_jax.runtime.join import in_company
 from rrfp_jax.train.config import RunConfig, fields_of, load_config, override
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
+        raise UsageError(f"{message} (--help tells more)")
 
 
 def exit_status(command: str, body: Callable[[], int]) -> int:

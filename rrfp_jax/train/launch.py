@@ -8,10 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.train.commandline import exit_status
+from rrfp_jax.train.commandline import Parser, exit_status
 from rrfp_jax.train.crew import Patience
 from rrfp_jax.train.folders import RunFolder
 from rrfp_jax.train.spawn import spawn
@@ -59,15 +58,8 @@ def _launch(arguments: Sequence[str]) -> int:
     return spawn(argv, options.n, folder, command=COMMAND, patience=patience)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses in one line, and as this project's other commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (--help tells more)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog=COMMAND,
         usage=f"{COMMAND} -n N [--name NAME] [--directory DIR] (SCRIPT.py | -m MODULE) [ARGUMENT ...]",
         description=DESCRIPTION,

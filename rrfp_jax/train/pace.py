@@ -11,6 +11,20 @@ from rrfp_jax.core.workload import Workload
 from rrfp_jax.errors import UsageError
 
 
+def read_workload(path: Path, where: str) -> Workload:
+    """The workload of a JSON file; messages begin with `where`.
+
+    Raises:
+        UsageError: no such file, or one that is no workload.
+    """
+    try:
+        return Workload.from_json_object(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"{where}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: no workload: {error}") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pace:
     """Devices that last as a workload says; messages, transfers and scheduling are real.
@@ -36,13 +50,7 @@ class Pace:
     @cached_property
     def table(self) -> Workload:
         """The workload."""
-        where = f"pace.workload={self.workload}"
-        try:
-            return Workload.from_json_object(json.loads(Path(self.workload).read_text(encoding="utf-8")))
-        except OSError as error:
-            raise UsageError(f"{where}: cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{where}: no workload: {error}") from None
+        return read_workload(Path(self.workload), f"pace.workload={self.workload}")
 
     @property
     def stages(self) -> int:

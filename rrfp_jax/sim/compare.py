@@ -1,0 +1,173 @@
+"""Schedules side by side: each simulated on the same steps, with what it takes in time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TypeAlias
+
+from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.hints import BF
+from rrfp_jax.core.metrics import StageTime, peak_bytes, peak_in_flight, stage_times
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.workload import Workload
+from rrfp_jax.sim.bounds import lower_bound
+from rrfp_jax.sim.costs import Costs, WorkloadCosts
+from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.families import Step
+from rrfp_jax.sim.links import Links
+from rrfp_jax.sim.planned import EVALUATIONS, plan
+
+Change: TypeAlias = Callable[[Costs, int], Costs]
+"""What happens to the costs of a step besides its workload, such as jitter; by the step's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all schedules are given.
+
+    Attributes:
+        limit: most microbatches in flight on a stage under a hint or a plan; None for no limit.
+        byte_limit: the same in bytes, for workloads that say what microbatches hold; None for no limit.
+        chunks: a stage, for schedules that are defined for several.
+        links: how transfers share them.
+        accumulation, spare_gradients: see `StepRules`.
+        evaluations: simulations that a planner may spend on each step.
+        change: what else happens to the costs.
+    """
+
+    limit: int | None = 32
+    byte_limit: int | None = None
+    chunks: int = 1
+    links: Links = "parallel"
+    accumulation: Accumulation = "index"
+    spare_gradients: int = 2
+    evaluations: int = EVALUATIONS
+    change: Change | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One schedule on all steps.
+
+    Attributes:
+        makespans: of the steps (s).
+        bounds: what no order on this placement can beat, by step (s).
+        idle: mean share of the makespan in which a stage stalls, is blocked, held back, or launches, by step.
+        in_flight: most microbatches in flight on a stage, over all steps.
+        bytes: most that a stage held, over all steps; None for workloads that do not say.
+        trace: of the first step.
+    """
+
+    makespans: Sequence[float]
+    bounds: Sequence[float]
+    idle: Sequence[Mapping[str, float]]
+    in_flight: int
+    bytes: float | None
+    trace: StepTrace
+
+    @property
+    def makespan(self) -> float:
+        """Median over the steps (s)."""
+        return median(self.makespans)
+
+    @property
+    def bubble(self) -> float:
+        """Share of the makespan in which a stage does not compute: mean over stages, median over steps."""
+        return median(sum(shares.values()) for shares in self.idle)
+
+    @property
+    def above_bound(self) -> float:
+        """By which part the makespan exceeds the bound; median over the steps."""
+        pairs = zip(self.makespans, self.bounds, strict=True)
+        return median(span / bound - 1 if bound else 0.0 for span, bound in pairs)
+
+    def speedup_over(self, other: Outcome) -> float:
+        """How many times as long the other takes on the same step; median over the steps."""
+        pairs = zip(other.makespans, self.makespans, strict=True)
+        return median(theirs / ours if ours else 1.0 for theirs, ours in pairs)
+
+
+def compare(
+    schedules: Mapping[str, Schedule | None], steps: Sequence[Step], settings: Settings
+) -> dict[str, Outcome]:
+    """Simulate each schedule on each step.
+
+    Args:
+        schedules: by name; None for an order planned anew for each step, by what is known of it.
+        steps: at least one.
+        settings: for all.
+
+    Raises:
+        ValueError: a schedule or a limit that cannot work; it names the schedule.
+    """
+    found = {}
+    for name, schedule in schedules.items():
+        try:
+            found[name] = _outcome(schedule, steps, settings)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return found
+
+
+def _outcome(schedule: Schedule | None, steps: Sequence[Step], settings: Settings) -> Outcome:
+    traces: list[StepTrace] = []
+    bounds: list[float] = []
+    idle: list[Mapping[str, float]] = []
+    held: list[float] = []
+    for number, step in enumerate(steps):
+        budgets = _budgets(step.actual, settings.byte_limit)
+        ours = schedule or _planned(step, budgets, settings)
+        rules = _rules(ours, step, settings)
+        costs: Costs = WorkloadCosts(step.actual, rules.placement)
+        if settings.change is not None:
+            costs = settings.change(costs, number)
+        traces.append(trace := simulate(rules, costs, links=settings.links, budgets=budgets))
+        bounds.append(lower_bound(rules, costs, any_split=True))
+        idle.append(_idle_shares(trace, stage_times(trace, isinstance(ours, FixedOrder))))
+        if step.actual.activation_bytes is not None:
+            held.append(max(peak_bytes(trace, step.actual.activation_bytes)))
+    return Outcome(
+        makespans=[trace.makespan for trace in traces],
+        bounds=bounds,
+        idle=idle,
+        in_flight=max(max(peak_in_flight(trace)) for trace in traces),
+        bytes=max(held) if held else None,
+        trace=traces[0],
+    )
+
+
+def _planned(step: Step, budgets: Sequence[Budget] | None, settings: Settings) -> FixedOrder:
+    rules = _rules(BF(), step, settings)
+    known = WorkloadCosts(step.known, rules.placement)
+    return plan(rules, known, evaluations=settings.evaluations, links=settings.links, budgets=budgets).order
+
+
+def _rules(schedule: Schedule, step: Step, settings: Settings) -> StepRules:
+    return StepRules(
+        placement=schedule.placement_for(step.actual.stages, settings.chunks),
+        microbatches=step.actual.microbatches,
+        schedule=schedule,
+        limit=settings.limit,
+        accumulation=settings.accumulation,
+        spare_gradients=settings.spare_gradients,
+    )
+
+
+def _budgets(workload: Workload, limit: int | None) -> list[Budget] | None:
+    """The limit in bytes for every stage."""
+    if limit is None:
+        return None
+    if workload.activation_bytes is None:
+        raise ValueError(f"a limit of {limit} bytes, but the workload has no activation_bytes")
+    return [Budget([round(size) for size in row], limit) for row in workload.activation_bytes]
+
+
+def _idle_shares(trace: StepTrace, times: Sequence[StageTime]) -> dict[str, float]:
+    span = trace.makespan
+    kinds = ("stall", "blocked", "held", "launch")
+    return {kind: fmean(getattr(t, kind) / span for t in times) if span else 0.0 for kind in kinds}

@@ -1,0 +1,140 @@
+"""`rrfp-sim`: what schedules would cost on a workload, in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rrfp_jax.core.jitter import LEVELS
+from rrfp_jax.core.schedules import NAMED
+from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.sim.families import FAMILIES
+from rrfp_jax.sim.links import NETWORKS
+from rrfp_jax.sim.planned import EVALUATIONS
+from rrfp_jax.train.commandline import Parser, exit_status
+from rrfp_jax.train.picture import check_picture
+from rrfp_jax.train.simulation import CSV, PLANNED, POLICIES, Comparison, simulate
+
+COMMAND = "rrfp-sim"
+
+DESCRIPTION = """\
+Simulates one step of pipeline-parallel training under one or several schedules, with the scheduling core that
+also runs the training, and prints what each of them takes."""
+
+EPILOG = """\
+columns: stall = idle with nothing ready; blocked = a fixed order ignored what was ready; held = a limit or the
+order of accumulation held it back; in flight and MiB = most on any stage; above bound = beyond what no order
+can beat. Medians over the seeds.
+
+exit status: 0 done, 1 failed, 2 refused, 130 interrupted
+
+examples:
+  rrfp-sim --family=log-normal --policy=1f1b --policy=bf --policy=planned --seeds=20
+  rrfp-sim --workload=W.json --policy=zb-h1 --limit=8 --out=result.json --plot=picture.svg"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; its exit status (0 done, 1 failed, 2 refused, 130 interrupted)."""
+    return exit_status(COMMAND, lambda: _simulate(arguments))
+
+
+def _simulate(arguments: Sequence[str]) -> int:
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit:  # of --help
+        return DONE
+    if (options.workload is None) == (options.family is None):
+        raise UsageError("give one of --workload=FILE.json and --family=NAME (--help tells more)")
+    policies = list(dict.fromkeys(options.policy or POLICIES))
+    outputs = [path for path in (options.out, options.trace, options.plot) if path is not None]
+    for path in outputs:  # before the work is done
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: there is no folder {path.parent}")
+    if options.plot is not None:
+        check_picture(options.plot)
+    comparison = simulate(
+        options.family or options.workload,
+        policies,
+        stages=options.stages,
+        microbatches=options.microbatches,
+        seeds=options.seeds,
+        limit=options.limit or None,
+        byte_limit=options.byte_limit,
+        chunks=options.chunks,
+        links=options.links,
+        accumulation=options.accumulation,
+        spare_gradients=options.spare_gradients,
+        jitter=options.jitter,
+        evaluations=options.evaluations,
+    )
+    print(comparison)
+    _write(comparison, options)
+    return DONE
+
+
+def _write(comparison: Comparison, options: argparse.Namespace) -> None:
+    try:
+        if options.out is not None:
+            found = comparison.as_json_object()
+            only = found if len(found) > 1 else next(iter(found.values()))
+            options.out.write_text(json.dumps(only, indent=1) + "\n", encoding="utf-8")
+        if options.trace is not None:
+            comparison.write_trace(options.trace)
+        if options.plot is not None:
+            comparison.draw(options.plot)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=COMMAND,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    step = parser.add_argument_group("the step")
+    step.add_argument("--workload", type=Path, metavar="FILE.json", help="seconds of every task and transfer")
+    step.add_argument("--family", metavar="NAME", help=f"or steps drawn at random: {', '.join(FAMILIES)}")
+    step.add_argument("--stages", type=int, default=8, metavar="N", help="of a family's steps (8)")
+    step.add_argument("--microbatches", type=int, default=32, metavar="N", help="of a family's steps (32)")
+    step.add_argument("--seeds", type=int, default=1, metavar="N", help="steps to draw, equal for all (1)")
+    step.add_argument(
+        "--jitter", default="J0", metavar="J", help=f"injected delays: {', '.join(LEVELS)} (J0)"
+    )
+    step.add_argument("--links", default="parallel", metavar="KIND", help=f"{', '.join(NETWORKS)} (parallel)")
+    rules = parser.add_argument_group("the schedules")
+    rules.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help=f"again for each: {', '.join(NAMED)}, {PLANNED}, {CSV}FILE ({' and '.join(POLICIES)})",
+    )
+    rules.add_argument(
+        "--limit", type=int, default=32, metavar="N", help="most microbatches in flight (32); 0 for no limit"
+    )
+    rules.add_argument("--byte-limit", type=int, metavar="N", help="most bytes in flight on a stage")
+    rules.add_argument("--chunks", type=int, default=1, metavar="N", help="a stage, where defined (1)")
+    rules.add_argument("--accumulation", default="index", metavar="HOW", help="index or arrival (index)")
+    rules.add_argument("--spare-gradients", type=int, default=2, metavar="N", help="that may be parked (2)")
+    rules.add_argument(
+        "--evaluations", type=int, default=EVALUATIONS, metavar="N", help=f"of a planner ({EVALUATIONS})"
+    )
+    outputs = parser.add_argument_group("besides the table")
+    outputs.add_argument("--out", type=Path, metavar="FILE.json", help="makespan, order and figures")
+    outputs.add_argument("--trace", type=Path, metavar="FILE.json", help="for ui.perfetto.dev")
+    outputs.add_argument("--plot", type=Path, metavar="FILE", help="a picture: .png, .svg or .pdf")
+    return parser
+
+
+def run() -> None:
+    """Entry point of the `rrfp-sim` command."""
+    sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,228 @@
+"""`rrfp.simulate`: what schedules would cost, in virtual time, as a table, a file, a trace and a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.csvorder import read_csv
+from rrfp_jax.core.jitter import Jitter, Level
+from rrfp_jax.core.jitter import by_name as jitter_by_name
+from rrfp_jax.core.schedules import Schedule, by_name
+from rrfp_jax.core.workload import Workload
+from rrfp_jax.errors import UsageError
+from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
+from rrfp_jax.sim.families import Step
+from rrfp_jax.sim.families import by_name as family_by_name
+from rrfp_jax.sim.links import Links
+from rrfp_jax.sim.planned import EVALUATIONS
+from rrfp_jax.train.pace import read_workload
+from rrfp_jax.train.picture import draw
+from rrfp_jax.train.tracefile import write_trace
+
+PLANNED = "planned"
+CSV = "csv:"
+BASELINE = "1f1b"
+POLICIES = (BASELINE, "bf")
+
+
+class Comparison(Mapping[str, Outcome]):
+    """What each schedule did, by name. Printed it is a table, as it is in a notebook.
+
+    Args:
+        outcomes: by name.
+        baseline: of 1F1B on the same steps, for the speedups.
+    """
+
+    def __init__(self, outcomes: Mapping[str, Outcome], baseline: Outcome) -> None:
+        self._outcomes, self._baseline = outcomes, baseline
+
+    def __getitem__(self, name: str) -> Outcome:
+        return self._outcomes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outcomes)
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def speedup(self, name: str) -> float:
+        """How many times as long 1F1B takes; median over the steps."""
+        return self[name].speedup_over(self._baseline)
+
+    def as_json_object(self) -> dict[str, Any]:
+        """Per schedule its makespan (s) and, by stage, its order, and the other figures of the table."""
+        return {name: _figures(outcome, self.speedup(name)) for name, outcome in self.items()}
+
+    def write_trace(self, path: str | Path) -> None:
+        """The first step of each schedule, for ui.perfetto.dev."""
+        write_trace(Path(path), {name: [outcome.trace] for name, outcome in self.items()})
+
+    def draw(self, path: str | Path) -> None:
+        """The first step of each schedule as a picture: .png, .svg or .pdf.
+
+        Raises:
+            UsageError: another format, too many stages to read, or no way to write there.
+        """
+        draw({name: outcome.trace for name, outcome in self.items()}, Path(path))
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=120).print(self._table())
+        return text.getvalue().rstrip()
+
+    def __repr__(self) -> str:
+        return f"Comparison of {', '.join(self)}"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
+
+    def _table(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("schedule")
+        columns = f"makespan|vs {BASELINE}|idle|stall|blocked|held|in flight|MiB|above bound"
+        for name in columns.split("|"):
+            table.add_column(name, justify="right")
+        for name, outcome in self.items():
+            table.add_row(name, *_cells(outcome, self.speedup(name)))
+        return table
+
+
+def _cells(outcome: Outcome, speedup: float) -> list[str]:
+    shares = [sum(step[kind] for step in outcome.idle) / len(outcome.idle) for kind in _SHOWN]
+    return [
+        f"{outcome.makespan:.4f} s",
+        f"{speedup:.3f} x",
+        f"{outcome.bubble:.1%}",
+        *(f"{share:.1%}" for share in shares),
+        str(outcome.in_flight),
+        "-" if outcome.bytes is None else f"{outcome.bytes / 2**20:,.0f}",
+        f"{outcome.above_bound:.1%}",
+    ]
+
+
+_SHOWN = ("stall", "blocked", "held")
+
+
+def _figures(outcome: Outcome, speedup: float) -> dict[str, Any]:
+    trace = outcome.trace
+    return {
+        "makespan": outcome.makespan,
+        "order": [[str(task) for task in trace.order(stage)] for stage in range(trace.stages)],
+        "makespans": list(outcome.makespans),
+        "lower_bounds": list(outcome.bounds),
+        "speedup_over_1f1b": speedup,
+        "bubble": outcome.bubble,
+        "idle": [dict(shares) for shares in outcome.idle],
+        "peak_in_flight": outcome.in_flight,
+        "peak_bytes": outcome.bytes,
+    }
+
+
+def simulate(
+    workload: Workload | Mapping[str, Any] | str | Path,
+    policies: Sequence[str | Schedule] = POLICIES,
+    *,
+    stages: int = 8,
+    microbatches: int = 32,
+    seeds: int = 1,
+    limit: int | None = 32,
+    byte_limit: int | None = None,
+    chunks: int = 1,
+    links: Links = "parallel",
+    accumulation: Accumulation = "index",
+    spare_gradients: int = 2,
+    jitter: str = "J0",
+    evaluations: int = EVALUATIONS,
+) -> Comparison:
+    """What schedules would cost on a workload, by the same scheduling core that runs the training.
+
+    Args:
+        workload: tables of seconds (`docs/paced.md`): as a file, or as what `json.load` makes of one; or the
+            name of a family of workloads (`rrfp_jax/sim/families.py`).
+        policies: names of schedules, "planned", "csv:FILE", or schedules.
+        stages, microbatches: of a family's steps.
+        seeds: how many steps are drawn; all schedules get the same.
+        limit: most microbatches in flight on a stage under a hint or a plan, each counted until its last
+            releasing task; None for no limit. Fixed orders hold what they hold.
+        byte_limit: the same in bytes, for workloads that say what microbatches hold.
+        chunks: a stage, for schedules that are defined for several.
+        links: "parallel", "serial" or "synchronous" transfers (`rrfp_jax/sim/links.py`).
+        accumulation, spare_gradients: as for a `Trainer`.
+        jitter: delays injected as in the paper, J0 (none) to J3, paired by seed.
+        evaluations: simulations that a planner may spend on each step.
+
+    Raises:
+        UsageError: what cannot be simulated, with the reason.
+    """
+    try:
+        given = Settings(
+            limit=limit,
+            byte_limit=byte_limit,
+            chunks=chunks,
+            links=links,
+            accumulation=accumulation,
+            spare_gradients=spare_gradients,
+            evaluations=evaluations,
+            change=None if jitter == "J0" else _jittered(jitter_by_name(jitter)),
+        )
+        steps = _steps(workload, stages, microbatches, seeds)
+        named = {_name(policy): _schedule(policy) for policy in policies}
+        outcomes = compare(named, steps, given)
+        baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return Comparison(outcomes, baseline)
+
+
+def _steps(
+    workload: Workload | Mapping[str, Any] | str | Path, stages: int, microbatches: int, seeds: int
+) -> list[Step]:
+    for name, value in (("stages", stages), ("microbatches", microbatches), ("seeds", seeds)):
+        if value < 1:
+            raise UsageError(f"{name}={value}: give at least 1")
+    if isinstance(workload, str) and not workload.endswith(".json"):
+        family = family_by_name(workload)
+        return [family(stages, microbatches, seed) for seed in range(seeds)]
+    if isinstance(workload, str | Path):
+        workload = read_workload(Path(workload), str(workload))
+    elif not isinstance(workload, Workload):
+        workload = Workload.from_json_object(dict(workload))
+    return [Step(workload, workload)] * seeds  # which differ by jitter only
+
+
+def _name(policy: str | Schedule) -> str:
+    return policy if isinstance(policy, str) else repr(policy)
+
+
+def _schedule(policy: str | Schedule) -> Schedule | None:
+    """None for an order that is planned."""
+    if not isinstance(policy, str):
+        return policy
+    if policy == PLANNED:
+        return None
+    if not policy.startswith(CSV):
+        return by_name(policy)
+    path = policy.removeprefix(CSV)
+    try:
+        return read_csv(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{policy}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{policy}: {error}") from None
+
+
+def _jittered(level: Level) -> Change:
+    """The paper's delays, other ones for each step."""
+
+    def change(costs: Costs, number: int) -> Costs:
+        return Jittered(costs, Jitter(level, seed=number))
+
+    return change
