@@ -59,15 +59,16 @@ def _constant(stages: int, microbatches: int, seed: int) -> Step:
     return Step(workload, workload)
 
 
-def _log_normal(stages: int, microbatches: int, seed: int) -> Step:
-    def drawn(sigma: float, shared: float) -> Workload:
-        return log_normal(
-            stages, microbatches, forward=FORWARD_SECONDS, sigma=sigma, shared=shared, seed=seed
-        )
+def varied(stages: int, microbatches: int, seed: int, *, sigma: float = SIGMA, transfer: float = 0.0) -> Step:
+    """The log-normal family with another standard deviation, and with transfers of so many seconds."""
 
-    lengths = drawn(SIGMA * math.sqrt(SHARED), 1.0)  # the same draws, without what is the task's own
+    def drawn(sigma: float, shared: float) -> Workload:
+        mean = {"forward": FORWARD_SECONDS, "transfer": transfer}
+        return log_normal(stages, microbatches, **mean, sigma=sigma, shared=shared, seed=seed)
+
+    lengths = drawn(sigma * math.sqrt(SHARED), 1.0)  # the same draws, without what is the task's own
     sizes = [time / FORWARD_SECONDS for time in lengths.forward[0]]
-    return Step(_with_bytes(lengths, sizes), _with_bytes(drawn(SIGMA, SHARED), sizes))
+    return Step(_with_bytes(lengths, sizes), _with_bytes(drawn(sigma, SHARED), sizes))
 
 
 def _length_imbalanced(stages: int, microbatches: int, seed: int) -> Step:
@@ -119,7 +120,7 @@ def _straggler(stages: int, microbatches: int, seed: int) -> Step:
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "constant": _constant,
-        "log-normal": _log_normal,
+        "log-normal": varied,
         "length-imbalanced": _length_imbalanced,
         "multimodal": _multimodal,
         "slow-link": _slow_link,

@@ -19,6 +19,7 @@ from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.workload import Workload
 from rrfp_jax.errors import UsageError
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
+from rrfp_jax.sim.costs import Costs
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.families import by_name as family_by_name
 from rrfp_jax.sim.links import Links
