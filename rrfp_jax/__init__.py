@@ -7,6 +7,7 @@ from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.train.config import RunConfig
 from rrfp_jax.train.data import Microbatch
+from rrfp_jax.train.simulation import simulate
 from rrfp_jax.train.text import ByteText
 from rrfp_jax.train.trainer import Trainer
 
@@ -22,4 +23,5 @@ __all__ = [
     "UsageError",
     "layer",
     "schedules",
+    "simulate",
 ]

@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import TypeAlias
 
 from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.metrics import StageTime, peak_bytes, peak_in_flight, stage_times
 from rrfp_jax.core.orders import FixedOrder
@@ -23,7 +24,7 @@ from rrfp_jax.sim.links import Links
 from rrfp_jax.sim.planned import EVALUATIONS, plan
 
 Change: TypeAlias = Callable[[Costs, int], Costs]
-"""What happens to the costs of a step besides its workload, such as jitter; by the step's number."""
+"""What else a step costs besides its workload, such as jitter, by the step's number; it only adds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,8 @@ def compare(
     found = {}
     for name, schedule in schedules.items():
         try:
+            if isinstance(schedule, FixedOrder):
+                check_can_end(_rules(schedule, steps[0], settings))
             found[name] = _outcome(schedule, steps, settings)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
@@ -123,11 +126,10 @@ def _outcome(schedule: Schedule | None, steps: Sequence[Step], settings: Setting
         budgets = _budgets(step.actual, settings.byte_limit)
         ours = schedule or _planned(step, budgets, settings)
         rules = _rules(ours, step, settings)
-        costs: Costs = WorkloadCosts(step.actual, rules.placement)
-        if settings.change is not None:
-            costs = settings.change(costs, number)
+        plain = WorkloadCosts(step.actual, rules.placement)
+        costs = plain if settings.change is None else settings.change(plain, number)
         traces.append(trace := simulate(rules, costs, links=settings.links, budgets=budgets))
-        bounds.append(lower_bound(rules, costs, any_split=True))
+        bounds.append(lower_bound(rules, plain, any_split=True))  # changes only add to the costs
         idle.append(_idle_shares(trace, stage_times(trace, isinstance(ours, FixedOrder))))
         if step.actual.activation_bytes is not None:
             held.append(max(peak_bytes(trace, step.actual.activation_bytes)))

@@ -25,9 +25,9 @@ Simulates one step of pipeline-parallel training under one or several schedules,
 also runs the training, and prints what each of them takes."""
 
 EPILOG = """\
-columns: stall = idle with nothing ready; blocked = a fixed order ignored what was ready; held = a limit or the
-order of accumulation held it back; in flight and MiB = most on any stage; above bound = beyond what no order
-can beat. Medians over the seeds.
+columns: stall = idle with nothing ready; blocked = a fixed order ignored what was ready; held = a limit or
+the order of accumulation held it back; in flight and MiB = most on any stage; above bound = beyond what no
+order can beat. Medians over the seeds.
 
 exit status: 0 done, 1 failed, 2 refused, 130 interrupted
 

@@ -13,13 +13,14 @@ from rich.table import Table
 
 from rrfp_jax.core.accumulation import Accumulation
 from rrfp_jax.core.csvorder import read_csv
-from rrfp_jax.core.jitter import Jitter, Level
+from rrfp_jax.core.jitter import Level
 from rrfp_jax.core.jitter import by_name as jitter_by_name
-from rrfp_jax.core.schedules import Schedule, by_name
+from rrfp_jax.core.schedules import NAMED, Schedule, by_name
 from rrfp_jax.core.workload import Workload
 from rrfp_jax.errors import UsageError
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
 from rrfp_jax.sim.costs import Costs
+from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.families import by_name as family_by_name
 from rrfp_jax.sim.links import Links
@@ -163,6 +164,10 @@ def simulate(
     Raises:
         UsageError: what cannot be simulated, with the reason.
     """
+    counts = {"stages": stages, "microbatches": microbatches, "seeds": seeds, "chunks": chunks}
+    for name, value in (counts | {"evaluations": evaluations}).items():
+        if value < 1:
+            raise UsageError(f"{name}={value}: give at least 1")
     try:
         given = Settings(
             limit=limit,
@@ -186,9 +191,6 @@ def simulate(
 def _steps(
     workload: Workload | Mapping[str, Any] | str | Path, stages: int, microbatches: int, seeds: int
 ) -> list[Step]:
-    for name, value in (("stages", stages), ("microbatches", microbatches), ("seeds", seeds)):
-        if value < 1:
-            raise UsageError(f"{name}={value}: give at least 1")
     if isinstance(workload, str) and not workload.endswith(".json"):
         family = family_by_name(workload)
         return [family(stages, microbatches, seed) for seed in range(seeds)]
@@ -200,7 +202,9 @@ def _steps(
 
 
 def _name(policy: str | Schedule) -> str:
-    return policy if isinstance(policy, str) else repr(policy)
+    if isinstance(policy, str):
+        return policy
+    return next((name for name, schedule in NAMED.items() if schedule == policy), repr(policy))
 
 
 def _schedule(policy: str | Schedule) -> Schedule | None:
@@ -224,6 +228,6 @@ def _jittered(level: Level) -> Change:
     """The paper's delays, other ones for each step."""
 
     def change(costs: Costs, number: int) -> Costs:
-        return Jittered(costs, Jitter(level, seed=number))
+        return Jittered(costs, level, seed=number)
 
     return change

@@ -1,0 +1,162 @@
+"""`rrfp-sim` and `rrfp.simulate`: what they print and write, and what they refuse before they begin."""
+
+import json
+import struct
+from dataclasses import replace
+
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.core.workload import constant, log_normal
+from rrfp_jax.train.sim import main
+
+STEP = log_normal(3, 6, forward=0.01, sigma=0.4, shared=0.5, seed=1, transfer=0.001)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a workload."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.json").write_text(json.dumps(STEP.as_json_object()))
+    return tmp_path
+
+
+def out(*arguments):
+    assert main([*arguments, "--out=out.json"]) == 0
+    with open("out.json", encoding="utf-8") as file:
+        return json.load(file)
+
+
+def test_by_hand(folder):
+    """Two stages, two microbatches, F = 1, B = 2, transfers of a half: drawn on paper."""
+    (folder / "two.json").write_text(json.dumps(constant(2, 2, 1.0, transfer=0.5).as_json_object()))
+    found = out("--workload=two.json", "--policy=1f1b")
+    assert found["order"] == [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]
+    assert found["makespan"] == 10.0
+    found = out("--workload=two.json", "--policy=gpipe")
+    assert found["order"][1] == ["F0", "F1", "B0", "B1"]
+    assert found["makespan"] == 10.0
+    found = out("--workload=two.json", "--policy=bfw")
+    assert found["order"][1] == ["F0", "I0", "F1", "I1", "W0", "W1"]
+    assert found["makespan"] == 8.0
+
+
+def test_several_schedules_by_name(folder, capsys):
+    names = ["1f1b", "bf", "bfw", "zb-v", "planned"]
+    found = out("--workload=w.json", *(f"--policy={name}" for name in names), "--evaluations=30")
+    assert list(found) == names
+    for one in found.values():
+        assert one["makespan"] >= one["lower_bounds"][0] * (1 - 1e-12)
+        assert len(one["order"]) == 3
+    assert "F0.1" in found["zb-v"]["order"][0]
+    printed = capsys.readouterr().out
+    assert all(f"\n {name} " in printed for name in names)
+    assert f"{found['bf']['makespan']:.4f} s" in printed
+
+
+def test_the_limit_counts_until_the_last_releasing_task(folder):
+    for limit in (1, 2, 6):
+        found = out("--workload=w.json", "--policy=bfw", f"--limit={limit}")
+        assert found["peak_in_flight"] == limit
+        for order in found["order"]:
+            held = 0
+            for task in order:
+                held += (task[0] == "F") - (task[0] in "BW")
+                assert held <= limit
+    assert out("--workload=w.json", "--policy=bf", "--limit=0")["peak_in_flight"] == 6
+
+
+def test_seeds_are_paired_and_median(folder):
+    found = out("--family=log-normal", "--policy=bf", "--seeds=3", "--stages=3", "--microbatches=6")
+    assert len(found["makespans"]) == 3 and found["makespan"] == sorted(found["makespans"])[1]
+    again = out("--family=log-normal", "--policy=bf", "--seeds=2", "--stages=3", "--microbatches=6")
+    assert again["makespans"] == found["makespans"][:2]
+    jittered = out("--workload=w.json", "--policy=bf", "--seeds=2", "--jitter=J3")
+    assert jittered["makespans"][0] != jittered["makespans"][1]
+    assert min(jittered["makespans"]) > out("--workload=w.json", "--policy=bf")["makespan"]
+
+
+def test_a_limit_in_bytes(folder):
+    held = ((100.0,) * 6,) * 3
+    (folder / "bytes.json").write_text(json.dumps(replace(STEP, activation_bytes=held).as_json_object()))
+    found = out("--workload=bytes.json", "--policy=bf", "--byte-limit=250")
+    assert (found["peak_in_flight"], found["peak_bytes"]) == (2, 200.0)
+    assert out("--workload=w.json", "--policy=bf")["peak_bytes"] is None
+
+
+def test_an_order_from_a_file(folder):
+    (folder / "order.csv").write_text("0F0,0F1,0B0,0B1\n1F0,,1B0,1F1,1B1\n")
+    (folder / "two.json").write_text(json.dumps(constant(2, 2, 1.0).as_json_object()))
+    found = out("--workload=two.json", "--policy=csv:order.csv")
+    assert found["order"] == [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]
+
+
+def test_pictures_and_traces(folder):
+    outputs = ["--plot=p.png", "--trace=t.json"]
+    assert main(["--workload=w.json", "--policy=bf", "--policy=zb-v", *outputs]) == 0
+    picture = (folder / "p.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and struct.unpack(">I", picture[16:20])[0] > 1000
+    events = json.loads((folder / "t.json").read_text())["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"bf", "zb-v"}
+    tasks = [e for e in events if e.get("cat") == "task" and e["name"] != "idle"]
+    assert len([e for e in tasks if e["pid"] == 0]) == 3 * 6 * 2
+    assert len([e for e in tasks if e["pid"] == 1]) == 3 * 6 * 2 * 3
+    assert main(["--workload=w.json", "--policy=bf", "--plot=p.svg"]) == 0
+    assert "<svg" in (folder / "p.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "give one of --workload=FILE.json and --family=NAME"),
+        (["--workload=w.json", "--family=constant"], "give one of"),
+        (["--workload=absent.json"], "absent.json: cannot be read: No such file"),
+        (["--workload=bad.json"], "bad.json: no workload: "),
+        (["--family=steady"], "no such family; choose one of constant, "),
+        (["--family=constant", "--stages=0"], "stages=0: give at least 1"),
+        (["--family=constant", "--seeds=0"], "seeds=0: give at least 1"),
+        (["--workload=w.json", "--policy=fastest"], "no such schedule"),
+        (["--workload=w.json", "--policy=bf", "--limit=-1"], "bf: limit=-1"),
+        (["--workload=w.json", "--policy=csv:absent.csv"], "csv:absent.csv: cannot be read"),
+        (["--workload=w.json", "--policy=csv:w.json"], "csv:w.json: row 0, cell 1"),
+        (["--workload=w.json", "--policy=csv:stuck.csv"], "must deadlock: stage 0 waits for"),
+        (["--workload=w.json", "--policy=interleaved-1f1b", "--chunks=0"], "chunks=0: give at least 1"),
+        (["--workload=w.json", "--jitter=J9"], "jitter='J9': no such level"),
+        (["--workload=w.json", "--links=fast"], "links='fast'"),
+        (["--workload=w.json", "--accumulation=sorted"], "accumulation='sorted'"),
+        (["--workload=w.json", "--spare-gradients=-1"], "spare_gradients=-1"),
+        (["--workload=w.json", "--byte-limit=5"], "no activation_bytes"),
+        (["--workload=w.json", "--evaluations=-1", "--policy=planned"], "evaluations=-1: give at least 1"),
+        (["--workload=w.json", "--plot=p.gif"], "p.gif: a picture's name ends with .png"),
+        (["--workload=w.json", "--out=nowhere/o.json"], "there is no folder nowhere"),
+        (["--workload=w.json", "--limit=many"], "invalid int value"),
+    ],
+)
+def test_refusals_are_one_line(folder, arguments, reason, capsys):
+    (folder / "bad.json").write_text("{")
+    cells = [f"{v}F{j},{v}B{j}" for v in range(3) for j in range(6)]
+    rows = [",".join(cells[6 * v : 6 * v + 6]) for v in range(3)]
+    backwards = ",".join(reversed(cells[6:12]))
+    (folder / "stuck.csv").write_text("\n".join([rows[0], backwards, rows[2]]))
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("rrfp-sim: ") and printed.err.count("\n") == 1
+    assert reason in printed.err
+
+
+def test_the_command_helps(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "--workload FILE.json" in printed and "interleaved-1f1b" in printed
+
+
+def test_in_a_notebook(tmp_path):
+    found = rrfp.simulate(STEP, ["1f1b", rrfp.schedules.BF()], limit=4)
+    names = list(found)
+    assert names == ["1f1b", "bf"] and found.speedup("1f1b") == 1.0
+    assert str(found) in found._repr_html_()
+    found.draw(tmp_path / "p.svg")
+    same = rrfp.simulate(STEP.as_json_object(), ["bf"], limit=4)
+    assert same["bf"].makespan == found["bf"].makespan
+    with pytest.raises(rrfp.UsageError, match="^interleaved-1f1b: .* multiples of the stages"):
+        rrfp.simulate("constant", ["interleaved-1f1b"], stages=4, microbatches=6)
