@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.config import RunConfig, fields_of, load_config, override
+from rrfp_jax.train.config import RunConfig, fields_of, load_config
+from rrfp_jax.train.overrides import override
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
 
