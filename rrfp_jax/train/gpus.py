@@ -11,7 +11,7 @@ SHARED_MEMORY = 0.9
 """Part of a GPU's memory that ranks sharing it take together; JAX would give each of them 0.75."""
 
 MEMORY, OLD_MEMORY = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-"""JAX's variable for the part of a GPU's memory that a process takes, and its old name; both at once it refuses."""
+"""The part of a GPU's memory that JAX takes: today's variable and its old name. Both at once it refuses."""
 
 
 def gpu_environment(
