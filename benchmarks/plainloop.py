@@ -12,24 +12,27 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.runtime.stage import TrainingStep
 
 
-def plain_step(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> list[jax.Array]:
-    """Dispatch every task of a step, one microbatch after the other, without ever waiting.
+def load_step(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> list[TrainingStep]:
+    """Every stage's part of a step, its data on the device and its sums zero.
 
     Args:
-        trainer: started, with all stages on one device and one bucket of shapes. Its gradient sums grow.
+        trainer: started, with all stages on one device and one bucket of shapes.
         data: of the step.
-
-    Returns:
-        What is ready when all have ended: the losses and the gradient sums.
     """
     engine, count = trainer._engine, len(data)
     ((bucket, compiled),) = engine._compiled.items()
     inputs = engine._load(0, [bucket] * count, [compiled.train] * count, lambda j, fields: data[j])
-    parts = [
+    engine.reset_gradients()
+    engine._has_gradients = True  # so that the trainer's next step starts from zero
+    return [
         TrainingStep(stage, {0: compiled.train[s]}, [0] * count, inputs[s])
         for s, stage in engine.stages.items()
     ]
-    for j in range(count):
+
+
+def run_plainly(parts: Sequence[TrainingStep]) -> list[jax.Array]:
+    """Dispatch every task, one microbatch after the other, without ever waiting; the gradient sums."""
+    for j in range(len(parts[0].buckets)):
         carry: Sequence[jax.Array] = ()
         for part in parts:
             part.receive(task := Task(FORWARD, 0, j), carry)
@@ -38,6 +41,4 @@ def plain_step(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> list
             part.receive(task := Task(BACKWARD, 0, j), carry)
             carry, _ = part.run(task)
             part.accumulate(j)
-    engine._has_gradients = True  # so that the trainer's next step starts from zero
-    ended: list[jax.Array] = [*parts[-1].statistics.values()]
-    return ended + [leaf for stage in engine.stages.values() for leaf in jax.tree.leaves(stage.gradients)]
+    return [leaf for part in parts for leaf in jax.tree.leaves(part.stage.gradients)]

@@ -26,7 +26,7 @@ import optax
 
 import rrfp_jax as rrfp
 from benchmarks import language
-from benchmarks.plainloop import plain_step
+from benchmarks.plainloop import load_step, run_plainly
 from models import gpt
 from rrfp_jax.core.trace import StepTrace
 
@@ -115,9 +115,10 @@ class Tax:
     def by_programs(self) -> float:
         """Seconds of one step of the pipeline's programs in a plain loop."""
         began = perf_counter()
-        losses = plain_step(self.trainer, self.data)[: len(self.data)]
+        parts = load_step(self.trainer, self.data)
+        run_plainly(parts)
         self.trainer._engine.update(1.0 / self.case.tokens)
-        assert np.isfinite(jax.device_get(losses)).all()
+        assert np.isfinite(jax.device_get(list(parts[-1].statistics.values()))).all()
         jax.block_until_ready(self.trainer.params)
         return perf_counter() - began
 

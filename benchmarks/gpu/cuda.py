@@ -59,14 +59,10 @@ class Driver:
         return base.value, size.value
 
     def allocate(self, size: int) -> int:
-        """Fresh device memory."""
+        """Fresh device memory, never given back: this process is short."""
         address = c_uint64()
         self._call("cuMemAlloc_v2", byref(address), c_size_t(size))
         return address.value
-
-    def free(self, address: int) -> None:
-        """Give back what `allocate` gave."""
-        self._call("cuMemFree_v2", c_uint64(address))
 
     def share(self, base: int) -> bytes:
         """A handle that other processes can open, of a whole allocation."""

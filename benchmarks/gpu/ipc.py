@@ -28,26 +28,28 @@ def measure(sizes: dict[str, int], rounds: int) -> dict[str, Any]:
     """Share memory in both ways, have another process read it, and tell what came of it."""
     driver = Driver(jax.local_devices()[0].local_hardware_id)
     largest = max(sizes.values())
-    array = jax.block_until_ready(jnp.arange(largest // 4, dtype=jnp.float32))
+    array = jax.block_until_ready(jnp.arange(largest // 4, dtype=jnp.uint32))
     address: int = array.unsafe_buffer_pointer()  # type: ignore[no-untyped-call]
     found: dict[str, Any] = {}
     offers: dict[str, Any] = {}
-    with_jax = {"jax": lambda: driver.allocation(address)[0], "own": lambda: driver.allocate(largest)}
-    for name, base_of in with_jax.items():
+    for name in ("jax", "own"):
         try:
-            base = base_of()
-            offers[name] = {
-                "handle": driver.share(base).hex(),
-                "offset": address - base if name == "jax" else 0,
-            }
+            own = address if name == "jax" else _copy_of(driver, address, largest)
+            base, _ = driver.allocation(own)
+            offers[name] = {"handle": driver.share(base).hex(), "offset": own - base}
         except CudaError as error:
             found[name] = {"shared": False, "reason": str(error)}
-        if name in offers and name == "own":
-            driver.copy(base, address, largest)
     if offers:
         request = {"offers": offers, "sizes": sizes, "rounds": rounds}
         found |= _in_another_process(request)
     return found
+
+
+def _copy_of(driver: Driver, address: int, size: int) -> int:
+    """The address of fresh memory with the same content."""
+    fresh = driver.allocate(size)
+    driver.copy(fresh, address, size)
+    return fresh
 
 
 def _in_another_process(request: dict[str, Any]) -> dict[str, Any]:
@@ -82,14 +84,14 @@ def receive(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copied(driver: Driver, source: int, size: int, rounds: int) -> dict[str, Any]:
-    array = jax.block_until_ready(jnp.zeros(size // 4, jnp.float32))
+    array = jax.block_until_ready(jnp.zeros(size // 4, jnp.uint32))
     samples = []
     for _ in range(rounds + 1):
         began = perf_counter()
         driver.copy(array.unsafe_buffer_pointer(), source, size)
         samples.append(perf_counter() - began)
     seconds = float(np.median(samples[1:]))
-    right = bool(np.array_equal(np.asarray(array), np.arange(size // 4, dtype=np.float32)))
+    right = bool(np.array_equal(np.asarray(array), np.arange(size // 4, dtype=np.uint32)))
     return {"us": round(1e6 * seconds, 1), "GB_per_s": round(size / seconds / 1e9, 3), "right": right}
 
 
