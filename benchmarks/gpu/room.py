@@ -4,10 +4,9 @@ host_per_task   microseconds of the driver per task, by part, as `benchmarks.ove
                 stages that share the device; `bare`: the same programs in a plain loop
 wake            from the moment a program's end can be seen by looking to the moment a sleeping thread
                 that waited for it runs
-task_length     steps of tasks of several lengths against a plain loop that dispatches the same programs
-                without ever waiting; the shortest tasks that lose nothing (1 %) to it
-lead            the same for several values of the room rule's lead; of each length the smallest lead
-                that is as good (1 %) as the best
+lead            steps of tasks of several lengths, for several values of the room rule's lead, against a
+                plain loop that dispatches the same programs without ever waiting: the shortest task that
+                loses nothing (1 %) to it, and of each length the smallest lead as good (1 %) as the best
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.work import Busy, milliseconds, seconds_until_ready
 from benchmarks.hostcost import STAGES, empty_pipeline, host_cost
-from benchmarks.plainloop import plain_step
+from benchmarks.plainloop import load_step, run_plainly
 from rrfp_jax.runtime.device import LEAD_SECONDS, DeviceQueue
 from rrfp_jax.runtime.driver import Driver
 
@@ -50,12 +49,17 @@ def wake(rounds: int, quick: bool) -> dict[str, Any]:
         array = program(busy.matrix)
         began = perf_counter()
         woken.clear()
-        waiter = threading.Thread(target=lambda array=array: (array.block_until_ready(), woken.set()))  # type: ignore[misc]
+        waiter = threading.Thread(target=_ring_when_ready, args=(array, woken))
         waiter.start()
         woken.wait()
         late.append(perf_counter() - began - looked)
         waiter.join()
     return {"later_than_looking_us": round(1e6 * float(np.median(late)), 1)}
+
+
+def _ring_when_ready(array: jax.Array, woken: threading.Event) -> None:
+    array.block_until_ready()
+    woken.set()
 
 
 class Tasks:
@@ -73,11 +77,11 @@ class Tasks:
         """Median seconds of a step's tasks in the plain loop."""
         samples = []
         for _ in range(self._rounds + 1):
-            jax.block_until_ready(self._trainer.params)
+            parts = load_step(self._trainer, self._data)
+            jax.block_until_ready([part.stage.gradients for part in parts])
             began = perf_counter()
-            jax.block_until_ready(plain_step(self._trainer, self._data))
+            jax.block_until_ready(run_plainly(parts))
             samples.append(perf_counter() - began)
-            self._trainer._engine.reset_gradients()
         return float(np.median(samples[1:]))
 
     def step_seconds(self, lead: float) -> float:
