@@ -1,0 +1,122 @@
+"""One layer as a middle stage of a pipeline: the runtime's own programs for it, compiled, timed, weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rrfp_jax as rrfp
+from benchmarks.gpu.findings import Unavailable
+from benchmarks.gpu.work import median_seconds
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.runtime.layers import LayerSpec
+from rrfp_jax.runtime.pipeline import IDS
+from rrfp_jax.runtime.programs import StagePrograms, StageShape, nbytes
+from rrfp_jax.runtime.stage import TrainingStep
+
+
+@dataclass(frozen=True)
+class OneStage:
+    """A layer's compiled programs; it takes and gives a carry of one array.
+
+    Attributes:
+        carry: spec of that array.
+    """
+
+    pipe: rrfp.Pipeline
+    shape: StageShape
+    programs: StagePrograms
+    carry: jax.ShapeDtypeStruct
+
+    @classmethod
+    def compile(cls, layer: LayerSpec, carry: jax.ShapeDtypeStruct) -> OneStage:
+        """Trace and compile forward and fused backward for this process's first device."""
+        ends = rrfp.layer(lambda x, mb: mb["x"] if x is None else x)
+        pipe = rrfp.Pipeline([ends, layer, ends], lambda x, mb: rrfp.Loss(x.astype(jnp.float32).sum()))
+        fields = {"x": carry}
+        shape = StageShape(pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields))
+        return cls(pipe, shape, StagePrograms.compile(shape, jax.local_devices()[0]), carry)
+
+    @property
+    def parameters(self) -> int:
+        """How many the layer has."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.shape.params))
+
+    def predicted(self) -> dict[str, int]:
+        """Bytes by XLA's analysis of the programs, and what a microbatch holds between them."""
+        found = {"input": nbytes(self.carry), "held": self.programs.held_bytes}
+        for name in ("forward", "backward"):
+            analysis: Any = getattr(self.programs, name).memory_analysis()
+            found[f"{name}_temporary"] = int(analysis.temp_size_in_bytes)
+            found[f"{name}_outputs"] = int(analysis.output_size_in_bytes)
+        return found
+
+    def begin(self) -> Run:
+        """Allocate parameters and an input, and prepare a step."""
+        return Run(self)
+
+
+def compile_all(layers: Mapping[str, LayerSpec], carry: jax.ShapeDtypeStruct) -> dict[str, Future[OneStage]]:
+    """Compile several layers for the same carry side by side; wait for all of them. Errors stay inside."""
+    with ThreadPoolExecutor() as pool:
+        return {name: pool.submit(OneStage.compile, layer, carry) for name, layer in layers.items()}
+
+
+class Run:
+    """A layer's arrays on the device, and microbatches through it, one at a time."""
+
+    def __init__(self, stage: OneStage) -> None:
+        device = jax.local_devices()[0]
+        params = stage.pipe.init_layer(1, 0, stage.shape.shapes[1], stage.shape.fields, device)
+        keys = jax.random.split(jax.random.key(1))
+        self._x, self._cotangent = (
+            jax.random.normal(key, stage.carry.shape, stage.carry.dtype) for key in keys
+        )
+        self._ids = jax.device_put(np.zeros(IDS.shape, IDS.dtype))
+        leaves: Any = SimpleNamespace(leaves=jax.tree.leaves({"1": params}))
+        self._step = TrainingStep(leaves, {0: stage.programs}, [0], [[None, self._ids]])
+        jax.block_until_ready([leaves.leaves, self._step._forward_heads, self._step._backward_heads])
+        jax.block_until_ready([self._x, self._cotangent])
+
+    def fresh_input(self) -> jax.Array:
+        """A copy of the input, for those who count bytes."""
+        return jnp.copy(self._x)
+
+    def forward(self, x: jax.Array | None = None) -> Any:
+        """Dispatch the forward of a microbatch; what it gives, and what is kept for the backward."""
+        self._step._inputs[0] = [None, self._ids]
+        self._step.receive(task := Task(FORWARD, 0, 0), [self._x if x is None else x])
+        outputs, _ = self._step.run(task)
+        return outputs, self._step._kept[0]
+
+    def backward(self) -> Any:
+        """Dispatch the backward; what it gives. What was kept for it stays, so that it can be done again."""
+        kept = list(self._step._kept[0])
+        self._step.receive(task := Task(BACKWARD, 0, 0), [self._cotangent])
+        outputs, _ = self._step.run(task)
+        self._step._kept[0] = kept
+        return outputs, self._step._gradients.pop(0)
+
+    def seconds(self, rounds: int) -> tuple[float, float]:
+        """Median seconds of forward and fused backward."""
+        return median_seconds(self.forward, rounds), median_seconds(self.backward, rounds)
+
+
+def allocated(what: str) -> int:
+    """Bytes by the device's `memory_stats()`: `bytes_in_use`, or `peak_bytes_in_use` since the start.
+
+    Raises:
+        Unavailable: the platform does not count.
+    """
+    device = jax.local_devices()[0]
+    stats = device.memory_stats()
+    if stats is None:
+        raise Unavailable(f"memory_stats() of {device.platform} devices is None")
+    return int(stats[what])
