@@ -12,6 +12,7 @@ block is `models.gpt.Block`, bfloat16 with float32 parameters; its attention mak
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 
 import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Findings, Unavailable
-from benchmarks.gpu.onestage import OneStage, Run, allocated, compile_all
+from benchmarks.gpu.onestage import OneStage, Run, allocated, side_by_side
 from benchmarks.gpu.work import Busy, milliseconds
 from models import gpt
 
@@ -87,7 +88,8 @@ def measure(found: Findings) -> None:
         found.headline = f"{figures['TFLOP_per_s']:.0f} TFLOP/s"
     for tokens in lengths:
         carry = jax.ShapeDtypeStruct((1, tokens, model.d_model), model.dtype)
-        compiled = compile_all({name: rrfp.layer(block, model) for name, block in BLOCKS.items()}, carry)
+        layers = {name: rrfp.layer(block, model) for name, block in BLOCKS.items()}
+        compiled = side_by_side({name: partial(OneStage.compile, layers[name], carry) for name in layers})
         for name, stage in compiled.items():
             with found.section(f"{tokens} tokens, {name}") as figures:
                 run = stage.result().begin()

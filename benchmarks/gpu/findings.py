@@ -98,7 +98,7 @@ class Findings:
         write_json(self._file, found)
 
     def _verdict(self) -> str:
-        missed = [f"missed: {aim}" for aim in self._aims if not aim.met]
+        missed = [" ".join(str(aim).split()) for aim in self._aims if not aim.met]
         if self._failed or missed:
             return f"failed: {'; '.join(self._failed + missed)}"
         if self._late:

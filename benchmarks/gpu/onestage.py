@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from rrfp_jax.runtime.layers import LayerSpec
 from rrfp_jax.runtime.pipeline import IDS
 from rrfp_jax.runtime.programs import StagePrograms, StageShape, nbytes
 from rrfp_jax.runtime.stage import TrainingStep
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,10 @@ class OneStage:
         return Run(self)
 
 
-def compile_all(layers: Mapping[str, LayerSpec], carry: jax.ShapeDtypeStruct) -> dict[str, Future[OneStage]]:
-    """Compile several layers for the same carry side by side; wait for all of them. Errors stay inside."""
+def side_by_side(jobs: Mapping[str, Callable[[], T]]) -> dict[str, Future[T]]:
+    """Do jobs, such as compiling, in threads until all have ended; the error of one stays its own."""
     with ThreadPoolExecutor() as pool:
-        return {name: pool.submit(OneStage.compile, layer, carry) for name, layer in layers.items()}
+        return {name: pool.submit(job) for name, job in jobs.items()}
 
 
 class Run:

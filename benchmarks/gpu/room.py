@@ -154,6 +154,6 @@ def measure(found: Findings) -> None:
         figures["rows"] = rows = sweep(found, widths, leads, 2 if quick else 7)
         usual = f"{1e3 * LEAD_SECONDS:g} ms"
         figures["shortest_task_without_loss_us"] = shortest = shortest_without_loss(rows, usual)
-        found.headline += f"; no wait for the host from {shortest} us a task on; best lead " + ", ".join(
-            f"{row['best_lead_ms']} ms at {row['task_us']} us" for row in rows
-        )
+        loses = "all tasks tried wait" if shortest is None else f"tasks of less than {shortest} us wait"
+        leads_found = ", ".join(f"{row['best_lead_ms']} ms at {row['task_us']} us" for row in rows)
+        found.headline += f"; {loses} for the host; best lead {leads_found}"
