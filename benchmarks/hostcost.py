@@ -65,21 +65,28 @@ def empty_pipeline(
     """A pipeline of 4 stages with that many parameter leaves each and, unless it is wide, no compute."""
 
     def layer(params: list[jax.Array], carry: jax.Array | None, mb: Any) -> jax.Array:
-        x = mb["x"] if carry is None else carry
+        x = jnp.broadcast_to(mb["x"], (width // 4, width)) if carry is None else carry
         for weight in params:
             x = jnp.tanh(x @ weight)
         return x
 
     def init(key: jax.Array) -> list[jax.Array]:
-        return [jnp.eye(width) for _ in range(leaves)]
+        keys = jax.random.split(key, leaves)
+        return [jax.random.normal(key, (width, width)) * width**-0.5 for key in keys]
 
     def loss(x: jax.Array, mb: Any) -> rrfp.Loss:
         return rrfp.Loss(x.sum(), weight=x.shape[0])
 
-    data = [{"x": np.ones((width // 4, width), np.float32)} for _ in range(microbatches)]
+    data = empty_microbatches(microbatches, width)
     pipe = rrfp.Pipeline([rrfp.layer(layer, init=init, repeat=STAGES)], loss)
     mesh = rrfp.Mesh(pp=STAGES, share_devices=share_devices)
     return rrfp.Trainer(pipe, optax.sgd(1e-3), data=data, mesh=mesh)
+
+
+def empty_microbatches(count: int, width: int = WIDTH) -> list[dict[str, Any]]:
+    """Data of such a pipeline: next to nothing to load, whatever the width."""
+    random = np.random.default_rng(0)
+    return [{"x": random.random((1, width), np.float32)} for _ in range(count)]
 
 
 def watched_steps(trainer: rrfp.Trainer, watch: Stopwatch, transport: type, steps: int = STEPS) -> None:

@@ -81,7 +81,7 @@ def memory(stage: OneStage, run: Run) -> dict[str, Any]:
 
 def measure(found: Findings) -> None:
     """See the module's text."""
-    model, lengths = (TINY, (16, 32)) if found.quick else (SEVEN_B, (4096, 8192))
+    model, lengths = (TINY, (16,)) if found.quick else (SEVEN_B, (4096, 8192))
     with found.section("rate") as figures:
         busy = Busy.calibrated(256 if found.quick else 8192, jnp.bfloat16)
         figures["TFLOP_per_s"] = round(busy.rate / 1e12, 2)

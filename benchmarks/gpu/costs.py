@@ -22,8 +22,8 @@ from benchmarks.harness import machine
 
 COSTS = "costs.json"
 TOKENS, IMAGES = (2048, 4096, 8192), (1, 4, 16)
-RESERVE_SECONDS = 15.0
-"""A model is not begun with less time left than this."""
+RESERVE_SECONDS = 4.0
+"""A row is not begun with less time left than this."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,14 @@ def measured(stage: OneStage, rounds: int) -> dict[str, Any]:
     }
 
 
-def models(quick: bool) -> list[list[Row]]:
-    """The rows, by model."""
+def batches(quick: bool) -> list[list[Row]]:
+    """The rows, in batches that are compiled side by side."""
     if quick:
-        return [[Row.decoder(TINY_DECODER, 32)], [Row(TINY_ENCODER, 2, TINY_ENCODER.tokens)]]
-    decoders = [[Row.decoder(sizes, tokens) for tokens in TOKENS] for sizes in DECODERS]
-    return decoders + [[Row(sizes, images, sizes.tokens) for images in IMAGES] for sizes in ENCODERS]
+        return [[Row.decoder(TINY_DECODER, 32), Row(TINY_ENCODER, 2, TINY_ENCODER.tokens)]]
+    return [
+        [Row.decoder(sizes, tokens) for sizes in DECODERS for tokens in TOKENS],
+        [Row(sizes, images, sizes.tokens) for sizes in ENCODERS for images in IMAGES],
+    ]
 
 
 def measure(found: Findings) -> None:
@@ -105,18 +107,17 @@ def measure(found: Findings) -> None:
         "machine": machine(),
         "layers": [],
     }
-    for rows in models(found.quick):
-        model = rows[0].sizes.model
-        if found.seconds_left < RESERVE_SECONDS and not found.quick:
-            found.too_late(model)
-            continue
-        # All of a model first: none is timed while another one is compiled and tuned.
+    for rows in batches(found.quick):
+        # None is timed while another one is compiled and tuned.
         programs = side_by_side({row.name: partial(compiled, row) for row in rows})
         for row in rows:
+            if found.seconds_left < RESERVE_SECONDS and not found.quick:
+                found.too_late(row.name)
+                continue
             with found.section(row.name) as figures:
-                stage, how = programs[row.name].result()
+                stage, how = programs.pop(row.name).result()
                 cost = row.as_json_object() | how | measured(stage, 3 if found.quick else 10)
                 table["layers"].append(cost)
                 figures.update({name: cost[name] for name in ("forward", "backward", "attention")})
-        write_json(found.folder / COSTS, table)
+            write_json(found.folder / COSTS, table)
         found.headline = f"{len(table['layers'])} rows in {COSTS}"

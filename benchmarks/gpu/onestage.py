@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -75,17 +74,13 @@ class Run:
     """A layer's arrays on the device, and microbatches through it, one at a time."""
 
     def __init__(self, stage: OneStage) -> None:
-        device = jax.local_devices()[0]
-        params = stage.pipe.init_layer(1, 0, stage.shape.shapes[1], stage.shape.fields, device)
-        keys = jax.random.split(jax.random.key(1))
-        self._x, self._cotangent = (
-            jax.random.normal(key, stage.carry.shape, stage.carry.dtype) for key in keys
-        )
+        self._x, self._cotangent = (random_array(stage.carry, seed, 1.0) for seed in (0, 1))
         self._ids = jax.device_put(np.zeros(IDS.shape, IDS.dtype))
-        leaves: Any = SimpleNamespace(leaves=jax.tree.leaves({"1": params}))
-        self._step = TrainingStep(leaves, {0: stage.programs}, [0], [[None, self._ids]])
-        jax.block_until_ready([leaves.leaves, self._step._forward_heads, self._step._backward_heads])
-        jax.block_until_ready([self._x, self._cotangent])
+        specs = jax.tree.leaves(stage.shape.params)
+        leaves = [random_array(spec, 2 + i, spec.shape[0] ** -0.5) for i, spec in enumerate(specs)]
+        self._step = TrainingStep(_Leaves(leaves), {0: stage.programs}, [0], [[]])  # type: ignore[arg-type]
+        jax.block_until_ready([self._x, self._cotangent, leaves])
+        jax.block_until_ready([self._step._forward_heads, self._step._backward_heads])
 
     def fresh_input(self) -> jax.Array:
         """A copy of the input, for those who count bytes."""
@@ -109,6 +104,19 @@ class Run:
     def seconds(self, rounds: int) -> tuple[float, float]:
         """Median seconds of forward and fused backward."""
         return median_seconds(self.forward, rounds), median_seconds(self.backward, rounds)
+
+
+class _Leaves(NamedTuple):
+    """What a step wants of its stage."""
+
+    leaves: list[jax.Array]
+
+
+def random_array(spec: Any, seed: int, scale: float) -> jax.Array:
+    """Normal numbers, repeated after the first million: as good for timing, and nothing to compile."""
+    random = np.random.default_rng(seed).standard_normal(min(spec.size, 2**20), np.float32)
+    array: jax.Array = jax.device_put(np.resize(random * np.float32(scale), spec.shape).astype(spec.dtype))
+    return array
 
 
 def allocated(what: str) -> int:

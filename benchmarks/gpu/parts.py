@@ -27,10 +27,10 @@ class Part:
 
 PARTS: Sequence[Part] = (
     Part(number=1, title="open questions", module="benchmarks.gpu.questions", seconds=80, memory=0.3),
-    Part(number=2, title="parity", module="benchmarks.gpu.parity", seconds=80, memory=0.4),
-    Part(number=3, title="the tax", module="benchmarks.gpu.throughput", seconds=110, memory=0.9),
+    Part(number=2, title="parity", module="benchmarks.gpu.parity", seconds=75, memory=0.4),
+    Part(number=3, title="the tax", module="benchmarks.gpu.throughput", seconds=105, memory=0.9),
     Part(number=4, title="host and room", module="benchmarks.gpu.room", seconds=60, memory=0.9),
-    Part(number=5, title="a 7B block", module="benchmarks.gpu.block", seconds=60, memory=0.9),
+    Part(number=5, title="a 7B block", module="benchmarks.gpu.block", seconds=70, memory=0.9),
     Part(number=6, title="layer costs", module="benchmarks.gpu.costs", seconds=85, memory=0.9),
 )
 """In the order in which they are run; their limits add up to less than 8 minutes."""

@@ -22,14 +22,14 @@ import numpy as np
 
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.work import Busy, milliseconds, seconds_until_ready
-from benchmarks.hostcost import STAGES, empty_pipeline, host_cost
+from benchmarks.hostcost import STAGES, empty_microbatches, empty_pipeline, host_cost
 from benchmarks.plainloop import load_step, run_plainly
 from rrfp_jax.runtime.device import LEAD_SECONDS, DeviceQueue
 from rrfp_jax.runtime.driver import Driver
 
-WIDTHS, QUICK_WIDTHS = (1024, 2048, 4096, 8192, 16384), (32, 256)
+WIDTHS, QUICK_WIDTHS = (1024, 2048, 4096, 8192), (32, 128)
 LEADS, QUICK_LEADS = (0.0, 1e-4, 2e-4, 5e-4, LEAD_SECONDS, 2e-3, 5e-3, 1.0), (0.0, LEAD_SECONDS)
-LEAVES, MICROBATCHES = 2, 16
+LEAVES, MICROBATCHES = 2, 8
 TOLERANCE = 1.01
 RESERVE_SECONDS = 12.0
 """A width is not begun with less time left than this."""
@@ -68,9 +68,7 @@ class Tasks:
     def __init__(self, width: int, rounds: int) -> None:
         self._rounds = rounds
         self._trainer = empty_pipeline(LEAVES, MICROBATCHES, width, share_devices=True)
-        random = np.random.default_rng(0)
-        shape = (width // 4, width)
-        self._data = [{"x": random.random(shape, np.float32)} for _ in range(MICROBATCHES)]
+        self._data = empty_microbatches(MICROBATCHES, width)
         self._step_seconds(1)
 
     def plain_seconds(self) -> float:

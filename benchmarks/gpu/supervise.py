@@ -93,9 +93,9 @@ def _run_one(part: Part, folder: Path, file: Path, log: IO[bytes], quick: bool) 
 
 
 def _environment(base: Mapping[str, str], part: Part) -> dict[str, str]:
-    """The part's share of the GPU's memory, unless the user has said how much may be taken."""
-    own = {} if MEMORY in base or OLD_MEMORY in base else {MEMORY: str(part.memory)}
-    return {**base, **own, "PYTHONUNBUFFERED": "1"}
+    """The part's share of the GPU's memory, whatever the user usually gives a process."""
+    kept = {name: value for name, value in base.items() if name != OLD_MEMORY}
+    return {**kept, MEMORY: str(part.memory), "PYTHONUNBUFFERED": "1"}
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
