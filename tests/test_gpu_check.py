@@ -337,18 +337,22 @@ class TestJudgement:
     def test_parity_notices_a_wrong_gradient(self, monkeypatch):
         right = {"0": {"w": np.float32([1.0, -2.0])}, "1": {"w": np.float32([4.0])}}
         wrong = {"0": {"w": np.float32([1.0, -2.002])}, "1": {"w": np.float32([4.0])}}
-        monkeypatch.setattr(parity, "unpipelined_value_and_grad", lambda *_: (3.0, right))
-        case = parity.Case(SimpleNamespace(params=None), None, [])
         runs = [("bf", 3.0, right), ("1f1b", 3.0, right)]
-        assert parity.against_reference(case, runs, 1e-4)["bf"]["worst_leaf_error"] == 0
-        assert parity.differing(runs) == {"bf and 1f1b (run 1)": []}
+        case = SimpleNamespace(trainer=SimpleNamespace(params=right), pipe=None, data=[])
+        case.gradients = lambda: runs
+        monkeypatch.setattr(parity, "unpipelined_value_and_grad", lambda *_: (3.0, right))
+        monkeypatch.setattr(parity.Case, "of", lambda *_: case)
+        figures = {}
+        assert parity.check("float32", True, figures) == {"bf and 1f1b (run 1)": []}
+        assert figures["schedules"]["bf"]["leaf_error"] == 0
         runs[1] = ("1f1b", 3.0, wrong)
+        assert parity.check("bfloat16", True, {}) == {"bf and 1f1b (run 1)": ["['0']['w']"]}
         with pytest.raises(RuntimeError, match=r"1f1b: 0\.w is off by 1\.0e-03, limit 0\.0001"):
-            parity.against_reference(case, runs, 1e-4)
-        assert parity.differing(runs) == {"bf and 1f1b (run 1)": ["['0']['w']"]}
-        wrong["0"]["w"][0] = np.nan
-        with pytest.raises(RuntimeError, match="off by nan"):
-            parity.against_reference(case, runs, 1e-4)
+            parity.check("float32", True, figures)
+        assert figures["schedules"]["1f1b"]["leaf"] == "0.w"  # kept, although it failed
+        wrong["1"]["w"][0] = np.nan
+        with pytest.raises(RuntimeError, match=r"1f1b: 1\.w is off by inf"):
+            parity.check("float32", True, {})
 
     def test_gaps(self):
         def record(stage, kind, start, end):

@@ -64,7 +64,7 @@ def measure(found: Findings) -> None:
         tax = Tax(case)
         figures["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(tax.params))
         figures["tokens_per_microbatch"] = case.batch * case.length
-        seconds = tax.measure(2 if found.quick else 12)
+        seconds = tax.measure(2 if found.quick else 10)
         share = 1 / (1 + seconds["tax_percent"] / 100)
         ways = ("pipeline", "programs", "fused", "apart")
         figures["seconds_per_step"] = {way: seconds[way] for way in ways}

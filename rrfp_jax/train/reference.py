@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,14 +107,18 @@ def relative(value: float, expected: float) -> float:
 
 
 def leaf_errors(gradient: Params, expected: Params) -> dict[str, float]:
-    """Per parameter, max|g - expected| / max|expected|; the gradient may be that of some layers only."""
+    """Per parameter, max|g - expected| / max|expected|; infinite where something is not a number.
+
+    The gradient may be that of some layers only.
+    """
     expected = {layer: expected[layer] for layer in gradient}
     paths = jax.tree_util.tree_leaves_with_path(jax.device_get(expected))
     errors = {}
     for (path, reference), got in zip(paths, jax.tree.leaves(jax.device_get(gradient)), strict=True):
         scale = float(np.max(np.abs(reference), initial=0.0)) or 1.0
         difference = float(np.max(np.abs(got.astype(np.float64) - reference), initial=0.0))
-        errors[leaf_path(path[0].key, path[1:])] = difference / scale
+        error = difference / scale
+        errors[leaf_path(path[0].key, path[1:])] = math.inf if math.isnan(error) else error
     return errors
 
 
