@@ -8,7 +8,7 @@ from pathlib import Path
 FILE = Path(__file__).parent.parent / "launch" / "slurm.sbatch"
 
 SBATCH_OPTIONS = {"ntasks", "gpus-per-task", "signal", "nodes", "time", "partition", "job-name", "requeue"}
-"""Some of those that `sbatch --help` lists. It refuses a file with any other, such as those of `srun` alone."""
+"""Some of those that `sbatch --help` lists. It refuses a file with any other, such as srun's own."""
 
 
 def test_every_option_is_one_of_sbatch():
