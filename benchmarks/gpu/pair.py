@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.questions import QUICK_SIZES, SIZES, Bench
-from benchmarks.gpu.work import milliseconds, seconds_until_ready
+from benchmarks.gpu.work import QUICK_SIZES, SIZES, Bench, milliseconds, seconds_until_ready
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.runtime.join import join
 from rrfp_jax.runtime.socket_transport import SocketTransport

@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -30,38 +29,10 @@ import numpy as np
 
 from benchmarks.gpu import ipc
 from benchmarks.gpu.findings import Findings, Unavailable
-from benchmarks.gpu.work import Busy, median_seconds, milliseconds, seconds_until_ready
+from benchmarks.gpu.work import QUICK_SIZES, SIZES, Bench, median_seconds, milliseconds, seconds_until_ready
 
-SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24, "256 MiB": 2**28}
 IPC_SECONDS = 20.0
 """Left for the last section."""
-
-QUICK_SIZES = {"4 KiB": 2**12, "1 MiB": 2**20}
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A short and a long program, and how often things are done."""
-
-    x: jax.Array
-    short: Callable[[jax.Array], jax.Array]
-    long: Callable[[jax.Array], jax.Array]
-    rounds: int
-    large: int  # bytes of a copy that takes a while
-
-    @classmethod
-    def of(cls, quick: bool) -> Bench:
-        """Of a few and of some hundred milliseconds; shorter if quick."""
-        busy = Busy.calibrated(256, jnp.float32) if quick else Busy.calibrated(8192, jnp.bfloat16)
-        short, long = (0.002, 0.02) if quick else (0.005, 0.15)
-        x = jax.random.normal(jax.random.key(1), busy.matrix.shape).astype(busy.matrix.dtype)
-        bench = cls(x, busy.program(short), busy.program(long), 3 if quick else 7, 2**22 if quick else 2**30)
-        jax.block_until_ready([bench.short(x), bench.long(x)])
-        return bench
-
-    def median(self, once: Callable[[], list[float]]) -> list[float]:
-        """Medians of several rounds of the same measurements."""
-        return [float(m) for m in np.median([once() for _ in range(self.rounds)], axis=0)]
 
 
 def readiness(bench: Bench) -> dict[str, Any]:

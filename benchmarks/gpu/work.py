@@ -1,4 +1,4 @@
-"""Programs that keep a device busy for a given time, and how to time things that are dispatched ahead.
+"""Programs that keep a device busy for a given time, and how to time what is dispatched ahead.
 
 A program is a chain of matrix products, written out: a loop with a length known only at run time would make
 the GPU's host thread wait for every round of it.
@@ -17,6 +17,9 @@ import numpy as np
 
 LOOK_SECONDS = 2e-5
 """Between two looks at an array's readiness."""
+
+SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24, "256 MiB": 2**28}
+QUICK_SIZES = {"4 KiB": 2**12, "1 MiB": 2**20}
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,31 @@ class Busy:
     def rate(self) -> float:
         """Floating-point operations per second in these products."""
         return float(2 * self.matrix.shape[0] ** 3 / self.seconds)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A short and a long program, and how often things are done."""
+
+    x: jax.Array
+    short: Callable[[jax.Array], jax.Array]
+    long: Callable[[jax.Array], jax.Array]
+    rounds: int
+    large: int  # bytes of a copy that takes a while
+
+    @classmethod
+    def of(cls, quick: bool) -> Bench:
+        """Of a few and of some hundred milliseconds; shorter if quick."""
+        busy = Busy.calibrated(256, jnp.float32) if quick else Busy.calibrated(8192, jnp.bfloat16)
+        short, long = (0.002, 0.02) if quick else (0.005, 0.15)
+        x = jax.random.normal(jax.random.key(1), busy.matrix.shape).astype(busy.matrix.dtype)
+        bench = cls(x, busy.program(short), busy.program(long), 3 if quick else 7, 2**22 if quick else 2**30)
+        jax.block_until_ready([bench.short(x), bench.long(x)])
+        return bench
+
+    def median(self, once: Callable[[], list[float]]) -> list[float]:
+        """Medians of several rounds of the same measurements."""
+        return [float(m) for m in np.median([once() for _ in range(self.rounds)], axis=0)]
 
 
 def _chain(matrix: jax.Array, products: int) -> Callable[[jax.Array], jax.Array]:
