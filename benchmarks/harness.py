@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +20,24 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Aim:
-    """A figure with its limit, both in `unit`."""
+    """A figure with its limit, both in `unit`; a limit from below with `at_least`."""
 
     name: str
     value: float
     limit: float
     unit: str
+    at_least: bool = False
 
     @property
     def met(self) -> bool:
         """Whether the figure is within its limit."""
-        return self.value <= self.limit
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     def __str__(self) -> str:
         verdict = "met" if self.met else "MISSED"
-        return f"{verdict:6}  {self.name}: {self.value:.1f} {self.unit} (aim: {self.limit:g})"
+        aim = f"{'at least ' if self.at_least else ''}{self.limit:g}"
+        value = f"{self.value:.1f}" if abs(self.value) >= 10 else f"{self.value:.3f}"
+        return f"{verdict:6}  {self.name}: {value} {self.unit} (aim: {aim})"
 
 
 def parse(description: str | None) -> argparse.ArgumentParser:
@@ -46,16 +52,36 @@ def finish(options: argparse.Namespace, figures: dict[str, Any], aims: Sequence[
     """Print the aims, write the file, and give the exit status."""
     print(*aims, sep="\n")
     if options.json:
-        devices = [f"{d.platform} {d.device_kind}" for d in jax.local_devices()]
-        machine = {"jax": jax.__version__, "python": platform.python_version(), "devices": devices}
         judged = [asdict(aim) | {"met": aim.met} for aim in aims]
-        found = {"machine": machine, "figures": figures, "aims": judged}
+        found = {"machine": machine(), "figures": figures, "aims": judged}
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     missed = [aim.name for aim in aims if not aim.met]
     if options.check and missed:
         print(f"missed: {'; '.join(missed)}", file=sys.stderr)
         return 1
     return 0
+
+
+def machine() -> dict[str, Any]:
+    """Versions and devices that figures belong to; `driver` is the GPU driver's, or None."""
+    devices = jax.local_devices()
+    return {
+        **{name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
+        "python": platform.python_version(),
+        "devices": [f"{d.platform} {d.device_kind}" for d in devices],
+        "platform": str(devices[0].client.platform_version),
+        "driver": _driver(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _driver() -> str | None:
+    """As nvidia-smi tells: card, driver, memory."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def median_and_p99(seconds: Sequence[float]) -> dict[str, float]:

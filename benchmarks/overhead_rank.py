@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from benchmarks.harness import median_and_p99
-from benchmarks.overhead import STAGES, WARMUP, Stopwatch, empty_pipeline, watched_steps
+from benchmarks.hostcost import STAGES, WARMUP, Stopwatch, empty_pipeline, watched_steps
 from configs import quickstart
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace

@@ -14,9 +14,10 @@ import jax
 import pytest
 
 from rrfp_jax.runtime.programs import StagePrograms
-from rrfp_jax.train.config import fields_of, load_config, override
+from rrfp_jax.train.config import fields_of, load_config
 from rrfp_jax.train.display import Display
 from rrfp_jax.train.main import main
+from rrfp_jax.train.overrides import override
 from rrfp_jax.train.report import Report
 
 ROOT = Path(__file__).parent.parent

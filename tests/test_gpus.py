@@ -2,7 +2,7 @@
 
 import pytest
 
-from rrfp_jax.train.gpus import gpu_environment
+from rrfp_jax.train.gpus import MEMORY, OLD_MEMORY, gpu_environment
 
 
 @pytest.fixture
@@ -32,22 +32,23 @@ def test_several_each(machine):
 def test_shared_with_its_memory(machine):
     found = machine(1, 4)
     assert visible(found) == ["0"] * 4
-    assert {env["XLA_PYTHON_CLIENT_MEM_FRACTION"] for env in found} == {"0.225"}
+    assert {env[MEMORY] for env in found} == {"0.225"}
 
 
 def test_shared_unevenly(machine):
     found = machine(2, 3)
     assert visible(found) == ["0", "0", "1"]
-    assert [env["XLA_PYTHON_CLIENT_MEM_FRACTION"] for env in found] == ["0.450", "0.450", "0.900"]
+    assert [env[MEMORY] for env in found] == ["0.450", "0.450", "0.900"]
 
 
 def test_what_the_user_allows(machine):
     assert visible(machine(8, 2, CUDA_VISIBLE_DEVICES="5,7")) == ["5", "7"]
 
 
-def test_the_memory_that_the_user_allows(machine):
-    found = machine(1, 2, XLA_PYTHON_CLIENT_MEM_FRACTION="0.3")
-    assert [env["XLA_PYTHON_CLIENT_MEM_FRACTION"] for env in found] == ["0.3", "0.3"]
+@pytest.mark.parametrize("name", [MEMORY, OLD_MEMORY])
+def test_the_memory_that_the_user_allows(machine, name):
+    """The rank inherits it; JAX refuses both names at once."""
+    assert machine(1, 2, **{name: "0.3"}) == [{"CUDA_VISIBLE_DEVICES": "0"}] * 2
 
 
 def test_nothing_without_gpus(machine, tmp_path):

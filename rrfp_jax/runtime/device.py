@@ -21,7 +21,7 @@ from rrfp_jax.core.tasks import Task
 LONGEST_JOIN_SECONDS = 1.0
 
 LEAD_SECONDS = 1e-3
-"""A second program is queued when the running one may end within this time."""
+"""See `DeviceQueue`; what is best on a GPU is not known yet (docs/gpu.md)."""
 
 LEAD_SPREAD = 0.1
 """Durations vary; "may end" allows for twice their mean deviation, up to this share of their mean."""
@@ -68,11 +68,13 @@ class DeviceQueue:
     Args:
         name: of the device, for the thread's name.
         wake: called in that thread when a watched program has ended.
+        lead: a second program is queued when the running one may end within this time (s).
     """
 
-    def __init__(self, name: str, wake: Callable[[], None]) -> None:
+    def __init__(self, name: str, wake: Callable[[], None], lead: float = LEAD_SECONDS) -> None:
         self._name = name
         self._wake = wake
+        self._lead = lead
         self._running: deque[Running] = deque()
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
         self._last_watched: Running | None = None
@@ -130,7 +132,7 @@ class DeviceQueue:
             return float("inf")
         mean, deviation = usual
         earliest = mean - min(2 * deviation, LEAD_SPREAD * mean)
-        return max(head.dispatched, self._free_since) + earliest - LEAD_SECONDS
+        return max(head.dispatched, self._free_since) + earliest - self._lead
 
     def next_event(self, now: float) -> float:
         """When, after `now`, something happens here of which no thread tells; inf if nothing will."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.runtime.device import LEAD_SECONDS, DeviceQueue, Running
+from rrfp_jax.runtime.device import DeviceQueue, Running
 
 TOKEN_SECONDS = 5e-5
 """Pause before a real program that is late is looked at again."""
@@ -61,7 +61,7 @@ class PacedQueue(DeviceQueue):
         """See `DeviceQueue.room_at`; here durations are known."""
         if not self._running:
             return now
-        return float("inf") if len(self._running) > 1 else self._last_due - LEAD_SECONDS
+        return float("inf") if len(self._running) > 1 else self._last_due - self._lead
 
     def next_event(self, now: float) -> float:
         """See `DeviceQueue.next_event`."""

@@ -9,7 +9,8 @@ from typing import NoReturn
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
 from rrfp_jax.runtime.join import in_company
-from rrfp_jax.train.config import RunConfig, fields_of, load_config, override
+from rrfp_jax.train.config import RunConfig, fields_of, load_config
+from rrfp_jax.train.overrides import override
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
 

@@ -1,23 +1,18 @@
-"""Runs as typed, frozen dataclasses, built once from a file's defaults and the command line's overrides."""
+"""Runs as typed, frozen dataclasses, and the files that hold them."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.util
 import sys
-import types
-import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import optax
-from absl import flags
-from ml_collections import config_dict, config_flags
 
 from rrfp_jax.core.accumulation import Accumulation
 from rrfp_jax.errors import UsageError
@@ -26,8 +21,6 @@ from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.train.pace import Pace
 from rrfp_jax.train.trainer import Trainer
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,33 +154,6 @@ def load_config(path: str) -> RunConfig:
     return config
 
 
-def override(config: T, argv: Sequence[str]) -> T:
-    """The config with the command line's `--config.x=y` applied; nested fields as `--config.x.y=z`.
-
-    Raises:
-        UsageError: an unknown flag or field, a value of the wrong type, a stray argument, or whatever the
-            config itself refuses.
-    """
-    known = dict(fields_of(config))
-    for argument in argv:
-        name = argument.removeprefix("--").split("=")[0]
-        if name.removeprefix("config.") not in known or not argument.startswith("--config."):
-            near = difflib.get_close_matches(name.removeprefix("config."), known, 1, 0.5)
-            hint = f"did you mean --config.{near[0]}?" if near else f"known: {', '.join(sorted(known))}"
-            raise UsageError(f"{argument}: no such flag; {hint}")
-    values = flags.FlagValues()
-    tree = config_dict.ConfigDict(_mutable(config))
-    cleared = [a.removeprefix("--config.").removesuffix("=none") for a in argv if a.endswith("=none")]
-    cleared = [name for name in cleared if isinstance(_field_type(config, name), types.UnionType)]
-    full = ["rrfp", *(a for a in argv if a.removeprefix("--config.").removesuffix("=none") not in cleared)]
-    try:
-        config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=full)
-        values(full)
-        return _rebuild(config, tree, frozenset(cleared))
-    except (flags.Error, ValueError, TypeError) as error:
-        raise UsageError(f"{error}") from error
-
-
 def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The dotted names and values of all fields, nested dataclasses taken apart."""
     for item in dataclasses.fields(config):
@@ -198,22 +164,7 @@ def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{item.name}", value
 
 
-def _mutable(config: Any) -> dict[str, Any]:
-    """Plain nested dicts that ml_collections can override; frozen dataclasses it cannot."""
-    types_of = typing.get_type_hints(type(config))
-    out: dict[str, Any] = {}
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
-            out[item.name] = _mutable(value)
-        elif value is None:
-            out[item.name] = config_dict.placeholder(_optional(types_of[item.name]))
-        else:
-            out[item.name] = _plain(value)
-    return out
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A dtype by its name, since that is how a command line gives it; anything else as it is."""
     if isinstance(value, (bool, int, float, str, tuple)):
         return value
@@ -226,33 +177,4 @@ def _plain(value: Any) -> Any:
 def as_json(config: Any) -> dict[str, Any]:
     """The config as nested dicts that JSON can hold."""
     values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
-    return {k: as_json(v) if dataclasses.is_dataclass(v) else v and _plain(v) for k, v in values.items()}
-
-
-def _optional(hint: Any) -> type:
-    """`int` of `int | None`."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return next(t for t in typing.get_args(hint) if t is not type(None))  # type: ignore[no-any-return]
-    return object
-
-
-def _field_type(config: Any, name: str) -> Any:
-    """The declared type of a dotted field."""
-    *parents, last = name.split(".")
-    for parent in parents:
-        config = getattr(config, parent)
-    return typing.get_type_hints(type(config))[last]
-
-
-def _rebuild(config: T, tree: Any, cleared: frozenset[str], prefix: str = "") -> T:
-    """A copy of the config with the tree's values; those in `cleared` become None."""
-    values: dict[str, Any] = {}
-    for item in dataclasses.fields(config):  # type: ignore[arg-type]
-        old, new = getattr(config, item.name), tree[item.name]
-        if prefix + item.name in cleared:
-            values[item.name] = None
-        elif dataclasses.is_dataclass(old):
-            values[item.name] = _rebuild(old, new, cleared, f"{prefix}{item.name}.")
-        elif old is None or new != _plain(old):
-            values[item.name] = new
-    return dataclasses.replace(config, **values)  # type: ignore[type-var]
+    return {k: as_json(v) if dataclasses.is_dataclass(v) else v and plain(v) for k, v in values.items()}

@@ -10,6 +10,9 @@ PROC = Path("/proc/driver/nvidia/gpus")
 SHARED_MEMORY = 0.9
 """Part of a GPU's memory that ranks sharing it take together; JAX would give each of them 0.75."""
 
+MEMORY, OLD_MEMORY = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""The part of a GPU's memory that JAX takes: today's variable and its old name. Both at once it refuses."""
+
 
 def gpu_environment(
     environment: Mapping[str, str], rank: int, count: int, proc: Path = PROC
@@ -20,7 +23,8 @@ def gpu_environment(
     one, and its memory.
 
     Args:
-        environment: of the launcher; its CUDA_VISIBLE_DEVICES limits what is shared out.
+        environment: of the launcher; its CUDA_VISIBLE_DEVICES limits what is shared out, and its memory
+            fraction, if it has one, stays as it is.
         rank, count: of the rank, and how many there are.
         proc: where the driver lists the GPUs.
     """
@@ -33,5 +37,6 @@ def gpu_environment(
     if len(gpus) >= count:
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first:end])}
     sharers = sum(other * len(gpus) // count == first for other in range(count))
-    memory = environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{SHARED_MEMORY / sharers:.3f}")
-    return {"CUDA_VISIBLE_DEVICES": gpus[first], "XLA_PYTHON_CLIENT_MEM_FRACTION": memory}
+    if MEMORY in environment or OLD_MEMORY in environment:
+        return {"CUDA_VISIBLE_DEVICES": gpus[first]}
+    return {"CUDA_VISIBLE_DEVICES": gpus[first], MEMORY: f"{SHARED_MEMORY / sharers:.3f}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,14 +98,28 @@ def compare(
     The gradient may be that of some layers only.
     """
     expected_loss, expected = unpipelined_value_and_grad(pipe, params, microbatches, *numbers)
+    return CheckReport(loss, relative(loss, expected_loss), leaf_errors(gradient, expected), stages)
+
+
+def relative(value: float, expected: float) -> float:
+    """How far a number is from what was expected, as a share of that."""
+    return abs(value - expected) / max(abs(expected), 1e-30)
+
+
+def leaf_errors(gradient: Params, expected: Params) -> dict[str, float]:
+    """Per parameter, max|g - expected| / max|expected|; infinite where something is not a number.
+
+    The gradient may be that of some layers only.
+    """
     expected = {layer: expected[layer] for layer in gradient}
     paths = jax.tree_util.tree_leaves_with_path(jax.device_get(expected))
     errors = {}
     for (path, reference), got in zip(paths, jax.tree.leaves(jax.device_get(gradient)), strict=True):
         scale = float(np.max(np.abs(reference), initial=0.0)) or 1.0
         difference = float(np.max(np.abs(got.astype(np.float64) - reference), initial=0.0))
-        errors[leaf_path(path[0].key, path[1:])] = difference / scale
-    return CheckReport(loss, abs(loss - expected_loss) / max(abs(expected_loss), 1e-30), errors, stages)
+        error = difference / scale
+        errors[leaf_path(path[0].key, path[1:])] = math.inf if math.isnan(error) else error
+    return errors
 
 
 def unpipelined_value_and_grad(

@@ -1,0 +1,123 @@
+"""Part 6: what one layer of full-size models costs, as a table for the simulator: DIR/costs.json.
+
+Decoder layers by tokens of a microbatch, in sequences no longer than the model's; encoder layers by images.
+Forward and fused backward as the runtime runs them, bfloat16 with float32 parameters. Attention is cuDNN's
+where it can be had, which each row says, with the reason where it cannot. The format is in docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.gpu.configurations import DECODERS, ENCODERS, TINY_DECODER, TINY_ENCODER
+from benchmarks.gpu.findings import Findings, write_json
+from benchmarks.gpu.onestage import OneStage, side_by_side
+from benchmarks.gpu.transformer import Attention, Sizes, layer
+from benchmarks.harness import machine
+
+COSTS = "costs.json"
+TOKENS, IMAGES = (2048, 4096, 8192), (1, 4, 16)
+RESERVE_SECONDS = 4.0
+"""A row is not begun with less time left than this."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer with a microbatch of so many sequences or images of so many tokens each."""
+
+    sizes: Sizes
+    count: int
+    length: int
+
+    @classmethod
+    def decoder(cls, sizes: Sizes, tokens: int) -> Row:
+        """A microbatch of that many tokens, in sequences as long as the model takes."""
+        length = min(tokens, sizes.tokens)
+        return cls(sizes, tokens // length, length)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.sizes.model}, {self.count} x {self.length} tokens"
+
+    def compile(self, attention: Attention) -> OneStage:
+        """Trace and compile its programs."""
+        spec = jax.ShapeDtypeStruct((self.count, self.length, self.sizes.width), jnp.bfloat16)
+        return OneStage.compile(layer(self.sizes, attention), spec)
+
+    def as_json_object(self) -> dict[str, Any]:
+        """What the row is of."""
+        kind = ("decoder", "sequences") if self.sizes.causal else ("encoder", "images")
+        return {
+            "model": self.sizes.model,
+            "layer": kind[0],
+            "layers_in_model": self.sizes.layers,
+            kind[1]: self.count,
+            "tokens": self.count * self.length,
+            "source": self.sizes.source,
+        }
+
+
+def compiled(row: Row) -> tuple[OneStage, dict[str, Any]]:
+    """The row's programs, and with which attention; the failure of the better one is told, not hidden."""
+    if jax.devices()[0].platform != "gpu":
+        return row.compile("xla"), {"attention": "xla"}
+    try:
+        return row.compile("cudnn"), {"attention": "cudnn"}
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return row.compile("xla"), {"attention": "xla", "why_not_cudnn": reason}
+
+
+def measured(stage: OneStage, rounds: int) -> dict[str, Any]:
+    """Seconds and bytes of a layer."""
+    forward, backward = stage.begin().seconds(rounds)
+    predicted = stage.predicted()
+    temporary = max(predicted["forward_temporary"], predicted["backward_temporary"])
+    return {
+        "parameters": stage.parameters,
+        "forward": forward,
+        "backward": backward,
+        "held_bytes": predicted["held"],
+        "temporary_bytes": temporary,
+    }
+
+
+def batches(quick: bool) -> list[list[Row]]:
+    """The rows, in batches that are compiled side by side."""
+    if quick:
+        return [[Row.decoder(TINY_DECODER, 32), Row(TINY_ENCODER, 2, TINY_ENCODER.tokens)]]
+    return [
+        [Row.decoder(sizes, tokens) for sizes in DECODERS for tokens in TOKENS],
+        [Row(sizes, images, sizes.tokens) for sizes in ENCODERS for images in IMAGES],
+    ]
+
+
+def measure(found: Findings) -> None:
+    """See the module's text."""
+    table: dict[str, Any] = {
+        "format": "layer costs 1",
+        "unit": "s",
+        "quick": found.quick,
+        "machine": machine(),
+        "layers": [],
+    }
+    for rows in batches(found.quick):
+        # None is timed while another one is compiled and tuned.
+        programs = side_by_side({row.name: partial(compiled, row) for row in rows})
+        for row in rows:
+            if found.seconds_left < RESERVE_SECONDS and not found.quick:
+                found.too_late(row.name)
+                continue
+            with found.section(row.name) as figures:
+                stage, how = programs.pop(row.name).result()
+                cost = row.as_json_object() | how | measured(stage, 3 if found.quick else 10)
+                table["layers"].append(cost)
+                figures.update({name: cost[name] for name in ("forward", "backward", "attention")})
+            write_json(found.folder / COSTS, table)
+        found.headline = f"{len(table['layers'])} rows in {COSTS}"

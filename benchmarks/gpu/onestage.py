@@ -1,0 +1,132 @@
+"""One layer as a middle stage of a pipeline: the runtime's own programs for it, compiled, timed, weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rrfp_jax as rrfp
+from benchmarks.gpu.findings import Unavailable
+from benchmarks.gpu.work import median_seconds
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.runtime.layers import LayerSpec
+from rrfp_jax.runtime.pipeline import IDS
+from rrfp_jax.runtime.programs import StagePrograms, StageShape, nbytes
+from rrfp_jax.runtime.stage import TrainingStep
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class OneStage:
+    """A layer's compiled programs; it takes and gives a carry of one array.
+
+    Attributes:
+        carry: spec of that array.
+    """
+
+    pipe: rrfp.Pipeline
+    shape: StageShape
+    programs: StagePrograms
+    carry: jax.ShapeDtypeStruct
+
+    @classmethod
+    def compile(cls, layer: LayerSpec, carry: jax.ShapeDtypeStruct) -> OneStage:
+        """Trace and compile forward and fused backward for this process's first device."""
+        ends = rrfp.layer(lambda x, mb: mb["x"] if x is None else x)
+        pipe = rrfp.Pipeline([ends, layer, ends], lambda x, mb: rrfp.Loss(x.astype(jnp.float32).sum()))
+        fields = {"x": carry}
+        shape = StageShape(pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields))
+        return cls(pipe, shape, StagePrograms.compile(shape, jax.local_devices()[0]), carry)
+
+    @property
+    def parameters(self) -> int:
+        """How many the layer has."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.shape.params))
+
+    def predicted(self) -> dict[str, int]:
+        """Bytes by XLA's analysis of the programs, and what a microbatch holds between them."""
+        found = {"input": nbytes(self.carry), "held": self.programs.held_bytes}
+        for name in ("forward", "backward"):
+            analysis: Any = getattr(self.programs, name).memory_analysis()
+            found[f"{name}_temporary"] = int(analysis.temp_size_in_bytes)
+            found[f"{name}_outputs"] = int(analysis.output_size_in_bytes)
+        return found
+
+    def begin(self) -> Run:
+        """Allocate parameters and an input, and prepare a step."""
+        return Run(self)
+
+
+def side_by_side(jobs: Mapping[str, Callable[[], T]]) -> dict[str, Future[T]]:
+    """Do jobs, such as compiling, in threads until all have ended; the error of one stays its own."""
+    with ThreadPoolExecutor() as pool:
+        return {name: pool.submit(job) for name, job in jobs.items()}
+
+
+class Run:
+    """A layer's arrays on the device, and microbatches through it, one at a time."""
+
+    def __init__(self, stage: OneStage) -> None:
+        self._x, self._cotangent = (random_array(stage.carry, seed, 1.0) for seed in (0, 1))
+        self._ids = jax.device_put(np.zeros(IDS.shape, IDS.dtype))
+        specs = jax.tree.leaves(stage.shape.params)
+        leaves = [random_array(spec, 2 + i, spec.shape[0] ** -0.5) for i, spec in enumerate(specs)]
+        self._step = TrainingStep(_Leaves(leaves), {0: stage.programs}, [0], [[]])  # type: ignore[arg-type]
+        jax.block_until_ready([self._x, self._cotangent, leaves])
+        jax.block_until_ready([self._step._forward_heads, self._step._backward_heads])
+
+    def fresh_input(self) -> jax.Array:
+        """A copy of the input, for those who count bytes."""
+        return jnp.copy(self._x)
+
+    def forward(self, x: jax.Array | None = None) -> Any:
+        """Dispatch the forward of a microbatch; what it gives, and what is kept for the backward."""
+        self._step._inputs[0] = [None, self._ids]
+        self._step.receive(task := Task(FORWARD, 0, 0), [self._x if x is None else x])
+        outputs, _ = self._step.run(task)
+        return outputs, self._step._kept[0]
+
+    def backward(self) -> Any:
+        """Dispatch the backward; what it gives. What was kept for it stays, so that it can be done again."""
+        kept = list(self._step._kept[0])
+        self._step.receive(task := Task(BACKWARD, 0, 0), [self._cotangent])
+        outputs, _ = self._step.run(task)
+        self._step._kept[0] = kept
+        return outputs, self._step._gradients.pop(0)
+
+    def seconds(self, rounds: int) -> tuple[float, float]:
+        """Median seconds of forward and fused backward."""
+        return median_seconds(self.forward, rounds), median_seconds(self.backward, rounds)
+
+
+class _Leaves(NamedTuple):
+    """What a step wants of its stage."""
+
+    leaves: list[jax.Array]
+
+
+def random_array(spec: Any, seed: int, scale: float) -> jax.Array:
+    """Normal numbers, repeated after the first million: as good for timing, and nothing to compile."""
+    random = np.random.default_rng(seed).standard_normal(min(spec.size, 2**20), np.float32)
+    array: jax.Array = jax.device_put(np.resize(random * np.float32(scale), spec.shape).astype(spec.dtype))
+    return array
+
+
+def allocated(what: str) -> int:
+    """Bytes by the device's `memory_stats()`: `bytes_in_use`, or `peak_bytes_in_use` since the start.
+
+    Raises:
+        Unavailable: the platform does not count.
+    """
+    device = jax.local_devices()[0]
+    stats = device.memory_stats()
+    if stats is None:
+        raise Unavailable(f"memory_stats() of {device.platform} devices is None")
+    return int(stats[what])

@@ -1,0 +1,170 @@
+"""Part 2: four stages on the one device against unpipelined JAX, and schedules against each other.
+
+float32, bfloat16   loss and gradient of a GPT of about 100 M parameters under 1F1B, BF and GPipe: the
+                    worst leaf's max|g - reference| / max|reference|, the reference being one
+                    `value_and_grad` per microbatch in the same precision (float32: highest)
+bitwise             gradients of the schedules, and of the same schedule twice, with
+                    accumulation="index"; where they differ, again in a process with
+                    --xla_gpu_deterministic_ops=true, under which they must be equal
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import rrfp_jax as rrfp
+from benchmarks import language
+from benchmarks.gpu.findings import Findings, Unavailable
+from models import gpt
+from rrfp_jax.runtime.layers import Params
+from rrfp_jax.train.reference import leaf_errors, relative, unpipelined_value_and_grad
+
+# Few wide blocks: as many parameters as twelve narrow ones, and a third to compile.
+FULL = gpt.GPTConfig(d_model=1280, n_heads=20, d_ff=3456, n_layers=4, vocab_size=8192)
+QUICK = gpt.GPTConfig(d_model=16, n_heads=2, d_ff=32, n_layers=2, vocab_size=32)
+STAGES, MICROBATCHES = 4, 6
+RUNS = ("1f1b", "bf", "bf", "gpipe")
+"""Schedules, one of them twice."""
+
+PRECISIONS: Mapping[str, tuple[Any, str | None, float]] = {
+    "float32": (jnp.float32, "highest", 1e-4),
+    "bfloat16": (jnp.bfloat16, None, 2e-2),
+}
+"""dtype of the computation, precision of float32 products, limit for the worst leaf."""
+
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A trainer without optimizer, and its data."""
+
+    trainer: rrfp.Trainer
+    pipe: rrfp.Pipeline
+    data: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, precision: str, quick: bool) -> Case:
+        """Four stages that share the device. Sets JAX's precision of float32 products from here on."""
+        dtype, products, _ = PRECISIONS[precision]
+        jax.config.update("jax_default_matmul_precision", products)
+        model = dataclasses.replace(QUICK if quick else FULL, dtype=dtype)
+        pipe = language.pipeline(model)
+        data = language.microbatches(model, MICROBATCHES, 2, 8 if quick else 512)
+        mesh = rrfp.Mesh(pp=STAGES, share_devices=True)
+        trainer = rrfp.Trainer(pipe, data=data, mesh=mesh, accumulation="index")
+        trainer.start()
+        return cls(trainer, pipe, data)
+
+    def gradients(self) -> list[tuple[str, float, Params]]:
+        """(schedule, loss, gradient) of every run."""
+        found = []
+        for schedule in RUNS:
+            self.trainer.schedule = schedule
+            found.append((schedule, *self.trainer.value_and_grad(self.data)))
+        return found
+
+
+def differing(runs: Sequence[tuple[str, float, Params]]) -> dict[str, list[str]]:
+    """Of every run but the first, the leaves whose bits are not those of the first run."""
+    found = {}
+    first_name, _, first = runs[0]
+    for number, (name, _, gradient) in enumerate(runs[1:], 1):
+        equal = jax.device_get(jax.tree.map(jnp.array_equal, first, gradient))
+        leaves = jax.tree_util.tree_leaves_with_path(equal)
+        found[f"{first_name} and {name} (run {number})"] = [
+            jax.tree_util.keystr(path) for path, same in leaves if not same
+        ]
+    return found
+
+
+def against_reference(case: Case, runs: Sequence[tuple[str, float, Params]]) -> dict[str, Any]:
+    """Differences from unpipelined JAX by schedule: of the loss, and of the gradient of the worst leaf."""
+    expected_loss, expected = unpipelined_value_and_grad(case.pipe, case.trainer.params, case.data, 0, 0)
+    found = {}
+    for schedule, loss, gradient in runs:
+        errors = leaf_errors(gradient, expected)
+        worst = max(errors, key=errors.__getitem__)
+        loss_error = relative(loss, expected_loss)
+        found[schedule] = {"loss_error": loss_error, "leaf": worst, "leaf_error": errors[worst]}
+    return found
+
+
+def check(precision: str, quick: bool, figures: dict[str, Any]) -> dict[str, list[str]]:
+    """Compare all runs in one precision with the reference and with each other; what differs among them.
+
+    Raises:
+        RuntimeError: a leaf is further off than the limit.
+    """
+    case = Case.of(precision, quick)
+    figures["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(case.trainer.params))
+    runs = case.gradients()
+    figures["limit"] = limit = PRECISIONS[precision][2]
+    figures["schedules"] = found = against_reference(case, runs)
+    for schedule, errors in found.items():
+        if errors["leaf_error"] > limit:
+            what = f"{schedule}: {errors['leaf']} is off by {errors['leaf_error']:.1e}"
+            raise RuntimeError(f"{what}, limit {limit:g}")
+    return differing(runs)
+
+
+def deterministically(
+    precisions: Sequence[str], quick: bool, seconds: float
+) -> dict[str, dict[str, list[str]]]:
+    """What differs, by precision, in a process with deterministic operations."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}".strip()
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.parity", "quick" if quick else "full", *precisions],
+        env={**os.environ, "XLA_FLAGS": flags},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=seconds,
+    )
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def measure(found: Findings) -> None:
+    """See the module's text."""
+    unequal = {}
+    for precision in PRECISIONS:
+        with found.section(precision) as figures:
+            unequal[precision] = check(precision, found.quick, figures)
+            worst = max(errors["leaf_error"] for errors in figures["schedules"].values())
+            found.headline += f"{precision} within {worst:.0e}; "
+    with found.section("bitwise") as figures:
+        if len(unequal) < len(PRECISIONS):
+            raise Unavailable("without the gradients of both precisions there is nothing to compare")
+        figures["leaves_that_differ"] = unequal
+        suspects = [precision for precision, pairs in unequal.items() if any(pairs.values())]
+        if not suspects:
+            found.headline += "schedules equal to the bit"
+            return
+        found.headline += f"not equal to the bit without {DETERMINISTIC}: {', '.join(suspects)}"
+        try:
+            again = deterministically(suspects, found.quick, found.seconds_left)
+        except subprocess.TimeoutExpired:
+            found.too_late(f"bits with {DETERMINISTIC}")
+            return
+        figures["leaves_that_differ_with_deterministic_ops"] = again
+        if any(leaves for pairs in again.values() for leaves in pairs.values()):
+            raise RuntimeError(f"schedules differ in some bits although {DETERMINISTIC}")
+
+
+def main(size: str, *precisions: str) -> None:
+    """Print what differs, by precision."""
+    cases = {precision: Case.of(precision, size == "quick") for precision in precisions}
+    print(json.dumps({precision: differing(case.gradients()) for precision, case in cases.items()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

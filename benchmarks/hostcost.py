@@ -1,0 +1,151 @@
+"""What the driver costs the host per task, measured in steps of a pipeline that computes next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import rrfp_jax as rrfp
+from benchmarks.harness import median_and_p99
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.runtime.driver import _Step
+from rrfp_jax.runtime.stage import TrainingStep
+from rrfp_jax.runtime.transport import LocalTransport
+
+WIDTH, STAGES, STEPS, WARMUP = 8, 4, 40, 5
+
+
+class Stopwatch:
+    """Sums the time spent in wrapped methods by name, and closes a sample at every dispatched task."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, float] = {}
+        self.samples: dict[str, list[float]] = {"scheduling": [], "dispatch": [], "transfer": [], "all": []}
+        self._since = 0.0
+
+    def wrap(self, owner: type, method: str, name: str) -> Callable[[], None]:
+        """Time every call of a method under a name; the function that undoes it."""
+        original = getattr(owner, method)
+
+        def timed(*args: Any) -> Any:
+            began = perf_counter()
+            try:
+                return original(*args)
+            finally:
+                self.open[name] = self.open.get(name, 0.0) + perf_counter() - began
+
+        setattr(owner, method, timed)
+        return lambda: setattr(owner, method, original)
+
+    def close(self) -> None:
+        """End the sample of one task."""
+        now = perf_counter()
+        if self._since:
+            for name in ("scheduling", "dispatch", "transfer"):
+                self.samples[name].append(self.open.get(name, 0.0))
+            self.samples["all"].append(now - self._since - self.open.get("sleep", 0.0))
+        self.open.clear()
+        self._since = now
+
+    def pause(self) -> None:
+        """Between steps: what is open belongs to no task."""
+        self.open.clear()
+        self._since = 0.0
+
+
+def empty_pipeline(
+    leaves: int, microbatches: int, width: int = WIDTH, share_devices: bool = False
+) -> rrfp.Trainer:
+    """A pipeline of 4 stages with that many parameter leaves each and, unless it is wide, no compute."""
+
+    def layer(params: list[jax.Array], carry: jax.Array | None, mb: Any) -> jax.Array:
+        x = jnp.broadcast_to(mb["x"], (width // 4, width)) if carry is None else carry
+        for weight in params:
+            x = jnp.tanh(x @ weight)
+        return x
+
+    def init(key: jax.Array) -> list[jax.Array]:
+        keys = jax.random.split(key, leaves)
+        return [jax.random.normal(key, (width, width)) * width**-0.5 for key in keys]
+
+    def loss(x: jax.Array, mb: Any) -> rrfp.Loss:
+        return rrfp.Loss(x.sum(), weight=x.shape[0])
+
+    data = empty_microbatches(microbatches, width)
+    pipe = rrfp.Pipeline([rrfp.layer(layer, init=init, repeat=STAGES)], loss)
+    mesh = rrfp.Mesh(pp=STAGES, share_devices=share_devices)
+    return rrfp.Trainer(pipe, optax.sgd(1e-3), data=data, mesh=mesh)
+
+
+def empty_microbatches(count: int, width: int = WIDTH) -> list[dict[str, Any]]:
+    """Data of such a pipeline: next to nothing to load, whatever the width."""
+    random = np.random.default_rng(0)
+    return [{"x": random.random((1, width), np.float32)} for _ in range(count)]
+
+
+def watched_steps(trainer: rrfp.Trainer, watch: Stopwatch, transport: type, steps: int = STEPS) -> None:
+    """Run steps with the driver's parts under a stopwatch."""
+    for _ in trainer.steps(WARMUP):
+        pass
+    undo = [
+        watch.wrap(StageScheduler, "handle", "scheduling"),
+        watch.wrap(TrainingStep, "run", "dispatch"),
+        watch.wrap(TrainingStep, "accumulate", "dispatch"),
+        *(watch.wrap(transport, m, "transfer") for m in ("offer", "produced", "poll", "patience")),
+        watch.wrap(_Step, "_sleep", "sleep"),
+    ]
+    dispatch = _Step._dispatch
+
+    def closing(self: _Step, *args: Any) -> None:
+        dispatch(self, *args)
+        watch.close()
+
+    _Step._dispatch = closing  # type: ignore[assignment,method-assign]
+    try:
+        for _ in trainer.steps(steps):
+            watch.pause()
+    finally:
+        _Step._dispatch = dispatch  # type: ignore[method-assign]
+        for restore in undo:
+            restore()
+
+
+def host_cost(
+    leaves: int, microbatches: int, share_devices: bool = False, steps: int = STEPS
+) -> dict[str, dict[str, float]]:
+    """Host time per task of an empty pipeline in one process, by part."""
+    trainer = empty_pipeline(leaves, microbatches, share_devices=share_devices)
+    watch = Stopwatch()
+    watched_steps(trainer, watch, LocalTransport, steps)
+    samples = watch.samples | {"bare": bare(trainer)}
+    return {name: median_and_p99(seconds) for name, seconds in samples.items()}
+
+
+def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
+    """Seconds per task of calling every stage's forward, backward and accumulate in a plain loop."""
+    engine = trainer._engine
+    (compiled,) = engine._compiled.values()
+    calls = []
+    for stage, programs in zip(engine.stages.values(), compiled.train.values(), strict=True):
+        assert programs.forward is not None and programs.backward is not None
+        for call, program in ((programs.forward, "forward"), (programs.backward, "backward")):
+            specs = getattr(programs.traced, program).specs
+            zeros = [jax.device_put(np.zeros(s.shape, s.dtype), stage.device) for s in specs]
+            calls.append((call, zeros))
+    gradients = [[jnp.zeros_like(leaf) for leaf in stage.leaves] for stage in engine.stages.values()]
+    samples = []
+    for _ in range(rounds):
+        for s, stage in engine.stages.items():
+            began = perf_counter()
+            for call, arguments in calls[2 * s : 2 * s + 2]:
+                call(*arguments)
+            stage.add(gradients[s])
+            samples.append((perf_counter() - began) / 2)
+    engine.reset_gradients()
+    return samples

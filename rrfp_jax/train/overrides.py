@@ -1,0 +1,93 @@
+"""The command line's `--config.x=y` applied to a run's config, which is built once from both.
+
+ml_collections overrides fields of nested dicts, not of frozen dataclasses, so the config becomes such a tree
+and is made again from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.train.config import fields_of, plain
+
+T = TypeVar("T")
+
+
+def override(config: T, argv: Sequence[str]) -> T:
+    """The config with the command line's `--config.x=y` applied; nested fields as `--config.x.y=z`.
+
+    Raises:
+        UsageError: an unknown flag or field, a value of the wrong type, a stray argument, or whatever the
+            config itself refuses.
+    """
+    known = dict(fields_of(config))
+    for argument in argv:
+        name = argument.removeprefix("--").split("=")[0]
+        if name.removeprefix("config.") not in known or not argument.startswith("--config."):
+            near = difflib.get_close_matches(name.removeprefix("config."), known, 1, 0.5)
+            hint = f"did you mean --config.{near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+            raise UsageError(f"{argument}: no such flag; {hint}")
+    values = flags.FlagValues()
+    tree = config_dict.ConfigDict(_mutable(config))
+    cleared = [a.removeprefix("--config.").removesuffix("=none") for a in argv if a.endswith("=none")]
+    cleared = [name for name in cleared if isinstance(_field_type(config, name), types.UnionType)]
+    full = ["rrfp", *(a for a in argv if a.removeprefix("--config.").removesuffix("=none") not in cleared)]
+    try:
+        config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=full)
+        values(full)
+        return _rebuild(config, tree, frozenset(cleared))
+    except (flags.Error, ValueError, TypeError) as error:
+        raise UsageError(f"{error}") from error
+
+
+def _mutable(config: Any) -> dict[str, Any]:
+    """Plain nested dicts that ml_collections can override; frozen dataclasses it cannot."""
+    types_of = typing.get_type_hints(type(config))
+    out: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            out[item.name] = _mutable(value)
+        elif value is None:
+            out[item.name] = config_dict.placeholder(_optional(types_of[item.name]))
+        else:
+            out[item.name] = plain(value)
+    return out
+
+
+def _optional(hint: Any) -> type:
+    """`int` of `int | None`."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return next(t for t in typing.get_args(hint) if t is not type(None))  # type: ignore[no-any-return]
+    return object
+
+
+def _field_type(config: Any, name: str) -> Any:
+    """The declared type of a dotted field."""
+    *parents, last = name.split(".")
+    for parent in parents:
+        config = getattr(config, parent)
+    return typing.get_type_hints(type(config))[last]
+
+
+def _rebuild(config: T, tree: Any, cleared: frozenset[str], prefix: str = "") -> T:
+    """A copy of the config with the tree's values; those in `cleared` become None."""
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(config):  # type: ignore[arg-type]
+        old, new = getattr(config, item.name), tree[item.name]
+        if prefix + item.name in cleared:
+            values[item.name] = None
+        elif dataclasses.is_dataclass(old):
+            values[item.name] = _rebuild(old, new, cleared, f"{prefix}{item.name}.")
+        elif old is None or new != plain(old):
+            values[item.name] = new
+    return dataclasses.replace(config, **values)  # type: ignore[type-var]

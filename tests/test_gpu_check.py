@@ -1,0 +1,452 @@
+"""The check for GPU machines: every part at tiny sizes on this CPU, and what runs and judges the parts."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rrfp_jax as rrfp
+from benchmarks import gpu_check
+from benchmarks.gpu import (
+    block,
+    configurations,
+    costs,
+    onestage,
+    parity,
+    room,
+    run_part,
+    supervise,
+    throughput,
+    transformer,
+)
+from benchmarks.gpu.findings import Findings, Unavailable
+from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.harness import Aim
+from models import gpt
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.core.trace import Part as TracePart
+from rrfp_jax.core.trace import StepTrace, TaskRecord
+from rrfp_jax.train.gpus import MEMORY, OLD_MEMORY
+
+REPOSITORY = Path(__file__).parent.parent
+
+NEEDED = {  # what jax, flax, optax, chex, absl-py and NumPy consist of and import
+    *("jax", "jaxlib", "flax", "optax", "chex", "absl", "numpy", "ml_dtypes", "opt_einsum", "scipy"),
+    *("msgpack", "etils", "treescope", "typing_extensions", "rich", "pygments", "yaml", "cython_runtime"),
+}
+OURS = {"rrfp_jax", "benchmarks", "models", "configs"}
+
+BLOCKER = f"""
+import sys
+class Filtered:
+    def __init__(self, finder):
+        self._finder = finder
+    def __getattr__(self, name):
+        return getattr(self._finder, name)
+    def find_spec(self, name, *rest):
+        top = name.partition(".")[0]
+        known = top in {sorted(NEEDED | OURS)!r} or top in sys.stdlib_module_names or top[0] == "_"
+        return self._finder.find_spec(name, *rest) if known else None
+sys.meta_path[:] = [Filtered(finder) for finder in sys.meta_path]
+"""
+
+ALL_PARTS = """
+import importlib, json, sys
+from pathlib import Path
+from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.parts import PARTS
+folder = Path(sys.argv[1])
+for part in PARTS:  # one process, because importing JAX takes longer than most parts
+    found = Findings(folder / f"{part.number}.json", folder, quick=True, seconds=100)
+    importlib.import_module(part.module).measure(found)
+    found.conclude()
+"""
+
+
+@pytest.fixture(scope="module")
+def blocked(tmp_path_factory):
+    """An environment in which only the packages that a GPU machine has can be imported, in all processes."""
+    folder = tmp_path_factory.mktemp("blocker")
+    (folder / "sitecustomize.py").write_text(BLOCKER)
+    cache = REPOSITORY / ".pytest_cache" / "jax"
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), str(REPOSITORY)]),
+        "JAX_PLATFORMS": "cpu",
+        # The figures mean nothing here, and most of the time goes into compiling.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
+@pytest.fixture(scope="module")
+def started(blocked, tmp_path_factory):
+    """All parts at tiny sizes, under way, and the folder that their findings go to."""
+    folder = tmp_path_factory.mktemp("parts")
+    with (folder / "log.txt").open("w") as log:
+        command = [sys.executable, "-c", ALL_PARTS, folder]
+        with subprocess.Popen(command, env=blocked, cwd=REPOSITORY, stderr=log) as process:
+            yield process, folder
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def everything(started):
+    """What all parts found, by number, and the folder."""
+    process, folder = started
+    assert process.wait(300) == 0, (folder / "log.txt").read_text()
+    return {part.number: json.loads((folder / f"{part.number}.json").read_text()) for part in PARTS}, folder
+
+
+def numbers(tree):
+    """All numbers in nested dicts and lists."""
+    if isinstance(tree, dict):
+        tree = tree.values()
+    if isinstance(tree, (list, type({}.values()))):
+        return [number for item in tree for number in numbers(item)]
+    return [tree] if isinstance(tree, (int, float)) else []
+
+
+LIMIT_SECONDS = 12  # of which importing JAX takes some
+
+FAKES = {
+    "good": "def measure(found):\n    with found.section('a') as f: f['x'] = 1\n    found.headline = 'one'",
+    "wrong": """\
+        def measure(found):
+            with found.section('a') as f: raise ValueError('broken')
+            with found.section('b') as f: f['x'] = 1""",
+    "dying": "import os\ndef measure(found):\n    print('last words', flush=True)\n    os._exit(3)",
+    "hanging": """\
+        import os, subprocess, sys, time
+        def measure(found):
+            child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+            with found.section('a') as f: f['child'] = child.pid
+            time.sleep(600)""",
+}
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def run(started, tmp_path_factory):
+    """Fake parts, of which only the first and last pass; one waits for its end while the real ones run."""
+    folder, out = tmp_path_factory.mktemp("fakes"), tmp_path_factory.mktemp("out")
+    for name, source in FAKES.items():
+        (folder / f"fake_{name}.py").write_text(textwrap.dedent(source))
+    parts = [
+        Part(number=i, title=name, module=f"fake_{name}", seconds=LIMIT_SECONDS, memory=0.5)
+        for i, name in enumerate([*FAKES, "good"], 1)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("JAX_PLATFORMS", "cpu")
+        supervise.run(parts[:2], out, quick=True)
+        return supervise.run(parts[2:], out, quick=True), out
+
+
+class TestSupervision:
+    def test_one_that_fails_hides_no_other(self, run):
+        verdicts = [found["verdict"] for found in json.loads(run[0].file.read_text())["parts"].values()]
+        assert verdicts[0] == verdicts[4] == "passed"
+        assert verdicts[1] == "failed: a: ValueError: broken"
+        assert verdicts[2] == "failed: ended with status 3: last words"
+        assert verdicts[3] == f"ran out of time: ended after {LIMIT_SECONDS} s"
+
+    def test_what_was_found_before_is_kept(self, run):
+        parts = run[0].parts
+        assert parts["2"]["figures"] == {"a": {"failed": "ValueError: broken"}, "b": {"x": 1}}
+        assert set(parts["4"]["figures"]["a"]) == {"child"} and parts["4"]["machine"]["jax"]
+
+    def test_nothing_is_left_running(self, run):
+        deadline = time.monotonic() + 5
+        pid = run[0].parts["4"]["figures"]["a"]["child"]
+        while is_running(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_running(pid)
+
+    def test_the_log_has_what_was_printed_and_the_table_a_line_each(self, run):
+        log = (run[1] / "log.txt").read_text()
+        assert "last words" in log and "ValueError: broken" in log
+        lines = gpu_check.table(run[0]).splitlines()
+        assert len(lines) == 5 and lines[0].endswith("passed  one") and "ran out of time" in lines[3]
+
+    def test_memory_is_the_parts_own(self):
+        environment = supervise._environment({OLD_MEMORY: "0.1", "A": "b"}, PARTS[0])
+        assert environment[MEMORY] == str(PARTS[0].memory) and OLD_MEMORY not in environment
+        assert environment["A"] == "b"
+
+    def test_the_parts_take_less_than_eight_minutes(self):
+        assert sum(part.seconds for part in PARTS) < 480
+        assert [part.number for part in PARTS] == list(range(1, 7))
+
+
+class TestParts:
+    @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.title)
+    def test_every_part_passes_without_other_packages(self, everything, part):
+        found = everything[0][part.number]
+        assert found["verdict"] == "passed", found
+        assert found["quick"] and found["headline"] and found["machine"]["devices"] == ["cpu cpu"]
+        figures = numbers(found["figures"])
+        assert len(figures) > 2 and all(map(math.isfinite, figures))
+
+    def test_the_blocker_blocks(self, blocked):
+        done = subprocess.run(
+            [sys.executable, "-c", "import ml_collections"], env=blocked, capture_output=True, check=False
+        )
+        assert b"No module named 'ml_collections'" in done.stderr
+
+    def test_what_a_cpu_does_not_have_is_named_and_not_made_up(self, everything):
+        found, _ = everything
+        assert "NVIDIA" in found[1]["figures"]["ipc"]["skipped"]
+        assert "one cpu device" in found[1]["figures"]["copies"]["to_another_device"]
+        blocks = [figures for name, figures in found[5]["figures"].items() if "remat" in name]
+        assert len(blocks) == 2
+        assert all("memory_stats() of cpu devices is None" in b["memory"]["allocated"] for b in blocks)
+        assert "input and weight gradients" in found[5]["figures"]["split"]["skipped"]
+
+    def test_the_questions_all_have_an_answer(self, everything):
+        figures = everything[0][1]["figures"]
+        assert {"lags", "outputs_are_ready_together"} <= set(figures["readiness"])
+        assert set(figures["threads"]) == {"program", "put", "get", "an_input_on_its_way"}
+        two = figures["two_processes"]
+        assert set(two) == {"socket", "overlap", "offered_early"}
+        assert all(row["hop_us"] > 0 for row in two["socket"].values())
+
+    def test_remat_holds_only_the_input(self, everything):
+        figures = everything[0][5]["figures"]
+        full, none = (figures[f"16 tokens, remat {kind}"]["memory"]["predicted"] for kind in ("full", "none"))
+        assert full["held"] == full["input"] < none["held"] / 10
+
+    def test_the_cost_table_is_as_documented(self, everything):
+        table = json.loads((everything[1] / "costs.json").read_text())
+        assert table["format"] == "layer costs 1" and table["unit"] == "s" and table["quick"]
+        decoder, encoder = table["layers"]
+        assert (decoder["sequences"], decoder["tokens"]) == (2, 32)
+        assert (encoder["images"], encoder["tokens"]) == (2, 10)
+        for row in table["layers"]:
+            assert row["forward"] > 0 and row["backward"] > 0 and row["source"] and row["held_bytes"] > 0
+        text = (REPOSITORY / "docs" / "gpu.md").read_text()
+        assert all(f"`{name}`" in text for name in {*decoder, *encoder, *table})
+
+
+class TestCommand:
+    def test_end_to_end(self, blocked, tmp_path):
+        command = [sys.executable, "-m", "benchmarks.gpu_check", f"--out={tmp_path}", "--quick", "--parts=6"]
+        done = subprocess.run(
+            command, env=blocked, cwd=REPOSITORY, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines()[-1].startswith("6  layer costs     quick")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["costs.json", "log.txt", "results.json"]
+
+    @pytest.mark.parametrize(
+        ("verdict", "status"),
+        [("passed", 0), ("skipped: none here", 0), ("failed: x", 1), ("ran out of time: x", 1)],
+    )
+    def test_exit_status(self, monkeypatch, tmp_path, verdict, status):
+        def run(parts, folder, quick):
+            results = supervise.Results(folder)
+            for part in parts:
+                record = {
+                    "title": part.title,
+                    "seconds": 1.0,
+                    "quick": quick,
+                    "headline": "",
+                    "verdict": verdict,
+                }
+                results.add(part, record)
+            return results
+
+        monkeypatch.setattr(gpu_check, "run", run)
+        assert gpu_check.main([f"--out={tmp_path}", "--parts=2,4"]) == status
+        assert list(json.loads((tmp_path / "results.json").read_text())["parts"]) == ["2", "4"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--out=x", "--parts=1,7"], "there is no part '7'; choose from 1,2,3,4,5,6"),
+            (["--out=x", "--parts="], "there is no part ''"),
+            (["--out=file"], "give a folder that can be written"),
+            (["--out=foreign"], "results.json is none of this command's"),
+        ],
+    )
+    def test_refused(self, arguments, message, monkeypatch, tmp_path, capsys):
+        monkeypatch.chdir(tmp_path)
+        Path("file").write_text("")
+        Path("foreign").mkdir()
+        Path("foreign/results.json").write_text("[1]")
+        assert gpu_check.main(arguments) == 2
+        said = capsys.readouterr().err
+        assert message in said and len(said.splitlines()) == 1
+
+    def test_full_size_without_a_gpu_fails(self, tmp_path):
+        run_part.main("benchmarks.gpu.costs", str(tmp_path / "found.json"), str(tmp_path), "10", "full")
+        found = json.loads((tmp_path / "found.json").read_text())
+        assert found["verdict"] == "failed: JAX found no GPU here, only cpu; --quick runs on one"
+
+
+class TestFindings:
+    def findings(self, tmp_path, quick=False):
+        return Findings(tmp_path / "found.json", tmp_path, quick=quick, seconds=60)
+
+    def verdict(self, tmp_path):
+        return json.loads((tmp_path / "found.json").read_text())["verdict"]
+
+    def test_a_missed_aim_fails_at_full_size_only(self, tmp_path):
+        for quick, expected in (
+            (False, "failed: MISSED share: 0.960 (aim: at least 0.97)"),
+            (True, "passed"),
+        ):
+            found = self.findings(tmp_path, quick)
+            found.aim(Aim("share", 0.96, 0.97, "", at_least=True))
+            found.conclude()
+            assert self.verdict(tmp_path) == expected
+
+    def test_nothing_but_skipped_sections_is_skipped(self, tmp_path):
+        found = self.findings(tmp_path)
+        with found.section("a"):
+            raise Unavailable("none here")
+        found.conclude()
+        assert self.verdict(tmp_path) == "skipped: none here"
+
+    def test_what_was_left_out_is_named(self, tmp_path):
+        found = self.findings(tmp_path)
+        found.too_late("the last row")
+        found.conclude()
+        assert self.verdict(tmp_path) == "ran out of time: not measured: the last row"
+
+
+class TestJudgement:
+    def test_parity_notices_a_wrong_gradient(self, monkeypatch):
+        right = {"0": {"w": np.float32([1.0, -2.0])}, "1": {"w": np.float32([4.0])}}
+        wrong = {"0": {"w": np.float32([1.0, -2.002])}, "1": {"w": np.float32([4.0])}}
+        runs = [("bf", 3.0, right), ("1f1b", 3.0, right)]
+        case = SimpleNamespace(trainer=SimpleNamespace(params=right), pipe=None, data=[])
+        case.gradients = lambda: runs
+        monkeypatch.setattr(parity, "unpipelined_value_and_grad", lambda *_: (3.0, right))
+        monkeypatch.setattr(parity.Case, "of", lambda *_: case)
+        figures = {}
+        assert parity.check("float32", True, figures) == {"bf and 1f1b (run 1)": []}
+        assert figures["schedules"]["bf"]["leaf_error"] == 0
+        runs[1] = ("1f1b", 3.0, wrong)
+        assert parity.check("bfloat16", True, {}) == {"bf and 1f1b (run 1)": ["['0']['w']"]}
+        with pytest.raises(RuntimeError, match=r"1f1b: 0\.w is off by 1\.0e-03, limit 0\.0001"):
+            parity.check("float32", True, figures)
+        assert figures["schedules"]["1f1b"]["leaf"] == "0.w"  # kept, although it failed
+        wrong["1"]["w"][0] = np.nan
+        with pytest.raises(RuntimeError, match=r"1f1b: 1\.w is off by inf"):
+            parity.check("float32", True, {})
+
+    def test_gaps(self):
+        def record(stage, kind, start, end):
+            return TaskRecord(stage, Task(kind, 0, 0), 0, start, start, start, end)
+
+        records = [
+            record(0, FORWARD, 1.0, 2.0),
+            record(1, FORWARD, 2.5, 3.0),
+            record(1, BACKWARD, 3.00001, 5.0),
+        ]
+        found = throughput.gaps([StepTrace(0, 2, [TracePart.of(records)])])
+        assert found["idle_percent_of_step"] == pytest.approx(100 * 0.50001 / 4, abs=1e-3)
+        assert found["long_gaps_per_step"] == 1 and found["longest_gap_us"] == 5e5
+
+    def test_the_smallest_lead_as_good_as_the_best(self):
+        assert room.smallest_as_good_as_best({0.0: 1.2, 1e-3: 1.009, 2e-3: 1.0, 1.0: 1.0}) == 1e-3
+
+    def test_the_shortest_task_without_loss(self):
+        rows = [
+            {"task_us": us, "over_plain_loop": {"1 ms": r}}
+            for us, r in ((9, 1.0), (20, 1.2), (50, 1.01), (90, 1))
+        ]
+        assert room.shortest_without_loss(rows, "1 ms") == 50
+        assert room.shortest_without_loss(rows[:2], "1 ms") is None
+
+    def test_operations_are_those_of_the_compiled_block(self):
+        model = gpt.GPTConfig(d_model=64, n_heads=4, d_ff=128, n_layers=1)
+        layer = rrfp.layer(gpt.Block, model)
+        stage = onestage.OneStage.compile(layer, jax.ShapeDtypeStruct((1, 256, 64), jnp.float32))
+        flops = stage.programs.forward.cost_analysis()["flops"]
+        assert block.forward_operations(model, 256) == pytest.approx(flops, rel=0.15)
+
+    def test_bytes_held_are_those_predicted(self, monkeypatch):
+        """By JAX's live arrays, since a CPU does not count."""
+        peak = 0
+
+        def live(what):
+            nonlocal peak
+            now = sum(array.nbytes for array in jax.live_arrays())
+            peak = max(peak, now)
+            return now if what == "bytes_in_use" else peak
+
+        def mlp(params, x, mb):
+            return x + jnp.tanh(x @ params["up"]) @ params["down"]
+
+        def init(key):
+            return {"up": jnp.zeros((64, 128)), "down": jnp.zeros((128, 64))}
+
+        monkeypatch.setattr(block, "allocated", live)
+        carry = jax.ShapeDtypeStruct((1, 32, 64), jnp.float32)
+        stage = onestage.OneStage.compile(rrfp.layer(mlp, init=init), carry)
+        found = block.memory(stage, stage.begin())
+        assert found["allocated"]["held"] == found["predicted"]["held"] >= 32 * (64 + 128) * 4
+        assert found["predicted"]["peak"] > found["predicted"]["held"]
+
+
+PUBLISHED = {  # parameters of all layers: of the whole model, less embeddings where they count
+    "GPT3-Large": 760e6 - (50257 + 2048) * 1536,
+    "Qwen3-1.7B": 1.72e9 - 151936 * 2048,
+    "Qwen3-4B": 4.02e9 - 151936 * 2560,
+    "LLaMA3-8B": 8.03e9 - 2 * 128256 * 4096,
+    "ViT-H/14": 632e6,
+    "ViT-g/14": 1011e6,
+    "ViT-bigG/14": 1843e6,
+    "InternViT-6B": 5.54e9,
+    "ViT-22B/14": 21.7e9,
+}
+
+
+ALL = [*configurations.DECODERS, *configurations.ENCODERS]
+TINY = [configurations.TINY_DECODER, configurations.TINY_ENCODER]
+
+
+class TestLayers:
+    @pytest.mark.parametrize("sizes", ALL, ids=lambda sizes: sizes.model)
+    def test_sizes_add_up_to_the_published_model(self, sizes):
+        total = sizes.layers * sum(math.prod(shape) for shape in transformer._shapes(sizes).values())
+        assert total == pytest.approx(PUBLISHED[sizes.model], rel=0.01)
+        assert sizes.heads % sizes.kv_heads == 0 and sizes.source
+
+    @pytest.mark.parametrize("sizes", TINY, ids=lambda sizes: sizes.model)
+    def test_only_decoders_are_causal(self, sizes):
+        apply = jax.jit(transformer.layer(sizes, "xla").make_apply())
+        random = np.random.default_rng(0)
+        shapes = transformer._shapes(sizes).items()
+        params = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes}
+        x = random.normal(size=(1, 6, sizes.width)).astype(np.float32)
+        changed = x.copy()
+        changed[0, 4] += 1
+        before, after = (np.asarray(apply(params, value, None)) for value in (x, changed))
+        assert before.shape == x.shape and not np.array_equal(before[0, 5], after[0, 5])
+        assert np.array_equal(before[0, :4], after[0, :4]) == sizes.causal
+
+    def test_rows_of_decoders_keep_to_the_models_context(self):
+        row = costs.Row.decoder(configurations.GPT3_LARGE, 8192)
+        assert (row.count, row.length) == (4, 2048)
+        assert costs.Row.decoder(configurations.LLAMA3_8B, 8192).count == 1
