@@ -13,10 +13,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ import numpy as np
 from benchmarks.harness import Aim, finish, parse
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import by_name
-from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.core.workload import Workload, log_normal
 from rrfp_jax.runtime.device import LEAD_SECONDS
 from rrfp_jax.sim.costs import WorkloadCosts
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.train.tracefile import read_trace
 
 REPOSITORY = Path(__file__).parent.parent
 STEPS, LIMIT = 4, 8
@@ -73,25 +76,18 @@ def real_run(workload: Workload, schedule: str, jitter: str = "J0") -> tuple[lis
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
         lines = (folder / "quickstart" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        trace = json.loads((folder / "quickstart" / "trace.json").read_text(encoding="utf-8"))
-    return [json.loads(line)["step_seconds"] for line in lines], hop_of(trace["traceEvents"], workload)
+        (traced,) = read_trace(folder / "quickstart" / "trace.json").values()
+    return [json.loads(line)["step_seconds"] for line in lines], hop_of(traced, workload)
 
 
-def hop_of(events: Sequence[dict[str, Any]], workload: Workload) -> float:
+def hop_of(steps: Iterable[StepTrace], workload: Workload) -> float:
     """Median seconds from the end of a task, and its transfer by the workload, to its receiver's `ready`."""
-    tasks = [event for event in events if event.get("cat") == "task" and event["name"] != "idle"]
-    placement = Placement(workload.stages)
-    known = {(t["args"]["step"], t["args"]["stage"], t["name"]): t for t in tasks}
-    hops = []
-    for (step, stage, _), event in known.items():
-        kind, microbatch = event["args"]["kind"], event["args"]["microbatch"]
-        task = next(Task(k, 0, microbatch) for k in Kind if k.letter == kind)
-        destination = placement.destination(stage, task)
-        if destination is not None:
-            receiver = known[step, destination[0], str(destination[1])]
-            sent = event["ts"] + event["dur"] + 1e6 * workload.transfer(stage, task)
-            hops.append((receiver["args"]["ready"] - sent) * 1e-6)
-    return float(np.median(hops))
+    return statistics.median(
+        receiver.ready - sender.end - workload.transfer(sender.stage, sender.task)
+        for step in steps
+        for sender in step.records
+        if (receiver := step.receiver(sender)) is not None
+    )
 
 
 def main() -> int:

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission
-from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch, IllegalEvent
+from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch, IllegalEvent, ScheduleError
 from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from tests.interleave import World
@@ -119,8 +119,70 @@ class TestHint:
         world = World(rules(stages=3, microbatches=4, schedule=BackwardFirst()), seed=0).run()
         assert sorted(world.orders[0]) == sorted([F(j) for j in range(4)] + [B(j) for j in range(4)])
 
+    def test_what_it_chooses_must_be_runnable_now(self):
+        class Stubborn(Hint):
+            def choose(self, state, ready):
+                task = state or ready.first(FORWARD)
+                return task, task
+
+        scheduler = StageScheduler(0, rules(schedule=Stubborn()))
+        assert scheduler.handle(ROOM) == (Dispatch(F(0)),)
+        with pytest.raises(ScheduleError, match="chose F0 on stage 0, which cannot run now"):
+            scheduler.handle(ROOM)
+
+    def test_a_chunk_may_split_some_of_its_backwards(self):
+        """B1 has no place for its gradient before that of 0; I2 needs none."""
+
+        class Some(BF):
+            def split(self, stage, placement, microbatches):
+                return [(0, 2)]
+
+        scheduler = StageScheduler(1, rules(schedule=Some(), spare_gradients=0))
+        for j in (1, 2):
+            scheduler.handle(Arrived(F(j)))
+        ran = [instruction.task for _ in range(4) for instruction in scheduler.handle(ROOM)]
+        assert names(ran) == "F1 F2 I2"
+        assert scheduler.tasks == 7
+
 
 class TestAdmission:
+    @settings(max_examples=300, deadline=None)
+    @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(0, 12), st.randoms())
+    def test_the_rule_spelled_out(self, costs, more, random):
+        """Whatever is admitted and released in between, each answer is that of the rule."""
+        limit = max(costs) + more
+        admission, waiting, held = Admission(costs, limit), set(range(len(costs))), []
+        while waiting:
+            admitted = []
+            for j in sorted(waiting, key=lambda j: random.random()):
+                reserve = max((costs[k] for k in waiting if k < j), default=0)
+                admits = sum(costs[k] for k in held) + costs[j] + reserve <= limit
+                assert admission.admits(j) == admits
+                admitted += [j] if admits else []
+            for j in waiting:
+                if admission.refuses_beyond(j):
+                    assert all(k < j for k in admitted)
+            if admitted and (not held or random.random() < 0.6):
+                j = random.choice(admitted)
+                admission.admit(j)
+                waiting.remove(j)
+                held.append(j)
+            else:
+                admission.release(held.pop(random.randrange(len(held))))
+            assert admission.held == sum(costs[k] for k in held)
+
+    def test_equal_costs_need_no_search(self):
+        admission = Admission([1] * 1000, 1)
+        admission.admit(0)
+        assert admission.refuses_beyond(1)
+
+    def test_a_cheap_one_may_be_admitted_beyond_a_dear_one(self):
+        """F1 would need 5 and a reserve of 4 for F0, which has not arrived; F2 needs 1 and a reserve of 5."""
+        scheduler = StageScheduler(1, rules(), Budget([4, 5, 1], 6))
+        for j in (1, 2):
+            scheduler.handle(Arrived(F(j)))
+        assert scheduler.handle(ROOM) == (Dispatch(F(2)),)
+
     def test_limit_counts_until_the_backward_is_dispatched(self):
         scheduler = StageScheduler(0, rules(limit=2, microbatches=4))
         assert [bool(scheduler.handle(ROOM)) for _ in range(3)] == [True, True, False]

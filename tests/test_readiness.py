@@ -1,5 +1,6 @@
 """Readiness first, seen from outside: random delays, and the trace they leave."""
 
+import dataclasses
 import random
 import time
 from itertools import pairwise
@@ -8,6 +9,9 @@ import jax
 import numpy as np
 import pytest
 
+from rrfp_jax.core.events import Dispatch
+from rrfp_jax.core.replay import LoggedScheduler, ReplayError, replay
+from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
 from rrfp_jax.core.trace import Part
 from rrfp_jax.runtime.transport import LocalTransport
@@ -49,6 +53,27 @@ def run(trainer, transport):
     gradients = jax.device_get([stage.gradients for stage in engine.stages.values()])
     engine.reset_gradients()
     return sums.trace, gradients
+
+
+@pytest.mark.parametrize("schedule", ["bf", "f-priority", "1f1b"])
+def test_a_real_run_replays_to_the_same_instructions(trainer, schedule, monkeypatch):
+    logs = []
+
+    def keep(stage, rules):
+        logs.append(LoggedScheduler(stage, dataclasses.replace(rules, schedule=by_name(schedule))))
+        return logs[-1]
+
+    monkeypatch.setattr(trainer._engine.driver, "scheduler", keep)
+    trace, _ = run(trainer, DelayedTransport(4))
+    assert len(logs) == 4
+    for log in logs:
+        replay(log)
+        ran = [i.task for _, instructions in log.log for i in instructions if isinstance(i, Dispatch)]
+        assert ran == trace.order(log.stage)
+    at = next(at for at, (_, instructions) in enumerate(logs[2].log) if instructions)
+    logs[2].log[at] = logs[2].log[at][0], ()
+    with pytest.raises(ReplayError, match=rf"stage 2, event {at}, Room"):
+        replay(logs[2])
 
 
 def skipped_although_ready(trace):

@@ -1,10 +1,8 @@
 """The stage scheduler: one pure state machine for readiness-first and for fixed orders.
 
 Theory of operation. A scheduler serves one stage for one step. Which tasks are ready, `progress.py` knows;
-here it is decided which of them runs.
-
-Whether a chunk's backward of a microbatch is B, or I and W, the schedule says; an arriving gradient is the
-same event for both.
+here it is decided which of them runs. Whether a chunk's backward of a microbatch is B, or I and W, the
+schedule says; an arriving gradient is the same event for both.
 
 On `Room` the scheduler dispatches at most one task. With a `Hint`, that is the hint's choice among the
 *runnable* tasks: ready, and admitted (F) or with a place for its gradient (B, W). With a `FixedOrder` it is
@@ -23,14 +21,7 @@ from itertools import chain
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission
-from rrfp_jax.core.events import (
-    Dispatch,
-    Event,
-    IllegalEvent,
-    Instruction,
-    Room,
-    ScheduleError,
-)
+from rrfp_jax.core.events import Dispatch, Event, IllegalEvent, Instruction, Room, ScheduleError
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress, Row

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.core.tasks import INPUT, Kind, Placement, Task
 
 
 class TaskRecord(NamedTuple):
@@ -120,6 +120,19 @@ class StepTrace:
     def makespan(self) -> float:
         """From the first task's dispatch to the end of the last, over all stages (s)."""
         return self.end - self.start
+
+    @cached_property
+    def _by_task(self) -> Mapping[tuple[int, Task], TaskRecord]:
+        return {(record.stage, record.task): record for record in self.records}
+
+    def receiver(self, sender: TaskRecord) -> TaskRecord | None:
+        """The task on another virtual stage that this one's output made ready; None if there is none."""
+        destination = self.placement.destination(sender.stage, sender.task)
+        if destination is None:
+            return None
+        stage, task = destination
+        whole = self._by_task.get((stage, task))
+        return whole or self._by_task[stage, task._replace(kind=INPUT)]  # a gradient makes B or I ready
 
     def stage_records(self, stage: int) -> list[TaskRecord]:
         """The records of one stage by start."""

@@ -42,6 +42,7 @@ class Driver:
         transport: how outputs reach the next stage.
         stall_seconds: without any progress for so long, a step is given up and what it waited for is named.
         queue: makes the queue of a device, from its name and what wakes the driver.
+        scheduler: makes a stage's scheduler for a step; see also core/replay.py.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class Driver:
         transport: Transport | None = None,
         stall_seconds: float = 300.0,
         queue: Callable[[str, Callable[[], None]], DeviceQueue] = DeviceQueue,
+        scheduler: Callable[[int, StepRules], StageScheduler] = StageScheduler,
     ) -> None:
+        self.scheduler = scheduler
         self.transport: Transport = transport or LocalTransport()
         self.devices = devices
         self._world = world
@@ -95,7 +98,7 @@ class _Step:
         self._driver = driver
         self._transport, self._box = driver.transport, driver._world.box
         self._rules, self._step, self._round, self._parts = rules, step, round, parts
-        self._schedulers = {stage: StageScheduler(stage, rules) for stage in parts}
+        self._schedulers = {stage: driver.scheduler(stage, rules) for stage in parts}
         self._began = self._progress = perf_counter()
         self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
         self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since

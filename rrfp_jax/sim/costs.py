@@ -145,13 +145,9 @@ class TableCosts(Costs):
 
 def recorded(trace: StepTrace) -> TableCosts:
     """The costs of a step that has run: its durations, and from each end to the moment the receiver knew."""
-    ready = {(record.stage, record.task): record.ready for record in trace.records}
     transfers = {}
-    for record in trace.records:
-        destination = trace.placement.destination(record.stage, record.task)
-        if destination is not None and destination[0] != record.stage:
-            to, task = destination
-            split = task._replace(kind=INPUT)  # what a gradient makes ready is B or I
-            known = ready[to, task] if (to, task) in ready else ready[to, split]
-            transfers[record.stage, record.task] = max(0.0, known - record.end)
+    for sender in trace.records:
+        receiver = trace.receiver(sender)
+        if receiver is not None and receiver.stage != sender.stage:
+            transfers[sender.stage, sender.task] = max(0.0, receiver.ready - sender.end)
     return TableCosts({(r.stage, r.task): r.end - r.start for r in trace.records}, transfers)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.core.tasks import INPUT
-from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.core.trace import Part, StepTrace, TaskRecord
 
 TRACED_STEPS = 20
 """How many of the latest steps are kept to be written."""
@@ -35,10 +36,44 @@ def write_trace(path: Path, groups: Mapping[str, Iterable[StepTrace]]) -> None:
     path.write_text(json.dumps(trace), encoding="utf-8")
 
 
+def read_trace(path: Path) -> dict[str, list[StepTrace]]:
+    """The groups of steps that `write_trace` wrote there, in seconds, each from 0, to the nanosecond.
+
+    Raises:
+        ValueError: not such a file.
+    """
+    try:
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        groups = {e["pid"]: e["args"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+        steps: dict[int, dict[int, list[TaskRecord]]] = {pid: {} for pid in groups}
+        for event in events:
+            if event.get("cat") == "task" and "kind" in event["args"]:
+                steps[event["pid"]].setdefault(event["args"]["step"], []).append(_record(event))
+        return {
+            group["name"]: [
+                StepTrace(number, Placement(**group["placement"]), [Part.of(records)])
+                for number, records in steps[pid].items()
+            ]
+            for pid, group in groups.items()
+        }
+    except (KeyError, TypeError, AttributeError, StopIteration, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a trace.json of rrfp-train or rrfp-sim: {error!r}") from error
+
+
+def _record(event: Mapping[str, Any]) -> TaskRecord:
+    args = event["args"]
+    kind = next(kind for kind in Kind if kind.letter == args["kind"])
+    times = (args["ready"], args["dispatched"], event["ts"], event["ts"] + event["dur"])
+    task = Task(kind, args["chunk"], args["microbatch"])
+    return TaskRecord(args["stage"], task, args["bucket"], *(time * 1e-6 for time in times))
+
+
 def _group(pid: int, name: str, steps: Sequence[StepTrace]) -> list[dict[str, Any]]:
     """The events of some steps, but for the number of their group."""
     origin = min((step.start for step in steps), default=0.0)
-    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "args": {"name": name}}]
+    placements = [asdict(step.placement) for step in steps[:1]]
+    about = {"name": name, "placement": placements[0] if placements else None}
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "args": about}]
     for stage in range(max((step.stages for step in steps), default=0)):
         title = {"name": f"stage {stage}"}
         events.append({"ph": "M", "name": "thread_name", "tid": stage, "args": title})
@@ -87,14 +122,10 @@ def _gaps(step: StepTrace, origin: float) -> list[dict[str, Any]]:
 
 def _arrows(step: StepTrace, origin: float, mark: str) -> list[dict[str, Any]]:
     """From the end of every task to the task on another stage that its output made ready; named by a mark."""
-    by_task = {(record.stage, record.task): record for record in step.records}
     arrows = []
     for number, sender in enumerate(step.records):
-        destination = step.placement.destination(sender.stage, sender.task)
-        if destination is not None:
-            stage, task = destination
-            split = task._replace(kind=INPUT)  # what a gradient makes ready is B or I
-            receiver = by_task.get((stage, task)) or by_task[stage, split]
+        receiver = step.receiver(sender)
+        if receiver is not None:
             same = {"name": "transfer", "cat": "transfer", "id": f"{mark}.{number}"}
             # An arrow belongs to the slice that it begins in: at its very end the next one may begin.
             leaves, comes = max(sender.start, sender.end - 1e-6) - origin, receiver.start - origin
