@@ -21,7 +21,14 @@ from itertools import chain
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission
-from rrfp_jax.core.events import Dispatch, Event, IllegalEvent, Instruction, Room, ScheduleError
+from rrfp_jax.core.events import (
+    Dispatch,
+    Event,
+    IllegalEvent,
+    Instruction,
+    Room,
+    ScheduleError,
+)
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress, Row
