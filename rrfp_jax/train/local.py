@@ -10,9 +10,10 @@ from pathlib import Path
 import jax
 
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.train.commandline import configured, exit_status
+from rrfp_jax.train.commandline import exit_status
 from rrfp_jax.train.crew import Patience
 from rrfp_jax.train.folders import RunFolder
+from rrfp_jax.train.overrides import configured
 from rrfp_jax.train.spawn import spawn
 
 COMMAND = "launch.local"

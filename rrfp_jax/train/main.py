@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from rrfp_jax.errors import DONE
-from rrfp_jax.train.commandline import configured, exit_status
+from rrfp_jax.train.commandline import exit_status
+from rrfp_jax.train.overrides import configured
 from rrfp_jax.train.run import train
 
 USAGE = """\

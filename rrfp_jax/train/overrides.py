@@ -1,4 +1,4 @@
-"""The command line's `--config.x=y` applied to a run's config, which is built once from both.
+"""A command line of one --config and overrides: the config is built once, from both.
 
 ml_collections overrides fields of nested dicts, not of frozen dataclasses, so the config becomes such a tree
 and is made again from it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 import types
 import typing
 from collections.abc import Sequence
@@ -17,9 +18,50 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.config import fields_of, plain
+from rrfp_jax.train.config import RunConfig, fields_of, load_config, plain
 
 T = TypeVar("T")
+
+HELP = frozenset({"--help", "-h", "--helpfull"})
+
+
+def configured(argv: Sequence[str], usage: str) -> RunConfig | None:
+    """The run that a command line describes; None if it asks for help, which has been printed then.
+
+    Raises:
+        UsageError: not exactly one --config, or whatever `load_config` and `override` refuse.
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # so that configs find `models`, as with `python -m`
+    argv = joined(argv)
+    files = [a.removeprefix("--config=") for a in argv if a.startswith("--config=")]
+    rest = [a for a in argv if not a.startswith("--config=")]
+    asks_help = bool(HELP & set(rest))
+    if len(files) != 1:
+        if asks_help and not files:
+            print(usage)
+            return None
+        raise UsageError(
+            f"{'no' if not files else len(files)} --config given: name one run, such as "
+            f"--config=configs/quickstart.py (--help tells more)"
+        )
+    config = load_config(files[0])
+    if asks_help:
+        print(usage, "", *(f"  --config.{name}={value}" for name, value in fields_of(config)), sep="\n")
+        return None
+    return override(config, rest)
+
+
+def joined(argv: Sequence[str]) -> list[str]:
+    """`--flag value` as `--flag=value`, for the flags that begin with --config."""
+    out: list[str] = []
+    for argument in argv:
+        waiting = out and out[-1].startswith("--config") and "=" not in out[-1]
+        if waiting and not argument.startswith("-"):
+            out[-1] += f"={argument}"
+        else:
+            out.append(argument)
+    return out
 
 
 def override(config: T, argv: Sequence[str]) -> T:
