@@ -42,6 +42,8 @@ KEPT = (4, 2, 1)
 RELABEL, ATTEMPTS = 0.75, 10
 """Share of the moves that relabel, and how often that is tried until an order is legal."""
 
+RELEASING = (BACKWARD, WEIGHT)
+
 Rows: TypeAlias = Sequence[Sequence[Task]]
 
 
@@ -130,8 +132,8 @@ class _Planner:
             check_can_end(rules)
             stages = range(rules.placement.stages)
             rows = [schedule.order(stage, rules.placement, rules.microbatches) for stage in stages]
-            if not self._fits(rows):
-                raise ValueError("exceeds the limit in flight")
+            if (why := self._refusal(rows)) is not None:
+                raise ValueError(why)
         return self._simulated(schedule)
 
     def improved(self, pool: list[_Found], evaluations: int, rng: random.Random) -> _Found:
@@ -159,7 +161,7 @@ class _Planner:
         """The order with its microbatches exchanged; None if no attempt is legal."""
         for _ in range(ATTEMPTS):
             rows = _exchanged(found.order.rows, rng)
-            if self._fits(rows):
+            if self._refusal(rows) is None:
                 return rows
         return None
 
@@ -178,35 +180,37 @@ class _Planner:
     def _listed(self, rows: Rows) -> ListedOrder:
         return ListedOrder(self._rules.placement, self._rules.microbatches, tuple(map(tuple, rows)))
 
-    def _fits(self, rows: Rows) -> bool:
-        """Whether orders keep to the limits and always have a place for the gradient of their next task."""
+    def _refusal(self, rows: Rows) -> str | None:
+        """Why orders cannot be followed within the limits; None if they can."""
         rules = self._rules
         for stage, row in enumerate(rows):
-            budget = self._budgets[stage] if self._budgets else None
-            budgets = [Budget([1] * rules.microbatches, rules.limit)] if rules.limit is not None else []
-            budgets += [budget] if budget is not None else []
-            if not _legal(row, rules, budgets):
-                return False
-        return True
+            budgets = [] if rules.limit is None else [Budget([1] * rules.microbatches, rules.limit)]
+            if self._budgets and (budget := self._budgets[stage]) is not None:
+                budgets.append(budget)
+            if any(_peak(row, rules, budget) > budget.limit for budget in budgets):
+                return f"exceeds the limit in flight on stage {stage}"
+            accumulator = Accumulator(rules.placement.chunks, rules.accumulation, rules.spare_gradients)
+            for kind, chunk, microbatch in row:
+                if kind in RELEASING:
+                    if not accumulator.accepts(chunk, microbatch):
+                        return f"has no place for a gradient on stage {stage}"
+                    accumulator.add(chunk, microbatch)
+        return None
 
 
-def _legal(row: Sequence[Task], rules: StepRules, budgets: Sequence[Budget]) -> bool:
-    accumulator = Accumulator(rules.placement.chunks, rules.accumulation, rules.spare_gradients)
+def _peak(row: Sequence[Task], rules: StepRules, budget: Budget) -> int:
+    """The most that an order holds at once, in the units of a budget."""
     releases = [rules.placement.chunks] * rules.microbatches
-    held = [0] * len(budgets)
+    held = peak = 0
     for kind, chunk, microbatch in row:
         if kind is FORWARD and chunk == 0:
-            held = [h + b.costs[microbatch] for h, b in zip(held, budgets, strict=True)]
-            if any(h > b.limit for h, b in zip(held, budgets, strict=True)):
-                return False
-        elif kind in (BACKWARD, WEIGHT):
-            if not accumulator.accepts(chunk, microbatch):
-                return False
-            accumulator.add(chunk, microbatch)
+            held += budget.costs[microbatch]
+            peak = max(peak, held)
+        elif kind in RELEASING:
             releases[microbatch] -= 1
             if releases[microbatch] == 0:
-                held = [h - b.costs[microbatch] for h, b in zip(held, budgets, strict=True)]
-    return True
+                held -= budget.costs[microbatch]
+    return peak
 
 
 def _exchanged(rows: Rows, rng: random.Random) -> Rows:
