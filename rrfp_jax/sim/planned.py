@@ -15,23 +15,23 @@ number of simulations, each under the rules of the step; nothing in it depends o
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TypeAlias
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import Ranked
+from rrfp_jax.core.metrics import peak_of_order
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
 from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.schedules import NAMED, Schedule
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Task
+from rrfp_jax.core.tasks import BACKWARD, WEIGHT, Task
 from rrfp_jax.sim.costs import Costs
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.links import Links
+from rrfp_jax.sim.moves import Rows, relabelled, reranked
 
 EVALUATIONS = 200
 """Simulations that a plan takes unless told otherwise."""
@@ -41,10 +41,6 @@ KEPT = (4, 2, 1)
 
 RELABEL, ATTEMPTS = 0.75, 10
 """Share of the moves that relabel, and how often that is tried until an order is legal."""
-
-RELEASING = (BACKWARD, WEIGHT)
-
-Rows: TypeAlias = Sequence[Sequence[Task]]
 
 
 @dataclass(frozen=True)
@@ -151,16 +147,16 @@ class _Planner:
             if rows is not None:
                 new = self._simulated(self._listed(rows))
             else:
-                new = self._simulated(Ranked(self._listed(_reranked(found, rng))))
-            found = min(
-                new, found, key=_makespan
-            )  # of equals the new one, so that the search moves on plateaus
+                rows = reranked(found.order.rows, found.starts, found.makespan, rng)
+                new = self._simulated(Ranked(self._listed(rows)))
+            if new.makespan <= found.makespan:  # equals, too, so that the search moves on plateaus
+                found = new
         return found
 
     def _relabelled(self, found: _Found, rng: random.Random) -> Rows | None:
         """The order with its microbatches exchanged; None if no attempt is legal."""
         for _ in range(ATTEMPTS):
-            rows = _exchanged(found.order.rows, rng)
+            rows = relabelled(found.order.rows, rng)
             if self._refusal(rows) is None:
                 return rows
         return None
@@ -182,81 +178,17 @@ class _Planner:
 
     def _refusal(self, rows: Rows) -> str | None:
         """Why orders cannot be followed within the limits; None if they can."""
-        rules = self._rules
+        rules, chunks = self._rules, self._rules.placement.chunks
         for stage, row in enumerate(rows):
-            budgets = [] if rules.limit is None else [Budget([1] * rules.microbatches, rules.limit)]
-            if self._budgets and (budget := self._budgets[stage]) is not None:
-                budgets.append(budget)
-            if any(_peak(row, rules, budget) > budget.limit for budget in budgets):
+            if rules.limit is not None and peak_of_order(row, chunks) > rules.limit:
                 return f"exceeds the limit in flight on stage {stage}"
-            accumulator = Accumulator(rules.placement.chunks, rules.accumulation, rules.spare_gradients)
+            budget = self._budgets[stage] if self._budgets else None
+            if budget is not None and peak_of_order(row, chunks, budget.costs) > budget.limit:
+                return f"exceeds the limit in bytes on stage {stage}"
+            accumulator = Accumulator(chunks, rules.accumulation, rules.spare_gradients)
             for kind, chunk, microbatch in row:
-                if kind in RELEASING:
+                if kind is BACKWARD or kind is WEIGHT:
                     if not accumulator.accepts(chunk, microbatch):
                         return f"has no place for a gradient on stage {stage}"
                     accumulator.add(chunk, microbatch)
         return None
-
-
-def _peak(row: Sequence[Task], rules: StepRules, budget: Budget) -> int:
-    """The most that an order holds at once, in the units of a budget."""
-    releases = [rules.placement.chunks] * rules.microbatches
-    held = peak = 0
-    for kind, chunk, microbatch in row:
-        if kind is FORWARD and chunk == 0:
-            held += budget.costs[microbatch]
-            peak = max(peak, held)
-        elif kind in RELEASING:
-            releases[microbatch] -= 1
-            if releases[microbatch] == 0:
-                held -= budget.costs[microbatch]
-    return peak
-
-
-def _exchanged(rows: Rows, rng: random.Random) -> Rows:
-    """Two microbatches exchanged, or one moved in the sequence in which they come, in all stages alike."""
-    sequence = [task.microbatch for task in rows[0] if task[:2] == (FORWARD, 0)]
-    new, here = sequence[:], rng.randrange(len(sequence))
-    distance = round(len(sequence) ** rng.random()) * rng.choice((-1, 1))
-    there = min(max(here + distance, 0), len(sequence) - 1)
-    if rng.random() < 0.5:
-        new[here], new[there] = new[there], new[here]
-    else:
-        new.insert(there, new.pop(here))
-    label = dict(zip(sequence, new, strict=True))
-    return [[Task(kind, chunk, label[j]) for kind, chunk, j in row] for row in rows]
-
-
-def _reranked(found: _Found, rng: random.Random) -> Rows:
-    """Tasks moved that start in some stretch of time: each by itself, or those of a microbatch together."""
-    span = found.makespan
-    centre, half = rng.uniform(0.0, span), span * math.exp(rng.uniform(-3.0, 0.0))
-    distance = span * math.exp(rng.uniform(-6.0, -2.0))
-    together = rng.choice((_task, _microbatch, _direction))
-    moves: dict[object, float] = {}
-
-    def place(stage: int, task: Task, start: float) -> float:
-        if abs(start - centre) > half:
-            return start
-        key = together(stage, task)
-        if key not in moves:
-            moves[key] = rng.gauss(0.0, distance)
-        return start + moves[key]
-
-    rows = []
-    for stage, (tasks, starts) in enumerate(zip(found.order.rows, found.starts, strict=True)):
-        places = [place(stage, *pair) for pair in zip(tasks, starts, strict=True)]
-        rows.append([tasks[at] for at in sorted(range(len(tasks)), key=places.__getitem__)])
-    return rows
-
-
-def _task(stage: int, task: Task) -> object:
-    return stage, task
-
-
-def _microbatch(stage: int, task: Task) -> object:
-    return task.microbatch
-
-
-def _direction(stage: int, task: Task) -> object:
-    return task.kind is FORWARD, task.microbatch
