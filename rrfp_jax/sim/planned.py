@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 
 from rrfp_jax.core.accumulation import Accumulator
@@ -27,7 +28,8 @@ from rrfp_jax.core.metrics import peak_of_order
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
 from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.schedules import NAMED, Schedule
-from rrfp_jax.core.tasks import BACKWARD, WEIGHT, Task
+from rrfp_jax.core.tasks import BACKWARD, WEIGHT
+from rrfp_jax.core.trace import StepTrace, TaskRecord
 from rrfp_jax.sim.costs import Costs
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.links import Links
@@ -60,13 +62,30 @@ class Plan:
     evaluations: int
 
 
-@dataclass(frozen=True)
 class _Found:
-    """An order, its makespan (s), and when each of its tasks starts (s), by stage."""
+    """A simulated order. Most are looked at no further than their makespan (s)."""
 
-    order: ListedOrder
-    makespan: float
-    starts: Sequence[Sequence[float]]
+    def __init__(self, trace: StepTrace, microbatches: int) -> None:
+        self._trace, self._microbatches = trace, microbatches
+        self.makespan = trace.makespan
+
+    @cached_property
+    def order(self) -> ListedOrder:
+        """What is dispatched."""
+        rows = tuple(tuple(record.task for record in records) for records in self._by_stage)
+        return ListedOrder(self._trace.placement, self._microbatches, rows)
+
+    @cached_property
+    def starts(self) -> list[list[float]]:
+        """When the tasks of each stage start (s)."""
+        return [[record.start for record in records] for records in self._by_stage]
+
+    @cached_property
+    def _by_stage(self) -> list[list[TaskRecord]]:
+        by_stage: list[list[TaskRecord]] = [[] for _ in range(self._trace.stages)]
+        for record in self._trace.records:  # by end, so as dispatched on each stage
+            by_stage[record.stage].append(record)
+        return by_stage
 
 
 _makespan = attrgetter("makespan")
@@ -162,16 +181,11 @@ class _Planner:
         return None
 
     def _simulated(self, schedule: Schedule) -> _Found:
-        """The order in which a schedule dispatches."""
+        """What a schedule dispatches under the rules of the step."""
         self.evaluations += 1
         rules = replace(self._rules, schedule=schedule)
         trace = simulate(rules, self._costs, links=self._links, budgets=self._budgets)
-        rows: list[list[Task]] = [[] for _ in range(trace.stages)]
-        starts: list[list[float]] = [[] for _ in rows]
-        for record in trace.records:  # by end, so in the order of dispatch on each stage
-            rows[record.stage].append(record.task)
-            starts[record.stage].append(record.start)
-        return _Found(self._listed(rows), trace.makespan, starts)
+        return _Found(trace, rules.microbatches)
 
     def _listed(self, rows: Rows) -> ListedOrder:
         return ListedOrder(self._rules.placement, self._rules.microbatches, tuple(map(tuple, rows)))
