@@ -12,10 +12,10 @@ the one became ready that ended the gap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rrfp_jax.core.tasks import FORWARD, INPUT
+from rrfp_jax.core.tasks import FORWARD, INPUT, Task
 from rrfp_jax.core.trace import StepTrace, TaskRecord
 
 
@@ -67,24 +67,31 @@ def _earliest_ready(records: Sequence[TaskRecord]) -> list[float]:
 
 def peak_in_flight(trace: StepTrace) -> list[int]:
     """Per stage, the most microbatches between the dispatches of their first F and last releasing task."""
-    chunks = trace.placement.chunks
-    peaks = []
-    for stage in range(trace.stages):
-        held = peak = 0
-        begun: set[int] = set()
-        to_go: dict[int, int] = {}
-        for record in _by_dispatch(trace, stage):
-            kind, _, microbatch = record.task
-            if kind is FORWARD and microbatch not in begun:
-                begun.add(microbatch)
-                to_go[microbatch] = chunks
-                held += 1
-                peak = max(peak, held)
-            elif kind is not FORWARD and kind is not INPUT:
-                to_go[microbatch] -= 1
-                held -= to_go[microbatch] == 0
-        peaks.append(peak)
-    return peaks
+    orders = [[record.task for record in _by_dispatch(trace, stage)] for stage in range(trace.stages)]
+    return [peak_of_order(order, trace.placement.chunks) for order in orders]
+
+
+def peak_of_order(order: Iterable[Task], chunks: int, costs: Sequence[int] | None = None) -> int:
+    """The most that a stage's tasks, in this order, hold at once.
+
+    Args:
+        order: of a step with backward.
+        chunks: of the stage.
+        costs: of each microbatch from its first F to its last releasing task; 1 each if not given.
+    """
+    held = peak = 0
+    to_go: dict[int, int] = {}  # releasing tasks, by microbatch
+    for kind, _, microbatch in order:
+        cost = 1 if costs is None else costs[microbatch]
+        if kind is FORWARD and microbatch not in to_go:
+            to_go[microbatch] = chunks
+            held += cost
+            peak = max(peak, held)
+        elif kind is not FORWARD and kind is not INPUT:
+            to_go[microbatch] -= 1
+            if to_go[microbatch] == 0:
+                held -= cost
+    return peak
 
 
 def peak_bytes(trace: StepTrace, activation_bytes: Sequence[Sequence[float]]) -> list[float]:

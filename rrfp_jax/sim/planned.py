@@ -15,23 +15,25 @@ number of simulations, each under the rules of the step; nothing in it depends o
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
-from typing import TypeAlias
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import Ranked
+from rrfp_jax.core.metrics import peak_of_order
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
 from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.schedules import NAMED, Schedule
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Task
+from rrfp_jax.core.tasks import BACKWARD, WEIGHT
+from rrfp_jax.core.trace import StepTrace, TaskRecord
 from rrfp_jax.sim.costs import Costs
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.links import Links
+from rrfp_jax.sim.moves import Rows, relabelled, reranked
 
 EVALUATIONS = 200
 """Simulations that a plan takes unless told otherwise."""
@@ -41,8 +43,6 @@ KEPT = (4, 2, 1)
 
 RELABEL, ATTEMPTS = 0.75, 10
 """Share of the moves that relabel, and how often that is tried until an order is legal."""
-
-Rows: TypeAlias = Sequence[Sequence[Task]]
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,30 @@ class Plan:
     evaluations: int
 
 
-@dataclass(frozen=True)
 class _Found:
-    """An order, its makespan (s), and when each of its tasks starts (s), by stage."""
+    """A simulated order. Most are looked at no further than their makespan (s)."""
 
-    order: ListedOrder
-    makespan: float
-    starts: Sequence[Sequence[float]]
+    def __init__(self, trace: StepTrace, microbatches: int) -> None:
+        self._trace, self._microbatches = trace, microbatches
+        self.makespan = trace.makespan
+
+    @cached_property
+    def order(self) -> ListedOrder:
+        """What is dispatched."""
+        rows = tuple(tuple(record.task for record in records) for records in self._by_stage)
+        return ListedOrder(self._trace.placement, self._microbatches, rows)
+
+    @cached_property
+    def starts(self) -> list[list[float]]:
+        """When the tasks of each stage start (s)."""
+        return [[record.start for record in records] for records in self._by_stage]
+
+    @cached_property
+    def _by_stage(self) -> list[list[TaskRecord]]:
+        by_stage: list[list[TaskRecord]] = [[] for _ in range(self._trace.stages)]
+        for record in self._trace.records:  # by end, so as dispatched on each stage
+            by_stage[record.stage].append(record)
+        return by_stage
 
 
 _makespan = attrgetter("makespan")
@@ -130,8 +147,8 @@ class _Planner:
             check_can_end(rules)
             stages = range(rules.placement.stages)
             rows = [schedule.order(stage, rules.placement, rules.microbatches) for stage in stages]
-            if not self._fits(rows):
-                raise ValueError("exceeds the limit in flight")
+            if (why := self._refusal(rows)) is not None:
+                raise ValueError(why)
         return self._simulated(schedule)
 
     def improved(self, pool: list[_Found], evaluations: int, rng: random.Random) -> _Found:
@@ -149,110 +166,43 @@ class _Planner:
             if rows is not None:
                 new = self._simulated(self._listed(rows))
             else:
-                new = self._simulated(Ranked(self._listed(_reranked(found, rng))))
-            found = min(
-                new, found, key=_makespan
-            )  # of equals the new one, so that the search moves on plateaus
+                rows = reranked(found.order.rows, found.starts, found.makespan, rng)
+                new = self._simulated(Ranked(self._listed(rows)))
+            if new.makespan <= found.makespan:  # equals, too, so that the search moves on plateaus
+                found = new
         return found
 
     def _relabelled(self, found: _Found, rng: random.Random) -> Rows | None:
         """The order with its microbatches exchanged; None if no attempt is legal."""
         for _ in range(ATTEMPTS):
-            rows = _exchanged(found.order.rows, rng)
-            if self._fits(rows):
+            rows = relabelled(found.order.rows, rng)
+            if self._refusal(rows) is None:
                 return rows
         return None
 
     def _simulated(self, schedule: Schedule) -> _Found:
-        """The order in which a schedule dispatches."""
+        """What a schedule dispatches under the rules of the step."""
         self.evaluations += 1
         rules = replace(self._rules, schedule=schedule)
         trace = simulate(rules, self._costs, links=self._links, budgets=self._budgets)
-        rows: list[list[Task]] = [[] for _ in range(trace.stages)]
-        starts: list[list[float]] = [[] for _ in rows]
-        for record in trace.records:  # by end, so in the order of dispatch on each stage
-            rows[record.stage].append(record.task)
-            starts[record.stage].append(record.start)
-        return _Found(self._listed(rows), trace.makespan, starts)
+        return _Found(trace, rules.microbatches)
 
     def _listed(self, rows: Rows) -> ListedOrder:
         return ListedOrder(self._rules.placement, self._rules.microbatches, tuple(map(tuple, rows)))
 
-    def _fits(self, rows: Rows) -> bool:
-        """Whether orders keep to the limits and always have a place for the gradient of their next task."""
-        rules = self._rules
+    def _refusal(self, rows: Rows) -> str | None:
+        """Why orders cannot be followed within the limits; None if they can."""
+        rules, chunks = self._rules, self._rules.placement.chunks
         for stage, row in enumerate(rows):
+            if rules.limit is not None and peak_of_order(row, chunks) > rules.limit:
+                return f"exceeds the limit in flight on stage {stage}"
             budget = self._budgets[stage] if self._budgets else None
-            budgets = [Budget([1] * rules.microbatches, rules.limit)] if rules.limit is not None else []
-            budgets += [budget] if budget is not None else []
-            if not _legal(row, rules, budgets):
-                return False
-        return True
-
-
-def _legal(row: Sequence[Task], rules: StepRules, budgets: Sequence[Budget]) -> bool:
-    accumulator = Accumulator(rules.placement.chunks, rules.accumulation, rules.spare_gradients)
-    releases = [rules.placement.chunks] * rules.microbatches
-    held = [0] * len(budgets)
-    for kind, chunk, microbatch in row:
-        if kind is FORWARD and chunk == 0:
-            held = [h + b.costs[microbatch] for h, b in zip(held, budgets, strict=True)]
-            if any(h > b.limit for h, b in zip(held, budgets, strict=True)):
-                return False
-        elif kind in (BACKWARD, WEIGHT):
-            if not accumulator.accepts(chunk, microbatch):
-                return False
-            accumulator.add(chunk, microbatch)
-            releases[microbatch] -= 1
-            if releases[microbatch] == 0:
-                held = [h - b.costs[microbatch] for h, b in zip(held, budgets, strict=True)]
-    return True
-
-
-def _exchanged(rows: Rows, rng: random.Random) -> Rows:
-    """Two microbatches exchanged, or one moved in the sequence in which they come, in all stages alike."""
-    sequence = [task.microbatch for task in rows[0] if task[:2] == (FORWARD, 0)]
-    new, here = sequence[:], rng.randrange(len(sequence))
-    distance = round(len(sequence) ** rng.random()) * rng.choice((-1, 1))
-    there = min(max(here + distance, 0), len(sequence) - 1)
-    if rng.random() < 0.5:
-        new[here], new[there] = new[there], new[here]
-    else:
-        new.insert(there, new.pop(here))
-    label = dict(zip(sequence, new, strict=True))
-    return [[Task(kind, chunk, label[j]) for kind, chunk, j in row] for row in rows]
-
-
-def _reranked(found: _Found, rng: random.Random) -> Rows:
-    """Tasks moved that start in some stretch of time: each by itself, or those of a microbatch together."""
-    span = found.makespan
-    centre, half = rng.uniform(0.0, span), span * math.exp(rng.uniform(-3.0, 0.0))
-    distance = span * math.exp(rng.uniform(-6.0, -2.0))
-    together = rng.choice((_task, _microbatch, _direction))
-    moves: dict[object, float] = {}
-
-    def place(stage: int, task: Task, start: float) -> float:
-        if abs(start - centre) > half:
-            return start
-        key = together(stage, task)
-        if key not in moves:
-            moves[key] = rng.gauss(0.0, distance)
-        return start + moves[key]
-
-    rows = []
-    for stage, (tasks, starts) in enumerate(zip(found.order.rows, found.starts, strict=True)):
-        places = [place(stage, *pair) for pair in zip(tasks, starts, strict=True)]
-        rows.append([tasks[at] for at in sorted(range(len(tasks)), key=places.__getitem__)])
-    return rows
-
-
-def _task(stage: int, task: Task) -> object:
-    return stage, task
-
-
-def _microbatch(stage: int, task: Task) -> object:
-    return task.microbatch
-
-
-def _direction(stage: int, task: Task) -> object:
-    return task.kind is FORWARD, task.microbatch
+            if budget is not None and peak_of_order(row, chunks, budget.costs) > budget.limit:
+                return f"exceeds the limit in bytes on stage {stage}"
+            accumulator = Accumulator(chunks, rules.accumulation, rules.spare_gradients)
+            for kind, chunk, microbatch in row:
+                if kind is BACKWARD or kind is WEIGHT:
+                    if not accumulator.accepts(chunk, microbatch):
+                        return f"has no place for a gradient on stage {stage}"
+                    accumulator.add(chunk, microbatch)
+        return None
