@@ -26,6 +26,9 @@ class Room(NamedTuple):
 
     late: Collection[Task] = ()
 
+    def __str__(self) -> str:
+        return "room"
+
 
 class Chosen(NamedTuple):
     """The device can take one more task now, and the stage's group runs `task` next (core/group.py)."""

@@ -9,9 +9,10 @@ may overtake one another. Stages that follow a fixed order need none of this.
 
 *Leader*. Rank 0 chooses when its device has room, by the scheduler's rules, and publishes each `Decision`
 before it runs the task. The other ranks run the decisions in order, each as soon as they have their own input
-of it, and ask neither hint nor admission: what is held follows from what was dispatched, equal on all. They report what arrives, and among the tasks that can run rank 0 leaves those whose input has not reached
-everybody for when there is no other. It does not wait for them: a rank then waits for that one transfer, and
-the others for it inside the program, where waiting first would idle all. Nobody can wait in a circle, since
+of it, and ask neither hint nor admission: what is held follows from what was dispatched, equal on all. They
+report what arrives, and among the tasks that can run rank 0 leaves those whose input has not reached all
+ranks for when there is no other. It does not wait for them: a rank then waits for that one transfer, and the
+others for it inside the program, where waiting first would idle all. Nobody can wait in a circle, since
 whatever a decision needs was decided before it, on whichever stage: the order in which the leaders decided is
 one that every rank can follow to the end. A driver hides the way of a decision by giving rank 0 room early.
 

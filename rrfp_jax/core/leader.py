@@ -16,12 +16,18 @@ class Report(NamedTuple):
     rank: int
     task: Task
 
+    def __str__(self) -> str:
+        return f"rank {self.rank}'s report of {self.task}"
+
 
 class Decision(NamedTuple):
     """From rank 0 to all others: the group's dispatch number `position`, from 0, is that of `task`."""
 
     position: int
     task: Task
+
+    def __str__(self) -> str:
+        return f"decision {self.position}, {self.task}"
 
 
 class Leader:

@@ -21,6 +21,9 @@ class Proposal(NamedTuple):
     rank: int
     task: Task | None
 
+    def __str__(self) -> str:
+        return f"rank {self.rank}'s proposal of {self.task or 'nothing'}"
+
 
 class Unanimous:
     """A rank of a group that votes. `handle` is the only method that changes it."""
@@ -30,7 +33,7 @@ class Unanimous:
         self.rank = rank
         self.ranks = ranks
         self._round = 0
-        self._proposals: tuple[dict[int, Task | None], ...] = ({}, {})  # by round, then by rank
+        self._proposals: list[dict[int, Task | None]] = [{}, {}]  # by round, then by rank
         self._later: list[Arrived] = []  # came after this rank's proposal
 
     def handle(self, event: Event | Proposal) -> tuple[Instruction | Proposal, ...]:

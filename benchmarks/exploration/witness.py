@@ -66,7 +66,7 @@ class Witness:
                 seen = seen._replace(dispatched=seen.dispatched | {instruction.task})
             elif isinstance(instruction, Accumulate):
                 self._check_added(seen, *instruction)
-                seen = seen._replace(added=seen.added | {tuple(instruction)})
+                seen = seen._replace(added=seen.added | {(instruction.chunk, instruction.microbatch)})
         if tasks:
             self._check_limits(seen)
         return seen
