@@ -84,10 +84,8 @@ def detected(fault: Fault) -> bool:
 
 def figures_of(results: Sequence[Result]) -> dict[str, Any]:
     """Sums over all sizes, and each size's own figures."""
-    totals: dict[str, Any] = {
-        name: sum(getattr(each, name) for each in results)
-        for name in ("cases", "finished", "states", "moves")
-    }
+    summed = ("cases", "finished", "states", "moves")
+    totals: dict[str, Any] = {name: sum(getattr(each, name) for each in results) for name in summed}
     totals["largest"] = max(each.largest for each in results)
     return totals | {"sizes": [asdict(each) | {"size": str(each.size)} for each in results]}
 
