@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from benchmarks.exploration.fork import fork
 from benchmarks.exploration.witness import Seen, Witness, require
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room
 from rrfp_jax.core.group import Agreement, Member, Message, member
 from rrfp_jax.core.rules import Budget, StepRules
-from rrfp_jax.core.scheduler import DIRECTIONS, StageScheduler
-from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,6 @@ class Case:
         """The budget of a stage."""
         return self.budgets[stage] if self.budgets else None
 
-
-KEPT = 20_000
-"""Machines, of some KB each."""
 
 Maker: TypeAlias = Callable[[Case, int, int], Member]
 """Makes the machine of (case, stage, rank) at the beginning of the step."""
@@ -69,22 +66,21 @@ class Table:
 
     def __init__(self, case: Case, stage: int, rank: int, make: Maker) -> None:
         self._any_choice = case.any_choice
+        self._make: Callable[[], Any] = partial(make, case, stage, rank)
         self._witness = Witness(stage, case.rules, case.budget(stage))
-        machine: Any = make(case, stage, rank)
-        seen = Seen()
-        self._start = machine
+        machine, seen = self._make(), Seen()
         self._rows: dict[Hashable, int] = {(machine.key(), seen): 0}
         self._seen = [seen]
         self._ways: list[tuple[int, object]] = [(0, None)]  # the row before, and the event that led on
-        self._machines: dict[int, Any] = {}  # of the latest rows
+        self._unused: dict[int, Any] = {}  # machines that happen to be in a row's state
         self.complete = [self._witness.complete(seen)]
 
     def rooms(self, row: int) -> list[Step]:
         """What room does: one step; none if nothing changes; for any choice, one for every task."""
         rooms = [ROOM]
         if self._any_choice:
-            machine = self._machine(row)
-            runnable = [task for direction in DIRECTIONS for task in machine.runnable(direction)]
+            machine = self._unused[row] = self._machine(row)
+            runnable = [task for kind in (FORWARD, BACKWARD, WEIGHT) for task in machine.runnable(kind)]
             rooms = [Room(frozenset(runnable) - {task}) for task in runnable]
         steps = [self.step(row, room) for room in rooms]
         return [step for step in steps if step.row != row]
@@ -103,20 +99,22 @@ class Table:
             self._ways.append((row, event))
             self._seen.append(seen)
             self.complete.append(self._witness.complete(seen))
-            self._machines[to] = machine
-            if len(self._machines) > KEPT:
-                del self._machines[next(iter(self._machines))]
+            self._unused[to] = machine
+        elif to == row:
+            self._unused[row] = machine
         tasks = [i.task for i in instructions if isinstance(i, Dispatch)]
         messages = [i for i in instructions if isinstance(i, Message)]
         return Step(event, to, tasks[0] if tasks else None, messages)
 
     def _machine(self, row: int) -> Any:
-        """A new machine in this state, told anew of what led there from the last state that is kept."""
+        """A machine in this state, for one event: if need be a new one that is told what led there."""
+        if (machine := self._unused.pop(row, None)) is not None:
+            return machine
         events = []
-        while row and row not in self._machines:
+        while row:
             row, event = self._ways[row]
             events.append(event)
-        machine = fork(self._machines[row] if row else self._start)
+        machine = self._make()
         for event in reversed(events):
             machine.handle(event)
         return machine
