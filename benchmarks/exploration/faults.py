@@ -43,6 +43,14 @@ class AdmitsAll(Admission):
         return True
 
 
+class KeepsTooMuch(Admission):
+    """Keeps room for a microbatch that nobody waits for."""
+
+    def admits(self, microbatch: int) -> bool:
+        """Only below the limit."""
+        return super().admits(microbatch) and (self._limit is None or self.held + 1 < self._limit)
+
+
 class UnsafeScheduler(StageScheduler):
     """Deadlocks when stages admit different microbatches."""
 
@@ -53,6 +61,12 @@ class UnlimitedScheduler(StageScheduler):
     """Exceeds its limit."""
 
     admission = AdmitsAll
+
+
+class TimidScheduler(StageScheduler):
+    """Idles although it could run something."""
+
+    admission = KeepsTooMuch
 
 
 class HastyScheduler(StageScheduler):
@@ -109,11 +123,18 @@ def faults() -> Sequence[Fault]:
     parking = StepRules(placement=Placement(2), microbatches=2, schedule=BF(), spare_gradients=1)
     unequal = Case(rules=rules, budgets=(Budget((1, 1, 1), 2), Budget((1, 1, 1), 1)))
     limited = StepRules(placement=Placement(2), microbatches=2, schedule=BF(), limit=1)
+    roomy = replace(limited, limit=2)
     led = Case(rules=parking, ranks=2)
     voting = Case(rules=parking, ranks=2, agreement="unanimous")
     return (
         Fault("no reserve", unequal, partial(real, scheduler=UnsafeScheduler), "deadlock"),
-        Fault("no limit", Case(rules=limited), partial(real, scheduler=UnlimitedScheduler), "in flight"),
+        Fault(
+            "no limit",
+            Case(rules=limited),
+            partial(real, scheduler=UnlimitedScheduler),
+            "2 is held",
+        ),
+        Fault("idleness", Case(rules=roomy), partial(real, scheduler=TimidScheduler), "nothing runs, but F1"),
         Fault("sums in disorder", Case(rules=parking), partial(real, scheduler=HastyScheduler), "of turn"),
         Fault("decisions in disorder", led, follower, "where another has run"),
         Fault("votes not kept", voting, voter, "where another has run"),

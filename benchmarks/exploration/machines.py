@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from benchmarks.exploration.witness import Seen, Witness, require
+from benchmarks.exploration.witness import Witness, require
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room
 from rrfp_jax.core.group import Agreement, Member, Message, member
 from rrfp_jax.core.rules import Budget, StepRules
@@ -66,9 +66,10 @@ class Table:
 
     def __init__(self, case: Case, stage: int, rank: int, make: Maker) -> None:
         self._any_choice = case.any_choice
+        self._chooses = case.ranks == 1 or (case.agreement == "leader" and rank == 0)
         self._make: Callable[[], Any] = partial(make, case, stage, rank)
         self._witness = Witness(stage, case.rules, case.budget(stage))
-        machine, seen = self._make(), Seen()
+        machine, seen = self._make(), self._witness.start()
         self._rows: dict[Hashable, int] = {(machine.key(), seen): 0}
         self._seen = [seen]
         self._ways: list[tuple[int, object]] = [(0, None)]  # the row before, and the event that led on
@@ -82,8 +83,10 @@ class Table:
             machine = self._unused[row] = self._machine(row)
             runnable = [task for kind in (FORWARD, BACKWARD, WEIGHT) for task in machine.runnable(kind)]
             rooms = [Room(frozenset(runnable) - {task}) for task in runnable]
-        steps = [self.step(row, room) for room in rooms]
-        return [step for step in steps if step.row != row]
+        steps = [step for step in (self.step(row, room) for room in rooms) if step.row != row]
+        if self._chooses and not steps:
+            self._witness.check_idle(self._seen[row])
+        return steps
 
     def step(self, row: int, event: object) -> Step:
         """What an event does.

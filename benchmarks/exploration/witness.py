@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import product
 from typing import NamedTuple
 
 from rrfp_jax.core.events import Accumulate, Arrived, Dispatch
 from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-
-RELEASING = (BACKWARD, WEIGHT)
 
 
 class Broken(AssertionError):
@@ -34,19 +32,51 @@ def pieces(placement: Placement) -> list[tuple[int, int]]:
 
 
 class Seen(NamedTuple):
-    """What happened on a rank: inputs, tasks, and (chunk, microbatch) of the gradients added."""
+    """What happened on a rank.
 
-    arrived: frozenset[Task] = frozenset()
-    dispatched: frozenset[Task] = frozenset()
-    added: frozenset[tuple[int, int]] = frozenset()
+    Attributes:
+        arrived: whose inputs came from elsewhere.
+        dispatched: what runs or has run.
+        added: (chunk, microbatch) of the gradients in the sum.
+        ends: on how many chunks each microbatch has been released.
+        held: the microbatches in flight.
+    """
+
+    arrived: frozenset[Task]
+    dispatched: frozenset[Task]
+    added: frozenset[tuple[int, int]]
+    ends: tuple[int, ...]
+    held: frozenset[int]
 
 
 class Witness:
-    """Judges what one rank does: each task once, dependencies, limits, the order of gradients."""
+    """Judges what one rank does: each task once, dependencies, limits, the order of gradients, idleness."""
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None) -> None:
-        self.stage, self.rules, self.budget = stage, rules, budget
-        self._pieces = pieces(rules.placement)
+        self._rules, self._chunks = rules, range(rules.placement.chunks)
+        order = pieces(rules.placement)
+        places = [order.index((stage, chunk)) for chunk in self._chunks]
+        self._first = {chunk for chunk in self._chunks if places[chunk] == 0}
+        self._last = {chunk for chunk in self._chunks if places[chunk] == len(order) - 1}
+        self._split: Collection[tuple[int, int]] = ()
+        if rules.hint is not None:
+            self._split = set(rules.hint.split(stage, rules.placement, rules.microbatches))
+        self._limits = [(budget.costs, budget.limit)] if budget else []
+        if rules.limit is not None and not rules.drains:
+            self._limits.append(([1] * rules.microbatches, rules.limit))
+
+    def start(self) -> Seen:
+        """Nothing yet."""
+        none: frozenset[Task] = frozenset()
+        return Seen(none, none, frozenset(), (0,) * self._rules.microbatches, frozenset())
+
+    def complete(self, seen: Seen) -> bool:
+        """Whether every task has been dispatched and every gradient added."""
+        rules, chunks = self._rules, len(self._chunks)
+        wanted = 0 if rules.forward_only else rules.microbatches * chunks
+        forwards = sum(task.kind is FORWARD for task in seen.dispatched)
+        whole = all(ends == chunks for ends in seen.ends)
+        return whole and forwards == rules.microbatches * chunks and len(seen.added) == wanted
 
     def after(self, seen: Seen, event: object, instructions: Iterable[object]) -> Seen:
         """What has happened after an event and what it led to.
@@ -62,61 +92,94 @@ class Witness:
             if isinstance(instruction, Dispatch):
                 tasks += 1
                 require(tasks == 1, "two tasks are dispatched at once")
-                self._check_task(seen, instruction.task)
-                seen = seen._replace(dispatched=seen.dispatched | {instruction.task})
+                seen = self._dispatched(seen, instruction.task)
             elif isinstance(instruction, Accumulate):
-                self._check_added(seen, *instruction)
-                seen = seen._replace(added=seen.added | {(instruction.chunk, instruction.microbatch)})
-        if tasks:
+                seen = self._added(seen, instruction.chunk, instruction.microbatch)
+        if tasks and self._rules.hint:
             self._check_limits(seen)
         return seen
 
-    def complete(self, seen: Seen) -> bool:
-        """Whether every task has been dispatched and every gradient added."""
-        counts = Counter(task.kind for task in seen.dispatched)
-        ends = counts[BACKWARD] + counts[WEIGHT]
-        wanted = self.rules.microbatches * self.rules.placement.chunks
-        return counts[FORWARD] == ends == len(seen.added) == wanted
+    def check_idle(self, seen: Seen) -> None:
+        """Refuse that nothing runs under a hint with admission although something could."""
+        rules = self._rules
+        if rules.hint and not rules.drains:
+            for chunk, microbatch in product(self._chunks, range(rules.microbatches)):
+                able = self._able(seen, chunk, microbatch)
+                require(able is None, f"nothing runs, but {able} could")
 
-    def _check_task(self, seen: Seen, task: Task) -> None:
-        require(task not in seen.dispatched, f"{task} runs twice")
+    def _dispatched(self, seen: Seen, task: Task) -> Seen:
         kind, chunk, microbatch = task
-        v = self._pieces.index((self.stage, chunk))
+        require(task not in seen.dispatched, f"{task} runs twice")
         forward, backward, first = (Task(k, chunk, microbatch) for k in (FORWARD, BACKWARD, INPUT))
         if kind is FORWARD:
-            require(v == 0 or task in seen.arrived, f"{task} runs before its activation is there")
+            there = chunk in self._first or task in seen.arrived
+            require(there, f"{task} runs before its activation is there")
         elif kind is WEIGHT:
             require(first in seen.dispatched, f"{task} runs before {first}")
         else:
             require(forward in seen.dispatched, f"{task} runs before {forward}")
-            last = v == len(self._pieces) - 1
-            require(last or backward in seen.arrived, f"{task} runs before its gradient is there")
+            there = chunk in self._last or backward in seen.arrived
+            require(there, f"{task} runs before its gradient is there")
             require(not {backward, first} & seen.dispatched, f"{task} runs, but it has run as B or I")
+        held, ends = seen.held | {microbatch}, seen.ends
+        if kind in (BACKWARD, WEIGHT) or self._rules.forward_only:
+            ends = (*ends[:microbatch], ends[microbatch] + 1, *ends[microbatch + 1 :])
+        if ends[microbatch] == len(self._chunks):
+            held -= {microbatch}
+        return seen._replace(dispatched=seen.dispatched | {task}, ends=ends, held=held)
 
-    def _check_added(self, seen: Seen, chunk: int, microbatch: int) -> None:
+    def _added(self, seen: Seen, chunk: int, microbatch: int) -> Seen:
         name = f"the gradient of microbatch {microbatch}, chunk {chunk},"
-        ends = {Task(kind, chunk, microbatch) for kind in RELEASING}
+        ends = {Task(kind, chunk, microbatch) for kind in (BACKWARD, WEIGHT)}
         require(bool(ends & seen.dispatched), f"{name} is added before it is computed")
         require((chunk, microbatch) not in seen.added, f"{name} is added twice")
-        before = sum(c == chunk for c, _ in seen.added)
-        require(self.rules.accumulation == "arrival" or microbatch == before, f"{name} is added out of turn")
+        in_turn = microbatch == 0 or (chunk, microbatch - 1) in seen.added
+        require(in_turn or self._rules.accumulation == "arrival", f"{name} is added out of turn")
+        return seen._replace(added=seen.added | {(chunk, microbatch)})
 
     def _check_limits(self, seen: Seen) -> None:
-        rules, chunks = self.rules, self.rules.placement.chunks
-        if rules.hint is None:
-            return
-        ended = Counter(task.microbatch for task in seen.dispatched if task.kind in RELEASING)
-        held = {t.microbatch for t in seen.dispatched if t.kind is FORWARD and ended[t.microbatch] < chunks}
-        if rules.limit is not None:
-            if rules.drains:
-                counted = sum(task.kind is FORWARD for task in seen.dispatched) - ended.total()
-                most = rules.limit + (chunks if chunks > 1 else 0)
-            else:
-                counted, most = len(held), rules.limit
-            require(counted <= most, f"{counted} microbatches are in flight, limit {rules.limit}")
-        if self.budget is not None:
-            cost = sum(self.budget.costs[j] for j in held)
-            require(cost <= self.budget.limit, f"{cost} bytes are held, limit {self.budget.limit}")
-        if rules.accumulation == "index":
-            parked = ended.total() - len(seen.added)
-            require(parked <= rules.spare_gradients, f"{parked} gradients are parked")
+        rules, parked = self._rules, self._parked(seen)
+        for costs, limit in self._limits:
+            held = sum(costs[j] for j in seen.held)
+            require(held <= limit, f"{held} is held where the limit is {limit}")
+        if rules.drains and rules.limit is not None:
+            held = sum(task.kind is FORWARD for task in seen.dispatched) - sum(seen.ends)
+            most = rules.limit + (len(self._chunks) if len(self._chunks) > 1 else 0)
+            require(held <= most, f"{held} forwards have no backward, limit {rules.limit}")
+        require(parked <= rules.spare_gradients, f"{parked} gradients are parked")
+
+    def _parked(self, seen: Seen) -> int:
+        return 0 if self._rules.forward_only else sum(seen.ends) - len(seen.added)
+
+    def _able(self, seen: Seen, chunk: int, microbatch: int) -> Task | None:
+        """The task of a chunk and microbatch that could run now, if there is one."""
+        forward, backward, first, weight = (
+            Task(kind, chunk, microbatch) for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)
+        )
+        if forward not in seen.dispatched:
+            there = chunk in self._first or forward in seen.arrived
+            return forward if there and (chunk > 0 or self._admits(seen, microbatch)) else None
+        if self._rules.forward_only:
+            return None
+        split = (chunk, microbatch) in self._split
+        run = first if split else backward
+        if run not in seen.dispatched:
+            there = chunk in self._last or backward in seen.arrived
+            return run if there and (split or self._has_place(seen, chunk, microbatch)) else None
+        if split and weight not in seen.dispatched and self._has_place(seen, chunk, microbatch):
+            return weight
+        return None
+
+    def _admits(self, seen: Seen, microbatch: int) -> bool:
+        waiting = [j for j in range(microbatch) if Task(FORWARD, 0, j) not in seen.dispatched]
+        for costs, limit in self._limits:
+            held = sum(costs[j] for j in seen.held)
+            if held + costs[microbatch] + max((costs[j] for j in waiting), default=0) > limit:
+                return False
+        return True
+
+    def _has_place(self, seen: Seen, chunk: int, microbatch: int) -> bool:
+        if self._rules.accumulation == "arrival":
+            return True
+        in_turn = microbatch == 0 or (chunk, microbatch - 1) in seen.added
+        return in_turn or self._parked(seen) < self._rules.spare_gradients
