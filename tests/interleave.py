@@ -1,86 +1,89 @@
-"""A reference world for the core: stage schedulers joined by links that deliver in any order.
-
-It has its own small copy of the dependency rules, so that a wrong rule in the core cannot hide.
-"""
+"""A reference world for the core: machines, links that deliver in any order, and witnesses."""
 
 import random
 from dataclasses import dataclass, field
 
+from benchmarks.exploration.machines import Case, real
+from benchmarks.exploration.space import Violation
+from benchmarks.exploration.witness import Seen, Witness
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch
+from rrfp_jax.core.group import recipients
 from rrfp_jax.core.rules import Budget, StepRules
-from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
+from rrfp_jax.core.tasks import Task
 
 
 @dataclass
 class World:
-    """Runs one step, choosing at random among deliveries and offers of room."""
+    """Runs one step, choosing at random among deliveries and offers of room.
+
+    Ranks are numbered stage by stage; `orders` and `added` are what each dispatched and added.
+    """
 
     rules: StepRules
     seed: int
-    budgets: list[Budget | None] | None = None
+    budgets: tuple[Budget, ...] | None = None
+    ranks: int = 1
+    agreement: str = "leader"
+    checked: float = 1.0  # how often the passes over all tasks are done
     orders: list[list[Task]] = field(default_factory=list)
     added: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        stages = self.rules.placement.stages
-        budgets = self.budgets or [None] * stages
-        self.stages = [StageScheduler(s, self.rules, budgets[s]) for s in range(stages)]
-        self.orders = [[] for _ in range(stages)]
-        self.added = [[] for _ in range(stages)]
-        self.in_transit: list[tuple[int, Task]] = []
-        self.done: set[tuple[int, Task]] = set()
+        stages, ranks = self.rules.placement.stages, self.ranks
+        case = Case(rules=self.rules, budgets=self.budgets, ranks=ranks, agreement=self.agreement)
+        nodes = range(stages * ranks)
+        self.machines = [real(case, node // ranks, node % ranks) for node in nodes]
+        self.witnesses = [Witness(node // ranks, self.rules, case.budget(node // ranks)) for node in nodes]
+        self.seen: list[Seen] = [witness.start() for witness in self.witnesses]
+        self.orders, self.added = [[] for _ in nodes], [[] for _ in nodes]
+        self.under_way: list[tuple[int, object]] = []
+        self.awake = list(nodes)
         self.random = random.Random(self.seed)
+        self.eagerness = self.random.choice([0.1, 0.5, 0.9])  # how much likelier room is than a delivery
 
     def run(self) -> "World":
-        while not all(s.finished for s in self.stages):
-            moves = [("deliver", i) for i in range(len(self.in_transit))]
-            moves += [("room", s) for s in range(len(self.stages))]
-            self.random.shuffle(moves)
-            if not any(self.move(*move) for move in moves):
-                raise AssertionError(f"deadlock: {[s.awaited() for s in self.stages]}")
+        while self.awake or self.under_way:
+            rooms = self.random.random() < self.eagerness
+            if self.awake and (rooms or not self.under_way):
+                self.tell(self.awake.pop(self.random.randrange(len(self.awake))), ROOM)
+            else:
+                self.tell(*self.under_way.pop(self.random.randrange(len(self.under_way))))
+        if not all(w.complete(seen) for w, seen in zip(self.witnesses, self.seen, strict=True)):
+            raise Violation(f"deadlock: {[machine.awaited() for machine in self.machines]}")
+        for first in range(0, len(self.orders), self.ranks):
+            group = self.orders[first : first + self.ranks]
+            assert all(order == group[0] for order in group)
         return self
 
-    def move(self, what: str, index: int) -> bool:
-        if what == "deliver":
-            stage, task = self.in_transit.pop(index)
-            assert self.stages[stage].handle(Arrived(task)) == ()
-            self.stages[stage].check_invariants()
-            return True
-        scheduler = self.stages[index]
-        instructions = scheduler.handle(ROOM)
-        scheduler.check_invariants()
-        if not instructions:
-            return False
-        dispatch, *accumulate = instructions
-        assert isinstance(dispatch, Dispatch) and all(isinstance(a, Accumulate) for a in accumulate)
-        self.check_dependencies(index, dispatch.task)
-        self.done.add((index, dispatch.task))
-        self.orders[index].append(dispatch.task)
-        self.added[index] += [(a.chunk, a.microbatch) for a in accumulate]
-        destination = self.rules.placement.destination(index, dispatch.task)
-        if destination is not None:
-            self.in_transit.append(destination)
-        return True
+    def tell(self, node: int, event: object) -> None:
+        machine, witness = self.machines[node], self.witnesses[node]
+        instructions = machine.handle(event)
+        self.seen[node] = witness.after(self.seen[node], event, instructions)
+        scheduler = getattr(machine, "scheduler", machine)
+        if self.random.random() < self.checked:
+            scheduler.check_invariants()
+            if event == ROOM and not instructions and machine is scheduler:
+                witness.check_idle(self.seen[node])
+        for instruction in instructions:
+            self.follow(node, instruction)
+        if (event != ROOM or instructions) and node not in self.awake:
+            self.awake.append(node)
 
-    def check_dependencies(self, stage: int, task: Task) -> None:
-        """The model as a chain of virtual stages, laid out anew here."""
-        assert (stage, task) not in self.done, f"{task} twice on stage {stage}"
-        stages, placement = len(self.stages), self.rules.placement
-        chain = []
-        for chunk in range(placement.chunks):
-            down = placement.shape == "looped" or chunk % 2 == 0
-            chain += [(s, chunk) for s in (range(stages) if down else reversed(range(stages)))]
-        v = chain.index((stage, task.chunk))
-
-        def done(at: int, *kinds: Kind) -> bool:
-            s, chunk = chain[at]
-            return any((s, Task(kind, chunk, task.microbatch)) in self.done for kind in kinds)
-
-        if task.kind is FORWARD:
-            assert v == 0 or done(v - 1, FORWARD)
-        elif task.kind is WEIGHT:
-            assert done(v, INPUT)
+    def follow(self, node: int, instruction: object) -> None:
+        if isinstance(instruction, Dispatch):
+            self.orders[node].append(instruction.task)
+            self.send_outputs(node, instruction.task)
+        elif isinstance(instruction, Accumulate):
+            self.added[node].append((instruction.chunk, instruction.microbatch))
         else:
-            assert done(v, FORWARD) and not done(v, BACKWARD, INPUT)
-            assert v == len(chain) - 1 or done(v + 1, BACKWARD, INPUT)
+            first = node - node % self.ranks
+            self.under_way += [(first + to, instruction) for to in recipients(instruction, self.ranks)]
+
+    def send_outputs(self, node: int, task: Task) -> None:
+        """Programs hold collectives: a task ends once all ranks of the group run it."""
+        stage = node // self.ranks
+        group = range(stage * self.ranks, (stage + 1) * self.ranks)
+        destination = self.rules.placement.destination(stage, task)
+        if destination is not None and all(task in self.seen[each].dispatched for each in group):
+            to, receiver = destination
+            self.under_way += [(to * self.ranks + rank, Arrived(receiver)) for rank in range(self.ranks)]

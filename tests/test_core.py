@@ -311,26 +311,3 @@ class TestAnyInterleaving:
         first, second = (World(rules(**world), seed).run() for _ in range(2))
         assert first.orders == second.orders
         assert first.added == second.added
-
-
-class TestUnequalLimits:
-    """Stage 0 may hold two microbatches, stage 1 one: the reserve is what keeps this from deadlock."""
-
-    def deadlocks(self):
-        found = 0
-        for seed in range(100):
-            world = World(rules(microbatches=4, limit=2, spare_gradients=0), seed)
-            world.stages[1] = StageScheduler(1, rules(microbatches=4, limit=1, spare_gradients=0))
-            try:
-                world.run()
-            except AssertionError as error:
-                assert "deadlock" in str(error)
-                found += 1
-        return found
-
-    def test_the_rule_is_safe(self):
-        assert self.deadlocks() == 0
-
-    def test_without_the_reserve_it_is_not(self, monkeypatch):
-        monkeypatch.setattr(Admission, "admits", lambda self, j: self.held < self._limit)
-        assert self.deadlocks() > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.tasks import Task
@@ -18,7 +18,25 @@ class Arrived(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The device can take one more task now. Not kept: unused room is offered again by the driver."""
+    """The device can take one more task now. Not kept: unused room is offered again by the driver.
+
+    Attributes:
+        late: tasks to leave for when nothing else can run.
+    """
+
+    late: Collection[Task] = ()
+
+    def __str__(self) -> str:
+        return "room"
+
+
+class Chosen(NamedTuple):
+    """The device can take one more task now, and the stage's group runs `task` next (core/group.py)."""
+
+    task: Task
+
+    def __str__(self) -> str:
+        return f"chosen {self.task}"
 
 
 class Dispatch(NamedTuple):
@@ -34,7 +52,7 @@ class Accumulate(NamedTuple):
     microbatch: int
 
 
-Event: TypeAlias = Arrived | Room
+Event: TypeAlias = Arrived | Room | Chosen
 Instruction: TypeAlias = Dispatch | Accumulate
 
 ROOM = Room()
@@ -47,6 +65,6 @@ class ScheduleError(RuntimeError):
 class IllegalEvent(RuntimeError):
     """An event that the rules exclude. The scheduler's state is unchanged."""
 
-    def __init__(self, stage: int, event: Event, expected: str, history: Iterable[object]) -> None:
+    def __init__(self, stage: int, event: object, expected: str, history: Iterable[object]) -> None:
         recent = ", ".join(str(item) for item in history) or "nothing yet"
         super().__init__(f"stage {stage}: '{event}' is illegal: expected {expected}; recently: {recent}")

@@ -12,9 +12,9 @@ in the paper's appendix A: forward the lowest chunk first, backward the highest,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Placement, Task
@@ -26,14 +26,42 @@ class Runnable(Protocol):
     def first(self, direction: Kind) -> Task | None:
         """The best runnable task of a direction in tie order, or None."""
 
+    def runnable(self, direction: Kind) -> Iterator[Task]:
+        """All runnable tasks of a direction in tie order."""
+
     def was_dispatched(self, task: Task) -> bool:
         """Whether a task of this stage is past."""
 
     def __contains__(self, task: Task) -> bool: ...
 
 
+@dataclass(frozen=True)
+class Only:
+    """Some of a stage's runnable tasks, as if there were no others."""
+
+    ready: Runnable
+    wanted: Callable[[Task], bool]
+
+    def first(self, direction: Kind) -> Task | None:
+        """See `Runnable.first`."""
+        return next(self.runnable(direction), None)
+
+    def runnable(self, direction: Kind) -> Iterator[Task]:
+        """See `Runnable.runnable`."""
+        return filter(self.wanted, self.ready.runnable(direction))
+
+    def was_dispatched(self, task: Task) -> bool:
+        """See `Runnable.was_dispatched`."""
+        return self.ready.was_dispatched(task)
+
+    def __contains__(self, task: Task) -> bool:
+        return self.wanted(task) and task in self.ready
+
+
 class Hint(ABC):
     """Readiness first: the schedule ranks the ready tasks and never makes a stage wait."""
+
+    waits: ClassVar[bool] = False  # whether it may choose nothing though a task can run; only the drain may
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
         """Where it runs with so many chunks a stage: any placement will do, so the plain one."""

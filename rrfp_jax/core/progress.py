@@ -129,6 +129,14 @@ class Progress:
         row = self._rows[task.kind][task.chunk]
         return row.states[task.microbatch] if row.tasks[task.microbatch] == task else WAITING
 
+    def __contains__(self, task: Task) -> bool:
+        known = 0 <= task.chunk < self._chunks and 0 <= task.microbatch < self._microbatches
+        return known and self.named(task) == task
+
+    def key(self) -> bytes:
+        """The states of all tasks; two stages that differ in nothing else are as far as each other."""
+        return b"".join(row.states for row in chain(self.forwards, self.backwards, self.weights))
+
     def named(self, task: Task) -> Task:
         """The task that runs here for one named by its direction: B may be I."""
         return self._rows[task.kind][task.chunk].tasks[task.microbatch]

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.drain import Drain
+from rrfp_jax.core.hints import Hint
+from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.progress import Names, all_tasks
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement
+
+Backpressure: TypeAlias = Literal["admission", "drain"]
 
 
 @dataclass(frozen=True)
@@ -26,17 +32,20 @@ class StepRules:
 
     Attributes:
         limit: most microbatches in flight on a stage under a hint; None for no limit.
+        backpressure: what keeps a hint within the limit: admission (core/admission.py) or, for comparison,
+            the paper's drain (core/drain.py).
         spare_gradients: gradients that may be parked on a stage until their turn comes.
         forward_only: evaluation: no backward; a microbatch leaves when its forward is dispatched.
 
     Raises:
-        ValueError: no microbatches.
+        ValueError: no microbatches, or an unknown backpressure.
     """
 
     placement: Placement
     microbatches: int
     schedule: Schedule
     limit: int | None = None
+    backpressure: Backpressure = "admission"
     accumulation: Accumulation = "index"
     spare_gradients: int = 2
     forward_only: bool = False
@@ -44,6 +53,22 @@ class StepRules:
     def __post_init__(self) -> None:
         if self.microbatches < 1:
             raise ValueError(f"microbatches={self.microbatches}: a step needs at least one")
+        if self.backpressure not in ("admission", "drain"):
+            raise ValueError(f"backpressure={self.backpressure!r}: choose 'admission' or 'drain'")
+
+    @property
+    def hint(self) -> Hint | None:
+        """What ranks the ready tasks; None for a fixed order."""
+        if isinstance(self.schedule, FixedOrder):
+            return None
+        if self.limit is None or not self.drains:
+            return self.schedule
+        return Drain(self.schedule, self.limit)
+
+    @property
+    def drains(self) -> bool:
+        """Whether the limit is kept by the drain; a forward-only pass has nothing to drain."""
+        return self.backpressure == "drain" and not self.forward_only
 
     @cached_property
     def names(self) -> Names:

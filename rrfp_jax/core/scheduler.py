@@ -7,7 +7,8 @@ schedule says; an arriving gradient is the same event for both.
 On `Room` the scheduler dispatches at most one task. With a `Hint`, that is the hint's choice among the
 *runnable* tasks: ready, and admitted (F) or with a place for its gradient (B, W). With a `FixedOrder` it is
 the next task of the list if that is ready, and nothing otherwise; limits on what is in flight are not applied
-to fixed orders, whose peak is known beforehand. Everything else is common to both.
+to fixed orders, whose peak is known beforehand. `Chosen` dispatches a task that another rank of the stage's
+group has chosen by these rules, as soon as it is ready here. Everything else is common to all three.
 
 A microbatch is in flight from the dispatch of its first F here to the dispatch of its last releasing task:
 its B or W on every chunk, or, in a forward-only pass, its F on every chunk.
@@ -16,12 +17,14 @@ its B or W on every chunk, or, in a forward-only pass, its F on every chunk.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from itertools import chain
+from typing import Any, ClassVar
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission
 from rrfp_jax.core.events import (
+    Chosen,
     Dispatch,
     Event,
     IllegalEvent,
@@ -29,7 +32,7 @@ from rrfp_jax.core.events import (
     Room,
     ScheduleError,
 )
-from rrfp_jax.core.hints import Hint
+from rrfp_jax.core.hints import Only
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress, Row
 from rrfp_jax.core.rules import Budget, StepRules
@@ -41,7 +44,10 @@ class StageScheduler:
 
     Attributes:
         tasks: how many there are in the step.
+        admission: the rule that admits microbatches; the tests try unsafe ones.
     """
+
+    admission: ClassVar[type[Admission]] = Admission
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None = None) -> None:
         """A new step.
@@ -52,13 +58,14 @@ class StageScheduler:
             budget: in bytes, besides the limit on the number of microbatches.
 
         Raises:
-            ValueError: a fixed order that does not hold every task once, or a limit that is too small.
+            ValueError: a fixed order that does not hold every task once, a limit that is too small, or a
+                budget with the drain, which knows only numbers of microbatches.
         """
         placement, microbatches = rules.placement, rules.microbatches
         self.stage = stage
         self.rules = rules
-        hint = None if isinstance(rules.schedule, FixedOrder) else rules.schedule
-        self._hint: Hint | None = hint
+        self._hint = hint = rules.hint
+        self._state: Any = None
         self._order: Sequence[Task] = ()
         split: Collection[tuple[int, int]] = ()
         if hint is None:
@@ -70,9 +77,12 @@ class StageScheduler:
             if not rules.forward_only:
                 split = hint.split(stage, placement, microbatches)
         self._progress = Progress(stage, placement, rules.names, split, rules.forward_only)
-        self._admissions = [Admission([1] * microbatches, rules.limit if hint else None)]
+        limit = rules.limit if hint and not rules.drains else None
+        self._admissions = [self.admission([1] * microbatches, limit)]
         if budget is not None:
-            self._admissions.append(Admission(budget.costs, budget.limit if hint else None))
+            if rules.drains:
+                raise ValueError("backpressure='drain' with a budget in bytes: choose 'admission'")
+            self._admissions.append(self.admission(budget.costs, budget.limit if hint else None))
         self._accumulator = Accumulator(placement.chunks, rules.accumulation, rules.spare_gradients)
         self._forward_only = rules.forward_only
         self._releases = [placement.chunks] * microbatches  # releasing tasks to go, per microbatch
@@ -123,13 +133,35 @@ class StageScheduler:
             ScheduleError: a hint chose a task that cannot run, or none although one can.
         """
         if isinstance(event, Room):
-            task = self._choose()
-            return () if task is None else self._dispatch(task)
+            choice = self._choose(event.late)
+            if choice is None:
+                return ()
+            task, self._state = choice
+            return self._dispatch(task)
+        if isinstance(event, Chosen):
+            return self._obey(event)
         expected = self._progress.arrive(event.task)
         if expected is not None:
-            raise IllegalEvent(self.stage, event, expected, self._history)
+            raise self.illegal(event, expected)
         self._history.append(event)
         return ()
+
+    def choice(self) -> Task | None:
+        """What would be dispatched on `Room` now.
+
+        Raises:
+            ScheduleError: as for `handle`.
+        """
+        choice = self._choose()
+        return None if choice is None else choice[0]
+
+    def illegal(self, event: object, expected: str) -> IllegalEvent:
+        """The error for an event that the rules exclude, with what came before it."""
+        return IllegalEvent(self.stage, event, expected, self._history)
+
+    def key(self) -> Hashable:
+        """All that its future depends on: with equal keys, schedulers of one stage and step act alike."""
+        return self._progress.key(), self._state
 
     # The view that a hint gets of this stage (hints.Runnable).
 
@@ -143,6 +175,10 @@ class StageScheduler:
                     self._offered = found
                     return found
         return None
+
+    def runnable(self, direction: Kind) -> Iterator[Task]:
+        """All runnable tasks of a direction in tie order."""
+        return filter(self._runnable, chain(*self._progress.ranked[direction]))
 
     def was_dispatched(self, task: Task) -> bool:
         """Whether a task of this stage is past."""
@@ -178,26 +214,32 @@ class StageScheduler:
                 return None  # see Accumulator.accepts
         return None
 
-    def _choose(self) -> Task | None:
+    def _choose(self, late: Collection[Task] = ()) -> tuple[Task, Any] | None:
+        """The task to run now and the hint's state after it, the late ones only if nothing else can run."""
         if self._hint is None:
-            if self._remaining == 0:
-                return None
-            task = self._order[self.tasks - self._remaining]
-            return task if task in self else None
-        self._offered = None
-        choice = self._hint.choose(self._state, self)
+            task = self._order[self.tasks - self._remaining] if self._remaining else None
+            return (task, None) if task is not None and task in self else None
+        choice = self._offered = None
+        if late:
+            choice = self._hint.choose(self._state, Only(self, lambda task: task not in late))
+        if choice is None:
+            choice = self._hint.choose(self._state, self)
         if choice is None:
             waiting = self.first(BACKWARD) or self.first(FORWARD) or self.first(WEIGHT)
-            if waiting is not None:
+            if waiting is not None and not self._hint.waits:
                 raise ScheduleError(
                     f"{self._hint} chose nothing on stage {self.stage} while {waiting} can run"
                 )
             return None
-        task, state = choice
-        if task is not self._offered and task not in self:
-            raise ScheduleError(f"{self._hint} chose {task} on stage {self.stage}, which cannot run now")
-        self._state = state
-        return task
+        if choice[0] is not self._offered and choice[0] not in self:
+            raise ScheduleError(f"{self._hint} chose {choice[0]} on stage {self.stage}, which cannot run now")
+        return choice
+
+    def _obey(self, event: Chosen) -> tuple[Instruction, ...]:
+        state = self._progress.state(event.task) if event.task in self._progress else DISPATCHED
+        if state == DISPATCHED:
+            raise self.illegal(event, "a task of the step, each once")
+        return self._dispatch(event.task) if state == READY else ()
 
     def _dispatch(self, task: Task) -> tuple[Instruction, ...]:
         kind, chunk, microbatch = task
@@ -230,7 +272,7 @@ class StageScheduler:
         begun = {t.microbatch for t in chain(*rules.names[FORWARD]) if progress.state(t) == DISPATCHED}
         held = sum(1 for j in begun if self._releases[j] > 0)
         assert held == self.in_flight, f"{held} microbatches held, {self.in_flight} accounted for"
-        if self._hint is not None and rules.limit is not None:
+        if self._hint is not None and rules.limit is not None and not rules.drains:
             assert self.in_flight <= rules.limit, f"{self.in_flight} in flight, limit {rules.limit}"
         assert self._accumulator.parked <= self._accumulator.spare
         if self.finished:

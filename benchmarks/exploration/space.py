@@ -1,0 +1,205 @@
+"""Every state that the stages of one step can reach, whatever the moments at which things happen.
+
+Theory of operation. The real machines of the core are driven: a `StageScheduler` or a group's machine for
+each rank. Whatever has been sent and has not arrived may arrive next, in any order; each device may be given
+room at any moment. So a step's behaviour is a graph whose nodes are what all ranks know and what is under
+way. A machine's state is told by its `key()`: two ways that lead to equal keys go on alike and are merged.
+Breadth first, so that what is found wrong is shown by the shortest way to it.
+
+Each machine is a table, filled in as rows are reached. A state of the whole is one integer: the row of every
+rank, the row of every group's journal, and one bit for every message under way; a step adds its difference.
+
+A task of a group with collectives ends once all its ranks run it, and only then are its outputs sent.
+
+Each rank is watched by a `Witness`. Equal sequences inside groups are checked by journals. And from every
+state the end must be within reach: one in which nothing can happen, or in which a group exchanges messages
+for ever, is a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from benchmarks.exploration.machines import Case, Journal, Maker, Step, Table, real
+from benchmarks.exploration.witness import Broken
+from rrfp_jax.core.events import Arrived
+from rrfp_jax.core.group import recipients
+from rrfp_jax.core.tasks import Task
+
+WIDTH = 24
+ROW = (1 << WIDTH) - 1
+"""A row's bits in a state."""
+
+
+class Violation(AssertionError):
+    """Something that must never happen, with the events that lead to it."""
+
+
+class Move(NamedTuple):
+    """A step of a rank as it changes the state of the whole: `(state + change) | sends`."""
+
+    node: int
+    step: Step
+    change: int
+    sends: int
+    advances: bool
+
+
+class Space:
+    """The graph of a case's states, of which 0 is the start."""
+
+    def __init__(self, case: Case, make: Maker = real) -> None:
+        self.case = case
+        stages, ranks = case.rules.placement.stages, case.ranks
+        self._nodes = [(stage, rank) for stage in range(stages) for rank in range(ranks)]
+        self._tables = [Table(case, stage, rank, make) for stage, rank in self._nodes]
+        self._journals = [Journal(ranks) for _ in range(stages if ranks > 1 else 0)]
+        self._sent = WIDTH * (len(self._tables) + len(self._journals))  # where the bits of messages begin
+        self._bits: dict[tuple[int, object], int] = {}
+        self._messages: dict[int, tuple[int, object]] = {}
+        self._rooms: list[dict[int, list[Move]]] = [{} for _ in self._nodes]
+        self._receives: list[dict[int, dict[int, Move]]] = [{} for _ in self._nodes]
+        self._journeys: dict[tuple[int, int, int, Task], tuple[int, int]] = {}
+        self._outputs: dict[tuple[int, int, Task], int] = {}
+
+    def finished(self, state: int) -> bool:
+        """Whether all tasks of all ranks are done."""
+        rows = [state >> WIDTH * node & ROW for node in range(len(self._tables))]
+        return all(table.complete[row] for table, row in zip(self._tables, rows, strict=True))
+
+    def moves(self, state: int) -> Iterator[tuple[Move, int]]:
+        """All that can happen next, and the state after it."""
+        for node, rooms in enumerate(self._rooms):
+            row = state >> WIDTH * node & ROW
+            moves = rooms.get(row)
+            if moves is None:
+                moves = rooms[row] = [self._move(node, row, s) for s in self._tables[node].rooms(row)]
+            for move in moves:
+                yield move, self._after(state, move)
+        rest = state >> self._sent << self._sent
+        while rest:
+            bit = rest & -rest
+            rest ^= bit
+            node, event = self._messages[bit]
+            row = state >> WIDTH * node & ROW
+            known = self._receives[node].setdefault(row, {})
+            received = known.get(bit)
+            if received is None:
+                received = known[bit] = self._move(node, row, self._tables[node].step(row, event), bit)
+            yield received, self._after(state, received)
+
+    def name(self, move: Move) -> str:
+        """A move in words."""
+        stage, rank = self._nodes[move.node]
+        did = f"runs {move.step.task} on" if move.step.task is not None else "gets"
+        return f"stage {stage}{f' rank {rank}' if self._journals else ''} {did} {move.step.event}"
+
+    def _after(self, state: int, move: Move) -> int:
+        state = (state + move.change) | move.sends
+        if move.step.task is None or not self._journals:
+            return state
+        stage, rank = self._nodes[move.node]
+        at = WIDTH * (len(self._tables) + stage)
+        row = state >> at & ROW
+        known = self._journeys.get((stage, row, rank, move.step.task))
+        if known is None:
+            known = self._journeys[stage, row, rank, move.step.task] = self._journey(stage, row, rank, move)
+        change, sends = known
+        return (state + change) | sends
+
+    def _move(self, node: int, row: int, step: Step, taken: int = 0) -> Move:
+        stage, rank = self._nodes[node]
+        first = node - rank
+        sends = 0
+        for message in step.messages:
+            for to in recipients(message, self.case.ranks):
+                sends |= self._bit(first + to, message)
+        if step.task is not None and not (self._journals and self.case.collectives):
+            sends |= self._output(stage, rank, step.task)
+        return Move(node, step, (step.row - row << WIDTH * node) - taken, sends, step.advances)
+
+    def _journey(self, stage: int, row: int, rank: int, move: Move) -> tuple[int, int]:
+        """How a dispatch changes its group's journal, and what that sends."""
+        assert move.step.task is not None
+        to, common = self._journals[stage].dispatched(row, rank, move.step.task)
+        sends = 0
+        if common is not None and self.case.collectives:
+            for each in range(self.case.ranks):
+                sends |= self._output(stage, each, common)
+        return to - row << WIDTH * (len(self._tables) + stage), sends
+
+    def _output(self, stage: int, rank: int, task: Task) -> int:
+        """The bit of a task's output, which goes to the same rank of another stage; 0 if nobody needs it."""
+        destination = self.case.rules.placement.destination(stage, task)
+        if destination is None:
+            return 0
+        return self._bit(destination[0] * self.case.ranks + rank, Arrived(destination[1]))
+
+    def _bit(self, node: int, event: object) -> int:
+        bit = self._bits.setdefault((node, event), 1 << self._sent + len(self._bits))
+        self._messages[bit] = node, event
+        return bit
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How much was seen of a case, and whether that is all of it."""
+
+    states: int
+    moves: int
+    whole: bool
+
+
+def explore(case: Case, make: Maker = real, enough: Callable[[int], bool] = lambda states: False) -> Reach:
+    """Visit all states of a case, or as many as are enough, and check each.
+
+    Raises:
+        Violation: with the shortest way to what is wrong.
+    """
+    space = Space(case, make)
+    before: dict[int, int] = {0: 0}
+    queue = deque([0])
+    quiet: dict[int, list[int]] = {}
+    moves = 0
+    while queue:
+        if enough(len(before)):
+            return Reach(len(before), moves, False)
+        state = queue.popleft()
+        after, advances = [], False
+        try:
+            for move, to in space.moves(state):
+                after.append(to)
+                advances |= move.advances
+                if to not in before:
+                    before[to] = state
+                    queue.append(to)
+        except Broken as broken:
+            raise Violation(f"{broken}, after: {way(space, before, state)}") from broken
+        moves += len(after)
+        if not advances and not space.finished(state):
+            quiet[state] = after
+    if stuck := _stuck(quiet):
+        raise Violation(f"deadlock, after: {way(space, before, stuck[0])}")
+    return Reach(len(before), moves, True)
+
+
+def _stuck(quiet: dict[int, list[int]]) -> list[int]:
+    """Those of the states in which only messages move from which no other kind of state can be reached."""
+    stuck = dict(quiet)
+    while freed := [state for state, after in stuck.items() if any(to not in stuck for to in after)]:
+        for state in freed:
+            del stuck[state]
+    return list(stuck)
+
+
+def way(space: Space, before: dict[int, int], state: int) -> str:
+    """The events that lead to a state."""
+    names: list[str] = []
+    while state:
+        previous = before[state]
+        names.append(next(space.name(move) for move, to in space.moves(previous) if to == state))
+        state = previous
+    return ", ".join(reversed(names)) or "nothing"

@@ -1,0 +1,185 @@
+"""What a rank may do, by rules written down a second time, so that a wrong rule in the core cannot hide."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import product
+from typing import NamedTuple
+
+from rrfp_jax.core.events import Accumulate, Arrived, Dispatch
+from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+
+
+class Broken(AssertionError):
+    """Something that must never happen, in words."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raise `Broken` if a condition does not hold."""
+    if not holds:
+        raise Broken(otherwise)
+
+
+def pieces(placement: Placement) -> list[tuple[int, int]]:
+    """The (stage, chunk) of the model's pieces in the order in which a microbatch passes them."""
+    down = list(range(placement.stages))
+    return [
+        (stage, chunk)
+        for chunk in range(placement.chunks)
+        for stage in (down if placement.shape == "looped" or chunk % 2 == 0 else reversed(down))
+    ]
+
+
+class Seen(NamedTuple):
+    """What happened on a rank.
+
+    Attributes:
+        arrived: whose inputs came from elsewhere.
+        dispatched: what runs or has run.
+        added: (chunk, microbatch) of the gradients in the sum.
+        ends: on how many chunks each microbatch has been released.
+        held: the microbatches in flight.
+    """
+
+    arrived: frozenset[Task]
+    dispatched: frozenset[Task]
+    added: frozenset[tuple[int, int]]
+    ends: tuple[int, ...]
+    held: frozenset[int]
+
+
+class Witness:
+    """Judges what one rank does: each task once, dependencies, limits, the order of gradients, idleness."""
+
+    def __init__(self, stage: int, rules: StepRules, budget: Budget | None) -> None:
+        self._rules, self._chunks = rules, range(rules.placement.chunks)
+        order = pieces(rules.placement)
+        places = [order.index((stage, chunk)) for chunk in self._chunks]
+        self._first = {chunk for chunk in self._chunks if places[chunk] == 0}
+        self._last = {chunk for chunk in self._chunks if places[chunk] == len(order) - 1}
+        self._split: Collection[tuple[int, int]] = ()
+        if rules.hint is not None:
+            self._split = set(rules.hint.split(stage, rules.placement, rules.microbatches))
+        self._limits = [(budget.costs, budget.limit)] if budget else []
+        if rules.limit is not None and not rules.drains:
+            self._limits.append(([1] * rules.microbatches, rules.limit))
+
+    def start(self) -> Seen:
+        """Nothing yet."""
+        none: frozenset[Task] = frozenset()
+        return Seen(none, none, frozenset(), (0,) * self._rules.microbatches, frozenset())
+
+    def complete(self, seen: Seen) -> bool:
+        """Whether every task has been dispatched and every gradient added."""
+        rules, chunks = self._rules, len(self._chunks)
+        wanted = 0 if rules.forward_only else rules.microbatches * chunks
+        forwards = sum(task.kind is FORWARD for task in seen.dispatched)
+        whole = all(ends == chunks for ends in seen.ends)
+        return whole and forwards == rules.microbatches * chunks and len(seen.added) == wanted
+
+    def after(self, seen: Seen, event: object, instructions: Iterable[object]) -> Seen:
+        """What has happened after an event and what it led to.
+
+        Raises:
+            Broken: that must never happen.
+        """
+        if isinstance(event, Arrived):
+            require(event.task not in seen.arrived, f"the input of {event.task} comes twice")
+            seen = seen._replace(arrived=seen.arrived | {event.task})
+        tasks = 0
+        for instruction in instructions:
+            if isinstance(instruction, Dispatch):
+                tasks += 1
+                require(tasks == 1, "two tasks are dispatched at once")
+                seen = self._dispatched(seen, instruction.task)
+            elif isinstance(instruction, Accumulate):
+                seen = self._added(seen, instruction.chunk, instruction.microbatch)
+        if tasks and self._rules.hint:
+            self._check_limits(seen)
+        return seen
+
+    def check_idle(self, seen: Seen) -> None:
+        """Refuse that nothing runs under a hint with admission although something could."""
+        rules = self._rules
+        if rules.hint and not rules.drains:
+            for chunk, microbatch in product(self._chunks, range(rules.microbatches)):
+                able = self._able(seen, chunk, microbatch)
+                require(able is None, f"nothing runs, but {able} could")
+
+    def _dispatched(self, seen: Seen, task: Task) -> Seen:
+        kind, chunk, microbatch = task
+        require(task not in seen.dispatched, f"{task} runs twice")
+        forward, backward, first = (Task(k, chunk, microbatch) for k in (FORWARD, BACKWARD, INPUT))
+        if kind is FORWARD:
+            there = chunk in self._first or task in seen.arrived
+            require(there, f"{task} runs before its activation is there")
+        elif kind is WEIGHT:
+            require(first in seen.dispatched, f"{task} runs before {first}")
+        else:
+            require(forward in seen.dispatched, f"{task} runs before {forward}")
+            there = chunk in self._last or backward in seen.arrived
+            require(there, f"{task} runs before its gradient is there")
+            require(not {backward, first} & seen.dispatched, f"{task} runs, but it has run as B or I")
+        held, ends = seen.held | {microbatch}, seen.ends
+        if kind in (BACKWARD, WEIGHT) or self._rules.forward_only:
+            ends = (*ends[:microbatch], ends[microbatch] + 1, *ends[microbatch + 1 :])
+        if ends[microbatch] == len(self._chunks):
+            held -= {microbatch}
+        return seen._replace(dispatched=seen.dispatched | {task}, ends=ends, held=held)
+
+    def _added(self, seen: Seen, chunk: int, microbatch: int) -> Seen:
+        name = f"the gradient of microbatch {microbatch}, chunk {chunk},"
+        ends = {Task(kind, chunk, microbatch) for kind in (BACKWARD, WEIGHT)}
+        require(bool(ends & seen.dispatched), f"{name} is added before it is computed")
+        require((chunk, microbatch) not in seen.added, f"{name} is added twice")
+        in_turn = microbatch == 0 or (chunk, microbatch - 1) in seen.added
+        require(in_turn or self._rules.accumulation == "arrival", f"{name} is added out of turn")
+        return seen._replace(added=seen.added | {(chunk, microbatch)})
+
+    def _check_limits(self, seen: Seen) -> None:
+        rules, parked = self._rules, self._parked(seen)
+        for costs, limit in self._limits:
+            held = sum(costs[j] for j in seen.held)
+            require(held <= limit, f"{held} is held where the limit is {limit}")
+        if rules.drains and rules.limit is not None:
+            held = sum(task.kind is FORWARD for task in seen.dispatched) - sum(seen.ends)
+            most = rules.limit + (len(self._chunks) if len(self._chunks) > 1 else 0)
+            require(held <= most, f"{held} forwards have no backward, limit {rules.limit}")
+        require(parked <= rules.spare_gradients, f"{parked} gradients are parked")
+
+    def _parked(self, seen: Seen) -> int:
+        return 0 if self._rules.forward_only else sum(seen.ends) - len(seen.added)
+
+    def _able(self, seen: Seen, chunk: int, microbatch: int) -> Task | None:
+        """The task of a chunk and microbatch that could run now, if there is one."""
+        forward, backward, first, weight = (
+            Task(kind, chunk, microbatch) for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)
+        )
+        if forward not in seen.dispatched:
+            there = chunk in self._first or forward in seen.arrived
+            return forward if there and (chunk > 0 or self._admits(seen, microbatch)) else None
+        if self._rules.forward_only:
+            return None
+        split = (chunk, microbatch) in self._split
+        run = first if split else backward
+        if run not in seen.dispatched:
+            there = chunk in self._last or backward in seen.arrived
+            return run if there and (split or self._has_place(seen, chunk, microbatch)) else None
+        if split and weight not in seen.dispatched and self._has_place(seen, chunk, microbatch):
+            return weight
+        return None
+
+    def _admits(self, seen: Seen, microbatch: int) -> bool:
+        waiting = [j for j in range(microbatch) if Task(FORWARD, 0, j) not in seen.dispatched]
+        for costs, limit in self._limits:
+            held = sum(costs[j] for j in seen.held)
+            if held + costs[microbatch] + max((costs[j] for j in waiting), default=0) > limit:
+                return False
+        return True
+
+    def _has_place(self, seen: Seen, chunk: int, microbatch: int) -> bool:
+        if self._rules.accumulation == "arrival":
+            return True
+        in_turn = microbatch == 0 or (chunk, microbatch - 1) in seen.added
+        return in_turn or self._parked(seen) < self._rules.spare_gradients

@@ -1,0 +1,64 @@
+"""How the ranks of a tensor-parallel group come to run the same tasks in the same order.
+
+Theory of operation. The ranks of a group share a stage; each holds a part of every tensor, gets its part of
+every input by itself, and takes part in the collectives inside each program. So they must dispatch one and
+the same sequence, although inputs reach them at different moments. Each rank has a `StageScheduler` of the
+whole stage; the machine of an agreement stands between it and the driver and, like it, turns events into
+instructions. A message among the instructions is to be sent, among the events it has been received; messages
+may overtake one another. Stages that follow a fixed order need none of this.
+
+*Leader*. Rank 0 chooses when its device has room, by the scheduler's rules, and publishes each `Decision`
+before it runs the task. The other ranks run the decisions in order, each as soon as they have their own input
+of it, and ask neither hint nor admission: what is held follows from what was dispatched, equal on all. They
+report what arrives, and among the tasks that can run rank 0 leaves those whose input has not reached all
+ranks for when there is no other. It does not wait for them: a rank then waits for that one transfer, and the
+others for it inside the program, where waiting first would idle all. Nobody can wait in a circle, since
+whatever a decision needs was decided before it, on whichever stage: the order in which the leaders decided is
+one that every rank can follow to the end. A driver hides the way of a decision by giving rank 0 room early.
+
+*Unanimous* (the paper, section 4.2 and appendix D). A rank that has room proposes the task that it would run,
+or none. With the proposals of all, a round ends: if all name the same task, all run it; if not, nobody does,
+no hint's state advances, and everybody proposes anew when next given room. What arrives after a rank's own
+proposal counts from the next round on, so that the task proposed is the task run. Once everything has arrived
+everywhere, all propose the same, since their schedulers have the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from rrfp_jax.core.leader import Decision, Follower, Leader, Report
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.unanimous import Proposal, Unanimous
+
+Agreement: TypeAlias = Literal["leader", "unanimous"]
+
+Message: TypeAlias = Report | Decision | Proposal
+
+Member: TypeAlias = StageScheduler | Leader | Follower | Unanimous
+
+
+def member(scheduler: StageScheduler, rank: int, ranks: int, agreement: Agreement) -> Member:
+    """The machine of one rank of a group: the scheduler itself where there is nothing to agree on.
+
+    Raises:
+        ValueError: an unknown agreement, or a rank that is not in the group.
+    """
+    if agreement not in ("leader", "unanimous"):
+        raise ValueError(f"agreement={agreement!r}: choose 'leader' or 'unanimous'")
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank={rank}: the group has ranks 0 to {ranks - 1}")
+    if ranks == 1 or scheduler.rules.hint is None:
+        return scheduler
+    if agreement == "unanimous":
+        return Unanimous(scheduler, rank, ranks)
+    return Follower(scheduler, rank) if rank else Leader(scheduler, ranks)
+
+
+def recipients(message: Message, ranks: int) -> Sequence[int]:
+    """The ranks of a group of so many that a message is for."""
+    if isinstance(message, Report):
+        return (0,)
+    sender = message.rank if isinstance(message, Proposal) else 0
+    return [rank for rank in range(ranks) if rank != sender]

@@ -1,0 +1,96 @@
+"""The paper's backpressure, next to admission."""
+
+import pytest
+
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch
+from rrfp_jax.core.hints import BF, BFW, FPriority
+from rrfp_jax.core.orders import OneFOneB
+from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+
+
+def scheduler(stage=0, chunks=1, backpressure="drain", limit=1, schedule=None, budget=None, **kwargs):
+    rules = StepRules(
+        placement=Placement(2, chunks),
+        microbatches=3,
+        schedule=schedule or FPriority(),
+        limit=limit,
+        backpressure=backpressure,
+        **kwargs,
+    )
+    return StageScheduler(stage, rules, budget)
+
+
+def run(scheduler, *events):
+    """The tasks dispatched on some events; a text is an arrival for the task of that name."""
+    ran = []
+    for event in events:
+        instructions = scheduler.handle(arrived(event) if isinstance(event, str) else event)
+        ran += [str(i.task) for i in instructions if isinstance(i, Dispatch)]
+        scheduler.check_invariants()
+    return " ".join(ran)
+
+
+def arrived(name):
+    microbatch, _, chunk = name[1:].partition(".")
+    return Arrived(Task(FORWARD if name[0] == "F" else BACKWARD, int(chunk or 0), int(microbatch)))
+
+
+class TestOneChunk:
+    def test_no_forward_while_there_are_as_many_as_the_limit(self):
+        stage = scheduler(limit=2)
+        assert run(stage, ROOM, ROOM, ROOM) == "F0 F1"
+        assert run(stage, "B1", ROOM, ROOM) == "B1 F2"
+
+    def test_weight_gradients_may_run(self):
+        stage = scheduler(1, schedule=BFW())
+        assert run(stage, "F0", "F1", ROOM, ROOM, ROOM, ROOM) == "F0 I0 W0 F1"
+
+    def test_keeps_nothing_back_for_lower_microbatches(self):
+        assert run(scheduler(1), "F1", ROOM) == "F1"
+        assert run(scheduler(1, backpressure="admission"), "F1", ROOM) == ""
+
+
+class TestSeveralChunks:
+    def test_one_microbatch_after_the_other_waiting_for_each_task(self):
+        stage = scheduler(1, chunks=2)
+        assert run(stage, "F1", "F0", ROOM, ROOM, ROOM) == "F0"  # at the limit, and F0.1 is not ready
+        assert run(stage, "F0.1", ROOM, ROOM) == "F0.1 B0.1"
+        assert run(stage, ROOM, "B0", ROOM) == "B0"
+        assert run(stage, ROOM) == "F1"  # below the limit again
+
+    def test_may_exceed_the_limit_by_the_chunks(self):
+        stage = scheduler(1, chunks=2, limit=2)
+        assert run(stage, "F1", ROOM, "F1.1", ROOM) == "F1 F1.1"
+        assert run(stage, ROOM, "F0", ROOM, "F0.1", ROOM) == "F0 F0.1"  # four forwards of two microbatches
+        assert run(stage, ROOM, "B0", ROOM) == "B0.1 B0"
+        assert stage.in_flight == 1
+
+    def test_admission_holds_microbatches_to_the_limit(self):
+        stage = scheduler(1, chunks=2, limit=2, backpressure="admission")
+        assert run(stage, "F1", ROOM, "F1.1", ROOM, "F2", ROOM) == "F1 F1.1 B1.1"
+
+
+class TestWhereItDoesNotApply:
+    def test_no_limit(self):
+        assert run(scheduler(limit=None), *[ROOM] * 3) == "F0 F1 F2"
+
+    def test_forward_only(self):
+        assert run(scheduler(forward_only=True), *[ROOM] * 3) == "F0 F1 F2"
+
+    def test_fixed_orders(self):
+        assert run(scheduler(schedule=OneFOneB()), ROOM, ROOM) == "F0 F1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"limit": 0}, "limit=0"),
+        ({"backpressure": "none"}, "backpressure='none': choose 'admission' or 'drain'"),
+        ({"budget": Budget([1, 1, 1], 2)}, "backpressure='drain' with a budget"),
+    ],
+)
+def test_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        scheduler(**{"schedule": BF()} | settings)

@@ -1,0 +1,122 @@
+"""Exhaustive exploration of small steps: a slice of `python -m benchmarks.explore`, and what it rests on."""
+
+import copy
+import random
+
+import pytest
+
+from benchmarks.exploration.cases import cases, schedules, sizes
+from benchmarks.exploration.faults import faults
+from benchmarks.exploration.machines import Case, real
+from benchmarks.exploration.space import Space, Violation, explore
+from rrfp_jax.core.hints import BF, BFW
+from rrfp_jax.core.progress import Row
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.unanimous import Unanimous
+
+SLICE = 8
+"""Cases of each size; as they are shuffled, all kinds are among them."""
+MOST_STATES = 20_000
+
+ASIDE = {"_history", "_offered", "_scanned", "_dearest"}
+"""What a machine keeps for messages, or so as not to search twice."""
+
+
+def step(stages=2, microbatches=2, schedule=None, **kwargs):
+    return StepRules(
+        placement=Placement(stages), microbatches=microbatches, schedule=schedule or BF(), **kwargs
+    )
+
+
+@pytest.mark.parametrize("size", [size for size in sizes() if size.effort < 18], ids=str)
+def test_every_state_is_as_it_must_be(size):
+    for case in cases(size)[:SLICE]:
+        reach = explore(case, enough=lambda states: states >= MOST_STATES)
+        assert reach.whole or reach.states >= MOST_STATES
+
+
+@pytest.mark.parametrize("agreement", ["leader", "unanimous"])
+def test_groups_of_three(agreement):
+    assert explore(Case(rules=step(1, 2), ranks=3, agreement=agreement)).whole
+
+
+@pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
+def test_a_fault_is_found(fault):
+    with pytest.raises(Violation, match=fault.said):
+        explore(fault.case, fault.make)
+    assert explore(fault.case).whole
+
+
+def test_what_is_wrong_is_shown_by_the_shortest_way():
+    fault = next(fault for fault in faults() if fault.name == "no limit")
+    with pytest.raises(Violation, match=r"limit is 1, after: stage 0 runs F0 on room$"):
+        explore(fault.case, fault.make)
+
+
+def test_cases_hold_what_they_say():
+    looped, v = Placement(2, 2), Placement(2, 2, "v")
+    names = [str(schedule) for schedule in schedules(looped, 2)]
+    assert sum("Interleaved1F1B" in name for name in names) == 2  # followed, and as a ranking
+    assert not any("ZBV" in name for name in names)
+    assert any("ZBV" in str(schedule) for schedule in schedules(v, 2))
+    largest = [case for size in sizes() if (size.stages, size.microbatches) == (3, 3) for case in cases(size)]
+    assert {case.rules.limit for case in largest} >= {None, 1, 2, 3}
+    assert {(case.rules.accumulation, case.rules.spare_gradients) for case in largest} >= {
+        ("index", 0), ("index", 1), ("index", 2), ("arrival", 0)
+    }  # fmt: skip
+    assert {(case.ranks, case.agreement) for case in largest} == {
+        (1, "leader"), (2, "leader"), (2, "unanimous")
+    }  # fmt: skip
+    assert any(len(set(budget.costs)) > 1 for case in largest for budget in case.budgets or ())
+
+
+class TestKeys:
+    """States are told apart by `key()`: it must say all that a machine remembers."""
+
+    @pytest.mark.parametrize(
+        "case",
+        [
+            Case(rules=step(microbatches=3, schedule=BFW(), limit=2)),
+            Case(rules=step(microbatches=3, limit=3, backpressure="drain", accumulation="arrival")),
+            Case(rules=step(), ranks=2),
+            Case(rules=step(), ranks=2, agreement="unanimous"),
+        ],
+        ids=["admission", "drain", "leader", "unanimous"],
+    )
+    def test_equal_keys_mean_equal_memories(self, case):
+        known, met, space = {}, 0, Space(case)
+        for seed in range(100):
+            for node, machine in walk(space, random.Random(seed)):
+                key = node, machine.key()
+                met += key in known
+                assert known.setdefault(key, memory(machine)) == memory(machine)
+        assert met > 300
+
+    def test_a_key_that_says_too_little_is_noticed(self, monkeypatch):
+        monkeypatch.setattr(Unanimous, "key", lambda self: self.scheduler.key())
+        with pytest.raises(AssertionError):
+            self.test_equal_keys_mean_equal_memories(Case(rules=step(), ranks=2, agreement="unanimous"))
+
+
+def walk(space, rng):
+    """Machines on a random way through a case, with their nodes, each as it is after one more event."""
+    case, state = space.case, 0
+    now = [real(case, s, r) for s in range(case.rules.placement.stages) for r in range(case.ranks)]
+    while moves := list(space.moves(state)):
+        move, state = rng.choice(moves)
+        now[move.node].handle(move.step.event)
+        yield move.node, now[move.node]
+
+
+def memory(value):
+    """Everything in a machine as it is now, but what is only told to users or found faster for."""
+    if isinstance(value, (list, tuple)):
+        return [memory(each) for each in value]
+    if isinstance(value, dict):
+        return {key: memory(each) for key, each in value.items()}
+    if isinstance(value, Row):
+        return memory(value.tasks), bytes(value.states), value.ready
+    if type(value).__module__.startswith("rrfp_jax.core") and hasattr(value, "__dict__"):
+        return {name: memory(each) for name, each in vars(value).items() if name not in ASIDE}
+    return copy.copy(value)

@@ -1,0 +1,203 @@
+"""Ranks of a group that agree on one sequence: events and messages in, instructions and messages out."""
+
+import pytest
+
+from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Chosen, Dispatch, IllegalEvent, Room
+from rrfp_jax.core.group import member, recipients
+from rrfp_jax.core.hints import BF, BPriority
+from rrfp_jax.core.leader import Decision, Report
+from rrfp_jax.core.orders import OneFOneB
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, Placement, Task
+from rrfp_jax.core.unanimous import Proposal
+
+
+def F(j):
+    return Task(FORWARD, 0, j)
+
+
+def B(j):
+    return Task(BACKWARD, 0, j)
+
+
+def rank(number, ranks=2, agreement="leader", stage=1, schedule=None, **kwargs):
+    rules = StepRules(placement=Placement(2), microbatches=3, schedule=schedule or BF(), **kwargs)
+    return member(StageScheduler(stage, rules), number, ranks, agreement)
+
+
+def told(machine, *events):
+    """What a machine answers to some events, all in a row."""
+    return [instruction for event in events for instruction in machine.handle(event)]
+
+
+class TestLeader:
+    def test_publishes_what_it_runs(self):
+        leader = rank(0)
+        events = Arrived(F(1)), Report(1, F(1)), ROOM, ROOM
+        assert told(leader, *events) == [
+            *(Decision(0, F(1)), Dispatch(F(1))),
+            *(Decision(1, B(1)), Dispatch(B(1))),
+        ]
+
+    def test_prefers_what_has_arrived_on_every_rank(self):
+        leader = rank(0)
+        told(leader, Arrived(F(0)), Arrived(F(1)), Report(1, F(1)))
+        assert leader.handle(ROOM)[0] == Decision(0, F(1))
+
+    def test_prefers_it_to_what_its_hint_ranks_higher(self):
+        leader = rank(0, stage=0, schedule=BPriority())
+        told(leader, ROOM, Arrived(B(0)))
+        assert leader.handle(ROOM)[0] == Decision(1, F(1))
+        leader.handle(Report(1, B(0)))
+        assert leader.handle(ROOM)[0] == Decision(2, B(0))
+
+    def test_does_not_wait_for_it(self):
+        assert told(rank(0), Arrived(F(0)), ROOM) == [Decision(0, F(0)), Dispatch(F(0))]
+
+    def test_needs_reports_of_all_ranks_and_its_own_arrival(self):
+        leader = rank(0, ranks=3)
+        told(leader, Report(2, F(1)), Report(1, F(1)), Arrived(F(0)), Report(1, F(0)))
+        assert leader.handle(ROOM)[0] == Decision(0, F(0))  # F1 is not here yet
+        told(leader, Arrived(F(1)), Arrived(F(2)), Report(1, F(2)))
+        told(leader, ROOM)  # the backward of F0
+        assert leader.handle(ROOM)[0] == Decision(2, F(1))
+
+    def test_a_split_backward_is_reported_by_its_arrival(self):
+        leader = rank(0, schedule=split_bf(), stage=0)
+        told(leader, ROOM, ROOM, ROOM, Arrived(B(0)), Arrived(B(1)), Report(1, B(1)))
+        assert leader.handle(ROOM)[0] == Decision(3, Task(INPUT, 0, 1))
+
+    def test_illegal(self):
+        leader = rank(0)
+        for event in (Report(0, F(0)), Report(2, F(0)), Decision(0, F(0)), Chosen(F(0))):
+            with pytest.raises(IllegalEvent, match="expected"):
+                leader.handle(event)
+
+
+def split_bf():
+    class Split(BF):
+        def split(self, stage, placement, microbatches):
+            return {(0, j) for j in range(microbatches)}
+
+    return Split()
+
+
+class TestFollower:
+    def test_reports_what_arrives(self):
+        assert told(rank(1), Arrived(F(2))) == [Report(1, F(2))]
+
+    def test_runs_decisions_in_order_each_once_its_input_is_there(self):
+        follower = rank(1)
+        assert told(follower, Arrived(F(1)), Decision(1, F(1)), ROOM) == [Report(1, F(1))]
+        assert follower.awaited() == "rank 0's decision"
+        assert told(follower, Decision(0, F(0)), ROOM) == []
+        assert follower.awaited() == "the input of F0, which rank 0 chose"
+        assert told(follower, Arrived(F(0)), ROOM, ROOM) == [
+            Report(1, F(0)),
+            Dispatch(F(0)),
+            Dispatch(F(1)),
+        ]
+
+    def test_asks_neither_hint_nor_admission(self):
+        follower = rank(1, limit=1)
+        told(follower, Arrived(F(1)), Decision(0, F(1)))
+        assert told(follower, ROOM) == [Dispatch(F(1))]  # F0 is not admitted: it would be held back
+        assert follower.scheduler.in_flight == 1
+
+    def test_adds_gradients_as_the_leader_does(self):
+        events = [Arrived(F(1)), Arrived(F(0))]
+        decisions = [Decision(at, task) for at, task in enumerate((F(1), B(1), F(0), B(0)))]
+        follower = rank(1)
+        instructions = told(follower, *events, *decisions, *[ROOM] * 4)
+        assert [i for i in instructions if isinstance(i, Accumulate)] == [Accumulate(0, 0), Accumulate(0, 1)]
+
+    def test_illegal(self):
+        follower = rank(1)
+        told(follower, Arrived(F(0)), Decision(0, F(0)))
+        for event in (Decision(0, F(1)), Report(1, F(0))):
+            with pytest.raises(IllegalEvent, match="expected"):
+                follower.handle(event)
+        told(follower, ROOM, Decision(1, F(0)))
+        with pytest.raises(IllegalEvent, match=r"chosen F0.* each once; recently: arrived F0, F0"):
+            follower.handle(ROOM)
+
+
+class TestUnanimous:
+    def voter(self, number=0, ranks=2, **kwargs):
+        return rank(number, ranks, "unanimous", **kwargs)
+
+    def test_all_run_what_all_propose(self):
+        voter = self.voter()
+        assert told(voter, Arrived(F(0)), ROOM) == [Proposal(0, 0, F(0))]
+        assert voter.awaited() == "the proposals of ranks 1"
+        assert told(voter, ROOM, Proposal(0, 1, F(0))) == [Dispatch(F(0))]
+
+    def test_nobody_runs_otherwise_and_nothing_advances(self):
+        voter = self.voter(stage=0)
+        told(voter, ROOM, Proposal(0, 1, F(0)), Arrived(B(0)))  # BF's next turn is a backward's
+        for number, other in ((1, F(1)), (0, None)):
+            assert told(voter, ROOM, Proposal(number, 1, other)) == [Proposal(number, 0, B(0))]
+        assert told(voter, ROOM, Proposal(1, 1, B(0))) == [
+            *(Proposal(1, 0, B(0)), Dispatch(B(0))),
+            Accumulate(0, 0),
+        ]
+
+    def test_what_arrives_after_its_proposal_counts_from_the_next_round_on(self):
+        voter = self.voter()
+        told(voter, Arrived(F(1)), ROOM, Arrived(F(0)))
+        assert told(voter, Proposal(0, 1, F(1))) == [Dispatch(F(1))]
+        assert voter.scheduler.ready_tasks() == [F(0), B(1)]
+
+    def test_silent_as_long_as_nobody_has_anything(self):
+        voter = self.voter()
+        assert told(voter, ROOM) == []
+        assert told(voter, Proposal(0, 1, F(0)), ROOM) == [Proposal(0, 0, None)]
+
+    def test_a_rank_may_be_one_round_ahead(self):
+        voter = self.voter(ranks=3)
+        told(voter, Arrived(F(0)), ROOM, Proposal(0, 1, F(0)), Proposal(1, 1, F(1)))
+        assert told(voter, Proposal(0, 2, F(0))) == [Dispatch(F(0))]
+        with pytest.raises(IllegalEvent, match="one proposal a round"):
+            voter.handle(Proposal(1, 1, F(2)))
+
+    def test_illegal(self):
+        for event in (Proposal(0, 0, None), Proposal(0, 2, None), Decision(0, F(0))):
+            with pytest.raises(IllegalEvent, match="expected"):
+                self.voter().handle(event)
+
+
+def test_where_there_is_nothing_to_agree_on_there_is_no_machine():
+    assert isinstance(rank(0, ranks=1), StageScheduler)
+    assert isinstance(rank(1, schedule=OneFOneB()), StageScheduler)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((0, 2, "dictator"), "agreement='dictator'"), ((2, 2, "leader"), "rank=2: .* 0 to 1")],
+)
+def test_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        rank(*arguments)
+
+
+def test_recipients():
+    assert list(recipients(Report(2, F(0)), 4)) == [0]
+    assert list(recipients(Decision(0, F(0)), 4)) == [1, 2, 3]
+    assert list(recipients(Proposal(0, 2, None), 4)) == [0, 1, 3]
+
+
+def test_late_tasks_run_when_nothing_else_can():
+    scheduler = rank(0, ranks=1)
+    told(scheduler, Arrived(F(0)), Arrived(F(1)))
+    assert scheduler.handle(Room({F(0)})) == (Dispatch(F(1)),)
+    assert scheduler.handle(Room({F(0), B(1)})) == (Dispatch(B(1)),)  # both are: then by the hint
+    assert scheduler.handle(Room({F(0)})) == (Dispatch(F(0)),)
+
+
+def test_what_would_be_dispatched_can_be_asked_without_effect():
+    scheduler = rank(0, ranks=1)
+    assert scheduler.choice() is None
+    scheduler.handle(Arrived(F(2)))
+    assert [scheduler.choice() for _ in range(3)] == [F(2)] * 3
+    assert scheduler.handle(ROOM) == (Dispatch(F(2)),)
