@@ -17,7 +17,10 @@ from pathlib import Path
 from benchmarks.gpu.findings import PASSED
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.supervise import Results, run
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import DONE, FAILED, UsageError
+from rrfp_jax.train.commandline import Parser, exit_status
+
+COMMAND = "gpu_check"
 
 
 def chosen(text: str) -> list[Part]:
@@ -43,24 +46,31 @@ def table(results: Results) -> str:
     return "\n".join(rows)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run, print the table, and give the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="gpu_check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def check(arguments: Sequence[str]) -> int:
+    """Run, print the table, and give the exit status.
+
+    Raises:
+        UsageError: nonsense was asked for.
+    """
+    formatter = argparse.RawTextHelpFormatter
+    parser = Parser(prog=COMMAND, description=__doc__, formatter_class=formatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results are kept")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, for trying it out")
-    parser.add_argument("--parts", default=",".join(str(p.number) for p in PARTS), metavar="1,2,...")
+    every = ",".join(str(part.number) for part in PARTS)
+    parser.add_argument(
+        "--parts", default=every, metavar="1,2,...", help="which parts; all of them if left out"
+    )
     options = parser.parse_args(arguments)
-    try:
-        parts = chosen(options.parts)
-        results = run(parts, options.out, quick=options.quick)
-    except UsageError as error:
-        print(f"gpu_check: {error}", file=sys.stderr)
-        return 2
+    parts = chosen(options.parts)
+    results = run(parts, options.out, quick=options.quick)
     print(table(results))
     verdicts = [results.parts[str(part.number)]["verdict"] for part in parts]
-    return int(any(verdict.startswith(("failed", "ran out")) for verdict in verdicts))
+    return FAILED if any(verdict.startswith(("failed", "ran out")) for verdict in verdicts) else DONE
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; its exit status."""
+    return exit_status(COMMAND, lambda: check(arguments))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from benchmarks.gpu.configurations import DECODERS, ENCODERS, TINY_DECODER, TINY
 from benchmarks.gpu.findings import Findings, write_json
 from benchmarks.gpu.onestage import OneStage, side_by_side
 from benchmarks.gpu.transformer import Attention, Sizes, layer
+from benchmarks.gpu.work import has_nvidia_gpu
 from benchmarks.harness import machine
 
 COSTS = "costs.json"
@@ -65,7 +66,7 @@ class Row:
 
 def compiled(row: Row) -> tuple[OneStage, dict[str, Any]]:
     """The row's programs, and with which attention; the failure of the better one is told, not hidden."""
-    if jax.devices()[0].platform != "gpu":
+    if not has_nvidia_gpu():
         return row.compile("xla"), {"attention": "xla"}
     try:
         return row.compile("cudnn"), {"attention": "cudnn"}

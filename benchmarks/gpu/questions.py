@@ -29,7 +29,15 @@ import numpy as np
 
 from benchmarks.gpu import ipc
 from benchmarks.gpu.findings import Findings, Unavailable
-from benchmarks.gpu.work import QUICK_SIZES, SIZES, Bench, median_seconds, milliseconds, seconds_until_ready
+from benchmarks.gpu.work import (
+    QUICK_SIZES,
+    SIZES,
+    Bench,
+    has_nvidia_gpu,
+    median_seconds,
+    milliseconds,
+    seconds_until_ready,
+)
 
 IPC_SECONDS = 20.0
 """Left for the last section."""
@@ -240,6 +248,6 @@ def measure(found: Findings) -> None:
         overlap = figures["overlap"]["share_of_the_shorter_one_hidden"]
         found.headline += f"; of a pull, {overlap:.0%} overlaps with compute"
     with found.section("ipc") as figures:
-        if jax.devices()[0].platform != "gpu":
+        if not has_nvidia_gpu():
             raise Unavailable(f"CUDA IPC needs an NVIDIA GPU; this is {jax.devices()[0].platform}")
         figures.update(ipc.measure(sizes, bench.rounds))

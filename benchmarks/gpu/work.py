@@ -22,6 +22,11 @@ SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24, "256 
 QUICK_SIZES = {"4 KiB": 2**12, "1 MiB": 2**20}
 
 
+def has_nvidia_gpu() -> bool:
+    """Whether JAX runs on one here."""
+    return jax.devices()[0].platform in ("gpu", "cuda")
+
+
 @dataclass(frozen=True)
 class Busy:
     """Makes programs of a given length on this process's first device.
