@@ -1,6 +1,6 @@
 """Large steps with deliveries and room in random order: what is checked exhaustively for small ones."""
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.core.hints import BFW, Hint, Ranked
@@ -16,7 +16,11 @@ PASSES = 0.01
 """Share of events after which all tasks are gone through, which takes long in large steps."""
 
 large = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],  # for a small example there is the exploration
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
