@@ -10,7 +10,7 @@ train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
