@@ -58,6 +58,7 @@ def steps(draw, stages=4, microbatches=6, forwards=48):
         microbatches=count,
         schedule=draw(st.sampled_from(schedules)),
         limit=draw(st.none() | st.integers(1, 4)),
+        backpressure=draw(st.sampled_from(["admission", "drain"])),
         accumulation=draw(st.sampled_from(["index", "arrival"])),
     )
     return rules, Drawn(placement, draw(st.integers(0, 10**6)))

@@ -92,6 +92,7 @@ def test_nothing_beats_the_lower_bound(step, links):
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_nothing_beats_the_bound_of_a_budget(step, costs_in_bytes, room):
     rules, costs = step
+    rules = dataclasses.replace(rules, backpressure="admission")
     in_bytes = costs_in_bytes[: rules.microbatches]
     budgets = [Budget(in_bytes, round(max(in_bytes) * room))] * rules.placement.stages
     makespan = simulate(rules, costs, budgets=budgets).makespan
@@ -151,6 +152,13 @@ def test_the_bound_of_one_microbatch_at_a_time_is_reached():
 def test_limits_are_not_those_of_fixed_orders():
     rules, costs = one_chunk(constant(4, 8, 1.0), OneFOneB(), limit=1)
     assert lower_bound(rules, costs, budgets=[Budget([1] * 8, 1)] * 4) == simulate(rules, costs).makespan
+
+
+def test_the_drain_may_exceed_its_limit_so_that_bounds_nothing():
+    rules, costs = one_chunk(constant(3, 6, 1.0), BFW(), limit=1)
+    drains = dataclasses.replace(rules, backpressure="drain")
+    unlimited = dataclasses.replace(rules, limit=None)
+    assert lower_bound(drains, costs) == lower_bound(unlimited, costs) < lower_bound(rules, costs)
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=6))

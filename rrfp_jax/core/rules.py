@@ -70,6 +70,11 @@ class StepRules:
         """Whether the limit is kept by the drain; a forward-only pass has nothing to drain."""
         return self.backpressure == "drain" and not self.forward_only
 
+    @property
+    def admission_limit(self) -> int | None:
+        """Most microbatches that admission lets in flight; None for fixed orders and with the drain."""
+        return None if isinstance(self.schedule, FixedOrder) or self.drains else self.limit
+
     @cached_property
     def names(self) -> Names:
         """All tasks that there may be in the step."""

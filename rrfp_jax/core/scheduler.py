@@ -77,8 +77,7 @@ class StageScheduler:
             if not rules.forward_only:
                 split = hint.split(stage, placement, microbatches)
         self._progress = Progress(stage, placement, rules.names, split, rules.forward_only)
-        limit = rules.limit if hint and not rules.drains else None
-        self._admissions = [self.admission([1] * microbatches, limit)]
+        self._admissions = [self.admission([1] * microbatches, rules.admission_limit)]
         if budget is not None:
             if rules.drains:
                 raise ValueError("backpressure='drain' with a budget in bytes: choose 'admission'")
@@ -272,8 +271,8 @@ class StageScheduler:
         begun = {t.microbatch for t in chain(*rules.names[FORWARD]) if progress.state(t) == DISPATCHED}
         held = sum(1 for j in begun if self._releases[j] > 0)
         assert held == self.in_flight, f"{held} microbatches held, {self.in_flight} accounted for"
-        if self._hint is not None and rules.limit is not None and not rules.drains:
-            assert self.in_flight <= rules.limit, f"{self.in_flight} in flight, limit {rules.limit}"
+        if (limit := rules.admission_limit) is not None:
+            assert self.in_flight <= limit, f"{self.in_flight} in flight, limit {limit}"
         assert self._accumulator.parked <= self._accumulator.spare
         if self.finished:
             assert not self.ready_tasks() and self.in_flight == 0 and self._accumulator.parked == 0

@@ -50,7 +50,8 @@ def lower_bound(
 ) -> float:
     """A makespan (s) that no order can beat which splits the same backwards and keeps to the same limits.
 
-    As in the core, the limits apply to hints only. The bound is exact up to the rounding of sums.
+    As in the core, the limits are those of admission, which holds back hints only. The bound is exact up to
+    the rounding of sums.
 
     Args:
         rules: of the step; its schedule says only which backwards are split.
@@ -64,15 +65,14 @@ def lower_bound(
     """
     if any_split:
         rules, budgets = replace(rules, schedule=_SplitEverywhere(), limit=None), None
-    limited = isinstance(rules.schedule, Hint)
     by_stage: list[list[Operation]] = [[] for _ in range(rules.placement.stages)]
     for operation in operations(rules, costs):
         by_stage[operation.stage].append(operation)
     bounds = [one_machine((o.head, o.duration, o.tail) for o in stage) for stage in by_stage]
     for stage, budget in zip(by_stage, budgets or [None] * len(by_stage), strict=True):
-        if limited and rules.limit is not None:
-            bounds.append(_places(stage, Budget([1] * rules.microbatches, rules.limit)))
-        if limited and budget is not None:
+        if (limit := rules.admission_limit) is not None:
+            bounds.append(_places(stage, Budget([1] * rules.microbatches, limit)))
+        if budget is not None and isinstance(rules.schedule, Hint):
             bounds.append(_places(stage, budget))
     return max(bounds)
 

@@ -24,7 +24,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, Task
@@ -47,8 +46,8 @@ class Optimum:
 def optimum(rules: StepRules, costs: Costs, *, most: int = 1_000_000) -> Optimum:
     """The best of all orders that split the same backwards and keep to the same limit in flight.
 
-    As in the core, the limit applies to hints only. Admission's reserve for lower microbatches and the order
-    in which gradients are added are left out: these are rules of ours, and can only make a step longer.
+    As in the core, the limit is that of admission, which holds back hints only. Its reserve for lower
+    microbatches and the order in which gradients are added are left out: they can only make a step longer.
 
     Args:
         rules: of the step; its schedule says only which backwards are split.
@@ -85,7 +84,7 @@ class _Partial:
 class _Search:
     def __init__(self, rules: StepRules, costs: Costs, most: int) -> None:
         self._rules, self._most, self._left = rules, most, most
-        self._limit = rules.limit if isinstance(rules.schedule, Hint) else None
+        self._limit = rules.admission_limit
         self._operations = found = operations(rules, costs)
         index = {o: at for at, o in enumerate(found)}
         self._followers: list[list[int]] = [[] for _ in found]

@@ -104,8 +104,8 @@ def plan(
     """The best order found for a step whose costs are known.
 
     Args:
-        rules: of the step; their own schedule does not matter. Their limit, which the core applies to hints
-            only, holds for the plan, too.
+        rules: of the step; their own schedule and backpressure do not matter. Their limit, which the core
+            applies to hints only, holds for the plan, too.
         costs: as known beforehand.
         candidates: to begin with. If none of them splits backwards, the plan does not either.
         evaluations: simulations to spend; those of the candidates count, and are made in any case.
@@ -116,7 +116,7 @@ def plan(
     Raises:
         ValueError: every candidate is refused.
     """
-    planner = _Planner(rules, costs, links, budgets)
+    planner = _Planner(replace(rules, backpressure="admission"), costs, links, budgets)
     found: dict[str, _Found] = {}
     refused: dict[str, str] = {}
     for name, schedule in candidates.items():
