@@ -72,7 +72,7 @@ def test_a_real_run_replays_to_the_same_instructions(trainer, schedule, monkeypa
         assert ran == trace.order(log.stage)
     at = next(at for at, (_, instructions) in enumerate(logs[2].log) if instructions)
     logs[2].log[at] = logs[2].log[at][0], ()
-    with pytest.raises(ReplayError, match=rf"stage 2, event {at}, Room"):
+    with pytest.raises(ReplayError, match=rf"stage 2, event {at}, room"):
         replay(logs[2])
 
 

@@ -69,6 +69,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
     assert head == "[console_scripts]"
     assert {line for line in lines if line} == {
         "rrfp-launch = rrfp_jax.train.launch:run",
+        "rrfp-sim = rrfp_jax.train.sim:run",
         "rrfp-train = rrfp_jax.train.main:run",
     }
     distribution = "-".join(wheel.name.split("-")[:2])
