@@ -103,10 +103,13 @@ def walk(space, rng):
     """Machines on a random way through a case, with their nodes, each as it is after one more event."""
     case, state = space.case, 0
     now = [real(case, s, r) for s in range(case.rules.placement.stages) for r in range(case.ranks)]
-    while moves := list(space.moves(state)):
+    for _ in range(1000):
+        if not (moves := list(space.moves(state))):
+            return
         move, state = rng.choice(moves)
         now[move.node].handle(move.step.event)
         yield move.node, now[move.node]
+    raise AssertionError("no end in sight")
 
 
 def memory(value):

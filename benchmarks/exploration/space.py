@@ -188,11 +188,18 @@ def explore(case: Case, make: Maker = real, enough: Callable[[int], bool] = lamb
 
 def _stuck(quiet: dict[int, list[int]]) -> list[int]:
     """Those of the states in which only messages move from which no other kind of state can be reached."""
-    stuck = dict(quiet)
-    while freed := [state for state, after in stuck.items() if any(to not in stuck for to in after)]:
-        for state in freed:
-            del stuck[state]
-    return list(stuck)
+    before: dict[int, list[int]] = {}
+    for state, after in quiet.items():
+        for to in after:
+            before.setdefault(to, []).append(state)
+    free = [to for to in before if to not in quiet]
+    freed = set(free)
+    while free:
+        for state in before.get(free.pop(), ()):
+            if state not in freed:
+                freed.add(state)
+                free.append(state)
+    return [state for state in quiet if state not in freed]
 
 
 def way(space: Space, before: dict[int, int], state: int) -> str:
