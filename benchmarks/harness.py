@@ -36,7 +36,7 @@ class Aim:
     def __str__(self) -> str:
         verdict = "met" if self.met else "MISSED"
         aim = f"{'at least ' if self.at_least else ''}{self.limit:g}"
-        value = f"{self.value:.1f}" if abs(self.value) >= 10 else f"{self.value:.3f}"
+        value = f"{self.value:.1f}" if abs(self.value) >= 1 else f"{self.value:.3f}"
         return f"{verdict:6}  {self.name}: {value} {self.unit} (aim: {aim})"
 
 

@@ -71,8 +71,7 @@ def empty_pipeline(
         return x
 
     def init(key: jax.Array) -> list[jax.Array]:
-        keys = jax.random.split(key, leaves)
-        return [jax.random.normal(key, (width, width)) * width**-0.5 for key in keys]
+        return list(jax.random.normal(key, (leaves, width, width)) * width**-0.5)
 
     def loss(x: jax.Array, mb: Any) -> rrfp.Loss:
         return rrfp.Loss(x.sum(), weight=x.shape[0])
