@@ -43,8 +43,9 @@ CHUNKS = 2
 
 STAGES, PER_STAGE, SIGMA, TRANSFER = 8, 4, 0.3, 0.1
 
-PLANNED_TASKS = 400_000
-"""Tasks that a planner may simulate for one step: 200 simulations of 1,000 microbatches on two stages."""
+EVALUATIONS, FEWEST = 100, 12
+PLANNED_TASKS = 150_000
+"""A planner simulates a step 100 times, fewer times if these would be more tasks; all candidates at least."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def measure(cell: Cell, seed: int) -> dict[str, dict[str, dict[str, float]]]:
     """Of one step, by memory and schedule: makespan and bound (s), bytes on the largest stage."""
     step = cell.step(seed)
     tasks = 2 * cell.stages * cell.stages * cell.per_stage
-    evaluations = min(200, max(12, PLANNED_TASKS // tasks))
+    evaluations = min(EVALUATIONS, max(FEWEST, PLANNED_TASKS // tasks))
     settings = Settings(limit=LIMIT, chunks=1, evaluations=evaluations)
     fixed = compare({name: by_name(name) for name in RIVALS if name != PLANNED}, [step], settings)
     bytes_of_1f1b = fixed["1f1b"].bytes
