@@ -39,7 +39,6 @@ RIVALS = ("1f1b", "zb-h1", "zb-v", "interleaved-1f1b", PLANNED)
 READINESS_FIRST = ("bf", "bfw")
 LIMIT = 32
 MEMORIES = ("equal bytes", "limit 32")
-CHUNKS = 2
 
 STAGES, PER_STAGE, SIGMA, TRANSFER = 8, 4, 0.3, 0.1
 
@@ -83,15 +82,18 @@ def measure(cell: Cell, seed: int) -> dict[str, dict[str, dict[str, float]]]:
     step = cell.step(seed)
     tasks = 2 * cell.stages * cell.stages * cell.per_stage
     evaluations = min(EVALUATIONS, max(FEWEST, PLANNED_TASKS // tasks))
-    settings = Settings(limit=LIMIT, chunks=1, evaluations=evaluations)
+    settings = Settings(limit=LIMIT, evaluations=evaluations)
     fixed = compare({name: by_name(name) for name in RIVALS if name != PLANNED}, [step], settings)
     bytes_of_1f1b = fixed["1f1b"].bytes
     assert bytes_of_1f1b is not None
-    limits = {"equal bytes": math.ceil(bytes_of_1f1b), "limit 32": None}
+    memories = {
+        "equal bytes": replace(settings, limit=None, byte_limit=math.ceil(bytes_of_1f1b)),
+        "limit 32": settings,
+    }
     ours: dict[str, Schedule | None] = {PLANNED: None, **{name: by_name(name) for name in READINESS_FIRST}}
     found = {}
-    for memory, byte_limit in limits.items():
-        hints = compare(ours, [step], replace(settings, byte_limit=byte_limit))
+    for memory, given in memories.items():
+        hints = compare(ours, [step], given)
         found[memory] = {name: _figures(outcome) for name, outcome in (fixed | hints).items()}
     return found
 
@@ -101,7 +103,6 @@ def _figures(outcome: Outcome) -> dict[str, float]:
         "makespan": outcome.makespan,
         "bound": outcome.bounds[0],
         "bytes": outcome.bytes or 0.0,
-        "bubble": outcome.bubble,
     }
 
 
