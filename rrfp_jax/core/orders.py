@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from hashlib import sha256
 from itertools import product
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
@@ -28,13 +29,18 @@ class FixedOrder(ABC):
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ListedOrder(FixedOrder):
     """An order that was written down, or found: `rows[stage]` are its tasks. For its own sizes only."""
 
     placement: Placement
     microbatches: int
-    rows: tuple[tuple[Task, ...], ...] = field(repr=False)
+    rows: tuple[tuple[Task, ...], ...]
+
+    def __repr__(self) -> str:
+        """Short, and another for another order: processes compare what they are to run by its text."""
+        digest = sha256(repr(self.rows).encode()).hexdigest()[:8]
+        return f"ListedOrder({self.placement}, {self.microbatches} microbatches, {digest})"
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
         """Its own; whether it has as many stages, `order` sees."""

@@ -15,8 +15,9 @@ from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.links import NETWORKS
 from rrfp_jax.sim.planned import EVALUATIONS
 from rrfp_jax.train.commandline import Parser, exit_status
+from rrfp_jax.train.named import CSV
 from rrfp_jax.train.picture import check_picture
-from rrfp_jax.train.simulation import CSV, PLANNED, POLICIES, Comparison, simulate
+from rrfp_jax.train.simulation import PLANNED, POLICIES, Comparison, simulate
 
 COMMAND = "rrfp-sim"
 

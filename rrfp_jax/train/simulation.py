@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from rrfp_jax.core.accumulation import Accumulation
-from rrfp_jax.core.csvorder import read_csv
 from rrfp_jax.core.jitter import Level
 from rrfp_jax.core.jitter import by_name as jitter_by_name
 from rrfp_jax.core.schedules import NAMED, Schedule, by_name
@@ -25,12 +24,12 @@ from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.families import by_name as family_by_name
 from rrfp_jax.sim.links import Links
 from rrfp_jax.sim.planned import EVALUATIONS
+from rrfp_jax.train.named import schedule_of
 from rrfp_jax.train.pace import read_workload
 from rrfp_jax.train.picture import draw
 from rrfp_jax.train.tracefile import write_trace
 
 PLANNED = "planned"
-CSV = "csv:"
 BASELINE = "1f1b"
 POLICIES = (BASELINE, "bf")
 
@@ -209,19 +208,7 @@ def _name(policy: str | Schedule) -> str:
 
 def _schedule(policy: str | Schedule) -> Schedule | None:
     """None for an order that is planned."""
-    if not isinstance(policy, str):
-        return policy
-    if policy == PLANNED:
-        return None
-    if not policy.startswith(CSV):
-        return by_name(policy)
-    path = policy.removeprefix(CSV)
-    try:
-        return read_csv(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{policy}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{policy}: {error}") from None
+    return None if policy == PLANNED else schedule_of(policy)
 
 
 def _jittered(level: Level) -> Change:
