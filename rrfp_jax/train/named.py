@@ -27,7 +27,7 @@ def schedule_of(given: Schedule | str) -> Schedule:
     try:
         schedule = by_name(given) if isinstance(given, str) else given
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(f"{error}, or {CSV}FILE") from None
     if not isinstance(schedule, (Hint, FixedOrder)):
         raise UsageError(f"schedule={given!r}: give a name or an object of rrfp.schedules, such as BF()")
     return schedule
