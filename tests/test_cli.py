@@ -204,6 +204,8 @@ class TestRefusals:
             ({"clip_norm": "big"}, ["--config.clip_norm=big", "float"]),
             ({"mesh.share_devices": "maybe"}, ["--config.mesh.share_devices=maybe", "boolean"]),
             ({"schedule": "zb"}, ["schedule='zb'", "no such schedule or hint", "1f1b, b-priority, bf"]),
+            ({"schedule": "csv:no.csv"}, ["csv:no.csv: cannot be read", "No such file"]),
+            ({"schedule": "csv:bad.csv"}, ["csv:bad.csv", "stage 1: B1 is missing"]),
             ({"steps": 0}, ["steps=0", "at least one"]),
             ({"mesh.pp": 0}, ["pp=0", "at least one stage"]),
             ({"mesh.pp": 4}, ["4 stages for 3 layers", "at most 3"]),
@@ -219,7 +221,9 @@ class TestRefusals:
         ],
         ids=str,
     )
-    def test_a_field(self, folder, capsys, overrides, said):
+    def test_a_field(self, folder, capsys, overrides, said, monkeypatch):
+        monkeypatch.chdir(folder)
+        Path("bad.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n", encoding="utf-8")
         before = sorted(folder.glob("runs/*"))
         self.refuses(capsys, arguments(folder, **overrides), *said)
         assert sorted(folder.glob("runs/*")) == before

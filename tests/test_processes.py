@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rrfp_jax.core.csvorder import write_csv
+from rrfp_jax.core.orders import GPipe
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.workload import constant
 from tests import toy
 
@@ -108,12 +111,13 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("paced")
     workload = constant(3, 4, 0.02, transfer=0.005)
     (folder / "w.json").write_text(json.dumps(workload.as_json_object()))
+    (folder / "gpipe.csv").write_text(write_csv(GPipe(), Placement(3), 4))
     status, said = command(
         "launch.local",
         f"--config={REPOSITORY}/configs/quickstart.py",
         "--config.pace.workload=w.json",
         "--config.pace.message_bytes=1000",
-        "--config.schedule=gpipe",
+        "--config.schedule=csv:gpipe.csv",
         "--config.steps=3",
         folder=folder,
     )

@@ -167,9 +167,10 @@ class TestCsv:
     @pytest.mark.parametrize(
         "text, match",
         [
-            ("0F0,0G0", "row 0, cell 2: '0G0' is no task"),
-            ("0F0,0B0\n0F1,1F0", "row 1, cell 1: 0F1"),
+            ("0F0,0G0", "line 1, cell 2: '0G0' is no task"),
+            ("0F0,0B0\n\n0F1,1F0", "line 3, cell 1: 0F1"),
             ("", "no tasks"),
+            ("0F0,99999999999F0", "virtual stage 1 has no tasks, although 99999999999 has some"),
         ],
     )
     def test_refused(self, text, match):

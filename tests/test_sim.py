@@ -1,8 +1,12 @@
 """`rrfp-sim` and `rrfp.simulate`: what they print and write, and what they refuse before they begin."""
 
 import json
+import os
 import struct
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.workload import constant, log_normal
 from rrfp_jax.train.sim import main
 
+ROOT = Path(__file__).parent.parent
 STEP = log_normal(3, 6, forward=0.01, sigma=0.4, shared=0.5, seed=1, transfer=0.001)
 
 
@@ -112,28 +117,44 @@ def test_pictures_and_traces(folder):
         (["--workload=w.json", "--family=constant"], "give one of"),
         (["--workload=absent.json"], "absent.json: cannot be read: No such file"),
         (["--workload=bad.json"], "bad.json: no workload: "),
-        (["--family=steady"], "no such family; choose one of constant, "),
-        (["--family=constant", "--stages=0"], "stages=0: give at least 1"),
-        (["--family=constant", "--seeds=0"], "seeds=0: give at least 1"),
-        (["--workload=w.json", "--policy=fastest"], "no such schedule"),
-        (["--workload=w.json", "--policy=bf", "--limit=-1"], "bf: limit=-1"),
+        (["--family=steady"], "--family=steady: choose one of constant, "),
+        (["--family="], "--family=: choose one of"),
+        (["--family=w.json"], "--family=w.json: choose one of"),
+        (["--workload=w.json", "--stages=3"], "--stages is for --family"),
+        (["--workload=huge.json"], "the times are too large"),
+        (["--family=constant", "--stages=0"], "stages=0: give a whole number, at least 1"),
+        (["--family=constant", "--seeds=0"], "seeds=0: give a whole number, at least 1"),
+        (["--workload=w.json", "--policy=fastest"], "or planned"),
+        (["--workload=w.json", "--policy=bf", "--limit=-1"], "limit=-1: give a whole number"),
+        (["--workload=w.json", "--policy=1f1b", "--byte-limit=-1"], "byte_limit=-1: give"),
         (["--workload=w.json", "--policy=csv:absent.csv"], "csv:absent.csv: cannot be read"),
-        (["--workload=w.json", "--policy=csv:w.json"], "csv:w.json: row 0, cell 1"),
-        (["--workload=w.json", "--policy=csv:stuck.csv"], "must deadlock: stage 0 waits for"),
-        (["--workload=w.json", "--policy=interleaved-1f1b", "--chunks=0"], "chunks=0: give at least 1"),
+        (["--workload=w.json", "--policy=csv:w.json"], "csv:w.json: line 1, cell 1"),
+        (["--workload=w.json", "--policy=csv:stuck.csv"], "the order must deadlock: stage 0 waits for"),
+        (
+            ["--workload=w.json", "--policy=interleaved-1f1b", "--chunks=0"],
+            "chunks=0: give a whole number, at least 1",
+        ),
         (["--workload=w.json", "--jitter=J9"], "jitter='J9': no such level"),
         (["--workload=w.json", "--links=fast"], "links='fast'"),
         (["--workload=w.json", "--accumulation=sorted"], "accumulation='sorted'"),
         (["--workload=w.json", "--spare-gradients=-1"], "spare_gradients=-1"),
         (["--workload=w.json", "--byte-limit=5"], "no activation_bytes"),
-        (["--workload=w.json", "--evaluations=-1", "--policy=planned"], "evaluations=-1: give at least 1"),
+        (
+            ["--workload=w.json", "--evaluations=-1", "--policy=planned"],
+            "evaluations=-1: give a whole number, at least 1",
+        ),
         (["--workload=w.json", "--plot=p.gif"], "p.gif: a picture's name ends with .png"),
         (["--workload=w.json", "--out=nowhere/o.json"], "there is no folder nowhere"),
+        (["--workload=w.json", "--trace=."], ".: is a folder"),
+        (["--workload=w.json", "--out=r.json", "--trace=r.json"], "two outputs have the same name"),
+        (["--family=constant", "--stages=300", "--plot=p.png"], "600 rows of stages are too many"),
         (["--workload=w.json", "--limit=many"], "invalid int value"),
     ],
 )
 def test_refusals_are_one_line(folder, arguments, reason, capsys):
     (folder / "bad.json").write_text("{")
+    huge = STEP.as_json_object() | {"forward": [[1e308] * 6] * 3}
+    (folder / "huge.json").write_text(json.dumps(huge))
     cells = [f"{v}F{j},{v}B{j}" for v in range(3) for j in range(6)]
     rows = [",".join(cells[6 * v : 6 * v + 6]) for v in range(3)]
     backwards = ",".join(reversed(cells[6:12]))
@@ -142,6 +163,37 @@ def test_refusals_are_one_line(folder, arguments, reason, capsys):
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith("rrfp-sim: ") and printed.err.count("\n") == 1
     assert reason in printed.err
+
+
+def test_a_reader_that_leaves_costs_nothing(folder):
+    ours = f"{sys.executable} -m rrfp_jax.train.sim --workload=w.json --out=o.json"
+    command = f"{ours} | true; exit ${{PIPESTATUS[0]}}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert set(json.loads((folder / "o.json").read_text())) == {"1f1b", "bf"}
+
+
+def test_a_step_that_takes_no_time(folder):
+    (folder / "none.json").write_text(json.dumps(constant(2, 2, 0.0).as_json_object()))
+    assert out("--workload=none.json", "--policy=bf", "--plot=p.png")["makespan"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("workload", "policies", "options", "reason"),
+    [
+        (None, ["bf"], {}, "NoneType"),
+        (5, ["bf"], {}, "int"),
+        ("constant", [], {}, "no policies"),
+        ("constant", ["bf"], {"limit": float("nan")}, "limit=nan"),
+        ("constant", ["bf"], {"stages": 2.0}, "stages=2.0"),
+        ("constant", ["bf"], {"seeds": "2"}, "seeds='2'"),
+        ("constant", [3], {}, "schedule=3"),
+    ],
+)
+def test_nonsense_from_a_notebook_is_refused(workload, policies, options, reason):
+    with pytest.raises(rrfp.UsageError, match=reason):
+        rrfp.simulate(workload, policies, **options)
 
 
 def test_the_command_helps(capsys):
@@ -156,7 +208,7 @@ def test_in_a_notebook(tmp_path):
     assert names == ["1f1b", "bf"] and found.speedup("1f1b") == 1.0
     assert str(found) in found._repr_html_()
     found.draw(tmp_path / "p.svg")
-    same = rrfp.simulate(STEP.as_json_object(), ["bf"], limit=4)
+    same = rrfp.simulate(STEP.as_json_object(), "bf", limit=4)
     assert same["bf"].makespan == found["bf"].makespan
     with pytest.raises(rrfp.UsageError, match=r"^interleaved-1f1b: .* multiples of the stages"):
         rrfp.simulate("constant", ["interleaved-1f1b"], stages=4, microbatches=6)

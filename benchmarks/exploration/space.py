@@ -31,7 +31,7 @@ from rrfp_jax.core.tasks import Task
 
 WIDTH = 24
 ROW = (1 << WIDTH) - 1
-"""A row's bits in a state."""
+"""A row's bits in a state: for more rows than fit into memory."""
 
 
 class Violation(AssertionError):
@@ -63,7 +63,6 @@ class Space:
         self._rooms: list[dict[int, list[Move]]] = [{} for _ in self._nodes]
         self._receives: list[dict[int, dict[int, Move]]] = [{} for _ in self._nodes]
         self._journeys: dict[tuple[int, int, int, Task], tuple[int, int]] = {}
-        self._outputs: dict[tuple[int, int, Task], int] = {}
 
     def finished(self, state: int) -> bool:
         """Whether all tasks of all ranks are done."""
@@ -98,7 +97,10 @@ class Space:
         return f"stage {stage}{f' rank {rank}' if self._journals else ''} {did} {move.step.event}"
 
     def _after(self, state: int, move: Move) -> int:
-        state = (state + move.change) | move.sends
+        state += move.change
+        if state & move.sends:
+            raise Broken(f"what is sent when {self.name(move)} is under way already")
+        state |= move.sends
         if move.step.task is None or not self._journals:
             return state
         stage, rank = self._nodes[move.node]

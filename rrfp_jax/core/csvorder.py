@@ -21,19 +21,28 @@ def read_csv(text: str) -> ListedOrder:
     """The order that a CSV file describes.
 
     Raises:
-        ValueError: naming the row and cell: one that is no task, a virtual stage on a row where neither
-            placement has it, no tasks at all. What each stage must hold is checked by its scheduler.
+        ValueError: naming line and cell: one that is no task, a virtual stage on a row where neither
+            placement has it, or that is left out; no tasks at all. What each stage must hold is checked by
+            its scheduler.
     """
+    reader = csv.reader(io.StringIO(text))
     cells = [
-        [(at, cell.strip()) for at, cell in enumerate(row, 1) if cell.strip()]
-        for row in csv.reader(io.StringIO(text))
+        [
+            (f"line {reader.line_num}, cell {at}", cell.strip())
+            for at, cell in enumerate(row, 1)
+            if cell.strip()
+        ]
+        for row in reader
     ]
-    cells = [row for row in cells if row]
-    found = [[(at, *_parsed(number, at, cell)) for at, cell in row] for number, row in enumerate(cells)]
+    found = [[(at, *_parsed(at, cell)) for at, cell in row] for row in cells if row]
     if not found:
         raise ValueError("the CSV holds no tasks: give a row of cells such as 0F0 per stage")
     stages = len(found)
-    last = max(v for row in found for _, v, _, _ in row)
+    present = {v for row in found for _, v, _, _ in row}
+    last = max(present)
+    if len(present) <= last:
+        missing = next(v for v in range(last) if v not in present)
+        raise ValueError(f"virtual stage {missing} has no tasks, although {last} has some")
     chunks = last // stages + 1
     shapes: tuple[Shape, ...] = ("looped", "v")
     wrong = [_misplaced(found, Placement(stages, chunks, shape)) for shape in shapes]
@@ -59,20 +68,18 @@ def write_csv(schedule: FixedOrder, placement: Placement, microbatches: int) -> 
     return out.getvalue()
 
 
-def _parsed(row: int, at: int, cell: str) -> tuple[int, Kind, int]:
+def _parsed(at: str, cell: str) -> tuple[int, Kind, int]:
     match = CELL.fullmatch(cell)
     if match is None:
-        raise ValueError(
-            f"row {row}, cell {at}: {cell!r} is no task: write virtual stage, F, B, I or W, microbatch"
-        )
+        raise ValueError(f"{at}: {cell!r} is no task: write virtual stage, F, B, I or W, microbatch")
     v, letter, microbatch = match.groups()
     return int(v), next(kind for kind in Kind if kind.letter == letter), int(microbatch)
 
 
-def _misplaced(rows: Sequence[Sequence[tuple[int, int, Kind, int]]], placement: Placement) -> str | None:
+def _misplaced(rows: Sequence[Sequence[tuple[str, int, Kind, int]]], placement: Placement) -> str | None:
     """A cell that is on another row than its virtual stage's; None if there is none."""
     for number, row in enumerate(rows):
         for at, v, kind, microbatch in row:
             if placement.place(v)[0] != number:
-                return f"row {number}, cell {at}: {v}{kind.letter}{microbatch}"
+                return f"{at}: {v}{kind.letter}{microbatch}"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rrfp_jax.core.events import ROOM, Arrived
+from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.scheduler import StageScheduler
 
@@ -26,5 +27,5 @@ def check_can_end(rules: StepRules) -> None:
                 todo.append(destination[0])
     stuck = [f"stage {s.stage} waits for {s.awaited()}" for s in stages if not s.finished]
     if stuck:
-        name = type(rules.schedule).__name__
-        raise ValueError(f"schedule {name} must deadlock: {'; '.join(stuck)}")
+        title = rules.schedule.title if isinstance(rules.schedule, FixedOrder) else str(rules.schedule)
+        raise ValueError(f"{title} must deadlock: {'; '.join(stuck)}")

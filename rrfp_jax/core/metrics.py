@@ -100,7 +100,8 @@ def peak_bytes(trace: StepTrace, activation_bytes: Sequence[Sequence[float]]) ->
     Args:
         trace: of a step with backward.
         activation_bytes: `[stage][microbatch]`, shared equally by the stage's chunks; each chunk's part is
-            held from the dispatch of its F to that of its B or W.
+            held from the dispatch of its F to that of its B or W. A limit in bytes counts a microbatch
+            whole, from its first chunk to its last, since all of them will need room.
     """
     peaks = []
     for stage in range(trace.stages):

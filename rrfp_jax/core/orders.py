@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from hashlib import sha256
 from itertools import product
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
@@ -12,6 +13,11 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placemen
 
 class FixedOrder(ABC):
     """A planned order, followed strictly: a stage waits for the next task of its list."""
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"schedule {type(self).__name__}"
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
         """Where it runs if `chunks` a stage are wanted: the nearest placement for which it is defined."""
@@ -28,24 +34,40 @@ class FixedOrder(ABC):
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ListedOrder(FixedOrder):
     """An order that was written down, or found: `rows[stage]` are its tasks. For its own sizes only."""
 
     placement: Placement
     microbatches: int
-    rows: tuple[tuple[Task, ...], ...] = field(repr=False)
+    rows: tuple[tuple[Task, ...], ...]
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return "the order"
+
+    def __repr__(self) -> str:
+        """Short, and another for another order: processes compare what they are to run by its text."""
+        digest = sha256(repr(self.rows).encode()).hexdigest()[:8]
+        return f"ListedOrder({self.placement}, {self.microbatches} microbatches, {digest})"
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
-        """Its own; whether it has as many stages, `order` sees."""
+        """Its own.
+
+        Raises:
+            ValueError: it is for another number of stages.
+        """
+        if stages != self.placement.stages:
+            raise ValueError(f"the order is for {self.placement.stages} stages, not for {stages}")
         return self.placement
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """The stage's row."""
         if (placement, microbatches) != (self.placement, self.microbatches):
             raise ValueError(
-                f"the order is for {self.placement} and {self.microbatches} microbatches, not for "
-                f"{placement} and {microbatches}"
+                f"the order is for {_sizes(self.placement, self.microbatches)}, not for "
+                f"{_sizes(placement, microbatches)}"
             )
         return self.rows[stage]
 
@@ -174,6 +196,11 @@ class ZBV(FixedOrder):
                 yield following(WEIGHT, chunk)
 
 
+def _sizes(placement: Placement, microbatches: int) -> str:
+    chunks = "1 chunk" if placement.chunks == 1 else f"{placement.chunks} chunks ({placement.shape})"
+    return f"{placement.stages} stages with {chunks} and {microbatches} microbatches"
+
+
 def planned_order(
     schedule: FixedOrder, stage: int, placement: Placement, microbatches: int, forward_only: bool = False
 ) -> Sequence[Task]:
@@ -189,7 +216,7 @@ def planned_order(
     past = {kind: [bytearray(microbatches) for _ in chunks] for kind in Kind}
 
     def wrong(what: str) -> ValueError:
-        return ValueError(f"schedule {type(schedule).__name__}, stage {stage}: {what}")
+        return ValueError(f"{schedule.title}, stage {stage}: {what}")
 
     for task in order:
         kind, chunk, j = task

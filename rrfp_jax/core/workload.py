@@ -53,6 +53,8 @@ class Workload:
             raise ValueError("forward is empty: a workload has at least one stage and one microbatch")
         for name in _NAMES:
             self._check(name, getattr(self, name), "seconds")
+        if not math.isfinite(sum(sum(row) for name in _NAMES for row in getattr(self, name))):
+            raise ValueError("the times are too large: together they must be a finite number of seconds")
         if self.activation_bytes is not None:
             self._check(BYTES, self.activation_bytes, "bytes")
 

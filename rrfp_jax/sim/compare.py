@@ -57,7 +57,7 @@ class Outcome:
 
     Attributes:
         makespans: of the steps (s).
-        bounds: what no order on this placement can beat, by step (s).
+        bounds: what no order on this placement can beat without `Settings.change`, by step (s).
         idle: mean share of the makespan in which a stage stalls, is blocked, held back, or launches, by step.
         in_flight: most microbatches in flight on a stage, over all steps.
         bytes: most that a stage held, over all steps; None for workloads that do not say.
@@ -78,8 +78,8 @@ class Outcome:
 
     @property
     def bubble(self) -> float:
-        """Share of the makespan in which a stage does not compute: mean over stages, median over steps."""
-        return median(sum(shares.values()) for shares in self.idle)
+        """Share of the makespan in which a stage does not compute; mean over stages and steps."""
+        return fmean(sum(shares.values()) for shares in self.idle)
 
     @property
     def above_bound(self) -> float:

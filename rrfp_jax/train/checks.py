@@ -13,7 +13,8 @@ import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr
 
-from rrfp_jax.core.orders import FixedOrder, planned_order
+from rrfp_jax.core.deadlock import check_can_end
+from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import WEIGHT
 from rrfp_jax.errors import TrainingError, UsageError
@@ -83,26 +84,35 @@ def _traced_update(optimizer: optax.GradientTransformation, params: Params, of: 
 
 
 def check_order(rules: StepRules) -> None:
-    """Refuse a fixed order that does not hold every task once, and a schedule that splits the backward.
+    """Refuse a fixed order that does not hold every task once, or that must deadlock.
 
     Raises:
-        UsageError: naming a task.
+        UsageError: naming stage and task.
     """
-    schedule, placement = rules.schedule, rules.placement
-    try:
-        for stage in range(placement.stages):
-            if isinstance(schedule, FixedOrder):
-                tasks = planned_order(schedule, stage, placement, rules.microbatches, rules.forward_only)
-                split: Any = [task for task in tasks if task.kind is WEIGHT]
-            else:
-                split = schedule.split(stage, placement, rules.microbatches)
-            if split:
-                raise UsageError(
-                    f"schedule={schedule} runs input and weight gradients apart, which paced devices can and "
-                    f"models cannot yet; choose bf, fb, b-priority, f-priority, 1f1b or gpipe"
-                )
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    if isinstance(rules.schedule, FixedOrder):
+        try:
+            check_can_end(rules)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+
+def check_fused(rules: StepRules) -> None:
+    """Refuse a schedule that splits the backward.
+
+    Raises:
+        UsageError: naming it.
+    """
+    schedule, placement, microbatches = rules.schedule, rules.placement, rules.microbatches
+    for stage in range(placement.stages):
+        if isinstance(schedule, FixedOrder):
+            splits = any(task.kind is WEIGHT for task in schedule.order(stage, placement, microbatches))
+        else:
+            splits = bool(schedule.split(stage, placement, microbatches))
+        if splits:
+            raise UsageError(
+                f"schedule={schedule} runs input and weight gradients apart, which paced devices can and "
+                f"models cannot yet; choose bf, fb, b-priority, f-priority, 1f1b or gpipe"
+            )
 
 
 def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:

@@ -32,7 +32,8 @@ class RunConfig(ABC):
         steps: training steps.
         mesh: stages, and whether they may share devices.
         split: layers per stage; empty for an even split.
-        schedule: bf, fb, b-priority, f-priority, 1f1b or gpipe; on paced devices also bfw, zb-h1, zb-h2.
+        schedule: bf, fb, b-priority, f-priority, 1f1b, gpipe or csv:FILE, an order in a file; on paced
+            devices also bfw, zb-h1, zb-h2.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the stages.
         accumulation: "index" (results equal to the bit) or "arrival".
         spare_gradients: gradients parked per stage until their turn.

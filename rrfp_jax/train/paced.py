@@ -16,14 +16,15 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import Placement, Task
 from rrfp_jax.core.trace import Part, StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.driver import Driver
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
+from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.config import RunConfig
+from rrfp_jax.train.named import schedule_of
 from rrfp_jax.train.report import summary_of_bubbles
 from rrfp_jax.train.tracefile import TRACED_STEPS, write_trace
 
@@ -100,18 +101,15 @@ class PacedRun:
         self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
         self._world = layout.world
         self._world.stall_seconds = config.stall_seconds
-        try:
-            schedule = by_name(config.schedule)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
         self._rules = StepRules(
             placement=Placement(workload.stages),
             microbatches=workload.microbatches,
-            schedule=schedule,
+            schedule=schedule_of(config.schedule),
             limit=config.max_in_flight or 2 * workload.stages,
             accumulation=config.accumulation,
             spare_gradients=config.spare_gradients,
         )
+        check_order(self._rules)
         settings = {"rules": str(self._rules), "delays": str(config.delays())}
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
         self._world.agree("what is to be run", settings | {"the hash of pace.workload": tables})

@@ -26,14 +26,16 @@ LABEL_WIDTH = 0.055
 """Size of a task's name, and the inches that one of its letters needs."""
 
 
-def check_picture(path: Path) -> None:
-    """Refuse a file that could not be drawn.
+def check_picture(path: Path, rows: int) -> None:
+    """Refuse a picture that could not be drawn, of so many rows of stages.
 
     Raises:
-        UsageError: an unknown format.
+        UsageError: an unknown format, or too many stages.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path}: a picture's name ends with {', '.join(FORMATS)}")
+    if rows > MOST_ROWS:
+        raise UsageError(f"{path}: {rows} rows of stages are too many to read; draw at most {MOST_ROWS}")
 
 
 def draw(steps: Mapping[str, StepTrace], path: Path) -> None:
@@ -42,10 +44,7 @@ def draw(steps: Mapping[str, StepTrace], path: Path) -> None:
     Raises:
         UsageError: an unknown format, too many stages, or no way to write there.
     """
-    check_picture(path)
-    rows = sum(step.stages for step in steps.values())
-    if rows > MOST_ROWS:
-        raise UsageError(f"{path}: {rows} rows of stages are too many to read; draw at most {MOST_ROWS}")
+    check_picture(path, sum(step.stages for step in steps.values()))
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -53,7 +52,7 @@ def draw(steps: Mapping[str, StepTrace], path: Path) -> None:
     figure = Figure(figsize=(WIDTH, sum(heights) + FOOT), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    longest = max(step.makespan for step in steps.values())
+    longest = max(step.makespan for step in steps.values()) or 1.0  # of steps that take no time
     scale, unit = (1e3, "ms") if longest < 1 else (1.0, "s")
     for axes, (title, step) in zip(panels, steps.items(), strict=True):
         _panel(axes, title, step, longest, scale, unit)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rrfp_jax.core.jitter import LEVELS
 from rrfp_jax.core.schedules import NAMED
+from rrfp_jax.core.workload import Workload
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.links import NETWORKS
 from rrfp_jax.sim.planned import EVALUATIONS
 from rrfp_jax.train.commandline import Parser, exit_status
+from rrfp_jax.train.named import CSV
+from rrfp_jax.train.pace import read_workload
 from rrfp_jax.train.picture import check_picture
-from rrfp_jax.train.simulation import CSV, PLANNED, POLICIES, Comparison, simulate
+from rrfp_jax.train.simulation import PLANNED, POLICIES, Comparison, simulate
 
 COMMAND = "rrfp-sim"
+
+STAGES, MICROBATCHES = 8, 32
 
 DESCRIPTION = """\
 Simulates one step of pipeline-parallel training under one or several schedules, with the scheduling core that
@@ -27,7 +33,8 @@ also runs the training, and prints what each of them takes."""
 EPILOG = """\
 columns: stall = idle with nothing ready; blocked = a fixed order ignored what was ready; held = a limit or
 the order of accumulation held it back; in flight and MiB = most on any stage; above bound = beyond what no
-order can beat. Medians over the seeds.
+order with as many chunks can beat, injected delays apart. Over the seeds: medians of times and ratios, means
+of idle shares, maxima of what is in flight.
 
 exit status: 0 done, 1 failed, 2 refused, 130 interrupted
 
@@ -53,15 +60,21 @@ def _simulate(arguments: Sequence[str]) -> int:
     for path in outputs:  # before the work is done
         if not path.parent.is_dir():
             raise UsageError(f"{path}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise UsageError(f"{path}: is a folder; give a file")
+    if len(set(outputs)) < len(outputs):
+        raise UsageError("two outputs have the same name: give each a file of its own")
+    workload = _workload(options)
     if options.plot is not None:
-        check_picture(options.plot)
+        stages = workload.stages if isinstance(workload, Workload) else options.stages or STAGES
+        check_picture(options.plot, stages * len(policies))
     comparison = simulate(
-        options.family or options.workload,
+        workload,
         policies,
-        stages=options.stages,
-        microbatches=options.microbatches,
+        stages=STAGES if options.stages is None else options.stages,
+        microbatches=MICROBATCHES if options.microbatches is None else options.microbatches,
         seeds=options.seeds,
-        limit=options.limit or None,
+        limit=None if options.limit == 0 else options.limit,
         byte_limit=options.byte_limit,
         chunks=options.chunks,
         links=options.links,
@@ -70,9 +83,24 @@ def _simulate(arguments: Sequence[str]) -> int:
         jitter=options.jitter,
         evaluations=options.evaluations,
     )
-    print(comparison)
     _write(comparison, options)
+    try:
+        print(comparison, flush=True)
+    except BrokenPipeError:  # as of `| head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
+
+
+def _workload(options: argparse.Namespace) -> Workload | str:
+    """Of the file, or the family's name."""
+    if options.workload is None:
+        if options.family not in FAMILIES:
+            raise UsageError(f"--family={options.family}: choose one of {', '.join(FAMILIES)}")
+        return str(options.family)
+    for name in ("stages", "microbatches"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name} is for --family: the workload of {options.workload} has its own")
+    return read_workload(options.workload, str(options.workload))
 
 
 def _write(comparison: Comparison, options: argparse.Namespace) -> None:
@@ -86,7 +114,7 @@ def _write(comparison: Comparison, options: argparse.Namespace) -> None:
         if options.plot is not None:
             comparison.draw(options.plot)
     except OSError as error:
-        raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"{options.out}: cannot be written: {error.strerror}") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,8 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     step = parser.add_argument_group("the step")
     step.add_argument("--workload", type=Path, metavar="FILE.json", help="seconds of every task and transfer")
     step.add_argument("--family", metavar="NAME", help=f"or steps drawn at random: {', '.join(FAMILIES)}")
-    step.add_argument("--stages", type=int, default=8, metavar="N", help="of a family's steps (8)")
-    step.add_argument("--microbatches", type=int, default=32, metavar="N", help="of a family's steps (32)")
+    step.add_argument("--stages", type=int, metavar="N", help="of a family's steps (8)")
+    step.add_argument("--microbatches", type=int, metavar="N", help="of a family's steps (32)")
     step.add_argument("--seeds", type=int, default=1, metavar="N", help="steps to draw, equal for all (1)")
     step.add_argument(
         "--jitter", default="J0", metavar="J", help=f"injected delays: {', '.join(LEVELS)} (J0)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich import box
@@ -12,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rrfp_jax.core.accumulation import Accumulation
-from rrfp_jax.core.csvorder import read_csv
+from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.jitter import Level
 from rrfp_jax.core.jitter import by_name as jitter_by_name
+from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import NAMED, Schedule, by_name
 from rrfp_jax.core.workload import Workload
 from rrfp_jax.errors import UsageError
@@ -25,12 +27,12 @@ from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.families import by_name as family_by_name
 from rrfp_jax.sim.links import Links
 from rrfp_jax.sim.planned import EVALUATIONS
+from rrfp_jax.train.named import CSV, schedule_of
 from rrfp_jax.train.pace import read_workload
 from rrfp_jax.train.picture import draw
 from rrfp_jax.train.tracefile import write_trace
 
 PLANNED = "planned"
-CSV = "csv:"
 BASELINE = "1f1b"
 POLICIES = (BASELINE, "bf")
 
@@ -64,8 +66,16 @@ class Comparison(Mapping[str, Outcome]):
         return {name: _figures(outcome, self.speedup(name)) for name, outcome in self.items()}
 
     def write_trace(self, path: str | Path) -> None:
-        """The first step of each schedule, for ui.perfetto.dev."""
-        write_trace(Path(path), {name: [outcome.trace] for name, outcome in self.items()})
+        """The first step of each schedule, for ui.perfetto.dev.
+
+        Raises:
+            UsageError: no way to write there.
+        """
+        steps = {name: [outcome.trace] for name, outcome in self.items()}
+        try:
+            write_trace(Path(path), steps, clock="virtual")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
     def draw(self, path: str | Path) -> None:
         """The first step of each schedule as a picture: .png, .svg or .pdf.
@@ -98,7 +108,7 @@ class Comparison(Mapping[str, Outcome]):
 
 
 def _cells(outcome: Outcome, speedup: float) -> list[str]:
-    shares = [sum(step[kind] for step in outcome.idle) / len(outcome.idle) for kind in _SHOWN]
+    shares = [fmean(step[kind] for step in outcome.idle) for kind in _SHOWN]
     return [
         f"{outcome.makespan:.4f} s",
         f"{speedup:.3f} x",
@@ -164,10 +174,12 @@ def simulate(
     Raises:
         UsageError: what cannot be simulated, with the reason.
     """
-    counts = {"stages": stages, "microbatches": microbatches, "seeds": seeds, "chunks": chunks}
-    for name, value in (counts | {"evaluations": evaluations}).items():
-        if value < 1:
-            raise UsageError(f"{name}={value}: give at least 1")
+    _check_counts(1, stages=stages, microbatches=microbatches, seeds=seeds, chunks=chunks)
+    _check_counts(1, evaluations=evaluations, limit=limit, byte_limit=byte_limit)
+    _check_counts(0, spare_gradients=spare_gradients)
+    policies = [policies] if isinstance(policies, str | Hint | FixedOrder) else policies
+    if not policies:
+        raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
     try:
         given = Settings(
             limit=limit,
@@ -179,7 +191,7 @@ def simulate(
             evaluations=evaluations,
             change=None if jitter == "J0" else _jittered(jitter_by_name(jitter)),
         )
-        steps = _steps(workload, stages, microbatches, seeds)
+        steps = _steps(workload, stages, microbatches, seeds if jitter != "J0" else 1, seeds)
         named = {_name(policy): _schedule(policy) for policy in policies}
         outcomes = compare(named, steps, given)
         baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]
@@ -188,17 +200,28 @@ def simulate(
     return Comparison(outcomes, baseline)
 
 
+def _check_counts(least: int, **counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and (type(value) is not int or value < least):
+            raise UsageError(f"{name}={value!r}: give a whole number, at least {least}")
+
+
 def _steps(
-    workload: Workload | Mapping[str, Any] | str | Path, stages: int, microbatches: int, seeds: int
+    workload: Workload | Mapping[str, Any] | str | Path,
+    stages: int,
+    microbatches: int,
+    times: int,
+    seeds: int,
 ) -> list[Step]:
+    """A family's steps, one a seed; a workload so many times."""
     if isinstance(workload, str) and not workload.endswith(".json"):
         family = family_by_name(workload)
         return [family(stages, microbatches, seed) for seed in range(seeds)]
     if isinstance(workload, str | Path):
         workload = read_workload(Path(workload), str(workload))
     elif not isinstance(workload, Workload):
-        workload = Workload.from_json_object(dict(workload))
-    return [Step(workload, workload)] * seeds  # which differ by jitter only
+        workload = Workload.from_json_object(dict(workload) if isinstance(workload, Mapping) else workload)
+    return [Step(workload, workload)] * times  # which differ by jitter only
 
 
 def _name(policy: str | Schedule) -> str:
@@ -209,19 +232,13 @@ def _name(policy: str | Schedule) -> str:
 
 def _schedule(policy: str | Schedule) -> Schedule | None:
     """None for an order that is planned."""
-    if not isinstance(policy, str):
-        return policy
     if policy == PLANNED:
         return None
-    if not policy.startswith(CSV):
-        return by_name(policy)
-    path = policy.removeprefix(CSV)
     try:
-        return read_csv(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{policy}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{policy}: {error}") from None
+        return schedule_of(policy)
+    except UsageError as error:
+        known = isinstance(policy, str) and policy.startswith(CSV)
+        raise (error if known else UsageError(f"{error}, or {PLANNED}")) from None
 
 
 def _jittered(level: Level) -> Change:

@@ -18,7 +18,7 @@ SHORTEST_GAP = 50e-6
 """Idle times below this (s) are left out of the file."""
 
 
-def write_trace(path: Path, groups: Mapping[str, Iterable[StepTrace]]) -> None:
+def write_trace(path: Path, groups: Mapping[str, Iterable[StepTrace]], clock: str = "rank 0") -> None:
     """One track per stage: tasks, the gaps between them with what was awaited, arrows for transfers.
 
     Times in microseconds, on the clock of rank 0; `otherData` says how precisely the others' are known. Each
@@ -31,7 +31,7 @@ def write_trace(path: Path, groups: Mapping[str, Iterable[StepTrace]]) -> None:
         events += [event | {"pid": pid} for event in _group(pid, group, listed)]
         precision = max([precision, *(part.precision for step in listed for part in step.parts)])
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"clock": "rank 0", "clock_precision_us": _microseconds(precision)}
+    about = {"clock": clock, "clock_precision_us": _microseconds(precision)}
     trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
     path.write_text(json.dumps(trace), encoding="utf-8")
 

@@ -14,10 +14,8 @@ import jax
 import optax
 
 from rrfp_jax.core.accumulation import Accumulation
-from rrfp_jax.core.hints import Hint
-from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.schedules import Schedule, by_name
+from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError, UsageError
@@ -29,7 +27,13 @@ from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
-from rrfp_jax.train.checks import check_loss_is_a_sum, check_losses, check_optimizer, check_order
+from rrfp_jax.train.checks import (
+    check_fused,
+    check_loss_is_a_sum,
+    check_losses,
+    check_optimizer,
+    check_order,
+)
 from rrfp_jax.train.data import (
     Data,
     InMemory,
@@ -40,6 +44,7 @@ from rrfp_jax.train.data import (
     plan_hash,
     plan_step,
 )
+from rrfp_jax.train.named import schedule_of
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.tracefile import TRACED_STEPS, write_trace
@@ -58,7 +63,7 @@ class Trainer:
             returns microbatches (dicts of arrays), or one list of them for every step. May be left out if
             microbatches are given to `step` and `value_and_grad`.
         mesh: number of stages and where they run.
-        schedule: a hint or a fixed order, or its name.
+        schedule: a hint or a fixed order, its name, or "csv:FILE" for an order in a file.
         split: layers per stage; None for an even split.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages.
         accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever
@@ -147,7 +152,7 @@ class Trainer:
 
     @schedule.setter
     def schedule(self, schedule: Schedule | str) -> None:
-        self._schedule = _schedule(schedule)
+        self._schedule = schedule_of(schedule)
 
     # Training.
 
@@ -299,6 +304,7 @@ class Trainer:
         for bucket in dict.fromkeys(buckets):
             self._engine.examine(bucket)
         check_order(self._rules(len(plan), "train"))
+        check_fused(self._rules(len(plan), "train"))
         if self._optimizer is not None:
             check_optimizer(self._optimizer, self._engine.params_specs(), self._engine.layers)
         last = len(plan) - 1  # the one most likely to differ from the rest
@@ -339,12 +345,13 @@ class Trainer:
         plan = plan_step(data, step)
         self._world.agree(f"the plan of {phase} step {step}", plan_hash(plan))
         buckets = buckets_of(plan)
-        for bucket in dict.fromkeys(buckets):
-            self._engine.prepare(bucket, phase)
         rules = self._rules(len(plan), phase)
         if rules != self._last_rules:  # the schedule may be set between steps
             check_order(rules)
+            check_fused(rules)
             self._last_rules = rules
+        for bucket in dict.fromkeys(buckets):
+            self._engine.prepare(bucket, phase)
 
         def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
             return load_checked(data, step, j, plan[j], fields)
@@ -381,13 +388,3 @@ class Trainer:
                 f"applied. Look for a division by zero or a root at zero in the model's backward"
             )
         return norm
-
-
-def _schedule(schedule: Schedule | str) -> Schedule:
-    try:
-        found = by_name(schedule) if isinstance(schedule, str) else schedule
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if not isinstance(found, (Hint, FixedOrder)):
-        raise UsageError(f"schedule={schedule!r}: give a name or an object of rrfp.schedules, such as BF()")
-    return found
