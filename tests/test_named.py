@@ -31,8 +31,8 @@ def file(tmp_path):
         ([GOOD[0], "1F0,1W0,1I0,1F1,1B1"], "stage 1: W0 stands before I0"),
         ([GOOD[0], "1F0,1B0,1I0,1W0,1F1,1B1"], "stage 1: B0 does not belong there"),
         (["0F0,0B0,0F1,0B1", "1F1,1B1,1F0,1B0"], "must deadlock: stage 0 waits for B0"),
-        ([GOOD[0], "1F0,1B0,1X1"], "row 1, cell 3: '1X1' is no task"),
-        ([GOOD[0], "0F0"], "row 1, cell 1: 0F0"),
+        ([GOOD[0], "1F0,1B0,1X1"], "line 2, cell 3: '1X1' is no task"),
+        ([GOOD[0], "0F0"], "line 2, cell 1: 0F0"),
         ([], "holds no tasks"),
     ],
 )
