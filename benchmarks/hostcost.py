@@ -14,8 +14,9 @@ import optax
 import rrfp_jax as rrfp
 from benchmarks.harness import median_and_p99
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.tasks import BACKWARD, FORWARD
 from rrfp_jax.runtime.driver import _Step
-from rrfp_jax.runtime.stage import TrainingStep
+from rrfp_jax.runtime.stage import ModelStep
 from rrfp_jax.runtime.transport import LocalTransport
 
 WIDTH, STAGES, STEPS, WARMUP = 8, 4, 40, 5
@@ -94,8 +95,8 @@ def watched_steps(trainer: rrfp.Trainer, watch: Stopwatch, transport: type, step
         pass
     undo = [
         watch.wrap(StageScheduler, "handle", "scheduling"),
-        watch.wrap(TrainingStep, "run", "dispatch"),
-        watch.wrap(TrainingStep, "accumulate", "dispatch"),
+        watch.wrap(ModelStep, "run", "dispatch"),
+        watch.wrap(ModelStep, "accumulate", "dispatch"),
         *(watch.wrap(transport, m, "transfer") for m in ("offer", "produced", "poll", "patience")),
         watch.wrap(_Step, "_sleep", "sleep"),
     ]
@@ -129,22 +130,23 @@ def host_cost(
 def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
     """Seconds per task of calling every stage's forward, backward and accumulate in a plain loop."""
     engine = trainer._engine
-    (compiled,) = engine._compiled.values()
+    (compiled,) = engine.library.all_programs("train")
     calls = []
-    for stage, programs in zip(engine.stages.values(), compiled.train.values(), strict=True):
-        assert programs.forward is not None and programs.backward is not None
-        for call, program in ((programs.forward, "forward"), (programs.backward, "backward")):
-            specs = getattr(programs.traced, program).specs
-            zeros = [jax.device_put(np.zeros(s.shape, s.dtype), stage.device) for s in specs]
+    for stage, (programs,) in zip(engine.stages.values(), compiled.values(), strict=True):
+        assert programs.traced is not None
+        for kind, traced in ((FORWARD, programs.traced.forward), (BACKWARD, programs.traced.backward)):
+            zeros = [jax.device_put(np.zeros(s.shape, s.dtype), stage.device) for s in traced.specs]
+            call = programs.legs[kind].program
+            assert call is not None
             calls.append((call, zeros))
-    gradients = [[jnp.zeros_like(leaf) for leaf in stage.leaves] for stage in engine.stages.values()]
+    gradients = [[jnp.zeros_like(leaf) for leaf in stage.leaves[0]] for stage in engine.stages.values()]
     samples = []
     for _ in range(rounds):
         for s, stage in engine.stages.items():
             began = perf_counter()
             for call, arguments in calls[2 * s : 2 * s + 2]:
                 call(*arguments)
-            stage.add(gradients[s])
+            stage.add(0, gradients[s])
             samples.append((perf_counter() - began) / 2)
     engine.reset_gradients()
     return samples

@@ -9,10 +9,10 @@ import jax
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
-from rrfp_jax.runtime.stage import TrainingStep
+from rrfp_jax.runtime.stage import ModelStep
 
 
-def load_step(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> list[TrainingStep]:
+def load_step(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> list[ModelStep]:
     """Every stage's part of a step, its data on the device and its sums zero.
 
     Args:
@@ -20,17 +20,17 @@ def load_step(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> list[
         data: of the step.
     """
     engine, count = trainer._engine, len(data)
-    ((bucket, compiled),) = engine._compiled.items()
-    inputs = engine._load(0, [bucket] * count, [compiled.train] * count, lambda j, fields: data[j])
+    (programs,) = engine.library.all_programs("train")
+    bucket, _ = engine.library.first
+    inputs = engine._load(0, [bucket] * count, [programs] * count, lambda j, fields: data[j])
     engine.reset_gradients()
     engine._has_gradients = True  # so that the trainer's next step starts from zero
     return [
-        TrainingStep(stage, {0: compiled.train[s]}, [0] * count, inputs[s])
-        for s, stage in engine.stages.items()
+        ModelStep(stage, "train", [programs[s]], [0] * count, inputs[s]) for s, stage in engine.stages.items()
     ]
 
 
-def run_plainly(parts: Sequence[TrainingStep]) -> list[jax.Array]:
+def run_plainly(parts: Sequence[ModelStep]) -> list[jax.Array]:
     """Dispatch every task, one microbatch after the other, without ever waiting; the gradient sums."""
     for j in range(len(parts[0].buckets)):
         carry: Sequence[jax.Array] = ()
@@ -40,5 +40,5 @@ def run_plainly(parts: Sequence[TrainingStep]) -> list[jax.Array]:
         for part in reversed(parts):
             part.receive(task := Task(BACKWARD, 0, j), carry)
             carry, _ = part.run(task)
-            part.accumulate(j)
+            part.accumulate(0, j)
     return [leaf for part in parts for leaf in jax.tree.leaves(part.stage.gradients)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from rrfp_jax.runtime.programs import StagePrograms
+from rrfp_jax.runtime.programs import PiecePrograms
 from rrfp_jax.train.config import fields_of, load_config
 from rrfp_jax.train.display import Display
 from rrfp_jax.train.main import main
@@ -174,7 +174,7 @@ def test_control_c_while_compiling_says_so_and_writes_nothing(folder, capsys, mo
     def pressed(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(StagePrograms, "compile", pressed)
+    monkeypatch.setattr(PiecePrograms, "training", pressed)
     assert main(arguments(folder, name="never")) == 130
     assert "interrupted" in "".join(capsys.readouterr())
     assert not (folder / "runs" / "never").exists()
@@ -183,7 +183,7 @@ def test_control_c_while_compiling_says_so_and_writes_nothing(folder, capsys, mo
 class TestRefusals:
     @pytest.fixture(autouse=True)
     def nothing_compiles(self, monkeypatch):
-        monkeypatch.setattr(StagePrograms, "compile", lambda *args: pytest.fail("compiled before refusing"))
+        monkeypatch.setattr(PiecePrograms, "training", lambda *args: pytest.fail("compiled before refusing"))
 
     @staticmethod
     def refuses(capsys, argv, *said):

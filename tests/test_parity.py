@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.stage import TrainingStep
+from rrfp_jax.runtime.stage import ModelStep
 from rrfp_jax.runtime.transport import LocalTransport
 from tests import toy
 
@@ -53,13 +53,13 @@ class TestBrokenVariantsAreCaught:
         assert agrees(four_stages, toy.microbatches())
 
     def test_a_dropped_microbatch(self, four_stages, monkeypatch):
-        accumulate = TrainingStep.accumulate
+        accumulate = ModelStep.accumulate
 
-        def all_but_one(self, microbatch):
+        def all_but_one(self, chunk, microbatch):
             if microbatch != 1 or self.stage.index != 2:
-                accumulate(self, microbatch)
+                accumulate(self, chunk, microbatch)
 
-        monkeypatch.setattr(TrainingStep, "accumulate", all_but_one)
+        monkeypatch.setattr(ModelStep, "accumulate", all_but_one)
         assert not agrees(four_stages, toy.microbatches())
 
     def test_a_mean_of_means(self):
@@ -124,5 +124,5 @@ def test_check_agrees_and_tells_bytes(four_stages, capsys):
 
 
 def test_check_notices_a_wrong_gradient(four_stages, monkeypatch):
-    monkeypatch.setattr(TrainingStep, "accumulate", lambda self, j: None)
+    monkeypatch.setattr(ModelStep, "accumulate", lambda self, c, j: None)
     assert not four_stages.check().ok

@@ -11,15 +11,15 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.programs import EvaluationProgram, StagePrograms, UpdatePrograms
+from rrfp_jax.runtime import compiling, programs, update
 from tests import toy
 from tests.refusals import BATCH, copied, refused, same
 
 
 @pytest.fixture
 def nothing_compiles(monkeypatch):
-    for programs in (StagePrograms, EvaluationProgram, UpdatePrograms):
-        monkeypatch.setattr(programs, "compile", lambda *args: pytest.fail("compiled before refusing"))
+    for module in (compiling, programs, update):
+        monkeypatch.setattr(module, "compile_for", lambda *args: pytest.fail("compiled before refusing"))
 
 
 def make(stages=2, **kwargs):
@@ -226,7 +226,7 @@ class TestOptimizers:
         ids=["mask-of-the-whole-model", "lbfgs", "not-called", "number"],
     )
     def test_one_that_cannot_run_on_a_stage(self, build):
-        specs = make()._engine.params_specs()
+        specs = make()._engine.library.params
         with refused("optimizer"):
             make(optimizer=build(specs))
 

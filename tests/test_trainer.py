@@ -15,7 +15,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.runtime.stage import TrainingStep
+from rrfp_jax.runtime.stage import ModelStep
 from tests import toy
 
 
@@ -149,9 +149,9 @@ class Hanging:
 
 
 def test_a_program_that_hangs_does_not_hold_its_error_back(trainer, monkeypatch):
-    run = TrainingStep.run
+    run = ModelStep.run
     monkeypatch.setattr(trainer._engine.driver, "_stall_seconds", 0.5)
-    monkeypatch.setattr(TrainingStep, "run", lambda self, task: (run(self, task)[0], Hanging(8)))
+    monkeypatch.setattr(ModelStep, "run", lambda self, task: (run(self, task)[0], Hanging(8)))
     began = time.monotonic()
     with pytest.raises(rrfp.TrainingError, match=r"nothing moved.*running: F0"):
         trainer.step(toy.microbatches())
@@ -165,7 +165,7 @@ def test_a_dispatch_that_fails_is_named(trainer, monkeypatch):
     def fails(self, task):
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    monkeypatch.setattr(TrainingStep, "run", fails)
+    monkeypatch.setattr(ModelStep, "run", fails)
     with pytest.raises(rrfp.TrainingError, match="F0 on stage 0 failed: RESOURCE_EXHAUSTED"):
         trainer.step(toy.microbatches())
 
@@ -205,13 +205,18 @@ def test_a_fixed_order_that_lacks_a_task_is_refused_at_once():
         toy.trainer(2, schedule=Lossy())
 
 
-def test_a_schedule_that_splits_the_backward_is_refused_also_between_steps():
-    with pytest.raises(rrfp.UsageError, match="models cannot yet"):
-        toy.trainer(2, schedule="zb-h1")
+def test_the_schedule_may_change_between_steps_to_one_that_splits():
     trainer = toy.trainer(2)
     trainer.step(toy.microbatches())
-    trainer.schedule = "bfw"
-    with pytest.raises(rrfp.UsageError, match="models cannot yet"):
+    for schedule in ("bfw", "zb-h1", rrfp.schedules.Ranked(rrfp.schedules.OneFOneB())):
+        trainer.schedule = schedule
         trainer.step(toy.microbatches())
-    trainer.schedule = rrfp.schedules.Ranked(rrfp.schedules.OneFOneB())
-    assert trainer.step(toy.microbatches()).step == 1
+    assert trainer.steps_done == 4
+
+
+def test_a_schedule_for_another_placement_is_refused_also_between_steps():
+    trainer = toy.trainer(2)
+    trainer.step(toy.microbatches())
+    trainer.schedule = "zb-v"
+    with pytest.raises(rrfp.UsageError, match="2 chunks a stage"):
+        trainer.step(toy.microbatches())

@@ -98,7 +98,6 @@ def worst_leaf(gradient, expected):
 
 def trainer(stages=4, **kwargs):
     kwargs.setdefault("data", lambda step: microbatches(seed=step))
+    kwargs.setdefault("mesh", rrfp.Mesh(pp=stages))
     optimizer = kwargs.pop("optimizer", optax.adamw(1e-2))
-    return rrfp.Trainer(
-        kwargs.pop("pipe", None) or pipeline(), optimizer, mesh=rrfp.Mesh(pp=stages), **kwargs
-    )
+    return rrfp.Trainer(kwargs.pop("pipe", None) or pipeline(), optimizer, **kwargs)

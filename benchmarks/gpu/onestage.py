@@ -15,10 +15,12 @@ import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Unavailable
 from benchmarks.gpu.work import median_seconds
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.runtime.compiling import nbytes
 from rrfp_jax.runtime.layers import LayerSpec
+from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import IDS
-from rrfp_jax.runtime.programs import StagePrograms, StageShape, nbytes
-from rrfp_jax.runtime.stage import TrainingStep
+from rrfp_jax.runtime.programs import PiecePrograms
+from rrfp_jax.runtime.stage import ModelStep
 
 T = TypeVar("T")
 
@@ -32,8 +34,8 @@ class OneStage:
     """
 
     pipe: rrfp.Pipeline
-    shape: StageShape
-    programs: StagePrograms
+    shape: PieceShape
+    programs: PiecePrograms
     carry: jax.ShapeDtypeStruct
 
     @classmethod
@@ -42,8 +44,8 @@ class OneStage:
         ends = rrfp.layer(lambda x, mb: mb["x"] if x is None else x)
         pipe = rrfp.Pipeline([ends, layer, ends], lambda x, mb: rrfp.Loss(x.astype(jnp.float32).sum()))
         fields = {"x": carry}
-        shape = StageShape(pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields))
-        return cls(pipe, shape, StagePrograms.compile(shape, jax.local_devices()[0]), carry)
+        shape = PieceShape(pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields))
+        return cls(pipe, shape, PiecePrograms.training(shape, jax.local_devices()[0], {BACKWARD}), carry)
 
     @property
     def parameters(self) -> int:
@@ -52,9 +54,9 @@ class OneStage:
 
     def predicted(self) -> dict[str, int]:
         """Bytes by XLA's analysis of the programs, and what a microbatch holds between them."""
-        found = {"input": nbytes(self.carry), "held": self.programs.held_bytes}
-        for name in ("forward", "backward"):
-            analysis: Any = getattr(self.programs, name).memory_analysis()
+        found = {"input": nbytes(self.carry), "held": self.programs.legs[FORWARD].held_bytes}
+        for name, kind in (("forward", FORWARD), ("backward", BACKWARD)):
+            analysis: Any = self.programs.legs[kind].program.memory_analysis()  # type: ignore[union-attr]
             found[f"{name}_temporary"] = int(analysis.temp_size_in_bytes)
             found[f"{name}_outputs"] = int(analysis.output_size_in_bytes)
         return found
@@ -78,9 +80,9 @@ class Run:
         self._ids = jax.device_put(np.zeros(IDS.shape, IDS.dtype))
         specs = jax.tree.leaves(stage.shape.params)
         leaves = [random_array(spec, 2 + i, spec.shape[0] ** -0.5) for i, spec in enumerate(specs)]
-        self._step = TrainingStep(_Leaves(leaves), {0: stage.programs}, [0], [[]])  # type: ignore[arg-type]
+        self._step = ModelStep(_Leaves([leaves]), "train", [[stage.programs]], [0], [[]])  # type: ignore[arg-type]
         jax.block_until_ready([self._x, self._cotangent, leaves])
-        jax.block_until_ready([self._step._forward_heads, self._step._backward_heads])
+        jax.block_until_ready([leg.head for leg in self._step._legs.values()])
 
     def fresh_input(self) -> jax.Array:
         """A copy of the input, for those who count bytes."""
@@ -88,18 +90,18 @@ class Run:
 
     def forward(self, x: jax.Array | None = None) -> Any:
         """Dispatch the forward of a microbatch; what it gives, and what is kept for the backward."""
-        self._step._inputs[0] = [None, self._ids]
+        self._step._held[0, 0] = [None, self._ids]
         self._step.receive(task := Task(FORWARD, 0, 0), [self._x if x is None else x])
         outputs, _ = self._step.run(task)
-        return outputs, self._step._kept[0]
+        return outputs, self._step._held[0, 0]
 
     def backward(self) -> Any:
         """Dispatch the backward; what it gives. What was kept for it stays, so that it can be done again."""
-        kept = list(self._step._kept[0])
+        kept = list(self._step._held[0, 0])
         self._step.receive(task := Task(BACKWARD, 0, 0), [self._cotangent])
         outputs, _ = self._step.run(task)
-        self._step._kept[0] = kept
-        return outputs, self._step._gradients.pop(0)
+        self._step._held[0, 0] = kept
+        return outputs, self._step._gradients.pop((0, 0))
 
     def seconds(self, rounds: int) -> tuple[float, float]:
         """Median seconds of forward and fused backward."""
@@ -109,7 +111,7 @@ class Run:
 class _Leaves(NamedTuple):
     """What a step wants of its stage."""
 
-    leaves: list[jax.Array]
+    leaves: list[list[jax.Array]]
 
 
 def random_array(spec: Any, seed: int, scale: float) -> jax.Array:

@@ -13,7 +13,7 @@ from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.progress import Names, all_tasks
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Kind, Placement
 
 Backpressure: TypeAlias = Literal["admission", "drain"]
 
@@ -74,6 +74,23 @@ class StepRules:
     def admission_limit(self) -> int | None:
         """Most microbatches that admission lets in flight; None for fixed orders and with the drain."""
         return None if isinstance(self.schedule, FixedOrder) or self.drains else self.limit
+
+    def backward_kinds(self, stage: int) -> list[frozenset[Kind]]:
+        """For each chunk of a stage, whether there are B's among its tasks, I's and W's, or both."""
+        schedule, chunks = self.schedule, range(self.placement.chunks)
+        if self.forward_only:
+            return [frozenset() for _ in chunks]
+        if isinstance(schedule, FixedOrder):
+            tasks = schedule.order(stage, self.placement, self.microbatches)
+            split = {(task.chunk, task.microbatch) for task in tasks if task.kind is WEIGHT}
+        else:
+            split = set(schedule.split(stage, self.placement, self.microbatches))
+        counts = [sum(1 for j in range(self.microbatches) if (c, j) in split) for c in chunks]
+        fused, apart = frozenset([BACKWARD]), frozenset([INPUT, WEIGHT])
+        return [
+            fused if count == 0 else apart if count == self.microbatches else fused | apart
+            for count in counts
+        ]
 
     @cached_property
     def names(self) -> Names:

@@ -186,7 +186,7 @@ class _Step:
         ready = self._ready[stage].pop(task, self._began)
         bucket = part.buckets[task.microbatch]
         self._box.dispatched(self._step, stage, task)
-        cost = part.phase, stage, task.kind, bucket
+        cost = part.phase, stage, task.chunk, task.kind, bucket
         queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now))
         key = self._message(stage, task)
         if key is not None:
@@ -198,7 +198,7 @@ class _Step:
             self._ready[stage][Task(WEIGHT, task.chunk, task.microbatch)] = perf_counter()
         for instruction in instructions[1:]:
             if isinstance(instruction, Accumulate):
-                part.accumulate(instruction.microbatch)
+                part.accumulate(instruction.chunk, instruction.microbatch)
 
     def _message(self, stage: int, task: Task) -> Key | None:
         destination = self._rules.placement.destination(stage, task)

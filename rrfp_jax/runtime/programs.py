@@ -1,277 +1,226 @@
-"""The compiled programs of one stage for one shape bucket, and the update of its parameters."""
+"""The compiled programs of one piece for one shape bucket, and what each takes of what a microbatch holds.
+
+A microbatch passes through the programs of a piece one after the other: forward and backward, or forward,
+input and weight gradient. Between them it holds a list of arrays. Each program appends what has arrived for
+it and what it computes, and leaves what later programs read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
-from jax.sharding import SingleDeviceSharding
 
-from rrfp_jax.runtime.differentiate import Differentiated, Program, Specs, differentiate, reduce
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline, run_layers
-from rrfp_jax.runtime.pipeline import Specs as Fields
-
-Compiled: TypeAlias = Callable[..., Any]
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
+from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes, temporary_bytes
+from rrfp_jax.runtime.differentiate import Differentiated, Program, differentiate, reduce
+from rrfp_jax.runtime.piece import PieceShape
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageShape:
-    """One stage's piece of the model for microbatches of given fields; specs only.
-
-    `params` is {layer index as text: nested dict}; flat lists of parameters are in its leaf order.
-    """
-
-    pipe: Pipeline
-    layers: range
-    fields: Fields
-    shapes: Sequence[LayerShapes]  # of all layers
-
-    @cached_property
-    def params(self) -> Params:
-        """Specs of the stage's parameters."""
-        return {str(i): self.shapes[i].params for i in self.layers}
-
-    @cached_property
-    def carry_in(self) -> Any:
-        """Specs of what arrives from the stage before (None on the first stage)."""
-        return self.shapes[self.layers.start].carry_in
-
-    @property
-    def input_names(self) -> list[str]:
-        """The fields in the order of a program's inputs; the numbers for random keys come after them."""
-        return sorted(self.fields)
-
-    @cached_property
-    def statistics(self) -> list[str]:
-        """What the statistics vector holds: total, weight, metrics; empty if there is no loss here."""
-        loss = jax.eval_shape(
-            lambda *a: self._run(*a)[1],
-            [self.params[str(i)] for i in self.layers],
-            self.carry_in,
-            dict(self.fields),
-            IDS,
-        )
-        return ["total", "weight", *sorted(loss.metrics)] if loss is not None else []
-
-    def _run(self, params: Any, carry: Any, fields: Any, ids: Any, training: bool = True) -> Any:
-        return run_layers(self.pipe, self.layers, params, carry, fields, ids, training=training)
-
-    def flat(
-        self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any], training: bool = True
-    ) -> tuple[Any, Any, Any]:
-        """The stage as a function of flat lists; see `differentiate.StageFunction`."""
-        tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
-        carry = jax.tree.unflatten(jax.tree.structure(self.carry_in), carry)
-        fields = dict(zip(self.input_names, inputs, strict=False))
-        out, loss = self._run([tree[str(i)] for i in self.layers], carry, fields, inputs[-1], training)
-        if loss is None:
-            return jax.tree.leaves(out), None, None
-        numbers = [loss.total, loss.weight, *(loss.metrics[name] for name in sorted(loss.metrics))]
-        return jax.tree.leaves(out), loss.total, jnp.stack([jnp.asarray(n, jnp.float32) for n in numbers])
-
-    def specs(self) -> tuple[Specs, Specs, Specs]:
-        """Flat specs of parameters, carry and inputs."""
-        inputs = [*(self.fields[name] for name in self.input_names), IDS]
-        return jax.tree.leaves(self.params), jax.tree.leaves(self.carry_in), inputs
-
-
-@dataclass(frozen=True)
-class Reads:
-    """Which arguments a program takes, sorted into those fixed for a step and those of a microbatch.
-
-    A full argument list begins with `fixed` entries (parameters, prepared values).
-    """
-
-    program: Program
-    fixed: int
-
-    @cached_property
-    def head(self) -> list[int]:
-        """Indices into parameters and prepared values."""
-        return [i for i in self.program.reads if i < self.fixed]
-
-    @cached_property
-    def tail(self) -> list[int]:
-        """Indices into what follows them."""
-        return [i - self.fixed for i in self.program.reads if i >= self.fixed]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagePrograms:
-    """What a stage runs for one bucket: compiled programs with the arguments that each one reads.
+class Leg:
+    """One program on a microbatch's way through a piece.
 
     Attributes:
-        inputs: indices of the inputs (fields, then numbers) that forward or backward reads.
-        held_bytes: bytes that one microbatch keeps on the stage between its forward and its backward,
-            parameters and prepared values not counted.
+        program: None if there is nothing to compute.
+        head: which parameters and prepared values it takes first, the same for all microbatches.
+        takes: what it takes then: indices into what the microbatch holds, followed by what has arrived.
+        sends: how many of its outputs go to another piece; they come first.
+        keeps: what is held after it: indices into what was held, arrived and computed.
+        held_bytes: of that.
     """
 
-    traced: Differentiated
-    prepare: Compiled | None
-    forward: Compiled | None  # None if the stage has nothing to give
-    backward: Compiled | None
-    forward_reads: Reads
-    backward_reads: Reads
-    statistics: Sequence[str]
-    backward_keeps: Sequence[int]  # into carry, inputs and the forward's outputs
-    backward_cotangents: Sequence[int]
-    inputs: frozenset[int]
+    program: Compiled | None
+    head: Sequence[int]
+    takes: Sequence[int]
+    sends: int
+    keeps: Sequence[int]
     held_bytes: int
-    temporary_bytes: int
 
-    @classmethod
-    def compile(cls, shape: StageShape, device: jax.Device) -> StagePrograms:
-        """Trace and compile the training programs of one stage."""
-        params, carry, inputs = shape.specs()
-        traced = differentiate(shape.flat, params, carry, inputs)
-        prepared = len(traced.prepare.closed.jaxpr.outvars) if traced.prepare else 0
-        fixed = len(params) + prepared
-        forward, backward = Reads(traced.forward, fixed), Reads(traced.backward, fixed)
-        outputs = [var.aval for var in traced.forward.closed.jaxpr.outvars]
-        arguments = [*carry, *inputs, *outputs]
-        keeps = [i for i in backward.tail if i < len(arguments)]
-        used = {i - len(carry) for i in (*forward.tail, *keeps)}
-        compiled = [
-            _compile(program, device) if program is not None else None
-            for program in (traced.prepare, traced.forward, traced.backward)
-        ]
-        return cls(
-            traced=traced,
-            prepare=compiled[0],
-            forward=compiled[1],
-            backward=compiled[2],
-            forward_reads=forward,
-            backward_reads=backward,
-            statistics=shape.statistics,
-            backward_keeps=keeps,
-            backward_cotangents=[i - len(arguments) for i in backward.tail if i >= len(arguments)],
-            inputs=frozenset(used) & frozenset(range(len(inputs))),
-            held_bytes=sum(nbytes(arguments[i]) for i in keeps),
-            temporary_bytes=max(_temporary_bytes(program) for program in compiled),
-        )
+    @property
+    def temporary_bytes(self) -> int:
+        """What the program needs while it runs, besides arguments and results."""
+        return temporary_bytes(self.program)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationProgram:
-    """A stage's forward without residuals; `reads` has no prepared values."""
+class PiecePrograms:
+    """What a piece runs for one bucket.
 
-    forward: Compiled | None
-    reads: Reads
+    Attributes:
+        traced: what was compiled, None for forwards only.
+        prepare: computes from parameters (`prepare_reads`) alone, once a step, what several programs read.
+        legs: by kind of task; of a forward-only piece, the forward.
+        statistics: names of the numbers in the vector that a forward gives besides; empty if there is none.
+        inputs: indices of the inputs (fields, then numbers) that any program reads.
+    """
+
+    traced: Differentiated | None
+    prepare: Compiled | None
+    prepare_reads: Sequence[int]
+    legs: Mapping[Kind, Leg]
     statistics: Sequence[str]
     inputs: frozenset[int]
-    out: int
+
+    @property
+    def temporary_bytes(self) -> int:
+        """The most that any of the programs needs while it runs."""
+        return max(temporary_bytes(p) for p in (self.prepare, *(leg.program for leg in self.legs.values())))
 
     @classmethod
-    def compile(cls, shape: StageShape, device: jax.Device) -> EvaluationProgram:
-        """Trace and compile."""
+    def training(cls, shape: PieceShape, device: jax.Device, kinds: Collection[Kind]) -> PiecePrograms:
+        """Trace and compile the forward, and the backwards of these kinds."""
         params, carry, inputs = shape.specs()
-        n, m, out = len(params), len(params) + len(carry), 0
+        traced = differentiate(shape.flat, params, carry, inputs)
+        passage = Passage(traced, len(params), carry, inputs, kinds)
+        return cls(
+            traced=traced,
+            prepare=None if traced.prepare is None else _compile(traced.prepare, device),
+            prepare_reads=() if traced.prepare is None else traced.prepare.reads,
+            legs=passage.legs(device),
+            statistics=shape.statistics,
+            inputs=passage.inputs,
+        )
+
+    @classmethod
+    def evaluation(cls, shape: PieceShape, device: jax.Device) -> PiecePrograms:
+        """Trace and compile a forward without residuals."""
+        params, carry, inputs = shape.specs()
+        n, m, sends = len(params), len(params) + len(carry), 0
 
         def forward(*args: Any) -> list[Any]:
-            nonlocal out
+            nonlocal sends
             leaves, _, statistics = shape.flat(args[:n], args[n:m], args[m:], training=False)
-            out = len(leaves)
+            sends = len(leaves)
             return [*leaves, *([] if statistics is None else [statistics])]
 
         program = reduce(jax.make_jaxpr(forward)(*params, *carry, *inputs))
-        reads = Reads(program, n)
-        used = frozenset(i - len(carry) for i in reads.tail) & frozenset(range(len(inputs)))
+        tail = [i - n for i in program.reads if i >= n]
+        where = _first_places(_at_forward(len(carry), len(inputs)))
+        leg = Leg(
+            program=_compile(program, device),
+            head=[i for i in program.reads if i < n],
+            takes=[where[i] for i in tail],
+            sends=sends,
+            keeps=(),
+            held_bytes=0,
+        )
+        used = frozenset(i - len(carry) for i in tail if i >= len(carry))
         return cls(
-            forward=_compile(program, device), reads=reads, statistics=shape.statistics, inputs=used, out=out
+            traced=None,
+            prepare=None,
+            prepare_reads=(),
+            legs={FORWARD: leg},
+            statistics=shape.statistics,
+            inputs=used,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdatePrograms:
-    """What does not depend on the bucket: adding gradients, their norm, and the optimizer.
+@dataclass(frozen=True)
+class Passage:
+    """Which values a microbatch holds between the programs of a piece.
 
-    zeros       -> accumulators, all zero
-    init        parameters -> optimizer state
-    accumulate  accumulators, gradients -> accumulators          (accumulators donated)
-    norm        accumulators -> sum of squares, float32 scalar
-    update      parameters, optimizer state, accumulators, scale -> parameters, state, zeroed accumulators
-                (all donated); gradients are the accumulators times `scale`, a float32 scalar
-
-    Accumulators are float32 or wider whatever the parameters are: they hold sums over many microbatches.
+    Values are numbered in the order of the programs' full argument lists (see `Differentiated`), parameters
+    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, what crosses from the
+    input's gradient to the weights'.
     """
 
-    zeros: Compiled
-    accumulate: Compiled
-    norm: Compiled
-    init: Compiled | None
-    update: Compiled | None
-    state_structure: Any
+    traced: Differentiated
+    params: int
+    carry: Sequence[Any]
+    fields: Sequence[Any]
+    kinds: Collection[Kind]  # of the backward: B, or I and W, or all three
 
-    @classmethod
-    def compile(
-        cls, params: Params, optimizer: optax.GradientTransformation | None, device: jax.Device
-    ) -> UpdatePrograms:
-        """Trace and compile for a stage's parameter tree; without an optimizer there is no update."""
-        leaves, structure = jax.tree.flatten(params)
-        wide = [jax.ShapeDtypeStruct(s.shape, jnp.promote_types(s.dtype, jnp.float32)) for s in leaves]
+    @cached_property
+    def specs(self) -> list[Any]:
+        """Of all values."""
+        outputs = [var.aval for var in self.traced.forward.closed.jaxpr.outvars]
+        cotangents = [outputs[i] for i in self.traced.moving_out]
+        crossing = self.traced.crossing if INPUT in self.kinds else ()
+        return [*self.carry, *self.fields, *outputs, *cotangents, *crossing]
 
-        def accumulate(sums: list[Any], gradients: list[Any]) -> list[Any]:
-            return [a + g.astype(a.dtype) for a, g in zip(sums, gradients, strict=True)]
+    @cached_property
+    def inputs(self) -> frozenset[int]:
+        """Indices of the fields and numbers that any program reads."""
+        first = len(self.carry)
+        read = {i - first for kind in (FORWARD, *self.kinds) for i in self._tail(kind)}
+        return frozenset(read) & frozenset(range(len(self.fields)))
 
-        def norm(sums: list[Any]) -> Any:
-            return sum((jnp.sum(jnp.square(a.astype(jnp.float32))) for a in sums), jnp.zeros((), jnp.float32))
+    def legs(self, device: jax.Device) -> dict[Kind, Leg]:
+        """The compiled programs with what each takes and leaves."""
+        begin = len(self.carry) + len(self.fields)
+        computed = range(begin, begin + len(self.traced.forward.closed.jaxpr.outvars))
+        arriving = range(computed.stop, computed.stop + len(self.traced.moving_out))
+        later = {i for kind in self.kinds for i in self._tail(kind)}
+        start = _at_forward(len(self.carry), len(self.fields))
+        legs = {}
+        legs[FORWARD], held = self._leg(FORWARD, device, start, computed, later, self.traced.out)
+        flowing = len(self.traced.moving_in)
+        at_backward = [*held, *arriving]
+        if BACKWARD in self.kinds:
+            legs[BACKWARD], _ = self._leg(BACKWARD, device, at_backward, (), set(), flowing)
+        if INPUT in self.kinds:
+            crossing = [*[-1] * flowing, *range(arriving.stop, len(self.specs))]
+            later = set(self._tail(WEIGHT))
+            legs[INPUT], held = self._leg(INPUT, device, at_backward, crossing, later, flowing)
+            legs[WEIGHT], _ = self._leg(WEIGHT, device, held, (), set(), 0)
+        return legs
 
-        def build(function: Any, donate: tuple[int, ...], *specs: Any) -> Compiled:
-            placed = jax.tree.map(lambda s: _placed(s, device), specs)
-            where = SingleDeviceSharding(device)
-            return jax.jit(function, donate_argnums=donate, out_shardings=where).lower(*placed).compile()
-
-        def zeros() -> list[Any]:
-            return [jnp.zeros(leaf.shape, leaf.dtype) for leaf in wide]
-
-        init = update = state_structure = None
-        if optimizer is not None:
-            state, state_structure = jax.tree.flatten(jax.eval_shape(optimizer.init, params))
-
-            def step(old: list[Any], state: list[Any], sums: list[Any], scale: Any) -> tuple[Any, Any, Any]:
-                own = jax.tree.unflatten(structure, old)
-                gradients = jax.tree.unflatten(
-                    structure, [(a * scale).astype(o.dtype) for a, o in zip(sums, old, strict=True)]
-                )
-                changes, after = optimizer.update(gradients, jax.tree.unflatten(state_structure, state), own)
-                new = jax.tree.leaves(optax.apply_updates(own, changes))
-                return new, jax.tree.leaves(after), [jnp.zeros_like(a) for a in sums]
-
-            scalar = jax.ShapeDtypeStruct((), jnp.float32)
-            init = build(lambda p: jax.tree.leaves(optimizer.init(p)), (), params)
-            update = build(step, (0, 1, 2), leaves, state, wide, scalar)
-        return cls(
-            zeros=build(zeros, ()),
-            accumulate=build(accumulate, (0,), wide, leaves),
-            norm=build(norm, (), wide),
-            init=init,
-            update=update,
-            state_structure=state_structure,
+    def _leg(
+        self,
+        kind: Kind,
+        device: jax.Device,
+        at_hand: Sequence[int],
+        computed: Sequence[int],
+        later: Collection[int],
+        sends: int,
+    ) -> tuple[Leg, list[int]]:
+        """A program, given what is at hand when it runs; and the values that are held after it."""
+        where = _first_places([*at_hand, *computed])
+        held = sorted(value for value in where if value in later)
+        program = self._program(kind)
+        leg = Leg(
+            program=_compile(program, device),
+            head=[i for i in program.reads if i < self._fixed],
+            takes=[where[i] for i in self._tail(kind)],
+            sends=sends,
+            keeps=[where[i] for i in held],
+            held_bytes=sum(nbytes(self.specs[i]) for i in held),
         )
+        return leg, held
+
+    @cached_property
+    def _fixed(self) -> int:
+        prepare = self.traced.prepare
+        return self.params + (len(prepare.closed.jaxpr.outvars) if prepare else 0)
+
+    def _program(self, kind: Kind) -> Program:
+        names = {FORWARD: "forward", BACKWARD: "backward", INPUT: "input", WEIGHT: "weight"}
+        program: Program = getattr(self.traced, names[kind])
+        return program
+
+    def _tail(self, kind: Kind) -> list[int]:
+        """The values that a program reads."""
+        return [i - self._fixed for i in self._program(kind).reads if i >= self._fixed]
 
 
-def nbytes(spec: Any) -> int:
-    """Bytes of an array or spec."""
-    return int(spec.size) * int(spec.dtype.itemsize)
+def _at_forward(carry: int, fields: int) -> list[int]:
+    """The values at hand when a forward runs: its fields from the start, its carry has arrived."""
+    return [*range(carry, carry + fields), *range(carry)]
 
 
-def _placed(spec: Any, device: jax.Device) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=SingleDeviceSharding(device))
+def _first_places(values: Sequence[int]) -> dict[int, int]:
+    places: dict[int, int] = {}
+    for place, value in enumerate(values):
+        places.setdefault(value, place)
+    return places
 
 
 def _compile(program: Program, device: jax.Device) -> Compiled | None:
+    """The compiled program; None if it gives nothing."""
     if not program.closed.jaxpr.outvars:
         return None
-    specs = [_placed(spec, device) for spec in program.specs]
-    return jax.jit(program.__call__, out_shardings=SingleDeviceSharding(device)).lower(*specs).compile()
-
-
-def _temporary_bytes(compiled: Any) -> int:
-    analysis = compiled.memory_analysis() if compiled is not None else None
-    return int(analysis.temp_size_in_bytes) if analysis is not None else 0
+    return compile_for(device, program.__call__, *program.specs)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 
-from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Task
+from rrfp_jax.runtime.compiling import Compiled
 from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.programs import EvaluationProgram, StagePrograms, UpdatePrograms
+from rrfp_jax.runtime.programs import Leg, PiecePrograms
+from rrfp_jax.runtime.update import UpdatePrograms, merged
 
 Arrays: TypeAlias = Sequence[jax.Array]
 
@@ -19,27 +21,33 @@ class Stage:
 
     Args:
         index: the stage's number.
-        layers: indices of its layers.
+        chunks: indices of the layers of each chunk.
         device: where its parameters live and its programs run.
-        params: {layer index as text: nested dict}, on that device; from now on owned by the stage.
+        params: of each chunk, {layer index as text: nested dict}, on that device; from now on owned by the
+            stage.
         updates: its bucket-independent programs; without an optimizer it is never updated.
+
+    Attributes:
+        leaves: the parameters of each chunk as a flat list.
+        state: of the optimizer, as a flat list.
     """
 
     def __init__(
         self,
         index: int,
-        layers: range,
+        chunks: Sequence[range],
         device: jax.Device,
-        params: Params,
+        params: Sequence[Params],
         updates: UpdatePrograms,
     ) -> None:
         self.index = index
-        self.layers = layers
+        self.chunks = chunks
         self.device = device
         self._updates = updates
-        self.leaves, self._structure = jax.tree.flatten(params)
+        self.leaves = [jax.tree.leaves(own) for own in params]
+        self._structures = [jax.tree.structure(own) for own in params]
         self.state: list[jax.Array] = updates.init(params) if updates.init is not None else []
-        self._sums: list[jax.Array] = []
+        self._sums: list[list[jax.Array]] = []
         self.reset_gradients()
 
     @property
@@ -57,9 +65,9 @@ class Stage:
         """The optimizer's state for this stage's parameters."""
         return jax.tree.unflatten(self._updates.state_structure, self.state)
 
-    def add(self, gradients: Arrays) -> None:
-        """Add a microbatch's gradients to the sums."""
-        self._sums = self._updates.accumulate(self._sums, gradients)
+    def add(self, chunk: int, gradients: Arrays) -> None:
+        """Add a microbatch's gradients of a chunk to the sums."""
+        self._sums[chunk] = self._updates.accumulate[chunk](self._sums[chunk], gradients)
 
     def squared_norm(self) -> jax.Array:
         """Float32 scalar: the sum of squares of all gradient sums."""
@@ -74,8 +82,9 @@ class Stage:
         """Start from zero, after a step that was broken off or is not applied."""
         self._sums = self._updates.zeros()
 
-    def _tree(self, leaves: Arrays) -> Params:
-        return jax.tree.unflatten(self._structure, leaves)  # type: ignore[no-any-return]
+    def _tree(self, leaves: Sequence[Arrays]) -> Params:
+        pairs = zip(self._structures, leaves, strict=True)
+        return merged([jax.tree.unflatten(structure, own) for structure, own in pairs])
 
 
 class StageStep(Protocol):
@@ -88,40 +97,54 @@ class StageStep(Protocol):
         """File the input of a task that has arrived."""
 
     def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
-        """Dispatch a task: what to send to the neighbour, and an array that is ready when it has ended."""
+        """Dispatch a task: what to send to another piece, and an array that is ready when it has ended."""
 
-    def accumulate(self, microbatch: int) -> None:
-        """Add a microbatch's gradients, whose backward has been dispatched."""
+    def accumulate(self, chunk: int, microbatch: int) -> None:
+        """Add a microbatch's gradients of a chunk, whose backward has been dispatched."""
 
 
-class TrainingStep:
-    """Forward and backward of every microbatch on one stage.
+class _Bound(NamedTuple):
+    """A leg with the parameters and prepared values that it takes in this step."""
+
+    leg: Leg
+    program: Compiled | None
+    head: Sequence[jax.Array]
+    counts: bool  # whether a vector of statistics is the first of its outputs that stay
+
+
+class ModelStep:
+    """The tasks of every microbatch on one stage: of training, or forwards only.
 
     Args:
         stage: the stage, whose gradient sums it adds to.
-        programs: by bucket number.
+        phase: for messages and expected durations.
+        programs: of each bucket, those of each chunk.
         buckets: the bucket of each microbatch.
         inputs: per microbatch, what its programs read: fields, then numbers; None where none reads it.
-            Emptied as microbatches take theirs.
+
+    Attributes:
+        statistics: by chunk and microbatch, the vector of numbers that its forward gave.
     """
 
     def __init__(
         self,
         stage: Stage,
-        programs: Mapping[int, StagePrograms],
+        phase: str,
+        programs: Sequence[Sequence[PiecePrograms]],
         buckets: Sequence[int],
-        inputs: list[list[jax.Array | None]],
+        inputs: Sequence[Sequence[jax.Array | None]],
     ) -> None:
-        self.stage = stage
-        self.statistics: dict[int, jax.Array] = {}
-        self.phase, self.buckets, self._inputs = "train", buckets, inputs
-        self._programs = programs
-        fixed = {n: [*stage.leaves, *_prepare(p, stage.leaves)] for n, p in programs.items()}
-        self._forward_heads = {n: [fixed[n][i] for i in p.forward_reads.head] for n, p in programs.items()}
-        self._backward_heads = {n: [fixed[n][i] for i in p.backward_reads.head] for n, p in programs.items()}
+        self.stage, self.phase, self.buckets = stage, phase, buckets
+        self.statistics: dict[tuple[int, int], jax.Array] = {}
+        self._legs: dict[tuple[int, int, Kind], _Bound] = {}
+        for bucket, pieces in enumerate(programs):
+            for chunk, piece in enumerate(pieces):
+                self._bind(bucket, chunk, piece, stage.leaves[chunk])
         self._arrived: dict[Task, Arrays] = {}
-        self._kept: dict[int, list[Any]] = {}
-        self._gradients: dict[int, Arrays] = {}
+        self._held: dict[tuple[int, int], list[Any]] = {
+            (chunk, j): list(values) for j, values in enumerate(inputs) for chunk in range(len(stage.leaves))
+        }
+        self._gradients: dict[tuple[int, int], Arrays] = {}
 
     def receive(self, task: Task, arrays: Arrays) -> None:
         """See `StageStep.receive`."""
@@ -129,78 +152,29 @@ class TrainingStep:
 
     def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
         """See `StageStep.run`."""
-        arrived = self._arrived.pop(task, ())
-        return (
-            self._forward(task.microbatch, arrived) if task.kind is FORWARD else self._backward(task, arrived)
-        )
+        kind, chunk, microbatch = task
+        leg, program, head, counts = self._legs[self.buckets[microbatch], chunk, kind]
+        at_hand = self._held.pop((chunk, microbatch))
+        at_hand += self._arrived.pop(task, ())
+        outputs = program(*head, *[at_hand[i] for i in leg.takes]) if program is not None else []
+        if kind is BACKWARD or kind is WEIGHT:
+            self._gradients[chunk, microbatch] = outputs[leg.sends :]
+        else:
+            at_hand += outputs
+            self._held[chunk, microbatch] = [at_hand[i] for i in leg.keeps]
+            if counts:
+                self.statistics[chunk, microbatch] = outputs[leg.sends]
+        return outputs[: leg.sends], outputs[0] if outputs else None
 
-    def accumulate(self, microbatch: int) -> None:
+    def accumulate(self, chunk: int, microbatch: int) -> None:
         """See `StageStep.accumulate`."""
-        self.stage.add(self._gradients.pop(microbatch))
+        self.stage.add(chunk, self._gradients.pop((chunk, microbatch)))
 
-    def _forward(self, microbatch: int, carry: Arrays) -> tuple[Arrays, jax.Array | None]:
-        bucket = self.buckets[microbatch]
-        programs = self._programs[bucket]
-        given = [*carry, *self._inputs[microbatch]]
-        self._inputs[microbatch] = []
-        args = [given[i] for i in programs.forward_reads.tail]
-        outputs = programs.forward(*self._forward_heads[bucket], *args) if programs.forward else []
-        given += outputs
-        self._kept[microbatch] = [given[i] for i in programs.backward_keeps]
-        if programs.traced.has_statistics:
-            self.statistics[microbatch] = outputs[programs.traced.out]
-        return outputs[: programs.traced.out], outputs[0] if outputs else None
-
-    def _backward(self, task: Task, cotangents: Arrays) -> tuple[Arrays, jax.Array | None]:
-        bucket = self.buckets[task.microbatch]
-        programs, kept = self._programs[bucket], self._kept.pop(task.microbatch)
-        kept += [cotangents[i] for i in programs.backward_cotangents]
-        outputs = programs.backward(*self._backward_heads[bucket], *kept) if programs.backward else []
-        flowing = len(programs.traced.moving_in)
-        self._gradients[task.microbatch] = outputs[flowing:]
-        return outputs[:flowing], outputs[0] if outputs else None
-
-
-class EvaluationStep:
-    """The forward of every microbatch on one stage; arguments as for `TrainingStep`."""
-
-    def __init__(
-        self,
-        stage: Stage,
-        programs: Mapping[int, EvaluationProgram],
-        buckets: Sequence[int],
-        inputs: list[list[jax.Array | None]],
-    ) -> None:
-        self.stage = stage
-        self.statistics: dict[int, jax.Array] = {}
-        self.phase, self.buckets, self._inputs = "evaluate", buckets, inputs
-        self._programs = programs
-        self._heads = {n: [stage.leaves[i] for i in p.reads.head] for n, p in programs.items()}
-        self._arrived: dict[Task, Arrays] = {}
-
-    def receive(self, task: Task, arrays: Arrays) -> None:
-        """See `StageStep.receive`."""
-        self._arrived[task] = arrays
-
-    def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
-        """See `StageStep.run`."""
-        bucket = self.buckets[task.microbatch]
-        program = self._programs[bucket]
-        given = [*self._arrived.pop(task, ()), *self._inputs[task.microbatch]]
-        self._inputs[task.microbatch] = []
-        args = [given[i] for i in program.reads.tail]
-        outputs = program.forward(*self._heads[bucket], *args) if program.forward else []
-        if len(outputs) > program.out:
-            self.statistics[task.microbatch] = outputs[program.out]
-        return outputs[: program.out], outputs[0] if outputs else None
-
-    def accumulate(self, microbatch: int) -> None:
-        """Never called: a forward-only step has no gradients."""
-        raise AssertionError(f"no gradient of microbatch {microbatch} in a forward-only step")
-
-
-def _prepare(programs: StagePrograms, leaves: Arrays) -> Arrays:
-    """The values that depend on parameters alone, computed once a step."""
-    if programs.prepare is None or programs.traced.prepare is None:
-        return ()
-    return programs.prepare(*[leaves[i] for i in programs.traced.prepare.reads])  # type: ignore[no-any-return]
+    def _bind(self, bucket: int, chunk: int, piece: PiecePrograms, leaves: Arrays) -> None:
+        fixed = [*leaves]
+        if piece.prepare is not None:  # what depends on parameters alone is computed once a step
+            fixed += piece.prepare(*[leaves[i] for i in piece.prepare_reads])
+        for kind, leg in piece.legs.items():
+            head = [fixed[i] for i in leg.head]
+            counts = kind is FORWARD and bool(piece.statistics)
+            self._legs[bucket, chunk, kind] = _Bound(leg, leg.program, head, counts)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import jax
 
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.tasks import Placement, Shape
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import provide_cpu_devices
 from rrfp_jax.runtime.join import join
@@ -18,18 +20,23 @@ from rrfp_jax.runtime.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """How many pipeline stages there are, and where they run.
+    """How many pipeline stages there are, what part of the model each has, and where they run.
 
     Attributes:
         pp: number of pipeline stages, one device each. Of several processes each takes equally many.
+        chunks: pieces of the model that each stage has; None for as many as the schedule is made for.
+        shape: where several chunks go: "looped" (stage 0 to the last, again and again) or "v" (there and
+            back). Without `chunks` the schedule's own.
         share_devices: let several stages run on one device when there are fewer devices than stages; they
             then take turns, so this is for trying things out, not for speed.
 
     Raises:
-        UsageError: fewer than one stage.
+        UsageError: fewer than one stage or chunk, or an unknown shape.
     """
 
     pp: int = 1
+    chunks: int | None = None
+    shape: Shape = "looped"
     share_devices: bool = False
 
     def __post_init__(self) -> None:
@@ -37,6 +44,25 @@ class Mesh:
             raise UsageError(
                 f"Mesh(pp={self.pp!r}): a pipeline needs a whole number of stages, at least one stage"
             )
+        if self.chunks is not None and (not isinstance(self.chunks, int) or self.chunks < 1):
+            raise UsageError(
+                f"Mesh(chunks={self.chunks!r}): every stage has a whole number of them, at least one"
+            )
+        if self.shape not in ("looped", "v"):
+            raise UsageError(f"Mesh(shape={self.shape!r}): choose 'looped' or 'v'")
+
+    def placement(self, schedule: Schedule) -> Placement:
+        """Which stage has which pieces of the model, where it is the schedule's to say.
+
+        Raises:
+            UsageError: the schedule is an order for another number of stages.
+        """
+        if self.chunks is not None:
+            return Placement(self.pp, self.chunks, self.shape)
+        try:
+            return schedule.placement_for(self.pp)
+        except ValueError as error:
+            raise UsageError(f"Mesh(pp={self.pp}): {error}") from None
 
     def lay_out(self) -> Layout:
         """Take this process's place in the run, and give each of its stages a device.
@@ -95,12 +121,13 @@ class Layout:
     owners: Sequence[int]
     devices: Mapping[int, jax.Device]
 
-    def transport(self) -> Transport:
-        """What carries outputs from stage to stage here; all processes make it together."""
+    def transport(self, placement: Placement) -> Transport:
+        """What carries outputs from piece to piece here; all processes make it together."""
         if self.world.size == 1:
             return LocalTransport()
         remote = SocketTransport(self.world, self.owners)
-        return remote if len(self.devices) == 1 else RoutedTransport(LocalTransport(), remote)
+        apart = len(self.devices) == 1 and placement.chunks == 1
+        return remote if apart else RoutedTransport(LocalTransport(), remote)
 
 
 def _name(stages: range) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import jax
@@ -16,13 +17,12 @@ from jax.extend.core import ClosedJaxpr
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.tasks import WEIGHT
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.compiling import nbytes
 from rrfp_jax.runtime.dataflow import output_dependence
 from rrfp_jax.runtime.initial import leaf_path
 from rrfp_jax.runtime.layers import Loss, MicrobatchView, Params
 from rrfp_jax.runtime.pipeline import IDS, Pipeline
-from rrfp_jax.runtime.programs import nbytes
 
 SUM_TOLERANCE = 0.02
 """A mean of two rows is half of what their sum would be; rounding in bfloat16 stays far below this."""
@@ -31,7 +31,9 @@ LARGEST_LOSS_CHECK = 2**30
 """Bytes of logits and fields up to which the loss is tried out on two rows at start."""
 
 
-def check_optimizer(optimizer: optax.GradientTransformation, params: Params, stages: Sequence[range]) -> None:
+def check_optimizer(
+    optimizer: optax.GradientTransformation, params: Params, stages: Sequence[Sequence[range]]
+) -> None:
     """Refuse an optimizer in which one stage's update depends on another stage's gradient.
 
     Each stage updates its own parameters by itself, so such an optimizer would silently do something else
@@ -40,7 +42,7 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Params, sta
     Args:
         optimizer: any optax transformation.
         params: specs of the whole model, {layer index as text: nested dict}.
-        stages: layer indices per stage.
+        stages: per stage, the layers of each of its chunks.
 
     Raises:
         UsageError: naming an update and a gradient or parameter of another stage that it depends on; or
@@ -49,9 +51,9 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Params, sta
     if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
         raise UsageError(f"optimizer={optimizer!r}: give an optax transformation, such as optax.adamw(3e-4)")
     closed = _traced_update(optimizer, params, "the whole model")
-    for s, layers in enumerate(stages):
-        _traced_update(optimizer, {str(i): params[str(i)] for i in layers}, f"stage {s}")
-    stage_of = {str(i): s for s, layers in enumerate(stages) for i in layers}
+    for s, chunks in enumerate(stages):
+        _traced_update(optimizer, {str(i): params[str(i)] for i in chain(*chunks)}, f"stage {s}")
+    stage_of = {str(i): s for s, chunks in enumerate(stages) for i in chain(*chunks)}
     names = [(path[0].key, _name(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     count, inputs = len(names), len(closed.jaxpr.invars)
     for output, mask in enumerate(output_dependence(closed)):
@@ -94,25 +96,6 @@ def check_order(rules: StepRules) -> None:
             check_can_end(rules)
         except ValueError as error:
             raise UsageError(str(error)) from None
-
-
-def check_fused(rules: StepRules) -> None:
-    """Refuse a schedule that splits the backward.
-
-    Raises:
-        UsageError: naming it.
-    """
-    schedule, placement, microbatches = rules.schedule, rules.placement, rules.microbatches
-    for stage in range(placement.stages):
-        if isinstance(schedule, FixedOrder):
-            splits = any(task.kind is WEIGHT for task in schedule.order(stage, placement, microbatches))
-        else:
-            splits = bool(schedule.split(stage, placement, microbatches))
-        if splits:
-            raise UsageError(
-                f"schedule={schedule} runs input and weight gradients apart, which paced devices can and "
-                f"models cannot yet; choose bf, fb, b-priority, f-priority, 1f1b or gpipe"
-            )
 
 
 def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.engine import Bucket
+from rrfp_jax.runtime.library import Bucket
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 

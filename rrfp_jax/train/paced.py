@@ -79,7 +79,7 @@ class StandIn:
         output = self._program(self._arrived.pop(task, self._source))
         return [output], output
 
-    def accumulate(self, microbatch: int) -> None:
+    def accumulate(self, chunk: int, microbatch: int) -> None:
         """There are no gradients."""
 
 
@@ -117,7 +117,7 @@ class PacedRun:
         self._driver = Driver(
             layout.devices,
             self._world,
-            delays.transport(layout.transport(), workload),
+            delays.transport(layout.transport(self._rules.placement), workload),
             config.stall_seconds,
             delays.queue(workload),
         )

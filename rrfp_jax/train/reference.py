@@ -65,7 +65,7 @@ def stage_table(stages: Sequence[StageBytes]) -> str:
     rows = [
         (
             str(index),
-            f"{s.layers.start}-{s.layers.stop - 1}",
+            " ".join(f"{first}-{end - 1}" for first, end in s.layers),
             s.device,
             f"{s.parameters:,}",
             *map(in_mib, (s.parameter_bytes, s.optimizer_bytes, s.accumulator_bytes, s.held_bytes)),

@@ -16,19 +16,18 @@ import optax
 from rrfp_jax.core.accumulation import Accumulation
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.delays import Delays
-from rrfp_jax.runtime.engine import Engine, Phase, StageBytes, Sums
+from rrfp_jax.runtime.engine import Engine, StageBytes, Sums
 from rrfp_jax.runtime.initial import InitFunction
 from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.library import Phase
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
 from rrfp_jax.train.checks import (
-    check_fused,
     check_loss_is_a_sum,
     check_losses,
     check_optimizer,
@@ -133,6 +132,7 @@ class Trainer:
         self._engine = Engine(
             pipe,
             self._layout,
+            mesh.placement(self.schedule),
             split=split,
             optimizer=optimizer,
             seed=seed,
@@ -220,9 +220,10 @@ class Trainer:
     def start(self) -> Sequence[StageBytes]:
         """Compile and allocate, unless that has been done; what each stage needs."""
         self._start(self._own_data("start"))
-        rows = [vars(row) | {"layers": [row.layers.start, row.layers.stop]} for row in self._engine.bytes()]
-        table = [row for rows in self._world.gather("the bytes of all stages", rows) for row in rows]
-        return [StageBytes(**row | {"layers": range(*row["layers"])}) for row in table]
+        rows = [vars(row) for row in self._engine.bytes()]
+        return [
+            StageBytes(**row) for rows in self._world.gather("the bytes of all stages", rows) for row in rows
+        ]
 
     def check(self) -> CheckReport:
         """Compare one step with plain, unpipelined JAX and print that with the bytes of every stage.
@@ -286,13 +287,13 @@ class Trainer:
         plan = plan_step(data, 0)
         self._check_model(data, plan)
         self._world.agree("what is to be run", self._fingerprint(plan))
-        self._engine.start(list(dict.fromkeys(buckets_of(plan))))
+        self._engine.start(list(dict.fromkeys(buckets_of(plan))), self._rules(len(plan), "train"))
         # So that the first step waits for nobody's start.
         self._world.gather("everybody to be ready", None, START_SECONDS)
 
     def _fingerprint(self, plan: Sequence[Microbatch]) -> Mapping[str, str]:
         """Whatever must be equal on all processes of the run, by name."""
-        split = [len(layers) for layers in self._engine.layers]
+        split = [[len(layers) for layers in chunks] for chunks in self._engine.chunks]
         found = {"rules": self._rules(len(plan), "train"), "split": split, "seed": self._seed}
         found |= {"clip_norm": self._clip_norm, "delays": self._delays, "jax": jax.__version__}
         return {name: str(value) for name, value in found.items()}
@@ -302,14 +303,15 @@ class Trainer:
             return
         buckets = buckets_of(plan)
         for bucket in dict.fromkeys(buckets):
-            self._engine.examine(bucket)
+            self._engine.library.examine(bucket)
         check_order(self._rules(len(plan), "train"))
-        check_fused(self._rules(len(plan), "train"))
         if self._optimizer is not None:
-            check_optimizer(self._optimizer, self._engine.params_specs(), self._engine.layers)
+            check_optimizer(self._optimizer, self._engine.library.params, self._engine.chunks)
         last = len(plan) - 1  # the one most likely to differ from the rest
         fields = load_checked(data, 0, last, plan[last], frozenset(plan[last].fields))
-        check_loss_is_a_sum(self._pipe, self._engine.examine(buckets[last])[-1].carry_out, dict(fields))
+        check_loss_is_a_sum(
+            self._pipe, self._engine.library.examine(buckets[last])[-1].carry_out, dict(fields)
+        )
         self._checked = True
 
     def _train(self, data: Data) -> Report:
@@ -348,20 +350,17 @@ class Trainer:
         rules = self._rules(len(plan), phase)
         if rules != self._last_rules:  # the schedule may be set between steps
             check_order(rules)
-            check_fused(rules)
             self._last_rules = rules
-        for bucket in dict.fromkeys(buckets):
-            self._engine.prepare(bucket, phase)
 
         def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
             return load_checked(data, step, j, plan[j], fields)
 
         norm = self._clip_norm is not None and phase == "train"
-        return plan, self._engine.run(phase, step, rules, buckets, load, norm)
+        return plan, self._engine.run(step, rules, buckets, load, norm)
 
     def _rules(self, microbatches: int, phase: Phase) -> StepRules:
         return StepRules(
-            placement=Placement(self._mesh.pp),
+            placement=self._engine.placement,
             microbatches=microbatches,
             schedule=self.schedule,
             limit=self._limit,

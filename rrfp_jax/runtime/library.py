@@ -1,0 +1,154 @@
+"""The programs of this process's pieces, compiled ahead of time for every shape bucket."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Literal, TypeAlias
+
+import jax
+import numpy as np
+
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.tasks import Kind
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.piece import PieceShape
+from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
+from rrfp_jax.runtime.programs import PiecePrograms
+
+Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
+"""The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
+
+Phase: TypeAlias = Literal["train", "evaluate"]
+
+StagePrograms: TypeAlias = Mapping[int, Sequence[PiecePrograms]]
+"""By stage, the programs of each of its chunks."""
+
+
+class Library:
+    """Shapes and compiled programs by bucket. Nothing is compiled but by `prepare`.
+
+    Args:
+        pipe: the model.
+        chunks: by stage of this process, the layers of each of its chunks.
+        devices: by stage of this process.
+
+    Attributes:
+        compile_seconds: by stage of this process, spent so far.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        chunks: Mapping[int, Sequence[range]],
+        devices: Mapping[int, jax.Device],
+    ) -> None:
+        self._pipe, self._chunks, self._devices = pipe, chunks, devices
+        self._shapes: dict[Bucket, list[LayerShapes]] = {}
+        self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
+        self._kinds: dict[int, list[set[Kind]]] = {s: [set() for _ in own] for s, own in chunks.items()}
+        self.compile_seconds = dict.fromkeys(devices, 0.0)
+
+    @property
+    def params(self) -> Params:
+        """Specs of all parameters, {layer index as text: nested dict}; needs one examined bucket."""
+        shapes = next(iter(self._shapes.values()))
+        return {str(i): layer.params for i, layer in enumerate(shapes)}
+
+    @property
+    def first(self) -> tuple[Bucket, list[LayerShapes]]:
+        """The bucket that was examined first, and the specs of every layer for it."""
+        return next(iter(self._shapes.items()))
+
+    def examine(self, bucket: Bucket) -> list[LayerShapes]:
+        """Check that the model takes microbatches of this bucket; specs only.
+
+        Raises:
+            UsageError: it does not, or it would have other parameters than for the first bucket.
+        """
+        if bucket not in self._shapes:
+            shapes = self._pipe.shapes(specs_of(bucket))
+            first = next(iter(self._shapes.values()), shapes)
+            for index, (a, b) in enumerate(zip(first, shapes, strict=True)):
+                if a.params != b.params:
+                    raise UsageError(
+                        f"layer {index} ({self._pipe.layers[index].name}) has parameters {b.params} for "
+                        f"microbatches {bucket}, but {a.params} before: parameters must not depend on shapes"
+                    )
+            self._shapes[bucket] = shapes
+        return self._shapes[bucket]
+
+    def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
+        """Compile for these buckets what a step by these rules needs and is not there yet; never inside one.
+
+        The kinds of backward that have been compiled are only ever added to, so that a change of schedule
+        back and forth compiles once.
+        """
+        phase: Phase = "evaluate" if rules.forward_only else "train"
+        if not rules.forward_only and self._add_kinds(rules):
+            self._programs = {key: made for key, made in self._programs.items() if key[1] != "train"}
+        missing = [bucket for bucket in dict.fromkeys(buckets) if (bucket, phase) not in self._programs]
+        for bucket in missing:
+            self.examine(bucket)
+        if not missing:
+            return
+        places = [(s, c) for s, own in self._chunks.items() for c in range(len(own))]
+        jobs = [(bucket, *place) for bucket in missing for place in places]
+        with compile_pool() as pool:
+            made = dict(zip(jobs, pool.map(lambda job: self._compile(phase, *job), jobs), strict=True))
+        for bucket in missing:
+            self._programs[bucket, phase] = {
+                s: [made[bucket, s, c] for c in range(len(own))] for s, own in self._chunks.items()
+            }
+
+    def programs(self, bucket: Bucket, phase: Phase) -> StagePrograms:
+        """What `prepare` has compiled."""
+        return self._programs[bucket, phase]
+
+    def all_programs(self, phase: Phase) -> list[StagePrograms]:
+        """What has been compiled for all buckets."""
+        return [made for (_, of), made in self._programs.items() if of == phase]
+
+    def _add_kinds(self, rules: StepRules) -> bool:
+        """Note the kinds of backward that the step needs; whether some are new."""
+        new = False
+        for stage, known in self._kinds.items():
+            for have, wanted in zip(known, rules.backward_kinds(stage), strict=True):
+                new |= bool(wanted - have)
+                have.update(wanted)
+        return new
+
+    def _compile(self, phase: Phase, bucket: Bucket, stage: int, chunk: int) -> PiecePrograms:
+        began = perf_counter()
+        shape = PieceShape(
+            pipe=self._pipe,
+            layers=self._chunks[stage][chunk],
+            fields=specs_of(bucket),
+            shapes=self._shapes[bucket],
+        )
+        device = self._devices[stage]
+        if phase == "train":
+            programs = PiecePrograms.training(shape, device, frozenset(self._kinds[stage][chunk]))
+        else:
+            programs = PiecePrograms.evaluation(shape, device)
+        self.compile_seconds[stage] += perf_counter() - began
+        return programs
+
+
+def specs_of(bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
+    """Specs of a bucket's fields by name."""
+    return {name: jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for name, shape, dtype in bucket}
+
+
+@contextmanager
+def compile_pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for compiling, which XLA does outside the interpreter lock; an error drops what waits."""
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,77 @@
+"""A piece of the model, the consecutive layers of one virtual stage, as a pure function of flat lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rrfp_jax.runtime.differentiate import Specs
+from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline, run_layers
+from rrfp_jax.runtime.pipeline import Specs as Fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceShape:
+    """One piece for microbatches of given fields; specs only.
+
+    `params` is {layer index as text: nested dict}; flat lists of parameters are in its leaf order.
+    """
+
+    pipe: Pipeline
+    layers: range
+    fields: Fields
+    shapes: Sequence[LayerShapes]  # of all layers
+
+    @cached_property
+    def params(self) -> Params:
+        """Specs of the piece's parameters."""
+        return {str(i): self.shapes[i].params for i in self.layers}
+
+    @cached_property
+    def carry_in(self) -> Any:
+        """Specs of what arrives from the piece before (None for the first)."""
+        return self.shapes[self.layers.start].carry_in
+
+    @property
+    def input_names(self) -> list[str]:
+        """The fields in the order of a program's inputs; the numbers for random keys come after them."""
+        return sorted(self.fields)
+
+    @cached_property
+    def statistics(self) -> list[str]:
+        """What the statistics vector holds: total, weight, metrics; empty if there is no loss here."""
+        loss = jax.eval_shape(
+            lambda *a: self._run(*a)[1],
+            [self.params[str(i)] for i in self.layers],
+            self.carry_in,
+            dict(self.fields),
+            IDS,
+        )
+        return ["total", "weight", *sorted(loss.metrics)] if loss is not None else []
+
+    def _run(self, params: Any, carry: Any, fields: Any, ids: Any, training: bool = True) -> Any:
+        return run_layers(self.pipe, self.layers, params, carry, fields, ids, training=training)
+
+    def flat(
+        self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any], training: bool = True
+    ) -> tuple[Any, Any, Any]:
+        """The piece as a function of flat lists; see `differentiate.StageFunction`."""
+        tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
+        carry = jax.tree.unflatten(jax.tree.structure(self.carry_in), carry)
+        fields = dict(zip(self.input_names, inputs, strict=False))
+        out, loss = self._run([tree[str(i)] for i in self.layers], carry, fields, inputs[-1], training)
+        if loss is None:
+            return jax.tree.leaves(out), None, None
+        numbers = [loss.total, loss.weight, *(loss.metrics[name] for name in sorted(loss.metrics))]
+        return jax.tree.leaves(out), loss.total, jnp.stack([jnp.asarray(n, jnp.float32) for n in numbers])
+
+    def specs(self) -> tuple[Specs, Specs, Specs]:
+        """Flat specs of parameters, carry and inputs."""
+        inputs = [*(self.fields[name] for name in self.input_names), IDS]
+        return jax.tree.leaves(self.params), jax.tree.leaves(self.carry_in), inputs
