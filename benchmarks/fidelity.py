@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Aim, finish, parse
+from rrfp_jax.core.costs import WorkloadCosts
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.core.workload import Workload, log_normal
 from rrfp_jax.runtime.device import LEAD_SECONDS
-from rrfp_jax.sim.costs import WorkloadCosts
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.train.tracefile import read_trace
@@ -82,8 +82,9 @@ def real_run(workload: Workload, schedule: str, jitter: str = "J0") -> tuple[lis
 
 def hop_of(steps: Iterable[StepTrace], workload: Workload) -> float:
     """Median seconds from the end of a task, and its transfer by the workload, to its receiver's `ready`."""
+    costs = WorkloadCosts(workload, Placement(workload.stages))
     return statistics.median(
-        receiver.ready - sender.end - workload.transfer(sender.stage, sender.task)
+        receiver.ready - sender.end - costs.transfer(sender.stage, sender.task)
         for step in steps
         for sender in step.records
         if (receiver := step.receiver(sender)) is not None

@@ -15,11 +15,11 @@ from time import process_time
 from typing import Any
 
 from benchmarks.harness import Aim, finish, parse
+from rrfp_jax.core.costs import WorkloadCosts
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.workload import Workload, log_normal
-from rrfp_jax.sim.costs import WorkloadCosts
 from rrfp_jax.sim.engine import simulate
 
 STAGES, LIMIT = 8, 32

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
+from rrfp_jax.core.costs import WorkloadCosts
 from rrfp_jax.core.orders import GPipe, OneFOneB
 from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.tasks import WEIGHT, Placement
 from rrfp_jax.core.workload import log_normal
 from rrfp_jax.sim.bounds import lower_bound
-from rrfp_jax.sim.costs import WorkloadCosts
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.optimum import optimum
 from rrfp_jax.sim.planned import plan

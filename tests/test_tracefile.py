@@ -2,10 +2,10 @@
 
 import pytest
 
+from rrfp_jax.core.costs import WorkloadCosts
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.workload import log_normal
-from rrfp_jax.sim.costs import WorkloadCosts
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.train.tracefile import read_trace, write_trace
 

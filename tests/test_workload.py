@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.core.costs import WorkloadCosts
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from rrfp_jax.core.workload import Workload, constant, log_normal
 
 TIMES = st.floats(0, 1e6)
-F2, B2 = Task(FORWARD, 0, 2), Task(BACKWARD, 0, 2)
 
 
 @st.composite
@@ -42,8 +42,9 @@ def test_json_round_trip(workload):
 def test_times_are_those_of_the_file():
     workload = read()
     assert (workload.stages, workload.microbatches) == (2, 3)
-    assert (workload.duration(0, F2), workload.duration(1, B2)) == (0.2, 1.5 + 2.5)
-    assert (workload.transfer(0, F2), workload.transfer(1, B2)) == (3.2, 4.5)
+    assert (workload.forward[0][2], workload.backward_input[1][2]) == (0.2, 1.5)
+    assert workload.backward_weight[1][2] == 2.5
+    assert (workload.transfer_forward[0][2], workload.transfer_backward[1][2]) == (3.2, 4.5)
 
 
 def test_transfers_may_be_left_out():
@@ -87,21 +88,16 @@ def test_refuses_another_document():
         Workload.from_json_object([[1.0]])
 
 
-@pytest.mark.parametrize("ask", [Workload.duration, Workload.transfer])
-def test_refuses_a_second_chunk(ask):
-    with pytest.raises(ValueError, match=r"B0\.1: .*one chunk"):
-        ask(constant(2, 1, 1.0), 0, Task(BACKWARD, 1, 0))
-
-
 def test_constant():
     workload = constant(2, 3, 0.5, backward_ratio=3.0, transfer=0.125)
-    assert [workload.duration(stage, task) for stage in (0, 1) for task in (F2, B2)] == [0.5, 1.5] * 2
-    assert workload.backward_input == workload.backward_weight
+    assert workload.forward == ((0.5,) * 3,) * 2
+    assert workload.backward_input == workload.backward_weight == ((0.75,) * 3,) * 2
     assert workload.transfer_forward == workload.transfer_backward == ((0.125,) * 3,) * 2
 
 
 def times(workload, kind, stage):
-    return [workload.duration(stage, Task(kind, 0, j)) for j in range(workload.microbatches)]
+    costs = WorkloadCosts(workload, Placement(workload.stages))
+    return [costs.duration(stage, Task(kind, 0, j)) for j in range(workload.microbatches)]
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])

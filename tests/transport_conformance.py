@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.join import join
 from rrfp_jax.runtime.topology import Layout
 from tests.transport_ends import KIB, MIB, Ends
@@ -359,7 +360,7 @@ def ends_of(name, world):
     owners = OWNERS[name]
     own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
     devices = dict(zip(own, jax.local_devices(), strict=False))
-    transport = Layout(world, owners, devices).transport()
+    transport = Layout(world, owners, devices).transport(Placement(len(owners)))
     assert world.rank or type(transport).__name__ == name
     return Ends(transport, devices, owners, world)
 

@@ -108,5 +108,13 @@ class Placement:
         to, chunk = self.place(v)
         return to, Task(FORWARD if forward else BACKWARD, chunk, task.microbatch)
 
+    def source(self, stage: int, task: Task) -> tuple[int, Task] | None:
+        """The (stage, task) whose output this F or B waits for; the inverse of `destination`."""
+        if task.kind is WEIGHT or not self.needs_arrival(stage, task):
+            return None
+        forward = task.kind is FORWARD
+        sender, chunk = self.place(self.virtual_stage(stage, task.chunk) - (1 if forward else -1))
+        return sender, Task(FORWARD if forward else BACKWARD, chunk, task.microbatch)
+
     def _reversed(self, chunk: int) -> bool:
         return self.shape == "v" and chunk % 2 == 1

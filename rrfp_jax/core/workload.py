@@ -27,8 +27,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
-
 Table: TypeAlias = tuple[tuple[float, ...], ...]
 Factors: TypeAlias = Sequence[Sequence[float]]
 
@@ -82,33 +80,6 @@ class Workload:
     def microbatches(self) -> int:
         """Number of microbatches of the step."""
         return len(self.forward[0])
-
-    def duration(self, stage: int, task: Task) -> float:
-        """How long `task` keeps the device of `stage` busy (s).
-
-        Raises:
-            ValueError: a task of another chunk than the first.
-            IndexError: a stage or microbatch that the workload does not have.
-        """
-        _require_first_chunk(task)
-        tables = {
-            FORWARD: (self.forward,),
-            BACKWARD: (self.backward_input, self.backward_weight),
-            INPUT: (self.backward_input,),
-            WEIGHT: (self.backward_weight,),
-        }
-        return sum(table[stage][task.microbatch] for table in tables[task.kind])
-
-    def transfer(self, stage: int, task: Task) -> float:
-        """From the end of `task` on `stage` to the arrival of its output at the neighbour (s).
-
-        Raises:
-            ValueError: a task of another chunk than the first.
-            IndexError: a stage or microbatch that the workload does not have.
-        """
-        _require_first_chunk(task)
-        table = self.transfer_forward if task.kind is FORWARD else self.transfer_backward
-        return table[stage][task.microbatch]
 
     def scaled(self, forward: Factors, backward: Factors) -> Workload:
         """With the times of its forwards, and of both parts of its backwards, times `[stage][microbatch]`."""
@@ -212,11 +183,6 @@ def _is_time(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value <= sys.float_info.max
-
-
-def _require_first_chunk(task: Task) -> None:
-    if task.chunk:
-        raise ValueError(f"{task}: a workload describes one chunk a stage; use a schedule with chunks=1")
 
 
 def _table(name: str, rows: object) -> Table:

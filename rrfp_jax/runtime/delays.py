@@ -12,7 +12,8 @@ from typing import TypeAlias
 import jax
 
 from rrfp_jax.core import jitter
-from rrfp_jax.core.workload import Workload
+from rrfp_jax.core.costs import Costs
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.device import DeviceQueue, Running
 from rrfp_jax.runtime.paced import JitteredQueue, PacedQueue
@@ -51,17 +52,17 @@ class Delays:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UsageError(f"{name}={getattr(self, name)}: give a finite number, at least 0")
 
-    def queue(self, workload: Workload | None = None) -> QueueFactory:
-        """Makes the queue of a device; with a workload the device is paced by it."""
+    def queue(self, costs: Costs | None = None) -> QueueFactory:
+        """Makes the queue of a device; with costs the device is paced by them."""
         model = jitter.Jitter(jitter.by_name(self.jitter), self.seed)
 
         def delay(running: Running, seconds: float) -> float:
             return model.delay(running.step, running.stage, running.task, seconds)
 
-        if workload is not None:
+        if costs is not None:
 
             def seconds(running: Running) -> float:
-                own = workload.duration(running.stage, running.task)
+                own = costs.duration(running.stage, running.task)
                 return own + delay(running, own)
 
             return lambda name, wake: PacedQueue(name, wake, seconds)
@@ -69,11 +70,11 @@ class Delays:
             return DeviceQueue
         return lambda name, wake: JitteredQueue(name, wake, delay)
 
-    def transport(self, inner: Transport, workload: Workload | None = None) -> Transport:
+    def transport(self, inner: Transport, placement: Placement, costs: Costs | None = None) -> Transport:
         """A transport that holds every arrival until it would have come; `inner` if nothing is asked."""
-        if not (workload or self.late_readiness or self.link_delay or self.link_bandwidth):
+        if not (costs or self.late_readiness or self.link_delay or self.link_bandwidth):
             return inner
-        return DelayedTransport(inner, _Links(self, workload).release)
+        return DelayedTransport(inner, _Links(self, placement, costs).release)
 
 
 class DelayedTransport:
@@ -128,20 +129,23 @@ class DelayedTransport:
 
 
 class _Links:
-    """When arrivals are released: after the link, after the workload's transfer, noticed late."""
+    """When arrivals are released: after the link, after their transfer by the costs, noticed late."""
 
-    def __init__(self, delays: Delays, workload: Workload | None) -> None:
-        self._delays, self._workload = delays, workload
+    def __init__(self, delays: Delays, placement: Placement, costs: Costs | None) -> None:
+        self._delays, self._placement, self._costs = delays, placement, costs
         self._free: dict[tuple[int, int], float] = {}  # when each directed link is
 
     def release(self, arrival: Arrival, now: float) -> float:
         delays, (_, stage, task) = self._delays, arrival.key
+        source = self._placement.source(stage, task)
+        assert source is not None, f"nobody sends the input of {task}"
+        if source[0] == stage:
+            return now  # another chunk of the same stage: no link is between them
         at = arrival.produced
         if delays.link_bandwidth:
-            link = stage, int(task.kind)
+            link = source[0], stage
             at = max(at, self._free.get(link, 0.0)) + nbytes(arrival.arrays) / delays.link_bandwidth
             self._free[link] = at
-        if self._workload is not None:
-            sender = stage - 1 if task.kind == 0 else stage + 1  # one chunk a stage
-            at += self._workload.transfer(sender, task)
+        if self._costs is not None:
+            at += self._costs.transfer(*source)
         return max(now, at + delays.link_delay) + delays.late_readiness

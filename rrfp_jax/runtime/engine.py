@@ -132,7 +132,7 @@ class Engine:
                 s: Stage(s, self.chunks[s], self.layout.devices[s], own, update)
                 for s, own, update in zip(stages, params, updates, strict=True)
             }
-        transport = self._delays.transport(self.layout.transport(self.placement))
+        transport = self._delays.transport(self.layout.transport(self.placement), self.placement)
         queue = self._delays.queue()
         self._driver = Driver(self.layout.devices, self.world, transport, self._stall_seconds, queue)
         self.stages = made  # last: says that everything has been started

@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import TypeAlias
 
 from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.costs import Costs, WorkloadCosts
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.metrics import StageTime, peak_bytes, peak_in_flight, stage_times
@@ -17,7 +18,6 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.core.workload import Workload
 from rrfp_jax.sim.bounds import lower_bound
-from rrfp_jax.sim.costs import Costs, WorkloadCosts
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.links import Links

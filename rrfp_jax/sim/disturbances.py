@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rrfp_jax.core.costs import Costs
 from rrfp_jax.core.jitter import Jitter, Level, uniforms
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.sim.costs import Costs
 
 LINKS = -1
 """Stands for the step in the draws of links, which so differ from those of tasks under the same seed."""

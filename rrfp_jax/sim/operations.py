@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rrfp_jax.core.costs import Costs
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
-from rrfp_jax.sim.costs import Costs
 
 
 @dataclass(eq=False, slots=True)

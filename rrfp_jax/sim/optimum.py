@@ -24,11 +24,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from rrfp_jax.core.costs import Costs
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, Task
 from rrfp_jax.sim.bounds import one_machine
-from rrfp_jax.sim.costs import Costs
 from rrfp_jax.sim.operations import operations
 
 FIRST_WIDTH, WIDENING = 30, 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from rrfp_jax.core.costs import WorkloadCosts
 from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.tasks import Placement, Task
+from rrfp_jax.core.tasks import Task
 from rrfp_jax.core.trace import Part, StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.driver import Driver
-from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.config import RunConfig
@@ -96,15 +96,17 @@ class PacedRun:
             raise UsageError(
                 "mesh.share_devices with pace.workload: every paced stage has a device of its own"
             )
-        layout = Mesh(pp=workload.stages).lay_out()
+        schedule = schedule_of(config.schedule)
+        mesh = replace(config.mesh, pp=workload.stages)
+        placement, layout = mesh.placement(schedule), mesh.lay_out()
         self.steps_done = 0
         self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
         self._world = layout.world
         self._world.stall_seconds = config.stall_seconds
         self._rules = StepRules(
-            placement=Placement(workload.stages),
+            placement=placement,
             microbatches=workload.microbatches,
-            schedule=schedule_of(config.schedule),
+            schedule=schedule,
             limit=config.max_in_flight or 2 * workload.stages,
             accumulation=config.accumulation,
             spare_gradients=config.spare_gradients,
@@ -113,13 +115,13 @@ class PacedRun:
         settings = {"rules": str(self._rules), "delays": str(config.delays())}
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
         self._world.agree("what is to be run", settings | {"the hash of pace.workload": tables})
-        delays = config.delays()
+        delays, costs = config.delays(), WorkloadCosts(workload, placement)
         self._driver = Driver(
             layout.devices,
             self._world,
-            delays.transport(layout.transport(self._rules.placement), workload),
+            delays.transport(layout.transport(placement), placement, costs),
             config.stall_seconds,
-            delays.queue(workload),
+            delays.queue(costs),
         )
         self._parts = {
             stage: StandIn(config.pace.message_bytes, workload.microbatches, device)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.costs import Costs
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.jitter import Level
 from rrfp_jax.core.jitter import by_name as jitter_by_name
@@ -21,7 +22,6 @@ from rrfp_jax.core.schedules import NAMED, Schedule, by_name
 from rrfp_jax.core.workload import Workload
 from rrfp_jax.errors import UsageError
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
-from rrfp_jax.sim.costs import Costs
 from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.families import by_name as family_by_name

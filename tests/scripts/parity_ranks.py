@@ -10,15 +10,23 @@ import numpy as np
 import rrfp_jax as rrfp
 from tests import toy
 
+FUSED, APART = ("gpipe", "1f1b", "bf"), ("zb-h1", "bfw")
+CASES = [
+    (rrfp.Mesh(pp=4, chunks=2), None, ("interleaved-1f1b", "bf", "bfw")),
+    (rrfp.Mesh(pp=4, chunks=2, shape="v"), None, ("zb-v", "bf", "bfw")),
+    (rrfp.Mesh(pp=4), None, (*FUSED, *APART)),
+    (rrfp.Mesh(pp=4), [1, 4, 2, 1], (*FUSED, *APART)),
+]
+
 
 def main(folder: Path) -> None:
-    batch = toy.microbatches()
+    batch = toy.microbatches(8)
     found, expected = [], None
-    for split in (None, [1, 4, 2, 1]):
-        trainer = toy.trainer(4, split=split, clip_norm=0.3)
+    for mesh, split, schedules in CASES:
+        trainer = toy.trainer(mesh=mesh, split=split, clip_norm=0.3)
         rank = trainer._world.rank
         first = None
-        for schedule in ("gpipe", "1f1b", "bf"):
+        for schedule in schedules:
             trainer.schedule = schedule
             loss, gradient = trainer.value_and_grad(batch)
             if expected is None:
@@ -27,7 +35,7 @@ def main(folder: Path) -> None:
             same = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), gradient, first)
             found.append(
                 {
-                    "case": f"{split} {schedule}",
+                    "case": f"{mesh} {split} {schedule}",
                     "layers": sorted(gradient),
                     "loss": loss,
                     "loss_error": abs(loss - float(expected[0])) / float(expected[0]),

@@ -1,0 +1,84 @@
+"""Training with random delays: equal to the bit under every schedule of a placement, close between them."""
+
+import random
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.runtime.delays import DelayedTransport
+from tests import toy
+
+STAGES, MICROBATCHES, STEPS = 4, 8, 30
+PLACEMENTS = {
+    "one chunk": (rrfp.Mesh(pp=STAGES), ["gpipe", "1f1b", "zb-h1", "bf", "bfw"]),
+    "looped": (rrfp.Mesh(pp=STAGES, chunks=2), ["interleaved-1f1b", "bf", "bfw"]),
+    "v": (rrfp.Mesh(pp=STAGES, chunks=2, shape="v"), ["zb-v", "bf", "bfw"]),
+}
+LONGEST_DELAY_SECONDS = 2e-3
+
+
+def data(step):
+    return toy.microbatches(MICROBATCHES, seed=step)
+
+
+def trained(mesh, schedule, seed):
+    """Losses of all steps, parameters after them, orders of tasks, when arrivals are held up at random."""
+    trainer = toy.trainer(
+        mesh=mesh, schedule=schedule, optimizer=optax.adam(1e-2), data=data, max_in_flight=MICROBATCHES
+    )
+    trainer.start()
+    draw = random.Random(seed)
+    driver = trainer._engine.driver
+    driver.transport = DelayedTransport(
+        driver.transport, lambda arrival, now: now + draw.uniform(0, LONGEST_DELAY_SECONDS)
+    )
+    reports = list(trainer.steps(STEPS))
+    orders = [[str(r.task) for r in report.trace.stage_records(1)] for report in reports]
+    return [report.loss for report in reports], jax.device_get(trainer.params), orders
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """By placement and schedule, two runs with other delays."""
+    return {
+        (name, schedule): [trained(mesh, schedule, seed) for seed in (0, 1)]
+        for name, (mesh, schedules) in PLACEMENTS.items()
+        for schedule in schedules
+    }
+
+
+def test_equal_to_the_bit_within_a_placement(runs):
+    for name, (_, schedules) in PLACEMENTS.items():
+        losses, params, _ = runs[name, schedules[0]][0]
+        for schedule in schedules:
+            for other_losses, other_params, _ in runs[name, schedule]:
+                assert other_losses == losses, (name, schedule)
+                pairs = zip(jax.tree.leaves(params), jax.tree.leaves(other_params), strict=True)
+                assert all(np.array_equal(a, b) for a, b in pairs), (name, schedule)
+
+
+def test_hints_ran_in_other_orders(runs):
+    """So that the delays did something."""
+    for name in PLACEMENTS:
+        for hint in ("bf", "bfw"):
+            (_, _, first), (_, _, second) = runs[name, hint]
+            assert first != second
+
+
+def test_losses_between_placements_are_close(runs):
+    finals = [run[0][-1] for pair in runs.values() for run in pair]
+    assert max(finals) - min(finals) <= 1e-4 * max(finals)
+
+
+def test_gradients_between_placements_are_those_of_plain_jax(runs):
+    """Of every step of a run, at that step's parameters."""
+    for mesh, schedules in PLACEMENTS.values():
+        trainer = toy.trainer(mesh=mesh, schedule=schedules[-1], data=data)
+        for step in range(STEPS):
+            batch = data(step)
+            gradient = trainer.value_and_grad(batch)[1]
+            assert toy.worst_leaf(gradient, toy.reference(trainer.params, batch)[1]) <= 1e-5
+            trainer.step(batch)
