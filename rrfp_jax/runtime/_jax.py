@@ -14,8 +14,13 @@ import jax
 from jax._src import clusters, distributed, xla_bridge
 from jax._src.interpreters import partial_eval
 from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import SingleDeviceSharding
+
+try:
+    from jax._src import flattree  # type: ignore[attr-defined]  # jax 0.12
+except ImportError:
+    flattree = None
 
 
 def live_part(closed: ClosedJaxpr, outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[int]]:
@@ -25,6 +30,40 @@ def live_part(closed: ClosedJaxpr, outputs: Sequence[bool]) -> tuple[ClosedJaxpr
     """
     jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, list(outputs))
     return ClosedJaxpr(jaxpr, closed.consts), [i for i, live in enumerate(used) if live]
+
+
+def scan_counts(equation: JaxprEqn) -> tuple[int, int]:
+    """How many of a scan's inputs are constants of its body, how many are carried; the rest is scanned."""
+    if "num_consts" in equation.params:  # jax 0.10
+        return equation.params["num_consts"], equation.params["num_carry"]
+    constants, carried, _ = equation.params["ft_in"].unpack()
+    return len(list(constants)), len(list(carried))
+
+
+def scan_like(
+    equation: JaxprEqn, body: ClosedJaxpr, operands: Sequence[Sequence[Any]], outputs: Sequence[Var]
+) -> JaxprEqn:
+    """A scan of the same length and direction.
+
+    Args:
+        equation: the scan that it is like.
+        body: (constants, carried, scanned) -> (carried, stacked).
+        operands: these three.
+        outputs: the variables to define.
+    """
+    constants, carried, scanned = map(list, operands)
+    if "num_consts" in equation.params:  # jax 0.10
+        layout = {"num_consts": len(constants), "num_carry": len(carried)}
+    else:
+        stacked = len(outputs) - len(carried)
+        parts = [flattree.nones(len(part)) for part in (constants, carried, scanned)]
+        layout = {
+            "ft_in": flattree.pack(tuple(parts)),
+            "ft_out": flattree.pack((parts[1], flattree.nones(stacked))),
+        }
+    params = {**equation.params, "jaxpr": body, **layout}
+    read = [*constants, *carried, *scanned]
+    return equation.replace(invars=read, outvars=list(outputs), params=params)  # type: ignore[no-any-return]
 
 
 def provide_cpu_devices(count: int) -> None:

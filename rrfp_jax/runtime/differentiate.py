@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var, jaxpr_as_fun
 
 from rrfp_jax.runtime._jax import live_part
@@ -38,6 +39,9 @@ CHEAP = frozenset(
     ]
 )
 """Elementwise primitives whose results are computed again rather than saved (no transcendental ones)."""
+
+LOSS_COTANGENT = np.ones((), np.float32)
+"""The loss's own cotangent, by which a traced backward begins; told from other constants by identity."""
 
 StageFunction: TypeAlias = Callable[[Flat, Flat, Flat], tuple[Flat, Any, Any]]
 """(parameters, carry, inputs) -> (carry, scalar loss or None, statistics or None), in flat lists."""
@@ -76,6 +80,8 @@ class Differentiated:
         moving_in: indices of the carry leaves that have a gradient (floating point).
         moving_out: the same for the carry that leaves the stage; cotangents come in this order.
         has_statistics: whether the forward's outputs hold a statistics vector after the carry.
+        fixed: number of entries at the head of an argument list that all microbatches share.
+        cotangents: index of the first cotangent in the backward's argument list.
     """
 
     prepare: Program | None
@@ -85,6 +91,8 @@ class Differentiated:
     moving_in: tuple[int, ...]
     moving_out: tuple[int, ...]
     has_statistics: bool
+    fixed: int
+    cotangents: int
 
 
 def moving(leaves: Sequence[Any]) -> tuple[int, ...]:
@@ -142,24 +150,28 @@ def differentiate(stage: StageFunction, params: Specs, carry: Specs, inputs: Spe
     forward = reduce(_given(whole, plan.prepared, n_params, sent))
     before = [*params, *map(_spec, plan.prepared), *carry, *inputs]
     given = [_spec(atom) for atom in sent]
-    cotangents = [given[i] for i in sizes["flow_out"]]
+    cotangents, first = [given[i] for i in sizes["flow_out"]], len(before) + len(given)
 
     def backward(*args: Any) -> list[Any]:
         stage_args, outputs = args[: len(before)], args[len(before) : len(before) + len(given)]
         residuals = plan.residuals(stage_args, outputs, n_params)
         vjp = jax.tree.unflatten(structure, residuals)
-        one = jnp.ones((), jnp.float32) if sizes["loss"] else None
-        gradients, carry_gradients = vjp((list(args[len(before) + len(given) :]), one))
+        flowing, one = list(args[first : first + len(cotangents)]), args[-1]
+        gradients, carry_gradients = vjp((flowing, one if sizes["loss"] else None))
         return [*carry_gradients, *gradients]
+
+    traced = jax.make_jaxpr(backward)(*before, *given, *cotangents, LOSS_COTANGENT)
 
     return Differentiated(
         prepare=prepare,
         forward=forward,
-        backward=reduce(jax.make_jaxpr(backward)(*before, *given, *cotangents)),
+        backward=reduce(_with_constant(traced, LOSS_COTANGENT)),
         out=sizes["out"],
         moving_in=flow_in,
         moving_out=sizes["flow_out"],
         has_statistics=sizes["stats"],
+        fixed=n_params + len(plan.prepared),
+        cotangents=first,
     )
 
 
@@ -224,6 +236,13 @@ def _given(closed: ClosedJaxpr, known: Sequence[Var], at: int, outputs: Sequence
             equations.append(equation.replace(outvars=rest))
     inputs = [*jaxpr.invars[:at], *known, *jaxpr.invars[at:]]
     return ClosedJaxpr(jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations), closed.consts)
+
+
+def _with_constant(closed: ClosedJaxpr, value: Any) -> ClosedJaxpr:
+    """The program with its last input fixed."""
+    jaxpr = closed.jaxpr
+    bound = jaxpr.replace(constvars=[*jaxpr.constvars, jaxpr.invars[-1]], invars=jaxpr.invars[:-1])
+    return ClosedJaxpr(bound, [*closed.consts, value])
 
 
 def _spec(atom: Any) -> jax.ShapeDtypeStruct:

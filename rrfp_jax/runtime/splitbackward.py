@@ -1,0 +1,74 @@
+"""A stage's backward in two programs: the gradient that the stage before waits for, then the rest.
+
+    input   I   gradients of the carry, and whatever of the way there the second program needs ("crossing")
+    weight  W   gradients of the parameters
+
+Both come from the equations of the one traced backward, so the model knows nothing of it and no product,
+reduction or transcendental function is computed twice. How the equations are dealt out:
+
+1. Calls are inlined (`inline.py`): a rematerialised layer is one equation otherwise, all of it in I.
+2. What the carry gradients need is in I. A loop that gives both kinds is split into two loops first
+   (`splitscan.py`); other control flow stays whole and is in I if I needs any of it.
+3. Products, convolutions and the like that follow from a cotangent and that I does not need are in W.
+4. What lies between is placed where a microbatch holds the fewest bytes from I to W, by a minimum cut:
+   - a value that I has and W needs is held, which costs its bytes; an argument of the stage that W reads is
+     held too; parameters and prepared values are there anyway;
+   - cheap arithmetic of I may be computed again in W, if that holds less (`_REPEATABLE`): XLA fuses it;
+   - what only W needs and is no product may be done in I already, such as the sum over rows behind a norm's
+     scale, which replaces two activations by one row, or the forward's products that remat repeats.
+
+   Each such move is charged 1/64 of the bytes it makes, so that ties are computed once, and in W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax.extend.core import ClosedJaxpr
+
+from rrfp_jax.runtime.differentiate import Differentiated, Program, reduce
+from rrfp_jax.runtime.halves import Source, Where, nbytes
+from rrfp_jax.runtime.partition import halve
+
+
+@dataclass(frozen=True)
+class Split:
+    """A backward as two programs.
+
+    Attributes:
+        input: reads a part of the backward's full argument list; -> carry gradients, crossing.
+        weight: reads a part of [that list, `input`'s outputs]; -> gradients of the parameters.
+        arguments: length of the backward's full argument list.
+    """
+
+    input: Program
+    weight: Program
+    arguments: int
+
+
+def split_backward(traced: Differentiated) -> Split:
+    """The backward of a stage as I and W; see the module's text."""
+    backward, flowing = traced.backward, len(traced.moving_in)
+    sources = [
+        Source(Where.BOTH, 0 if i < traced.fixed else nbytes(var), i >= traced.cotangents)
+        for i, var in zip(backward.reads, backward.closed.jaxpr.invars, strict=True)
+    ]
+    outputs = backward.closed.jaxpr.outvars
+    halves = halve(backward.closed, [i < flowing for i in range(len(outputs))], sources)
+    first = halves.first.jaxpr
+    sent = first.outvars[:flowing]
+    given = [*sent, *(var for var in halves.crossing if var not in sent)]
+    after = traced.cotangents + len(traced.moving_out)
+    crossing = [after + given.index(var) for var in halves.crossing]
+    return Split(
+        input=_reading(ClosedJaxpr(first.replace(outvars=given), halves.first.consts), backward.reads),
+        weight=_reading(halves.second, [*backward.reads, *crossing]),
+        arguments=after,
+    )
+
+
+def _reading(closed: ClosedJaxpr, reads: Sequence[int]) -> Program:
+    """The program without the inputs that it does not need; `reads` are the indices of its inputs."""
+    program = reduce(closed)
+    return Program(program.closed, tuple(reads[i] for i in program.reads))
