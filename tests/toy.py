@@ -78,16 +78,18 @@ def microbatches(count=5, seed=0, rows=2, length=8):
 
 def reference(params, batch):
     """Loss and gradient of one unpipelined `jax.value_and_grad` over the whole, concatenated batch."""
-    whole = {name: jnp.concatenate([jnp.asarray(mb[name]) for mb in batch]) for name in batch[0]}
+    whole = {name: np.concatenate([np.asarray(mb[name]) for mb in batch]) for name in batch[0]}
+    return _value_and_grad(jax.device_put(params, jax.local_devices()[0]), whole)
 
-    def mean_loss(params):
-        carry = embed(params["0"], None, whole)
-        for i in range(1, BLOCKS + 1):
-            carry = block(params[str(i)], carry, whole)
-        total, weight = sums(head(params[str(BLOCKS + 1)], carry, whole), whole)
-        return total / weight
 
-    return jax.value_and_grad(mean_loss)(jax.device_put(params, jax.local_devices()[0]))
+@jax.jit
+@jax.value_and_grad
+def _value_and_grad(params, whole):
+    carry = embed(params["0"], None, whole)
+    for i in range(1, BLOCKS + 1):
+        carry = block(params[str(i)], carry, whole)
+    total, weight = sums(head(params[str(BLOCKS + 1)], carry, whole), whole)
+    return total / weight
 
 
 def worst_leaf(gradient, expected):

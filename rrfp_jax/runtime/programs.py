@@ -18,6 +18,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes, temporary_bytes
 from rrfp_jax.runtime.differentiate import Differentiated, Program, differentiate, reduce
 from rrfp_jax.runtime.piece import PieceShape
+from rrfp_jax.runtime.splitbackward import Split, split_backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class PiecePrograms:
         """Trace and compile the forward, and the backwards of these kinds."""
         params, carry, inputs = shape.specs()
         traced = differentiate(shape.flat, params, carry, inputs)
-        passage = Passage(traced, len(params), carry, inputs, kinds)
+        passage = Passage(traced, carry, inputs, kinds)
         return cls(
             traced=traced,
             prepare=None if traced.prepare is None else _compile(traced.prepare, device),
@@ -124,12 +125,10 @@ class Passage:
     """Which values a microbatch holds between the programs of a piece.
 
     Values are numbered in the order of the programs' full argument lists (see `Differentiated`), parameters
-    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, what crosses from the
-    input's gradient to the weights'.
+    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, the outputs of I.
     """
 
     traced: Differentiated
-    params: int
     carry: Sequence[Any]
     fields: Sequence[Any]
     kinds: Collection[Kind]  # of the backward: B, or I and W, or all three
@@ -139,8 +138,8 @@ class Passage:
         """Of all values."""
         outputs = [var.aval for var in self.traced.forward.closed.jaxpr.outvars]
         cotangents = [outputs[i] for i in self.traced.moving_out]
-        crossing = self.traced.crossing if INPUT in self.kinds else ()
-        return [*self.carry, *self.fields, *outputs, *cotangents, *crossing]
+        halfway = self._of_input if INPUT in self.kinds else []
+        return [*self.carry, *self.fields, *outputs, *cotangents, *halfway]
 
     @cached_property
     def inputs(self) -> frozenset[int]:
@@ -163,9 +162,9 @@ class Passage:
         if BACKWARD in self.kinds:
             legs[BACKWARD], _ = self._leg(BACKWARD, device, at_backward, (), set(), flowing)
         if INPUT in self.kinds:
-            crossing = [*[-1] * flowing, *range(arriving.stop, len(self.specs))]
+            halfway = range(arriving.stop, arriving.stop + len(self._of_input))
             later = set(self._tail(WEIGHT))
-            legs[INPUT], held = self._leg(INPUT, device, at_backward, crossing, later, flowing)
+            legs[INPUT], held = self._leg(INPUT, device, at_backward, halfway, later, flowing)
             legs[WEIGHT], _ = self._leg(WEIGHT, device, held, (), set(), 0)
         return legs
 
@@ -184,7 +183,7 @@ class Passage:
         program = self._program(kind)
         leg = Leg(
             program=_compile(program, device),
-            head=[i for i in program.reads if i < self._fixed],
+            head=[i for i in program.reads if i < self.traced.fixed],
             takes=[where[i] for i in self._tail(kind)],
             sends=sends,
             keeps=[where[i] for i in held],
@@ -193,18 +192,24 @@ class Passage:
         return leg, held
 
     @cached_property
-    def _fixed(self) -> int:
-        prepare = self.traced.prepare
-        return self.params + (len(prepare.closed.jaxpr.outvars) if prepare else 0)
+    def _split(self) -> Split:
+        return split_backward(self.traced)
+
+    @property
+    def _of_input(self) -> list[Any]:
+        """Specs of the outputs of I."""
+        return [var.aval for var in self._split.input.closed.jaxpr.outvars]
 
     def _program(self, kind: Kind) -> Program:
-        names = {FORWARD: "forward", BACKWARD: "backward", INPUT: "input", WEIGHT: "weight"}
-        program: Program = getattr(self.traced, names[kind])
-        return program
+        if kind is FORWARD:
+            return self.traced.forward
+        if kind is BACKWARD:
+            return self.traced.backward
+        return self._split.input if kind is INPUT else self._split.weight
 
     def _tail(self, kind: Kind) -> list[int]:
         """The values that a program reads."""
-        return [i - self._fixed for i in self._program(kind).reads if i >= self._fixed]
+        return [i - self.traced.fixed for i in self._program(kind).reads if i >= self.traced.fixed]
 
 
 def _at_forward(carry: int, fields: int) -> list[int]:
