@@ -17,7 +17,7 @@ PLACEMENTS = {
     "looped": (rrfp.Mesh(pp=STAGES, chunks=2), ["interleaved-1f1b", "bf", "bfw"]),
     "v": (rrfp.Mesh(pp=STAGES, chunks=2, shape="v"), ["zb-v", "bf", "bfw"]),
 }
-LONGEST_DELAY_SECONDS = 2e-3
+LONGEST_DELAY_SECONDS = 1e-3
 
 
 def data(step):
@@ -45,7 +45,7 @@ class Runs:
         return self.trainer._engine.stages
 
     def run(self, schedule, seed):
-        """Losses of all steps, parameters after them, orders of tasks, when arrivals are held up at random."""
+        """Losses of all steps, parameters after them, orders of tasks, with arrivals held up at random."""
         draw = random.Random(seed)
         self.driver.transport = DelayedTransport(
             self.transport, lambda arrival, now: now + draw.uniform(0, LONGEST_DELAY_SECONDS)

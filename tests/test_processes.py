@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).parent.parent
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 
 
-CASES = 16  # of parity_ranks.py
+CASES = 14  # of parity_ranks.py
 
 
 def environment():

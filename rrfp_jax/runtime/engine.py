@@ -19,7 +19,7 @@ from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.driver import Driver
 from rrfp_jax.runtime.initial import InitFunction, initial_params
 from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.library import Bucket, Library, Phase, StagePrograms, compile_pool, specs_of
+from rrfp_jax.runtime.library import Bucket, Library, StagePrograms, compile_pool, phase_of, specs_of
 from rrfp_jax.runtime.pipeline import IDS, Pipeline, split_evenly
 from rrfp_jax.runtime.stage import ModelStep, Stage
 from rrfp_jax.runtime.topology import Layout
@@ -159,7 +159,7 @@ class Engine:
         Raises:
             TrainingError: see `Driver.run`.
         """
-        phase: Phase = "evaluate" if rules.forward_only else "train"
+        phase = phase_of(rules)
         self.library.prepare(buckets, rules)
         distinct = list(dict.fromkeys(buckets))
         numbers = [distinct.index(bucket) for bucket in buckets]

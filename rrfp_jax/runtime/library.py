@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from time import perf_counter
@@ -50,7 +50,8 @@ class Library:
         self._pipe, self._chunks, self._devices = pipe, chunks, devices
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
-        self._kinds: dict[int, list[set[Kind]]] = {s: [set() for _ in own] for s, own in chunks.items()}
+        self._rules: StepRules | None = None  # of the latest step, for which these buckets are complete:
+        self._complete: set[Bucket] = set()
         self.compile_seconds = dict.fromkeys(devices, 0.0)
 
     @property
@@ -85,25 +86,26 @@ class Library:
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile for these buckets what a step by these rules needs and is not there yet; never inside one.
 
-        The kinds of backward that have been compiled are only ever added to, so that a change of schedule
-        back and forth compiles once.
+        What a bucket has is only ever added to, so that a change of schedule back and forth compiles once.
         """
-        phase: Phase = "evaluate" if rules.forward_only else "train"
-        if not rules.forward_only and self._add_kinds(rules):
-            self._programs = {key: made for key, made in self._programs.items() if key[1] != "train"}
-        missing = [bucket for bucket in dict.fromkeys(buckets) if (bucket, phase) not in self._programs]
-        for bucket in missing:
-            self.examine(bucket)
+        if rules != self._rules:
+            self._rules, self._complete = rules, set()
+        missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
         if not missing:
             return
-        places = [(s, c) for s, own in self._chunks.items() for c in range(len(own))]
-        jobs = [(bucket, *place) for bucket in missing for place in places]
+        for bucket in missing:
+            self.examine(bucket)
+        kinds = {s: rules.backward_kinds(s) for s in self._chunks}
+        jobs = [(b, s, c) for b in missing for s, own in self._chunks.items() for c in range(len(own))]
         with compile_pool() as pool:
-            made = dict(zip(jobs, pool.map(lambda job: self._compile(phase, *job), jobs), strict=True))
+            results = pool.map(lambda job: self._compile(job, kinds[job[1]][job[2]]), jobs)
+            made = dict(zip(jobs, results, strict=True))
+        phase = phase_of(rules)
         for bucket in missing:
             self._programs[bucket, phase] = {
                 s: [made[bucket, s, c] for c in range(len(own))] for s, own in self._chunks.items()
             }
+        self._complete.update(missing)
 
     def programs(self, bucket: Bucket, phase: Phase) -> StagePrograms:
         """What `prepare` has compiled."""
@@ -113,16 +115,9 @@ class Library:
         """What has been compiled for all buckets."""
         return [made for (_, of), made in self._programs.items() if of == phase]
 
-    def _add_kinds(self, rules: StepRules) -> bool:
-        """Note the kinds of backward that the step needs; whether some are new."""
-        new = False
-        for stage, known in self._kinds.items():
-            for have, wanted in zip(known, rules.backward_kinds(stage), strict=True):
-                new |= bool(wanted - have)
-                have.update(wanted)
-        return new
-
-    def _compile(self, phase: Phase, bucket: Bucket, stage: int, chunk: int) -> PiecePrograms:
+    def _compile(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> PiecePrograms:
+        """Programs by (bucket, stage, chunk); without any kind of backward, for forwards only."""
+        bucket, stage, chunk = place
         began = perf_counter()
         shape = PieceShape(
             pipe=self._pipe,
@@ -130,13 +125,19 @@ class Library:
             fields=specs_of(bucket),
             shapes=self._shapes[bucket],
         )
-        device = self._devices[stage]
-        if phase == "train":
-            programs = PiecePrograms.training(shape, device, frozenset(self._kinds[stage][chunk]))
+        if kinds:
+            before = self._programs.get((bucket, "train"), {}).get(stage)
+            own = before[chunk] if before else None
+            programs = PiecePrograms.training(shape, self._devices[stage], kinds, own)
         else:
-            programs = PiecePrograms.evaluation(shape, device)
+            programs = PiecePrograms.evaluation(shape, self._devices[stage])
         self.compile_seconds[stage] += perf_counter() - began
         return programs
+
+
+def phase_of(rules: StepRules) -> Phase:
+    """What a step by these rules is for."""
+    return "evaluate" if rules.forward_only else "train"
 
 
 def specs_of(bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:

@@ -72,16 +72,30 @@ class PiecePrograms:
         return max(temporary_bytes(p) for p in (self.prepare, *(leg.program for leg in self.legs.values())))
 
     @classmethod
-    def training(cls, shape: PieceShape, device: jax.Device, kinds: Collection[Kind]) -> PiecePrograms:
-        """Trace and compile the forward, and the backwards of these kinds."""
+    def training(
+        cls,
+        shape: PieceShape,
+        device: jax.Device,
+        kinds: Collection[Kind],
+        before: PiecePrograms | None = None,
+    ) -> PiecePrograms:
+        """Trace and compile the forward and these kinds of backward, unless they are there from before."""
         params, carry, inputs = shape.specs()
-        traced = differentiate(shape.flat, params, carry, inputs)
-        passage = Passage(traced, carry, inputs, kinds)
+        if before is not None and before.traced is not None:
+            traced, prepare = before.traced, before.prepare
+            compiled = {kind: leg.program for kind, leg in before.legs.items()}
+        else:
+            traced = differentiate(shape.flat, params, carry, inputs)
+            prepare, compiled = traced.prepare and _compile(traced.prepare, device), {}
+        passage = Passage(traced, carry, inputs, {*kinds, *compiled} - {FORWARD})
+        for kind in (FORWARD, *passage.kinds):
+            if kind not in compiled:
+                compiled[kind] = _compile(passage.program(kind), device)
         return cls(
             traced=traced,
-            prepare=None if traced.prepare is None else _compile(traced.prepare, device),
+            prepare=prepare,
             prepare_reads=() if traced.prepare is None else traced.prepare.reads,
-            legs=passage.legs(device),
+            legs=passage.legs(compiled),
             statistics=shape.statistics,
             inputs=passage.inputs,
         )
@@ -148,48 +162,42 @@ class Passage:
         read = {i - first for kind in (FORWARD, *self.kinds) for i in self._tail(kind)}
         return frozenset(read) & frozenset(range(len(self.fields)))
 
-    def legs(self, device: jax.Device) -> dict[Kind, Leg]:
+    def legs(self, compiled: Mapping[Kind, Compiled | None]) -> dict[Kind, Leg]:
         """The compiled programs with what each takes and leaves."""
+
+        def leg(
+            kind: Kind, at_hand: Sequence[int], computed: Sequence[int], later: Collection[int], sends: int
+        ) -> tuple[Leg, list[int]]:
+            """A program, given what is at hand when it runs; and the values that are held after it."""
+            where = _first_places([*at_hand, *computed])
+            held = sorted(value for value in where if value in later)
+            made = Leg(
+                program=compiled[kind],
+                head=[i for i in self.program(kind).reads if i < self.traced.fixed],
+                takes=[where[i] for i in self._tail(kind)],
+                sends=sends,
+                keeps=[where[i] for i in held],
+                held_bytes=sum(nbytes(self.specs[i]) for i in held),
+            )
+            return made, held
+
         begin = len(self.carry) + len(self.fields)
         computed = range(begin, begin + len(self.traced.forward.closed.jaxpr.outvars))
         arriving = range(computed.stop, computed.stop + len(self.traced.moving_out))
         later = {i for kind in self.kinds for i in self._tail(kind)}
         start = _at_forward(len(self.carry), len(self.fields))
         legs = {}
-        legs[FORWARD], held = self._leg(FORWARD, device, start, computed, later, self.traced.out)
+        legs[FORWARD], held = leg(FORWARD, start, computed, later, self.traced.out)
         flowing = len(self.traced.moving_in)
         at_backward = [*held, *arriving]
         if BACKWARD in self.kinds:
-            legs[BACKWARD], _ = self._leg(BACKWARD, device, at_backward, (), set(), flowing)
+            legs[BACKWARD], _ = leg(BACKWARD, at_backward, (), set(), flowing)
         if INPUT in self.kinds:
             halfway = range(arriving.stop, arriving.stop + len(self._of_input))
             later = set(self._tail(WEIGHT))
-            legs[INPUT], held = self._leg(INPUT, device, at_backward, halfway, later, flowing)
-            legs[WEIGHT], _ = self._leg(WEIGHT, device, held, (), set(), 0)
+            legs[INPUT], held = leg(INPUT, at_backward, halfway, later, flowing)
+            legs[WEIGHT], _ = leg(WEIGHT, held, (), set(), 0)
         return legs
-
-    def _leg(
-        self,
-        kind: Kind,
-        device: jax.Device,
-        at_hand: Sequence[int],
-        computed: Sequence[int],
-        later: Collection[int],
-        sends: int,
-    ) -> tuple[Leg, list[int]]:
-        """A program, given what is at hand when it runs; and the values that are held after it."""
-        where = _first_places([*at_hand, *computed])
-        held = sorted(value for value in where if value in later)
-        program = self._program(kind)
-        leg = Leg(
-            program=_compile(program, device),
-            head=[i for i in program.reads if i < self.traced.fixed],
-            takes=[where[i] for i in self._tail(kind)],
-            sends=sends,
-            keeps=[where[i] for i in held],
-            held_bytes=sum(nbytes(self.specs[i]) for i in held),
-        )
-        return leg, held
 
     @cached_property
     def _split(self) -> Split:
@@ -200,7 +208,8 @@ class Passage:
         """Specs of the outputs of I."""
         return [var.aval for var in self._split.input.closed.jaxpr.outvars]
 
-    def _program(self, kind: Kind) -> Program:
+    def program(self, kind: Kind) -> Program:
+        """The traced program of a kind of task."""
         if kind is FORWARD:
             return self.traced.forward
         if kind is BACKWARD:
@@ -209,7 +218,7 @@ class Passage:
 
     def _tail(self, kind: Kind) -> list[int]:
         """The values that a program reads."""
-        return [i - self.traced.fixed for i in self._program(kind).reads if i >= self.traced.fixed]
+        return [i - self.traced.fixed for i in self.program(kind).reads if i >= self.traced.fixed]
 
 
 def _at_forward(carry: int, fields: int) -> list[int]:
