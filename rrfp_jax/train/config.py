@@ -31,9 +31,10 @@ class RunConfig(ABC):
         name: of the run; its files go to `<directory>/<name>/`.
         steps: training steps.
         mesh: stages, and whether they may share devices.
-        split: layers per stage; empty for an even split.
-        schedule: bf, fb, b-priority, f-priority, 1f1b, gpipe or csv:FILE, an order in a file; on paced
-            devices also bfw, zb-h1, zb-h2.
+        split: layers per stage, or per piece in the model's order if stages have several chunks; empty for
+            an even split.
+        schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v, or
+            csv:FILE, an order in a file.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the stages.
         accumulation: "index" (results equal to the bit) or "arrival".
         spare_gradients: gradients parked per stage until their turn.

@@ -63,7 +63,8 @@ class Trainer:
             microbatches are given to `step` and `value_and_grad`.
         mesh: number of stages and where they run.
         schedule: a hint or a fixed order, its name, or "csv:FILE" for an order in a file.
-        split: layers per stage; None for an even split.
+        split: layers per stage, or per piece in the model's order if stages have several chunks; None for an
+            even split.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages.
         accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever
             the order of tasks; "arrival" adds them as they come.
