@@ -16,8 +16,9 @@ import jax
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes, temporary_bytes
-from rrfp_jax.runtime.differentiate import Differentiated, Program, differentiate, reduce
+from rrfp_jax.runtime.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.piece import PieceShape
+from rrfp_jax.runtime.traced import Program, reduce
 
 
 @dataclass(frozen=True, kw_only=True)
