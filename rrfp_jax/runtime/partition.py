@@ -14,12 +14,12 @@ from rrfp_jax.runtime.mincut import SINK, SOURCE, Network
 from rrfp_jax.runtime.splitscan import split_scan
 from rrfp_jax.runtime.traced import CHEAP, LOSS_COTANGENT
 
-_REPEATABLE = CHEAP | {
+REPEATABLE = CHEAP | {
     *("add_any", "iota", "transpose", "rev", "slice", "concatenate", "split", "pad"),
 }
 """Arithmetic and moves that both halves may do: an element costs a few operations at most."""
 
-_LIGHT = _REPEATABLE | {
+_LIGHT = REPEATABLE | {
     *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum"),
     *("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos", "pow", "cbrt"),
     *("sqrt", "rsqrt", "gather", "dynamic_slice", "dynamic_update_slice", "reduce_precision"),
@@ -181,7 +181,7 @@ class _Plan:
         """Add an equation; what it reads if the second half may do it."""
         task = ("does", id(equation))
         charge = sum(nbytes(v.aval) for v in equation.outvars)
-        if needed and equation.primitive.name not in _REPEATABLE:
+        if needed and equation.primitive.name not in REPEATABLE:
             network.edge(SOURCE, task)
             return []
         read = [v for v in (_follow(self.roots, atom) for atom in equation.invars) if _is_var(v)]
@@ -231,7 +231,7 @@ def _free(equations: Sequence[JaxprEqn], free: Sequence[Var]) -> set[Var]:
     """The values that can be computed cheaply from what costs nothing to hold."""
     known = set(free)
     for equation in equations:
-        cheap = equation.primitive.name in _REPEATABLE | {BARRIER}
+        cheap = equation.primitive.name in REPEATABLE | {BARRIER}
         if cheap and all(v in known for v in equation.invars if _is_var(v)):
             known.update(equation.outvars)
     return known

@@ -13,7 +13,7 @@ reduction or transcendental function is computed twice. How the equations are de
 4. What lies between is placed where a microbatch holds the fewest bytes from I to W, by a minimum cut:
    - a value that I has and W needs is held, which costs its bytes; an argument of the stage that W reads is
      held too; parameters and prepared values are there anyway;
-   - cheap arithmetic of I may be computed again in W, if that holds less (`_REPEATABLE`): XLA fuses it;
+   - cheap arithmetic of I may be computed again in W, if that holds less (`REPEATABLE`): XLA fuses it;
    - what only W needs and is no product may be done in I already, such as the sum over rows behind a norm's
      scale, which replaces two activations by one row, or the forward's products that remat repeats.
 
