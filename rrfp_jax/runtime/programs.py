@@ -16,9 +16,9 @@ import jax
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes, temporary_bytes
-from rrfp_jax.runtime.differentiate import Differentiated, Program, differentiate, reduce
+from rrfp_jax.runtime.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.piece import PieceShape
-from rrfp_jax.runtime.splitbackward import Split, split_backward
+from rrfp_jax.runtime.traced import Program, reduce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,14 +199,10 @@ class Passage:
             legs[WEIGHT], _ = leg(WEIGHT, held, (), set(), 0)
         return legs
 
-    @cached_property
-    def _split(self) -> Split:
-        return split_backward(self.traced)
-
     @property
     def _of_input(self) -> list[Any]:
         """Specs of the outputs of I."""
-        return [var.aval for var in self._split.input.closed.jaxpr.outvars]
+        return [var.aval for var in self.traced.input.closed.jaxpr.outvars]
 
     def program(self, kind: Kind) -> Program:
         """The traced program of a kind of task."""
@@ -214,7 +210,7 @@ class Passage:
             return self.traced.forward
         if kind is BACKWARD:
             return self.traced.backward
-        return self._split.input if kind is INPUT else self._split.weight
+        return self.traced.input if kind is INPUT else self.traced.weight
 
     def _tail(self, kind: Kind) -> list[int]:
         """The values that a program reads."""
