@@ -19,6 +19,7 @@ from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.programs import PiecePrograms
+from rrfp_jax.runtime.remat import NONE
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 """The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
@@ -36,6 +37,7 @@ class Library:
         pipe: the model.
         chunks: by stage of this process, the layers of each of its chunks.
         devices: by stage of this process.
+        remat: what backwards compute again; see `remat.py`.
 
     Attributes:
         compile_seconds: by stage of this process, spent so far.
@@ -46,8 +48,9 @@ class Library:
         pipe: Pipeline,
         chunks: Mapping[int, Sequence[range]],
         devices: Mapping[int, jax.Device],
+        remat: str = NONE,
     ) -> None:
-        self._pipe, self._chunks, self._devices = pipe, chunks, devices
+        self._pipe, self._chunks, self._devices, self._remat = pipe, chunks, devices, remat
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
         self._rules: StepRules | None = None  # of the latest step, for which these buckets are complete:
@@ -124,6 +127,7 @@ class Library:
             layers=self._chunks[stage][chunk],
             fields=specs_of(bucket),
             shapes=self._shapes[bucket],
+            remat=self._remat,
         )
         if kinds:
             before = self._programs.get((bucket, "train"), {}).get(stage)

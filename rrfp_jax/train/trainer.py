@@ -65,6 +65,8 @@ class Trainer:
         schedule: a hint or a fixed order, its name, or "csv:FILE" for an order in a file.
         split: layers per stage, or per piece in the model's order if stages have several chunks; None for an
             even split.
+        remat: what the backward of each layer computes again instead of keeping: "none", "full" (all but the
+            layer's input), or the name of a policy of `jax.checkpoint_policies`.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages.
         accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever
             the order of tasks; "arrival" adds them as they come.
@@ -90,6 +92,7 @@ class Trainer:
         mesh: Mesh | None = None,
         schedule: Schedule | str = "bf",
         split: Sequence[int] | None = None,
+        remat: str = "none",
         max_in_flight: int | None = None,
         accumulation: Accumulation = "index",
         spare_gradients: int = 2,
@@ -135,6 +138,7 @@ class Trainer:
             self._layout,
             mesh.placement(self.schedule),
             split=split,
+            remat=remat,
             optimizer=optimizer,
             seed=seed,
             init=init,
@@ -296,7 +300,12 @@ class Trainer:
         """Whatever must be equal on all processes of the run, by name."""
         split = [[len(layers) for layers in chunks] for chunks in self._engine.chunks]
         found = {"rules": self._rules(len(plan), "train"), "split": split, "seed": self._seed}
-        found |= {"clip_norm": self._clip_norm, "delays": self._delays, "jax": jax.__version__}
+        found |= {
+            "remat": self._engine.remat,
+            "clip_norm": self._clip_norm,
+            "delays": self._delays,
+            "jax": jax.__version__,
+        }
         return {name: str(value) for name, value in found.items()}
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
