@@ -1,6 +1,6 @@
 """Paced runs against what their durations say: how far real scheduling and messages are from ideal.
 
-    python -m benchmarks.fidelity [--json=FILE] [--check] [--quick]
+    python -m benchmarks.fidelity [--json=FILE] [--check] [--quick] [--schedule=NAME ...]
 
 For stages x microbatches x task length x schedule a workload is drawn (log-normal, sd 0.3, half of the
 variance common to all tasks of a microbatch) and run on paced devices by as many processes. Beside it stands
@@ -36,6 +36,7 @@ from rrfp_jax.sim.engine import simulate
 from rrfp_jax.train.tracefile import read_trace
 
 REPOSITORY = Path(__file__).parent.parent
+SCHEDULES = ("1f1b", "gpipe", "bf", "bfw", "zb-h1")
 STEPS, LIMIT = 4, 8
 RUN_SECONDS = 300.0
 
@@ -94,8 +95,11 @@ def main() -> int:
     """Run all cases, print, write."""
     parser = parse(__doc__)
     parser.add_argument("--quick", action="store_true", help="one case of each schedule")
+    parser.add_argument(
+        "--schedule", action="append", choices=SCHEDULES, metavar="NAME", help="again for each; all if none"
+    )
     options = parser.parse_args()
-    cases = itertools.product((4, 8), (16, 32), (0.01, 0.03), ("1f1b", "gpipe", "bf"))
+    cases = itertools.product((4, 8), (16, 32), (0.01, 0.03), options.schedule or SCHEDULES)
     rows = []
     for stages, microbatches, seconds, schedule in cases:
         if options.quick and (stages, microbatches, seconds) != (4, 16, 0.01):
