@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import optax
 
-from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement
@@ -92,7 +92,7 @@ class Trainer:
         split: Sequence[int] | None = None,
         max_in_flight: int | None = None,
         accumulation: Accumulation = "index",
-        spare_gradients: int = 2,
+        spare_gradients: int = SPARE_GRADIENTS,
         clip_norm: float | None = None,
         seed: int = 0,
         init: InitFunction | None = None,
