@@ -137,16 +137,17 @@ def worst(rows: Iterable[Row], column: str) -> float:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Two tables for the docs: the largest medians, and the quartiles of one kind of step."""
-    head = f"{' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}"
-    lines = [f"| links | mean transfer, forwards | {head}"]
+    lines = [f"| links | mean transfer | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 2) + "|"]
     for (link, transfer), group in groupby(rows, lambda row: (row.cell.link, row.cell.transfer)):
-        found = list(group)
-        lines.append(f"| {link} | {transfer:g} | {' | '.join(f'{worst(found, c):.3f}' for c in COLUMNS)} |")
-    lines += ["", f"| links | schedule | {head}"]
+        own = list(group)
+        lines.append(f"| {link} | {transfer:g} | {' | '.join(f'{worst(own, c):.3f}' for c in COLUMNS)} |")
+    buffers = [str(spare) for spare in SPARES]
+    lines += ["", f"| links | schedule | {' | '.join(buffers)} |", "|---" * (len(buffers) + 2) + "|"]
     for row in rows:
         if (replace(row.cell, link=""), row.limit) == (DETAIL, DETAIL_LIMIT):
-            cells = [f"{middle:.3f} ({low:.2f}-{high:.2f})" for low, middle, high in row.ratios.values()]
-            lines.append(f"| {row.cell.link} | {row.schedule} | {' | '.join(cells)} |")
+            found = [row.ratios[column] for column in buffers]
+            quartiles = [f"{half:.3f} ({low:.2f}-{high:.2f})" for low, half, high in found]
+            lines.append(f"| {row.cell.link} | {row.schedule} | {' | '.join(quartiles)} |")
     return "\n".join(lines)
 
 
@@ -169,6 +170,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="the tables into docs/simulated.md")
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="steps of each kind (20)")
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error(f"--seeds={options.seeds}: quartiles need at least 2")
     cells = list(starmap(Cell, product(LINKS, TRANSFERS, STAGES, MICROBATCHES)))
     if options.quick:
         cells = [replace(DETAIL, link=link) for link in ("exponential", "heavy")]
@@ -180,7 +183,8 @@ def main() -> int:
             shown = "  ".join(f"{column}: {worst(own, column):.3f}" for column in COLUMNS)
             print(f"{cell}, largest median  {shown}", flush=True)
     if options.write:
-        put_figures(SIMULATED, "reordering", f"\nMedians of {len(seeds)} paired seeds.\n\n{markdown(rows)}\n")
+        note = f"Medians of {len(seeds)} paired seeds."
+        put_figures(SIMULATED, "reordering", f"\n{note}\n\n{markdown(rows)}\n\n")
     return finish(options, {"rows": [asdict(row) for row in rows]}, aims(rows))
 
 

@@ -68,7 +68,8 @@ class Trainer:
         max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages.
         accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever
             the order of tasks; "arrival" adds them as they come.
-        spare_gradients: gradients per stage that may be parked until their turn.
+        spare_gradients: gradients per stage that may be parked until their turn, each as large as the stage's
+            parameters; more of them help where messages overtake one another (`docs/simulated.md`).
         clip_norm: scale the gradient down to this norm, taken over all stages.
         seed: of initial values and random keys.
         init: `init(path, spec) -> array or None`, initial values from elsewhere, asked leaf by leaf on the
