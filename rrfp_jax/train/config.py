@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import optax
 
-from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.pipeline import Pipeline
@@ -60,7 +60,7 @@ class RunConfig(ABC):
     remat: str = "none"
     max_in_flight: int | None = None
     accumulation: Accumulation = "index"
-    spare_gradients: int = 2
+    spare_gradients: int = SPARE_GRADIENTS
     clip_norm: float | None = None
     seed: int = 0
     validate_every: int = 0

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import optax
 
-from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.trace import StepTrace
@@ -70,7 +70,8 @@ class Trainer:
         max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages.
         accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever
             the order of tasks; "arrival" adds them as they come.
-        spare_gradients: gradients per stage that may be parked until their turn.
+        spare_gradients: gradients per stage that may be parked until their turn, each as large as the stage's
+            parameters; more of them help where messages overtake one another (`docs/simulated.md`).
         clip_norm: scale the gradient down to this norm, taken over all stages.
         seed: of initial values and random keys.
         init: `init(path, spec) -> array or None`, initial values from elsewhere, asked leaf by leaf on the
@@ -95,7 +96,7 @@ class Trainer:
         remat: str = "none",
         max_in_flight: int | None = None,
         accumulation: Accumulation = "index",
-        spare_gradients: int = 2,
+        spare_gradients: int = SPARE_GRADIENTS,
         clip_norm: float | None = None,
         seed: int = 0,
         init: InitFunction | None = None,
