@@ -1,5 +1,6 @@
 """A backward in two programs: equal to the fused one, nothing expensive in both, little held between them."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -90,6 +91,27 @@ def test_what_a_scale_needs_crosses_over_as_one_row():
     assert (WIDTH,) in [var.aval.shape for var in found.traced.input.closed.jaxpr.outvars]
     rows = 4 * ROWS * WIDTH  # for each matrix, what it is multiplied with and the cotangent
     assert found.held_after_input() == 4 * (rows + WIDTH)
+
+
+def of_weights(remat):
+    def layer(logits, x):
+        return jnp.tanh(x @ jax.nn.softmax(logits))
+
+    def stage(params, carry, inputs):
+        wrapped = rematerialised(layer, remat)
+        return [wrapped(params[1], wrapped(params[0], carry[0]))], None, None
+
+    return halved(stage, [SQUARE] * 2, [(ROWS, WIDTH)])
+
+
+def test_what_weights_alone_give_is_prepared_once_a_step():
+    none, full = of_weights("none"), of_weights("full")
+    complete(full)
+    outputs_equal(none.run("backward"), full.run("backward"), 1e-6)
+    assert tallies(full.traced.prepare)["exp"] == 2
+    for program in (full.traced.backward, full.traced.input, full.traced.weight):
+        assert tallies(program)["exp"] == 0
+    assert all(spec.shape != SQUARE for spec in full.traced.crossing)
 
 
 def three_layers(params, carry, inputs):

@@ -23,11 +23,21 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from rrfp_jax.runtime.dataflow import dependence
+from rrfp_jax.runtime.hoist import hoist, prepared_too
 from rrfp_jax.runtime.splitbackward import Split, split
-from rrfp_jax.runtime.traced import CHEAP, LOSS_COTANGENT, Program, Specs, reduce, spec_of, with_constant
+from rrfp_jax.runtime.traced import (
+    CHEAP,
+    LOSS_COTANGENT,
+    Program,
+    Specs,
+    reduce,
+    spec_of,
+    with_constant,
+    with_given,
+)
 
 Flat: TypeAlias = Sequence[Any]
 
@@ -116,7 +126,7 @@ def differentiate(
     whole, facts = _trace_with_residuals(stage, params, carry, inputs, own, flow_in)
     kept = facts.out + facts.has_statistics
     plan = _plan_residuals(whole, len(params), kept)
-    prepare = reduce(_given(whole, [], 0, plan.prepared)) if plan.prepared else None
+    prepare = reduce(with_given(whole, [], 0, plan.prepared)) if plan.prepared else None
     sent = [*whole.jaxpr.outvars[:kept], *plan.saved]
     before = [*params, *map(spec_of, plan.prepared), *carry, *inputs]
     given = [spec_of(atom) for atom in sent]
@@ -128,17 +138,23 @@ def differentiate(
         gradients, carry_gradients = vjp((list(args[first:-1]), args[-1] if facts.has_loss else None))
         return [*carry_gradients, *gradients]
 
-    traced = jax.make_jaxpr(backward)(*before, *given, *cotangents, LOSS_COTANGENT)
+    traced = reduce(jax.make_jaxpr(backward)(*before, *given, *cotangents, LOSS_COTANGENT))
+    fixed = len(params) + len(plan.prepared)
+    rest, early = hoist(with_constant(traced, first + len(cotangents), LOSS_COTANGENT), fixed)
+    forward, more = reduce(with_given(whole, plan.prepared, len(params), sent)), 0
+    if early is not None:
+        prepare, more = prepared_too(prepare, early, params), len(early.closed.jaxpr.outvars)
+        forward = Program(forward.closed, tuple(i + more * (i >= fixed) for i in forward.reads))
     return Differentiated(
         prepare=prepare,
-        forward=reduce(_given(whole, plan.prepared, len(params), sent)),
-        backward=with_constant(reduce(traced), first + len(cotangents), LOSS_COTANGENT),
+        forward=forward,
+        backward=rest,
         out=facts.out,
         moving_in=flow_in,
         moving_out=facts.moving_out,
         has_statistics=facts.has_statistics,
-        fixed=len(params) + len(plan.prepared),
-        cotangents=first,
+        fixed=fixed + more,
+        cotangents=first + more,
     )
 
 
@@ -216,7 +232,7 @@ class _ResidualPlan:
         known.update(zip(jaxpr.invars, inputs, strict=True))
         if self.rebuilt:
             names = [*jaxpr.invars, *produced]
-            program = reduce(_given(self.whole, produced, len(jaxpr.invars), self.rebuilt))
+            program = reduce(with_given(self.whole, produced, len(jaxpr.invars), self.rebuilt))
             known.update(zip(self.rebuilt, program(*(known[names[i]] for i in program.reads)), strict=True))
         return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars[self.kept :]]
 
@@ -242,16 +258,3 @@ def _plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> _ResidualPl
             available.update(needed)
     rebuilt = [v for v in wanted if v not in {*saved, *prepared}]
     return _ResidualPlan(whole, kept, prepared, saved, rebuilt)
-
-
-def _given(closed: ClosedJaxpr, known: Sequence[Var], at: int, outputs: Sequence[Any]) -> ClosedJaxpr:
-    """The program with the values of `known` as further inputs, from position `at` on, and other outputs."""
-    jaxpr, given, equations = closed.jaxpr, set(known), []
-    for equation in jaxpr.eqns:
-        if not any(var in given for var in equation.outvars):
-            equations.append(equation)
-        elif not all(var in given or isinstance(var, DropVar) for var in equation.outvars):
-            rest = [DropVar(var.aval) if var in given else var for var in equation.outvars]
-            equations.append(equation.replace(outvars=rest))
-    inputs = [*jaxpr.invars[:at], *known, *jaxpr.invars[at:]]
-    return ClosedJaxpr(jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations), closed.consts)
