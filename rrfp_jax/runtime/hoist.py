@@ -52,7 +52,8 @@ def _costly(flat: ClosedJaxpr, weights: list[Var]) -> list[Var]:
     for equation in flat.jaxpr.eqns:
         read = [v for v in equation.invars if not isinstance(v, Literal)]
         if equation.primitive.name == BARRIER:
-            known.update(made for v, made in zip(read, equation.outvars, strict=True) if v in known)
+            pairs = zip(equation.invars, equation.outvars, strict=True)
+            known.update(made for v, made in pairs if v in read and v in known)
             continue
         if equation.effects or not all(v in known or v in constant for v in read):
             read_by_others.update(read)

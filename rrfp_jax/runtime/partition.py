@@ -85,7 +85,8 @@ class _Plan:
         for equation in reversed(equations):
             use = [var in self.needed for var in equation.outvars]
             if equation.primitive.name == BARRIER:
-                self.needed.update(v for v, used in zip(equation.invars, use, strict=True) if used)
+                pairs = zip(equation.invars, use, strict=True)
+                self.needed.update(v for v, used in pairs if used and _is_var(v))
                 dealt.append(equation)
             elif equation.primitive.name == "scan" and any(use) and not all(use):
                 dealt += reversed(self._deal_loop(equation, use))
