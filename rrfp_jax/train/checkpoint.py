@@ -25,6 +25,9 @@ from rrfp_jax.train.orbaxfiles import METADATA, Damaged, Leaf, read_leaf, write_
 
 RUNNING = "running"
 
+FILES_AT_ONCE = 8
+"""Arrays that are read or written at once: a disk serves several requests to sync in the time of one."""
+
 NAMED = 8
 """Leaves that a message names."""
 
@@ -145,7 +148,8 @@ class Checkpoints:
             self._copied.set()
         staging = self._folder.staging(step)
         staging.mkdir(parents=True, exist_ok=True)
-        return [write_leaf(staging, key, array) for key, array in arrays]
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            return list(pool.map(lambda pair: write_leaf(staging, *pair), arrays))
 
     def _merged(self, parts: Sequence[Sequence[Leaf]]) -> dict[str, Leaf]:
         """All ranks' leaves by name.
@@ -229,8 +233,9 @@ class Checkpoints:
             run, leaves = self._folder.open(step)
             misfits = _misfits(leaves, everything)
             if not misfits:
-                own = {key: read_leaf(folder, leaves[name_of(key)]) for key in wanted}
-                found = Restored(folder=folder, run=run, leaves=own)
+                with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+                    arrays = pool.map(lambda key: read_leaf(folder, leaves[name_of(key)]), wanted)
+                    found = Restored(folder=folder, run=run, leaves=dict(zip(wanted, arrays, strict=True)))
         except Damaged as error:
             damage = str(error)
         damages = self._world.gather(f"the checkpoint of step {step} as read", damage, START_SECONDS)

@@ -63,4 +63,8 @@ def _numbers(leaf: Any) -> Any:
 
 
 def _like(spec: Any, leaf: Any) -> Any:
-    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(spec)) if _is_random_key(spec) else leaf
+    if not _is_random_key(spec):
+        return leaf
+    kinds: list[Any] = []  # only a value, or a tracer, tells its kind
+    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), spec)
+    return jax.random.wrap_key_data(leaf, impl=kinds[0])

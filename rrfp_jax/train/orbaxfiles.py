@@ -1,10 +1,10 @@
 """A checkpoint's files as orbax has them: each array a folder in zarr's form, their tree in `_METADATA`.
 
 Orbax itself cannot write them here: under `jax.distributed` it refuses arrays that live in one process. It
-reads them without this project: `orbax.checkpoint.StandardCheckpointer().restore(path)`. The forms are those of
-https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html and of
-https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html with `use_ocdbt=False`: no file
-holds leaves of two processes, so nothing has to be merged. An array is stored as it is, in one chunk.
+reads them without this project: `orbax.checkpoint.StandardCheckpointer().restore(path)`. The forms are those
+of https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html and of
+https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html with `use_ocdbt=False`: there
+no file holds leaves of two processes, so nothing is merged. An array is stored as it is, in one chunk.
 """
 
 from __future__ import annotations
@@ -100,11 +100,17 @@ def write_file(path: Path, content: bytes | memoryview) -> tuple[int, int]:
     """Write a file so that it is on the disk on return; its bytes and CRC-32.
 
     Several processes may write the same content to the same file at once.
+
+    Raises:
+        OSError: it cannot be written.
     """
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())  # a network file system may tell only now that it is full
+    try:
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # a network file system may tell only now that it is full
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None  # write() names no file
     return len(content), zlib.crc32(content)
 
 
