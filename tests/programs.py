@@ -1,4 +1,8 @@
-"""Programs for tests of stored executables."""
+"""Programs for tests of stored executables; as a command, says what came of them."""
+
+import json
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +35,7 @@ def result(compiled, device):
 
 
 def run(folder, **kwargs):
-    """(programs compiled, lines said, results, bytes of temporaries) for two devices."""
+    """How many of the programs of two devices were compiled, lines said, results, bytes of temporaries."""
     compiles, said = [], []
 
     def count(event, seconds, **_):
@@ -44,8 +48,14 @@ def run(folder, **kwargs):
     store = Executables(folder, say=said.append, **kwargs)
     where = [device for device in devices for _ in (1, 2)]
     compiled = [store.compiled(program, device) for program, device in zip(programs, where, strict=True)]
-    count_now = len(compiles)
+    compiled_now = len(compiles)
     temporaries = [one.memory_analysis().temp_size_in_bytes for one in compiled]
     results = [result(one, device) for one, device in zip(compiled, where, strict=True)]
     jax.monitoring.unregister_event_duration_listener(count)
-    return {"compiled": count_now, "said": said, "results": results, "temporaries": temporaries}
+    return {"compiled": compiled_now, "said": said, "results": results, "temporaries": temporaries}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 2)
+    print(json.dumps(run(Path(sys.argv[1]))))

@@ -21,7 +21,7 @@ from rrfp_jax.train.checkpointfolder import CheckpointFolder, RunState
 from rrfp_jax.train.leaves import filled, keyed, name_of
 from rrfp_jax.train.orbaxfiles import read_leaf, tree_metadata, write_leaf
 from tests import stored
-from tests.test_processes import SCRIPTS, command
+from tests.test_processes import command
 
 ALL = range(stored.LAYERS)
 
@@ -335,8 +335,8 @@ class TestWithoutRoom:
 
 def test_two_processes(tmp_path):
     """Each writes its own leaves; what one of them cannot write or read, none of them uses."""
-    script = SCRIPTS / "checkpoint_ranks.py"
-    status, said = command("rrfp_jax.train.launch", "-n", 2, script, tmp_path, folder=tmp_path)
+    ranks = ("-n", 2, "-m", "tests.checkpoint_ranks", tmp_path)
+    status, said = command("rrfp_jax.train.launch", *ranks, folder=tmp_path)
     assert status == 0, said
     ranks = [json.loads((tmp_path / f"checkpoint-{rank}.json").read_text()) for rank in range(2)]
     folder = tmp_path / "checkpoints"

@@ -11,11 +11,11 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from rrfp_jax.runtime.executables import Executables
 from tests import programs
-from tests.test_processes import SCRIPTS, environment
+from tests.test_processes import environment
 
 
 def start(folder):
-    argv = [sys.executable, str(SCRIPTS / "stored_programs.py"), str(folder)]
+    argv = [sys.executable, "-m", "tests.programs", str(folder)]
     return subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, text=True)
 
 

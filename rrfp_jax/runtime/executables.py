@@ -1,8 +1,8 @@
 """Compiled programs kept in files, so that the next start of a run compiles nothing.
 
 JAX's own compilation cache is written by process 0 only; here every process stores its own programs. What
-comes out of JAX's cache is not stored here: on CPU such a program, serialised again, can be loaded but not run
-("Function wrapped_multiply not found", jax 0.10.2).
+comes out of JAX's cache is not stored here: on CPU such a program, serialised again, loads but cannot be run
+("Function wrapped_multiply not found", jax 0.10.2 and 0.12.0).
 """
 
 from __future__ import annotations
