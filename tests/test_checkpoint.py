@@ -214,9 +214,11 @@ class TestDamage:
         staging.mkdir()
         for key, leaf in stored.leaves(ALL, 20):
             write_leaf(staging, key, np.asarray(leaf))
+        (made.folder / ".5.removed" / "params.0.up").mkdir(parents=True)  # nor is one half removed
         made.said.clear()
         assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 10
-        assert str(staging) in made.said[0] and not staging.exists()
+        assert str(staging) in made.said[0] and len(made.said) == 1
+        assert [path.name for path in made.folder.iterdir()] == ["10"]
 
 
 class TestRefusals:

@@ -204,9 +204,8 @@ class Checkpoints:
             TrainingError: there are only damaged ones.
         """
         if self._world.rank == 0:
-            for staging in self._folder.unfinished():
-                self._say(f"the checkpoint {staging} was never completed: it is removed")
-                self._folder.discard(staging)
+            for unfinished in self._folder.tidy():
+                self._say(f"the checkpoint {unfinished} was never completed: it is removed")
         steps = self._world.gather("the steps of checkpoints", self._folder.steps())[0]
         if step is not None and step not in steps:
             known = ", ".join(map(str, steps)) or "none"

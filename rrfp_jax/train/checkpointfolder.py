@@ -68,9 +68,12 @@ class CheckpointFolder:
         """Where the checkpoint of a step is written."""
         return self.path / f".{step}.saving"
 
-    def unfinished(self) -> list[Path]:
-        """Checkpoints whose writing was broken off."""
-        return sorted(self.path.glob(".*.saving"))
+    def tidy(self) -> list[Path]:
+        """Remove checkpoints whose writing, or removal, was broken off; those of the first kind."""
+        unfinished = sorted(self.path.glob(".*.saving"))
+        for path in (*unfinished, *self.path.glob(".*.removed")):
+            self.discard(path)
+        return unfinished
 
     def commit(self, run: RunState, leaves: Mapping[str, Leaf], keep: int) -> None:
         """Make a checkpoint visible whose leaves have all been written, and remove the oldest.
@@ -99,9 +102,9 @@ class CheckpointFolder:
         for step in self.steps()[:-keep]:
             _remove(self.final(step))
 
-    def discard(self, staging: Path) -> None:
+    def discard(self, path: Path) -> None:
         """Remove what there is of an unfinished checkpoint, if that is possible."""
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
     def open(self, step: int) -> tuple[RunState, Mapping[str, Leaf]]:
         """A checkpoint's state, and its leaves by name.
