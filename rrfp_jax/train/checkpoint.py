@@ -118,15 +118,18 @@ class Checkpoints:
 
         Raises:
             TrainingError: it cannot be written, and `on_error` is "stop"; or stages differ in a leaf that
-                they share.
+                they share; or the end does not come within an hour.
         """
         limit = START_SECONDS if to_the_end else None
         while (saving := self._saving) is not None:
             if to_the_end:
-                wait([saving.job])
+                wait([saving.job], START_SECONDS)
             what = f"the checkpoint of step {saving.run.step}"
             states = self._world.gather(what, _state(saving.job), limit)
             if RUNNING in states:
+                if to_the_end:
+                    slow = self._world.describe(states.index(RUNNING))
+                    raise TrainingError(f"{what}: {slow} has not written it in {START_SECONDS:.0f} s")
                 return
             self._saving = None
             if any(states):
@@ -182,7 +185,9 @@ class Checkpoints:
             f"{states[rank]}; {latest}"
         )
         if self._on_error == "stop":
-            raise TrainingError(f"{reason}; free the disk, or train on without with on_error='continue'")
+            raise TrainingError(
+                f"{reason}; free the disk, or let training go on without (on_error='continue')"
+            )
         self._say(f"{reason}; training goes on")
 
     # Restoring.
