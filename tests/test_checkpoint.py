@@ -56,6 +56,12 @@ def digests(leaves):
     return found
 
 
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch):
+    """Nothing here outlives the machine, so nobody waits for its disk."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def made(tmp_path):
     """A function that makes the checkpoints of a folder, and what they have said."""
