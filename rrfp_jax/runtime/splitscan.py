@@ -42,7 +42,11 @@ def split_scan(
     pairs = list(zip(first.invars, equation.invars, strict=True))
     constants, carried, scanned = pairs[:n], pairs[n : n + m], pairs[n + m :]
     theirs = [i for i, flag in enumerate(early) if flag]
-    stacks = {first.outvars[k]: equation.outvars[i] for k, i in enumerate(theirs) if i >= m}
+    stacks: dict[Any, Var] = {  # also wanted, so stacked in any case
+        first.outvars[k]: equation.outvars[i]
+        for k, i in enumerate(theirs)
+        if i >= m and isinstance(first.outvars[k], Var)
+    }
     new = [var for var in halves.crossing if var not in stacks]
     stacks.update((var, _stacked(var, equation.params["length"])) for var in new)
     body = ClosedJaxpr(first.replace(outvars=[*first.outvars[: len(theirs)], *new]), halves.first.consts)
