@@ -18,50 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var
 
-from rrfp_jax.runtime._jax import live_part
 from rrfp_jax.runtime.dataflow import dependence
+from rrfp_jax.runtime.splitbackward import Split, split
+from rrfp_jax.runtime.traced import CHEAP, LOSS_COTANGENT, Program, Specs, reduce, spec_of, with_constant
 
-Specs: TypeAlias = Sequence[jax.ShapeDtypeStruct]
 Flat: TypeAlias = Sequence[Any]
-
-CHEAP = frozenset(
-    [
-        *("add", "sub", "mul", "div", "neg", "max", "min", "abs", "sign", "square", "integer_pow", "clamp"),
-        *("select_n", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor"),
-        *("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy"),
-    ]
-)
-"""Elementwise primitives whose results are computed again rather than saved (no transcendental ones)."""
-
-LOSS_COTANGENT = np.ones((), np.float32)
-"""The loss's own cotangent, by which a traced backward begins; told from other constants by identity."""
 
 StageFunction: TypeAlias = Callable[[Flat, Flat, Flat], tuple[Flat, Any, Any]]
 """(parameters, carry, inputs) -> (carry, scalar loss or None, statistics or None), in flat lists."""
-
-
-@dataclass(frozen=True)
-class Program:
-    """A traced program and which entries of its full argument list it reads."""
-
-    closed: ClosedJaxpr
-    reads: tuple[int, ...]
-
-    def __call__(self, *args: Any) -> list[Any]:
-        """Apply it to the arguments that it reads."""
-        return jaxpr_as_fun(self.closed)(*args)  # type: ignore[no-any-return]
-
-    @property
-    def specs(self) -> list[jax.ShapeDtypeStruct]:
-        """Specs of the arguments that it reads."""
-        return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.closed.jaxpr.invars]
 
 
 @dataclass(frozen=True)
@@ -74,6 +45,11 @@ class Differentiated:
         forward   parameters, prepared, carry, inputs                            -> out, statistics, saved
         backward  parameters, prepared, carry, inputs, forward's outputs, cotangents
                                                                                  -> carry gradients, gradients
+
+    The backward is also to be had as two programs (`splitbackward.py`), traced when they are asked for:
+
+        input     what backward reads                   -> carry gradients, crossing
+        weight    what backward reads, then crossing    -> gradients
 
     Attributes:
         out: number of carry leaves that the forward sends on.
@@ -94,85 +70,133 @@ class Differentiated:
     fixed: int
     cotangents: int
 
+    @cached_property
+    def _split(self) -> Split:
+        return split(self.backward, len(self.moving_in), self.fixed, self.cotangents, len(self.moving_out))
+
+    @property
+    def input(self) -> Program:
+        """The part of the backward that the stage before waits for."""
+        return self._split.input
+
+    @property
+    def weight(self) -> Program:
+        """The rest of it."""
+        return self._split.weight
+
+    @property
+    def crossing(self) -> list[jax.ShapeDtypeStruct]:
+        """Specs of what `weight` needs of `input`'s work."""
+        return self._split.crossing
+
 
 def moving(leaves: Sequence[Any]) -> tuple[int, ...]:
     """The indices of the leaves that gradients flow through."""
     return tuple(i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
-def reduce(closed: ClosedJaxpr, outputs: Sequence[bool] | None = None) -> Program:
-    """The program with only the chosen outputs, and no more inputs than they need."""
-    live, reads = live_part(closed, outputs or [True] * len(closed.jaxpr.outvars))
-    return Program(live, tuple(reads))
-
-
-def differentiate(stage: StageFunction, params: Specs, carry: Specs, inputs: Specs) -> Differentiated:
+def differentiate(
+    stage: StageFunction,
+    params: Specs,
+    carry: Specs,
+    inputs: Specs,
+    trainable: Sequence[bool] | None = None,
+    input_gradient: bool = True,
+) -> Differentiated:
     """Trace a stage and cut it into prepare, forward and backward.
+
+    What no chosen gradient needs is neither saved nor computed: frozen layers below the first trainable one
+    have no backward if the carry's gradient is not wanted either.
 
     Args:
         stage: pure; see `StageFunction`.
         params: specs of the parameters.
         carry: specs of what arrives from the stage before.
         inputs: specs of the microbatch's fields and numbers.
+        trainable: for each parameter, whether it has a gradient; all of them if None.
+        input_gradient: whether the carry has one, for anything trainable in the stages before.
     """
-    flow_in = moving(carry)
-    n_params, n_carry = len(params), len(carry)
-    structure: Any = None
-    sizes: dict[str, Any] = {}
-
-    def with_residuals(*args: Any) -> list[Any]:
-        nonlocal structure
-        own, arrived = args[:n_params], list(args[n_params : n_params + n_carry])
-
-        def objective(own: Flat, flowing: Flat) -> tuple[Any, Any]:
-            for i, leaf in zip(flow_in, flowing, strict=True):
-                arrived[i] = leaf
-            out, loss, statistics = stage(own, arrived, args[n_params + n_carry :])
-            flow_out = moving(out)
-            sizes.update(out=len(out), flow_out=flow_out, loss=loss is not None, stats=statistics is not None)
-            still = {i: leaf for i, leaf in enumerate(out) if i not in flow_out}
-            return ([out[i] for i in flow_out], loss), (still, statistics)
-
-        (flowing, _), vjp, (still, statistics) = jax.vjp(
-            objective, own, [arrived[i] for i in flow_in], has_aux=True
-        )
-        residuals, structure = jax.tree.flatten(vjp)
-        out = [still.get(i) for i in range(sizes["out"])]
-        for i, leaf in zip(sizes["flow_out"], flowing, strict=True):
-            out[i] = leaf
-        return [*out, *([] if statistics is None else [statistics]), *residuals]
-
-    whole = jax.make_jaxpr(with_residuals)(*params, *carry, *inputs)
-    kept = sizes["out"] + sizes["stats"]
-    plan = _plan_residuals(whole, n_params, kept)
+    flow_in = moving(carry) if input_gradient else ()
+    own = tuple(range(len(params))) if trainable is None else tuple(i for i, t in enumerate(trainable) if t)
+    whole, facts = _trace_with_residuals(stage, params, carry, inputs, own, flow_in)
+    kept = facts.out + facts.has_statistics
+    plan = _plan_residuals(whole, len(params), kept)
     prepare = reduce(_given(whole, [], 0, plan.prepared)) if plan.prepared else None
     sent = [*whole.jaxpr.outvars[:kept], *plan.saved]
-    forward = reduce(_given(whole, plan.prepared, n_params, sent))
-    before = [*params, *map(_spec, plan.prepared), *carry, *inputs]
-    given = [_spec(atom) for atom in sent]
-    cotangents, first = [given[i] for i in sizes["flow_out"]], len(before) + len(given)
+    before = [*params, *map(spec_of, plan.prepared), *carry, *inputs]
+    given = [spec_of(atom) for atom in sent]
+    cotangents, first = [given[i] for i in facts.moving_out], len(before) + len(given)
 
     def backward(*args: Any) -> list[Any]:
-        stage_args, outputs = args[: len(before)], args[len(before) : len(before) + len(given)]
-        residuals = plan.residuals(stage_args, outputs, n_params)
-        vjp = jax.tree.unflatten(structure, residuals)
-        flowing, one = list(args[first : first + len(cotangents)]), args[-1]
-        gradients, carry_gradients = vjp((flowing, one if sizes["loss"] else None))
+        residuals = plan.residuals(args[: len(before)], args[len(before) : first], len(params))
+        vjp = jax.tree.unflatten(facts.structure, residuals)
+        gradients, carry_gradients = vjp((list(args[first:-1]), args[-1] if facts.has_loss else None))
         return [*carry_gradients, *gradients]
 
     traced = jax.make_jaxpr(backward)(*before, *given, *cotangents, LOSS_COTANGENT)
-
     return Differentiated(
         prepare=prepare,
-        forward=forward,
-        backward=reduce(_with_constant(traced, LOSS_COTANGENT)),
-        out=sizes["out"],
+        forward=reduce(_given(whole, plan.prepared, len(params), sent)),
+        backward=with_constant(reduce(traced), first + len(cotangents), LOSS_COTANGENT),
+        out=facts.out,
         moving_in=flow_in,
-        moving_out=sizes["flow_out"],
-        has_statistics=sizes["stats"],
-        fixed=n_params + len(plan.prepared),
+        moving_out=facts.moving_out,
+        has_statistics=facts.has_statistics,
+        fixed=len(params) + len(plan.prepared),
         cotangents=first,
     )
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What tracing a stage tells besides its program; `structure` is that of the residuals."""
+
+    out: int
+    moving_out: tuple[int, ...]
+    has_loss: bool
+    has_statistics: bool
+    structure: Any
+
+
+def _trace_with_residuals(
+    stage: StageFunction,
+    params: Specs,
+    carry: Specs,
+    inputs: Specs,
+    own: Sequence[int],
+    flow_in: Sequence[int],
+) -> tuple[ClosedJaxpr, _Facts]:
+    """The program parameters, carry, inputs -> out, statistics, residuals.
+
+    Args:
+        own: indices of the parameters that get a gradient.
+        flow_in: those of the carry.
+    """
+    n, m = len(params), len(params) + len(carry)
+    facts: Any = None
+
+    def traced(*args: Any) -> list[Any]:
+        nonlocal facts
+        weights, arrived = list(args[:n]), list(args[n:m])
+
+        def objective(chosen: Flat, flowing: Flat) -> tuple[Any, Any]:
+            for i, leaf in zip(own, chosen, strict=True):
+                weights[i] = leaf
+            for i, leaf in zip(flow_in, flowing, strict=True):
+                arrived[i] = leaf
+            out, loss, statistics = stage(weights, arrived, args[m:])
+            flow_out = moving(out)
+            still = {i: leaf for i, leaf in enumerate(out) if i not in flow_out}
+            return ([out[i] for i in flow_out], loss), (still, flow_out, statistics)
+
+        chosen, flowing = [weights[i] for i in own], [arrived[i] for i in flow_in]
+        (moved, loss), vjp, (still, flow_out, statistics) = jax.vjp(objective, chosen, flowing, has_aux=True)
+        residuals, structure = jax.tree.flatten(vjp)
+        out = still | dict(zip(flow_out, moved, strict=True))
+        facts = _Facts(len(out), flow_out, loss is not None, statistics is not None, structure)
+        return [*(out[i] for i in range(len(out))), *([] if statistics is None else [statistics]), *residuals]
+
+    return jax.make_jaxpr(traced)(*params, *carry, *inputs), facts
 
 
 @dataclass(frozen=True)
@@ -236,14 +260,3 @@ def _given(closed: ClosedJaxpr, known: Sequence[Var], at: int, outputs: Sequence
             equations.append(equation.replace(outvars=rest))
     inputs = [*jaxpr.invars[:at], *known, *jaxpr.invars[at:]]
     return ClosedJaxpr(jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations), closed.consts)
-
-
-def _with_constant(closed: ClosedJaxpr, value: Any) -> ClosedJaxpr:
-    """The program with its last input fixed."""
-    jaxpr = closed.jaxpr
-    bound = jaxpr.replace(constvars=[*jaxpr.constvars, jaxpr.invars[-1]], invars=jaxpr.invars[:-1])
-    return ClosedJaxpr(bound, [*closed.consts, value])
-
-
-def _spec(atom: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)

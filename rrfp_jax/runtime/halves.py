@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Var
 
@@ -46,8 +45,3 @@ class Halves:
     first: ClosedJaxpr
     second: ClosedJaxpr
     crossing: Sequence[Var]
-
-
-def nbytes(var: Any) -> int:
-    """Bytes of a variable's value."""
-    return int(var.aval.size) * int(var.aval.dtype.itemsize)

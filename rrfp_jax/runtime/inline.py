@@ -13,6 +13,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
+from rrfp_jax.runtime.traced import spec_of
+
 BARRIER = "optimization_barrier"
 
 _CALLS = {
@@ -65,7 +67,7 @@ class _Inliner:
     def _behind_barrier(self, read: list[Any], chosen: bool | Sequence[bool]) -> list[Any]:
         flags = [chosen] * len(read) if isinstance(chosen, bool) else chosen
         held = [i for i, flag in enumerate(flags) if flag and not isinstance(read[i], Literal)]
-        specs = [jax.ShapeDtypeStruct(read[i].aval.shape, read[i].aval.dtype) for i in held]
+        specs = [spec_of(read[i]) for i in held]
         barrier = jax.make_jaxpr(jax.lax.optimization_barrier)(specs)
         behind = list(read)
         for i, atom in zip(held, self.call(barrier, [read[i] for i in held]), strict=True):

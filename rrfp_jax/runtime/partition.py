@@ -7,35 +7,29 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
-from rrfp_jax.runtime.differentiate import CHEAP, LOSS_COTANGENT
-from rrfp_jax.runtime.halves import Halves, Source, Where, nbytes
+from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.halves import Halves, Source, Where
 from rrfp_jax.runtime.inline import BARRIER, inline
 from rrfp_jax.runtime.mincut import SINK, SOURCE, Network
 from rrfp_jax.runtime.splitscan import split_scan
+from rrfp_jax.runtime.traced import CHEAP, LOSS_COTANGENT
 
-_REPEATABLE = CHEAP | {
+REPEATABLE = CHEAP | {
     *("add_any", "iota", "transpose", "rev", "slice", "concatenate", "split", "pad"),
 }
-"""Arithmetic and moves that both programs may do: an element costs a few operations at most."""
+"""Arithmetic and moves that both halves may do: an element costs a few operations at most."""
 
-_LIGHT = _REPEATABLE | {
+_LIGHT = REPEATABLE | {
     *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum"),
-    *("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos", "pow"),
-    *(
-        "sqrt",
-        "rsqrt",
-        "cbrt",
-        "dynamic_slice",
-        "gather",
-        "dynamic_update_slice",
-        "reduce_precision",
-        "stop_gradient",
-    ),
+    *("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos", "pow", "cbrt"),
+    *("sqrt", "rsqrt", "gather", "dynamic_slice", "dynamic_update_slice", "reduce_precision"),
 }
-"""What may be done in I for W's sake: its time is that of reading its operands."""
+"""What the first half may do for the second one's sake: it takes the time of reading its operands."""
 
-_CHARGE = 64
-"""A byte held costs as much as this many bytes computed again or early."""
+_BYTE = 64
+"""Price of a byte held, in bytes computed again or early."""
+_WRITTEN = 4
+"""What it costs more if the first half must write it besides: a saved argument is there already."""
 
 
 def halve(closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[Source]) -> Halves:
@@ -51,26 +45,22 @@ def halve(closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[Source]
     crossing = plan.crossing()
     jaxpr = closed.jaxpr
     early = [atom for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if chosen]
-    late = [plan.root(atom) for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if not chosen]
-    first = _slice(plan.equations, [*early, *crossing], set(), plan.alias)
+    late = [plan.resolve(atom) for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if not chosen]
     given = {*crossing, *jaxpr.invars, *jaxpr.constvars}
-    second = _slice(plan.equations, late, given, plan.roots)
-    return Halves(
-        ClosedJaxpr(jaxpr.replace(outvars=[*early, *crossing], eqns=first), closed.consts),
-        ClosedJaxpr(
-            jaxpr.replace(invars=[*jaxpr.invars, *crossing], outvars=late, eqns=second), closed.consts
-        ),
-        crossing,
-    )
+    first = jaxpr.replace(outvars=[*early, *crossing], eqns=plan.slice([*early, *crossing]))
+    second = jaxpr.replace(invars=[*jaxpr.invars, *crossing], outvars=late, eqns=plan.slice(late, given))
+    return Halves(ClosedJaxpr(first, closed.consts), ClosedJaxpr(second, closed.consts), crossing)
 
 
 class _Plan:
     """Which equations the first half needs, and which values cross over.
 
     Attributes:
+        sources: of inputs and constants.
+        needed: the values that the first half computes for its own outputs.
         equations: of the whole program, loops that give both kinds of outputs split in two.
         alias: variables that are only another name of one (what a split loop passes through).
-        roots: these and the outputs of barriers, which only order the work of the first half.
+        roots: these, and the outputs of barriers, which only order work.
     """
 
     def __init__(self, closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[Source]) -> None:
@@ -90,9 +80,9 @@ class _Plan:
                 self.roots.update(zip(equation.outvars, equation.invars, strict=True))
         self.producers = {v: e for e in self.equations for v in e.outvars}
 
-    def root(self, atom: Any) -> Any:
-        """The value itself, of which the variable is another name."""
-        return _follow(self.roots, atom)
+    def resolve(self, atom: Any) -> Any:
+        """What the variable is another name of."""
+        return _follow(self.alias, atom)
 
     def _deal(self, equations: Sequence[JaxprEqn]) -> list[JaxprEqn]:
         """Find from the end what the first half needs; split the loops that have a part in both."""
@@ -101,19 +91,27 @@ class _Plan:
             use = [var in self.needed for var in equation.outvars]
             if equation.primitive.name == BARRIER:
                 self.needed.update(v for v, used in zip(equation.invars, use, strict=True) if used)
-                parts = [equation]
+                dealt.append(equation)
             elif equation.primitive.name == "scan" and any(use) and not all(use):
-                parts, alias = split_scan(equation, use, [self._source(v) for v in equation.invars], halve)
-                self.alias.update(alias)
-                self.needed.update(filter(_is_var, parts[0].invars))
-                self.needed.update(parts[0].outvars)
+                dealt += reversed(self._deal_loop(equation, use))
             else:
-                parts = [equation]
                 if any(use) or equation.effects:
-                    self.needed.update(filter(_is_var, equation.invars))
-                    self.needed.update(equation.outvars)
-            dealt += reversed(parts)
+                    self._need(equation)
+                dealt.append(equation)
         return dealt[::-1]
+
+    def _need(self, equation: JaxprEqn) -> None:
+        self.needed.update(filter(_is_var, equation.invars))
+        self.needed.update(equation.outvars)
+
+    def _deal_loop(self, equation: JaxprEqn, use: Sequence[bool]) -> list[JaxprEqn]:
+        sources = [self._source(atom) for atom in equation.invars]
+        loops, alias = split_scan(equation, use, sources, halve)
+        self.alias.update(alias)
+        self._need(loops[0])
+        if any(source.cotangent for source in sources):
+            self.following.update(loops[0].outvars)
+        return loops
 
     def _source(self, atom: Any) -> Source:
         """A loop's operand as an input of its body."""
@@ -122,57 +120,82 @@ class _Plan:
         if atom in self.sources:
             return self.sources[atom]
         where = Where.BOTH if atom in self.needed else Where.SECOND
-        return Source(where, 0 if atom in self.free else nbytes(atom), atom in self.following)
+        return Source(where, 0 if atom in self.free else nbytes(atom.aval), atom in self.following)
+
+    def slice(self, outputs: Sequence[Any], given: Collection[Var] = ()) -> list[JaxprEqn]:
+        """The equations that the outputs need beyond what is given."""
+        needed = {v for v in outputs if _is_var(v)}.difference(given)
+        kept = []
+        for equation in reversed(self.equations):
+            use = [var in needed for var in equation.outvars]
+            if not any(use) and (given or not equation.effects):
+                continue
+            read = [self.resolve(atom) for atom in equation.invars]
+            made = [v if used else DropVar(v.aval) for v, used in zip(equation.outvars, use, strict=True)]
+            if equation.primitive.name == BARRIER:
+                read = [atom for atom, used in zip(read, use, strict=True) if used]
+                made = [v for v, used in zip(made, use, strict=True) if used]
+            kept.append(equation.replace(invars=read, outvars=made))
+            needed.update(v for v in read if _is_var(v) and v not in given)
+        return kept[::-1]
 
     def crossing(self) -> list[Var]:
         """The values that the first half computes and the second reads, by a minimum cut.
 
-        Node ("has", v) is on the sink's side if the second half computes v or gets it, ("makes", v) if it
-        computes it, and an equation if the second half does it.
+        Node ("has", v) is on the sink's side if the second half has v, ("makes", v) if it computes v itself,
+        and ("does", e) if it does equation e.
         """
-        network, seen = Network(), set()
-        pending = [v for v in map(self.root, self.outputs) if _is_var(v)]
-        for var in pending:
+        network = Network()
+        pending: list[Any] = [_follow(self.roots, atom) for atom in self.outputs]
+        for var in filter(_is_var, pending):
             network.edge(("has", var), SINK)
+        placed: set[Any] = set()
         while pending:
             var = pending.pop()
-            if var in seen:
+            if not _is_var(var) or var in placed:
                 continue
-            seen.add(var)
-            pending += self._place(network, var)
+            placed.add(var)
+            network.edge(("makes", var), ("has", var), self._price(var))
+            if var in self.sources:
+                if self.sources[var].where is not Where.SECOND:
+                    network.edge(SOURCE, ("makes", var))
+                continue
+            equation = self.producers[var]
+            network.edge(("does", id(equation)), ("makes", var))
+            if id(equation) not in placed:
+                placed.add(id(equation))
+                pending += self._place(network, equation, var in self.needed)
         second = network.sink_side()
-        cut = [v for v in seen if ("has", v) in second and ("makes", v) not in second]
+        cut = [v for v in (*self.sources, *self.producers) if v in placed and ("makes", v) not in second]
         given = {v for v, source in self.sources.items() if source.where is not Where.FIRST}
-        order = {v: i for i, v in enumerate([*self.sources, *self.producers])}
-        return sorted((v for v in cut if v not in given), key=order.__getitem__)
+        return [v for v in cut if ("has", v) in second and v not in given]
 
-    def _place(self, network: Network, var: Var) -> Sequence[Var]:
-        """Add a value and what makes it; the values to add next."""
-        made, source = ("makes", var), self.sources.get(var)
-        network.edge(made, ("has", var), _CHARGE * (source.held if source else nbytes(var)))
-        if source:
-            if source.where is not Where.SECOND:
-                network.edge(SOURCE, made)
-            return []
-        equation = self.producers[var]
+    def _price(self, var: Var) -> int:
+        """Of having the value in the second half without computing it there."""
+        source = self.sources.get(var)
+        if source is not None and source.where is not Where.FIRST:
+            return _BYTE * source.held
+        return (_BYTE + _WRITTEN) * nbytes(var.aval)
+
+    def _place(self, network: Network, equation: JaxprEqn, needed: bool) -> Sequence[Any]:
+        """Add an equation; what it reads if the second half may do it."""
         task = ("does", id(equation))
-        network.edge(task, made)
-        read = [v for v in map(self.root, equation.invars) if _is_var(v)]
-        charge = sum(map(nbytes, equation.outvars))
-        if var in self.needed:
-            if equation.primitive.name not in _REPEATABLE:
-                network.edge(SOURCE, task)
-                return []
+        charge = sum(nbytes(v.aval) for v in equation.outvars)
+        if needed and equation.primitive.name not in REPEATABLE:
+            network.edge(SOURCE, task)
+            return []
+        read = [v for v in (_follow(self.roots, atom) for atom in equation.invars) if _is_var(v)]
+        for v in read:
+            network.edge(("has", v), task)
+        if needed:
             network.edge(SOURCE, task, charge)
         elif self._stays(equation, read):
             network.edge(task, SINK)
         else:
             network.edge(task, SINK, charge)
             for v in read:
-                if v in self.producers and v not in self.needed:  # done in the first half only if that is
+                if v in self.producers and v not in self.needed:  # if this is done early, so is that, once
                     network.edge(task, ("does", id(self.producers[v])))
-        for v in read:
-            network.edge(("has", v), task)
         return read
 
     def _stays(self, equation: JaxprEqn, read: Sequence[Var]) -> bool:
@@ -208,26 +231,7 @@ def _free(equations: Sequence[JaxprEqn], free: Sequence[Var]) -> set[Var]:
     """The values that can be computed cheaply from what costs nothing to hold."""
     known = set(free)
     for equation in equations:
-        cheap = equation.primitive.name in _REPEATABLE | {BARRIER}
+        cheap = equation.primitive.name in REPEATABLE | {BARRIER}
         if cheap and all(v in known for v in equation.invars if _is_var(v)):
             known.update(equation.outvars)
     return known
-
-
-def _slice(
-    equations: Sequence[JaxprEqn], outputs: Sequence[Any], given: Collection[Var], names: Mapping[Var, Any]
-) -> list[JaxprEqn]:
-    """The equations that the outputs need beyond `given`, variables replaced by what they are names of."""
-    needed, kept = {v for v in outputs if _is_var(v)} - set(given), []
-    for equation in reversed(equations):
-        use = [var in needed and var not in given for var in equation.outvars]
-        if not any(use):
-            continue
-        read = [_follow(names, atom) for atom in equation.invars]
-        made = [v if used else DropVar(v.aval) for v, used in zip(equation.outvars, use, strict=True)]
-        if equation.primitive.name == BARRIER:
-            read = [atom for atom, used in zip(read, use, strict=True) if used]
-            made = [v for v, used in zip(made, use, strict=True) if used]
-        kept.append(equation.replace(invars=read, outvars=made))
-        needed.update(filter(_is_var, read))
-    return kept[::-1]

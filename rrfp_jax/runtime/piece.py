@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rrfp_jax.runtime.differentiate import Specs
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline, run_layers
 from rrfp_jax.runtime.pipeline import Specs as Fields
+from rrfp_jax.runtime.remat import NONE
+from rrfp_jax.runtime.traced import Specs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +22,14 @@ class PieceShape:
     """One piece for microbatches of given fields; specs only.
 
     `params` is {layer index as text: nested dict}; flat lists of parameters are in its leaf order.
+    `remat` says what the layers' backwards compute again; see `remat.py`.
     """
 
     pipe: Pipeline
     layers: range
     fields: Fields
     shapes: Sequence[LayerShapes]  # of all layers
+    remat: str = NONE
 
     @cached_property
     def params(self) -> Params:
@@ -56,7 +59,9 @@ class PieceShape:
         return ["total", "weight", *sorted(loss.metrics)] if loss is not None else []
 
     def _run(self, params: Any, carry: Any, fields: Any, ids: Any, training: bool = True) -> Any:
-        return run_layers(self.pipe, self.layers, params, carry, fields, ids, training=training)
+        return run_layers(
+            self.pipe, self.layers, params, carry, fields, ids, training=training, remat=self.remat
+        )
 
     def flat(
         self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any], training: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.layers import Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
+from rrfp_jax.runtime.remat import NONE, rematerialised
 
 LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
 Specs: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
@@ -198,11 +200,17 @@ def run_layers(
     ids: Any,
     *,
     training: bool = True,
+    remat: str = NONE,
 ) -> tuple[Any, Loss | None]:
-    """Layers in a row, and the loss if they reach the end of the model (the carry is then None)."""
+    """Layers in a row, and the loss if they reach the end of the model (the carry is then None).
+
+    Raises:
+        UsageError: `remat` is no name that `rematerialised` knows.
+    """
     losses = []
     for index, own in zip(layers, params, strict=True):
-        carry, term = pipe.apply_layer(index, own, carry, MicrobatchView(fields, ids, index, training))
+        layer = rematerialised(partial(pipe.apply_layer, index), remat)
+        carry, term = layer(own, carry, MicrobatchView(fields, ids, index, training))
         losses += [] if term is None else [term]
     if layers.stop == len(pipe):
         losses.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe), training)))

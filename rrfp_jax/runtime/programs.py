@@ -16,9 +16,9 @@ import jax
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes, temporary_bytes
-from rrfp_jax.runtime.differentiate import Differentiated, Program, differentiate, reduce
+from rrfp_jax.runtime.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.piece import PieceShape
-from rrfp_jax.runtime.splitbackward import Split, split_backward
+from rrfp_jax.runtime.traced import Program, reduce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class Passage:
     """Which values a microbatch holds between the programs of a piece.
 
     Values are numbered in the order of the programs' full argument lists (see `Differentiated`), parameters
-    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, the outputs of I.
+    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, what crosses from I to W.
     """
 
     traced: Differentiated
@@ -152,8 +152,8 @@ class Passage:
         """Of all values."""
         outputs = [var.aval for var in self.traced.forward.closed.jaxpr.outvars]
         cotangents = [outputs[i] for i in self.traced.moving_out]
-        halfway = self._of_input if INPUT in self.kinds else []
-        return [*self.carry, *self.fields, *outputs, *cotangents, *halfway]
+        crossing = self.traced.crossing if INPUT in self.kinds else ()
+        return [*self.carry, *self.fields, *outputs, *cotangents, *crossing]
 
     @cached_property
     def inputs(self) -> frozenset[int]:
@@ -193,20 +193,11 @@ class Passage:
         if BACKWARD in self.kinds:
             legs[BACKWARD], _ = leg(BACKWARD, at_backward, (), set(), flowing)
         if INPUT in self.kinds:
-            halfway = range(arriving.stop, arriving.stop + len(self._of_input))
+            crossing = [*[-1] * flowing, *range(arriving.stop, len(self.specs))]
             later = set(self._tail(WEIGHT))
-            legs[INPUT], held = leg(INPUT, at_backward, halfway, later, flowing)
+            legs[INPUT], held = leg(INPUT, at_backward, crossing, later, flowing)
             legs[WEIGHT], _ = leg(WEIGHT, held, (), set(), 0)
         return legs
-
-    @cached_property
-    def _split(self) -> Split:
-        return split_backward(self.traced)
-
-    @property
-    def _of_input(self) -> list[Any]:
-        """Specs of the outputs of I."""
-        return [var.aval for var in self._split.input.closed.jaxpr.outvars]
 
     def program(self, kind: Kind) -> Program:
         """The traced program of a kind of task."""
@@ -214,7 +205,7 @@ class Passage:
             return self.traced.forward
         if kind is BACKWARD:
             return self.traced.backward
-        return self._split.input if kind is INPUT else self._split.weight
+        return self.traced.input if kind is INPUT else self.traced.weight
 
     def _tail(self, kind: Kind) -> list[int]:
         """The values that a program reads."""

@@ -13,7 +13,7 @@ reduction or transcendental function is computed twice. How the equations are de
 4. What lies between is placed where a microbatch holds the fewest bytes from I to W, by a minimum cut:
    - a value that I has and W needs is held, which costs its bytes; an argument of the stage that W reads is
      held too; parameters and prepared values are there anyway;
-   - cheap arithmetic of I may be computed again in W, if that holds less (`_REPEATABLE`): XLA fuses it;
+   - cheap arithmetic of I may be computed again in W, if that holds less (`REPEATABLE`): XLA fuses it;
    - what only W needs and is no product may be done in I already, such as the sum over rows behind a norm's
      scale, which replaces two activations by one row, or the forward's products that remat repeats.
 
@@ -25,11 +25,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
 from jax.extend.core import ClosedJaxpr
 
-from rrfp_jax.runtime.differentiate import Differentiated, Program, reduce
-from rrfp_jax.runtime.halves import Source, Where, nbytes
+from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.halves import Source, Where
 from rrfp_jax.runtime.partition import halve
+from rrfp_jax.runtime.traced import Program, reduce, spec_of
 
 
 @dataclass(frozen=True)
@@ -37,38 +39,42 @@ class Split:
     """A backward as two programs.
 
     Attributes:
-        input: reads a part of the backward's full argument list; -> carry gradients, crossing.
-        weight: reads a part of [that list, `input`'s outputs]; -> gradients of the parameters.
-        arguments: length of the backward's full argument list.
+        input: reads a part of the backward's argument list; -> carry gradients, crossing.
+        weight: reads a part of that list followed by crossing; -> gradients of the parameters.
+        crossing: specs of the values that cross over.
     """
 
     input: Program
     weight: Program
-    arguments: int
+    crossing: list[jax.ShapeDtypeStruct]
 
 
-def split_backward(traced: Differentiated) -> Split:
-    """The backward of a stage as I and W; see the module's text."""
-    backward, flowing = traced.backward, len(traced.moving_in)
+def split(backward: Program, flowing: int, fixed: int, cotangents: int, arriving: int) -> Split:
+    """A stage's backward as I and W.
+
+    Args:
+        backward: traced, giving carry gradients and then parameter gradients.
+        flowing: the number of carry gradients.
+        fixed: how many entries at the head of its argument list are there anyway (parameters, prepared).
+        cotangents: index of the first cotangent in that list.
+        arriving: how many cotangents there are; the list ends with them.
+    """
     sources = [
-        Source(Where.BOTH, 0 if i < traced.fixed else nbytes(var), i >= traced.cotangents)
+        Source(Where.BOTH, 0 if i < fixed else nbytes(var.aval), i >= cotangents)
         for i, var in zip(backward.reads, backward.closed.jaxpr.invars, strict=True)
     ]
-    outputs = backward.closed.jaxpr.outvars
-    halves = halve(backward.closed, [i < flowing for i in range(len(outputs))], sources)
-    first = halves.first.jaxpr
-    sent = first.outvars[:flowing]
-    given = [*sent, *(var for var in halves.crossing if var not in sent)]
-    after = traced.cotangents + len(traced.moving_out)
-    crossing = [after + given.index(var) for var in halves.crossing]
+    outputs = len(backward.closed.jaxpr.outvars)
+    halves = halve(backward.closed, [i < flowing for i in range(outputs)], sources)
+    end = cotangents + arriving
+    places = [*backward.reads, *range(end, end + len(halves.crossing))]
     return Split(
-        input=_reading(ClosedJaxpr(first.replace(outvars=given), halves.first.consts), backward.reads),
-        weight=_reading(halves.second, [*backward.reads, *crossing]),
-        arguments=after,
+        input=_reading(halves.first, backward.reads),
+        weight=_reading(halves.second, places),
+        crossing=[spec_of(var) for var in halves.crossing],
     )
 
 
-def _reading(closed: ClosedJaxpr, reads: Sequence[int]) -> Program:
-    """The program without the inputs that it does not need; `reads` are the indices of its inputs."""
+def _reading(closed: ClosedJaxpr, places: Sequence[int]) -> Program:
+    """The program without inputs that it does not read; `places` are those of its inputs in the list."""
     program = reduce(closed)
-    return Program(program.closed, tuple(reads[i] for i in program.reads))
+    return Program(program.closed, tuple(places[i] for i in program.reads))

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from rrfp_jax.runtime._jax import live_part, scan_counts, scan_like
-from rrfp_jax.runtime.halves import Halves, Source, Where, nbytes
+from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.halves import Halves, Source, Where
 
 Halve: TypeAlias = Callable[[ClosedJaxpr, Sequence[bool], Sequence[Source]], Halves]
 Pairs: TypeAlias = Sequence[tuple[Var, Any]]
@@ -41,7 +42,11 @@ def split_scan(
     pairs = list(zip(first.invars, equation.invars, strict=True))
     constants, carried, scanned = pairs[:n], pairs[n : n + m], pairs[n + m :]
     theirs = [i for i, flag in enumerate(early) if flag]
-    stacks = {first.outvars[k]: equation.outvars[i] for k, i in enumerate(theirs) if i >= m}
+    stacks: dict[Any, Var] = {  # also wanted, so stacked in any case
+        first.outvars[k]: equation.outvars[i]
+        for k, i in enumerate(theirs)
+        if i >= m and isinstance(first.outvars[k], Var)
+    }
     new = [var for var in halves.crossing if var not in stacks]
     stacks.update((var, _stacked(var, equation.params["length"])) for var in new)
     body = ClosedJaxpr(first.replace(outvars=[*first.outvars[: len(theirs)], *new]), halves.first.consts)
@@ -88,7 +93,7 @@ def _body_sources(equation: JaxprEqn, early: Sequence[bool], sources: Sequence[S
     inside = []
     for i, (source, var) in enumerate(zip(sources, body.jaxpr.invars, strict=True)):
         if n <= i < n + m:
-            inside.append(Source(Where.FIRST if early[i - n] else Where.SECOND, nbytes(var), following))
+            inside.append(Source(Where.FIRST if early[i - n] else Where.SECOND, nbytes(var.aval), following))
         else:
             only_second = source.where is Where.SECOND and i not in reads
             where = Where.SECOND if only_second else Where.BOTH

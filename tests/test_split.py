@@ -1,0 +1,148 @@
+"""A backward in two programs: equal to the fused one, nothing expensive in both, little held between them."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.halved import dot_flops
+from benchmarks.split_backward import piece, weight_share
+from models.gpt import GPTConfig
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.inline import BARRIER, inline
+from rrfp_jax.runtime.remat import rematerialised
+from tests.stages import DEPTH, ROWS, UNARY, WIDTH, dense, from_recipe, halved, norm, outputs_equal, tallies
+
+SMALL = {"d_model": 32, "n_heads": 2, "d_ff": 64, "n_layers": 2, "vocab_size": 32}
+BLOCK, HEAD = range(2, 3), range(2, 4)  # of embedding, two blocks, head; the head's with the block before it
+BATCH, LENGTH = 2, 16
+SQUARE = (WIDTH, WIDTH)
+CARRY = [(ROWS, WIDTH), np.array([1, 0, 3, 2])]
+
+
+def complete(found, tolerance=0.0):
+    """The halves give what the fused backward gives, and do between them what it does, once."""
+    outputs_equal(*found.gradients(), tolerance)
+    traced = found.traced
+    assert tallies(traced.input) + tallies(traced.weight) == tallies(traced.backward)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "remat", "layers"),
+    [
+        (jnp.float32, "none", HEAD),
+        (jnp.float32, "full", BLOCK),
+        (jnp.bfloat16, "full", BLOCK),
+    ],
+)
+def test_transformer(dtype, remat, layers):
+    found = piece(GPTConfig(dtype=dtype, **SMALL), layers, remat, BATCH, LENGTH)
+    complete(found)
+    assert weight_share(found, BATCH * LENGTH) >= 95
+    assert found.flops("input") + found.flops("weight") <= 1.02 * found.flops("backward")
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_each_kind_of_layer(name):
+    stage, shapes = from_recipe([(name, 0, 0, False), (name, 1, 0, True)], loss=False)
+    found = halved(stage, shapes, CARRY)
+    complete(found)
+    if any(len(shape) > 1 for shape in shapes) and name not in ("cond", "through"):
+        assert dot_flops(found.traced.weight.closed) > 0
+
+
+steps = st.tuples(st.sampled_from(sorted(UNARY)), st.integers(0, 3), st.integers(0, 3), st.booleans())
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(st.lists(steps, min_size=2, max_size=4), st.booleans())
+def test_stages_drawn_at_random(recipe, loss):
+    stage, shapes = from_recipe(recipe, loss)
+    complete(halved(stage, shapes, CARRY), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_loop_over_layers_is_split_too(remat):
+    stage, shapes = from_recipe([("rematscan" if remat else "scan", 0, 0, False)], loss=False)
+    traced = halved(stage, shapes, CARRY).traced
+    products = 2 * ROWS * WIDTH * WIDTH * DEPTH
+    assert dot_flops(traced.weight.closed) == products
+    assert dot_flops(traced.backward.closed) == (3 if remat else 2) * products
+
+
+def test_inlined_programs_call_none_and_keep_the_barrier():
+    stage, shapes = from_recipe(
+        [("remat", 0, 0, False), ("jit", 1, 0, False), ("custom", 2, 0, False)], False
+    )
+    flat = inline(halved(stage, shapes, CARRY).traced.backward.closed)
+    names = [equation.primitive.name for equation in flat.jaxpr.eqns]
+    assert BARRIER in names and not {"jit", "pjit", "remat2", "checkpoint", "custom_vjp_call"} & set(names)
+
+
+def two_norms(params, carry, inputs):
+    matrix, scale, last = params
+    return [dense(last, norm(scale, dense(matrix, carry[0])))], None, None
+
+
+def test_what_a_scale_needs_crosses_over_as_one_row():
+    found = halved(two_norms, [SQUARE, (WIDTH,), SQUARE], [(ROWS, WIDTH)])
+    assert (WIDTH,) in [spec.shape for spec in found.traced.crossing]
+    rows = 4 * ROWS * WIDTH  # for each matrix, what it is multiplied with and the cotangent
+    assert found.held_after_input() == 4 * (rows + WIDTH)
+
+
+def three_layers(params, carry, inputs):
+    x = carry[0]
+    for matrix in params:
+        x = dense(matrix, x)
+    return [x], None, None
+
+
+def test_frozen_parameters_have_no_gradient_and_no_products():
+    every = halved(three_layers, [SQUARE] * 3, [(ROWS, WIDTH)])
+    some = halved(three_layers, [SQUARE] * 3, [(ROWS, WIDTH)], trainable=[True, False, True])
+    complete(some)
+    expected = every.run("backward")
+    outputs_equal([expected[i] for i in (0, 1, 3)], some.run("backward"))
+    product = 2 * ROWS * WIDTH * WIDTH
+    assert dot_flops(some.traced.weight.closed) == 2 * product
+    assert dot_flops(some.traced.backward.closed) == 5 * product
+
+
+def test_nothing_is_done_or_saved_below_the_first_trainable_layer():
+    frozen = {"trainable": [False, False, True], "input_gradient": False}
+    found = halved(three_layers, [SQUARE] * 3, [(ROWS, WIDTH)], **frozen)
+    outputs_equal(
+        halved(three_layers, [SQUARE] * 3, [(ROWS, WIDTH)]).run("backward")[3:], found.run("backward")
+    )
+    assert dot_flops(found.traced.backward.closed) == 2 * ROWS * WIDTH * WIDTH
+    held = found.traced.forward.closed.jaxpr.outvars[found.traced.out :]
+    assert [var.aval.shape for var in held] == [(ROWS, WIDTH)]  # what the last layer reads
+
+
+def test_a_stage_with_nothing_to_train_has_no_backward():
+    frozen = {"trainable": [False] * 3, "input_gradient": False}
+    traced = halved(three_layers, [SQUARE] * 3, [(ROWS, WIDTH)], **frozen).traced
+    assert not traced.backward.closed.jaxpr.outvars
+    assert len(traced.forward.closed.jaxpr.outvars) == traced.out
+
+
+def test_full_rematerialisation_holds_the_input_only_until_the_backward():
+    none, full = (piece(GPTConfig(**SMALL), BLOCK, remat, BATCH, LENGTH) for remat in ("none", "full"))
+    stream = BATCH * LENGTH * SMALL["d_model"] * 4
+    assert full.held_after_forward() == stream
+    assert none.held_after_forward() > 6 * stream
+    outputs_equal(none.run("backward"), full.run("backward"), 1e-6)
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(UsageError, match="remat='all': unknown; give one of: none, full, every"):
+        rematerialised(dense, "all")
+    assert rematerialised(dense, "none") is dense
+
+
+def test_tracing_the_halves_waits_until_they_are_asked_for(monkeypatch):
+    stage, shapes = from_recipe([("dense", 0, 0, False)], loss=False)
+    monkeypatch.setattr("rrfp_jax.runtime.differentiate.split", lambda *args: pytest.fail("split at once"))
+    halved(stage, shapes, CARRY)
