@@ -1,0 +1,244 @@
+"""Clipping, tied and frozen parameters, masks, loss scaling: training as plain JAX and optax do it."""
+
+from fnmatch import fnmatchcase
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.core.tasks import BACKWARD, FORWARD
+from rrfp_jax.runtime.paths import leaf_paths
+from rrfp_jax.runtime.stage import Stage
+from tests import toy
+
+STEPS = 4
+ONE, FOUR = rrfp.Mesh(pp=1), rrfp.Mesh(pp=4)
+LOOPED, V = rrfp.Mesh(pp=2, chunks=2), rrfp.Mesh(pp=4, chunks=2, shape="v")
+TIED = {"0.table": "-1.table"}
+FROZEN = ["0.*", "1.*", "2.*", "5.bias"]
+
+
+def tied_head(params, carry, mb):
+    return carry["x"] @ params["table"].T
+
+
+def pipeline(**settings):
+    """The toy model, its head of the embedding's shape where they are tied."""
+    *layers, head = toy.layers()
+    if "tied" in settings:
+        head = rrfp.layer(tied_head, init=lambda key: jax.tree.map(jnp.zeros_like, toy.embed_init(key)))
+    return rrfp.Pipeline([*layers, head], toy.loss, **settings)
+
+
+def is_matrix(params):
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def optimizer():
+    return optax.adamw(1e-2, eps=1e-2, weight_decay=0.1, mask=is_matrix)
+
+
+CASES = {
+    "clip": ({}, {"clip_norm": 0.3}),
+    "tied": ({"tied": TIED}, {"clip_norm": 0.3}),
+    "frozen": ({"frozen": FROZEN}, {"clip_norm": 0.3}),
+    "scaled": ({}, {"loss_scale": 1024.0}),
+    "all": ({"tied": TIED, "frozen": ["1.*", "3.up"]}, {"clip_norm": 0.3, "loss_scale": 2.0**-8}),
+}
+RUNS = [(case, FOUR) for case in CASES] + [("all", mesh) for mesh in (ONE, LOOPED, V)]
+
+
+def plainly(params, batch, model, clip):
+    """Train a function of {path: parameter}; the parameters after each step, losses and norms."""
+    chain = optax.chain(optax.clip_by_global_norm(clip) if clip else optax.identity(), optimizer())
+    state = chain.init(params)
+    step = jax.jit(jax.value_and_grad(model))
+    for number in range(STEPS):
+        loss, gradient = step(params, batch(number))
+        norms = [float(optax.tree.norm(tree)) for tree in (gradient, params)]
+        changes, state = chain.update(gradient, state, params)
+        params = optax.apply_updates(params, changes)
+        yield params, float(loss), *norms
+
+
+def toy_model(initial, tied, frozen):
+    """The toy's mean loss as a function of the parameters that are trained, {path: parameter}."""
+    paths, structure = leaf_paths(initial), jax.tree.structure(initial)
+    every = dict(zip(paths, jax.tree.leaves(initial), strict=True))
+    alias = {"7.table": "0.table"} if tied else {}
+    trained = {
+        p: v for p, v in every.items() if p not in alias and not any(fnmatchcase(p, f) for f in frozen)
+    }
+
+    def filled(values):
+        known = {**every, **values}
+        return jax.tree.unflatten(structure, [known[alias.get(path, path)] for path in paths])
+
+    def model(values, whole):
+        params = filled(values)
+        carry = toy.embed(params["0"], None, whole)
+        for i in range(1, toy.BLOCKS + 1):
+            carry = toy.block(params[str(i)], carry, whole)
+        last = tied_head if tied else toy.head
+        total, weight = toy.sums(last(params["7"], carry, whole), whole)
+        return total / weight
+
+    return trained, filled, model
+
+
+def whole(number):
+    """All microbatches of a step in one."""
+    parts = toy.microbatches(seed=number)
+    return {name: jnp.concatenate([jnp.asarray(mb[name]) for mb in parts]) for name in parts[0]}
+
+
+def differs(case, mesh):
+    """By how much training differs from plain JAX and optax; and the trainer."""
+    settings, given = CASES[case]
+    trainer = toy.trainer(pipe=pipeline(**settings), optimizer=optimizer(), mesh=mesh, **given)
+    trainer.start()
+    initial = jax.device_get(trainer.params)
+    trained, filled, model = toy_model(initial, "tied" in settings, settings.get("frozen", ()))
+    errors = []
+    schedules = ["bf", "1f1b" if mesh.chunks == 1 else "fb"] * STEPS
+    for params, *expected in plainly(trained, whole, model, given.get("clip_norm")):
+        trainer.schedule = schedules.pop()
+        report = next(trainer.steps(1))
+        found = [report.loss, report.gradient_norm, report.parameter_norm]
+        errors += [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
+    pairs = zip(jax.tree.leaves(trainer.params), jax.tree.leaves(filled(params)), strict=True)
+    errors += [float(np.abs(np.asarray(a) - b).max() / max(np.abs(b).max(), 1e-3)) for a, b in pairs]
+    return max(errors), trainer, initial
+
+
+@pytest.mark.parametrize(("case", "mesh"), RUNS, ids=str)
+def test_training_is_that_of_plain_jax_and_optax(case, mesh):
+    worst, trainer, initial = differs(case, mesh)
+    assert worst <= 1e-5
+    if "tied" in CASES[case][0]:
+        assert np.array_equal(trainer.params["0"]["table"], trainer.params["7"]["table"])
+    for path, before, after in zip(
+        leaf_paths(initial), jax.tree.leaves(initial), jax.tree.leaves(trainer.params), strict=True
+    ):
+        frozen = any(fnmatchcase(path, pattern) for pattern in CASES[case][0].get("frozen", ()))
+        assert np.array_equal(before, after) == frozen, path
+
+
+class TestBrokenVariantsAreCaught:
+    """The comparison fails when one of these things is done wrong."""
+
+    def test_clipping_by_the_norm_of_each_stage(self, monkeypatch):
+        norms = Stage.norms
+        monkeypatch.setattr(Stage, "norms", lambda self: norms(self) * (self.index == 0))
+        assert differs("clip", FOUR)[0] > 1e-3
+
+    def test_a_tied_gradient_that_is_not_added(self, monkeypatch):
+        monkeypatch.setattr(Stage, "add_aliases", lambda self, chunk, place, gradients: None)
+        assert differs("tied", FOUR)[0] > 1e-3
+
+    def test_a_tied_value_that_is_not_sent_back(self, monkeypatch):
+        monkeypatch.setattr(Stage, "set_leaf", lambda self, chunk, place, value: None)
+        assert differs("tied", FOUR)[0] > 1e-3
+
+    def test_a_gradient_that_stays_scaled(self, monkeypatch):
+        scale = Stage.scale_loss
+        monkeypatch.setattr(Stage, "scale_loss", lambda self, value: scale(self, 1.0))
+        assert differs("scaled", FOUR)[0] > 1e-3
+
+
+class TestFrozen:
+    @pytest.fixture(scope="class")
+    def trainer(self):
+        trainer = toy.trainer(4, pipe=pipeline(frozen=FROZEN))
+        trainer.start()
+        return trainer
+
+    def test_nothing_is_computed_or_saved_below_the_first_trained_layer(self, trainer):
+        (programs,) = trainer._engine.library.all_programs("train")
+        for stage, works in enumerate([False, True, True, True]):  # layers 0-1, 2-3, 4-5, 6-7
+            legs = programs[stage][0].legs
+            assert (legs[BACKWARD].program is not None) == works, stage
+            assert (legs[FORWARD].held_bytes > 0) == works, stage
+        assert [programs[stage][0].legs[BACKWARD].sends for stage in range(4)] == [0, 0, 1, 1]
+
+    def test_it_has_neither_sums_nor_state(self, trainer):
+        rows = trainer.start()
+        layer = toy.WIDTH * 4 * toy.WIDTH + toy.WIDTH
+        trained = [0, layer, 2 * layer - toy.WIDTH, layer + toy.WIDTH * toy.VOCABULARY]
+        assert [row.accumulator_bytes for row in rows] == [4 * count for count in trained]
+        counts = [0, 4, 4, 4]  # bytes of Adam's count of steps
+        assert [row.optimizer_bytes for row in rows] == [
+            8 * t + c for t, c in zip(trained, counts, strict=True)
+        ]
+
+    def test_gradients_leave_it_out_and_agree(self, trainer):
+        gradient = trainer.value_and_grad(toy.microbatches())[1]
+        assert sorted(gradient) == ["3", "4", "5", "6", "7"]
+        assert sorted(gradient["5"]) == ["down", "up"]
+        assert trainer.check().ok
+
+
+def test_two_aliases_on_one_stage_and_in_one_chunk_as_their_owner():
+    tied = {"1.up": ["2.up", "-2.up"], "2.bias": "3.bias"}
+    trainer = toy.trainer(2, pipe=pipeline(tied=tied), loss_scale=4.0)
+    assert trainer.check().ok
+    list(trainer.steps(2))
+    params = trainer.params
+    assert all(np.array_equal(params["1"]["up"], params[i]["up"]) for i in "26")
+    assert np.array_equal(params["2"]["bias"], params["3"]["bias"])
+    gradient = trainer.value_and_grad(toy.microbatches())[1]
+    assert all(np.array_equal(gradient["1"]["up"], gradient[i]["up"]) for i in "26")
+
+
+def test_initial_values_of_tied_parameters_are_asked_of_the_owner():
+    asked = []
+
+    def init(path, spec):
+        asked.append(path)
+        return np.full(spec.shape, 0.5, spec.dtype) if path == "0.table" else None
+
+    trainer = toy.trainer(2, pipe=pipeline(tied=TIED), init=init)
+    trainer.start()
+    assert "7.table" not in asked
+    assert (np.asarray(trainer.params["7"]["table"]) == 0.5).all()
+
+
+def test_sums_of_bfloat16_gradients_agree_and_are_float32():
+    def block(params, carry, mb):
+        x, up, down = (leaf.astype(jnp.bfloat16) for leaf in (carry["x"], params["up"], params["down"]))
+        x = x + jnp.tanh(x @ up) @ down + params["bias"].astype(jnp.bfloat16)
+        return {"x": x, "positions": carry["positions"]}
+
+    embed, _, head = toy.layers()
+    layers = [embed, rrfp.layer(block, init=toy.block_init, repeat=toy.BLOCKS), head]
+    trainer = toy.trainer(4, pipe=rrfp.Pipeline(layers, toy.loss))
+    loss, gradient = trainer.value_and_grad(batch := toy.microbatches())
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.float32)}
+
+    def mean_loss(params, whole):
+        carry = toy.embed(params["0"], None, whole)
+        for i in range(1, toy.BLOCKS + 1):
+            carry = block(params[str(i)], carry, whole)
+        total, weight = toy.sums(toy.head(params["7"], carry, whole), whole)
+        return total, weight
+
+    params = jax.device_put(trainer.params, jax.devices()[0])
+    parts = [jax.value_and_grad(mean_loss, has_aux=True)(params, mb) for mb in batch]
+    weight = sum(float(weight) for (_, weight), _ in parts)
+    expected = jax.tree.map(lambda *g: sum(g) / weight, *[g for _, g in parts])
+    assert loss == pytest.approx(sum(float(total) for (total, _), _ in parts) / weight, rel=1e-3)
+    assert toy.worst_leaf(gradient, expected) <= 0.02  # of the order of bfloat16's rounding
+
+
+def test_gradients_added_as_they_come_train_as_well():
+    reference, arrival = (
+        toy.trainer(4, accumulation=how, optimizer=optimizer()) for how in ("index", "arrival")
+    )
+    for a, b in zip(reference.steps(STEPS), arrival.steps(STEPS), strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-5)
+    pairs = zip(jax.tree.leaves(reference.params), jax.tree.leaves(arrival.params), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
