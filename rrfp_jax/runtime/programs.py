@@ -86,8 +86,8 @@ class PiecePrograms:
             traced, prepare = before.traced, before.prepare
             compiled = {kind: leg.program for kind, leg in before.legs.items()}
         else:
-            wanted = {"trainable": shape.trainable, "input_gradient": shape.input_gradient}
-            traced = differentiate(shape.flat, params, carry, inputs, **wanted)
+            chosen = shape.trainable, shape.input_gradient
+            traced = differentiate(shape.flat, params, carry, inputs, *chosen)
             prepare, compiled = traced.prepare and _compile(traced.prepare, device), {}
         passage = Passage(traced, carry, inputs, {*kinds, *compiled} - {FORWARD})
         for kind in (FORWARD, *passage.kinds):
@@ -141,7 +141,8 @@ class Passage:
     """Which values a microbatch holds between the programs of a piece.
 
     Values are numbered in the order of the programs' full argument lists (see `Differentiated`), parameters
-    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, the loss scale, what crosses from I to W.
+    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, the loss scale, what
+    crosses from I to W.
     """
 
     traced: Differentiated

@@ -120,7 +120,8 @@ class Stage:
 
     def leaf(self, chunk: int, place: int) -> jax.Array:
         """A parameter."""
-        return self.leaves[chunk][place]
+        own: Sequence[jax.Array] = self.leaves[chunk]
+        return own[place]
 
     def set_leaf(self, chunk: int, place: int, value: jax.Array) -> None:
         """Give an alias its owner's value."""
