@@ -31,7 +31,7 @@ def weighted(i, params, carry, mb):
 
 def half_precision(unit):
     layers = [
-        rrfp.layer(partial(weighted, i), init=lambda key, i=i: {"w": jnp.float32(1 + i / 4)})
+        rrfp.layer(partial(weighted, i), init=lambda key, i=i: {"w": jnp.float32(1 + i / 2)})
         for i in range(LAYERS)
     ]
 
@@ -48,11 +48,11 @@ def half_batch():
 
 def trains_as_float32(mesh, unit, loss_scale, steps=3):
     """Whether weights and norms are those of training in float32 without a pipeline, and the reports."""
-    optimizer, batch = optax.sgd(2.0**-3 / unit), half_batch()
+    optimizer, batch = optax.sgd(0.5 / unit), half_batch()
     trainer = toy.trainer(
         pipe=half_precision(unit), optimizer=optimizer, mesh=mesh, data=batch, loss_scale=loss_scale
     )
-    params = {str(i): {"w": np.float32(1 + i / 4)} for i in range(LAYERS)}
+    params = {str(i): {"w": np.float32(1 + i / 2)} for i in range(LAYERS)}
     whole = np.concatenate([mb["x"] for mb in batch])
 
     def loss(params):

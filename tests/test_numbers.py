@@ -10,8 +10,11 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
+from rrfp_jax.runtime.exchange import exchange
 from rrfp_jax.runtime.paths import leaf_paths
 from rrfp_jax.runtime.stage import Stage
+from rrfp_jax.runtime.transport import LocalTransport
+from rrfp_jax.runtime.world import World
 from tests import toy
 
 STEPS = 3
@@ -235,3 +238,38 @@ def test_gradients_added_as_they_come_train_as_well():
     pairs = zip(jax.tree.leaves(reference.params), jax.tree.leaves(arrival.params), strict=True)
     for a, b in pairs:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+class TestExchange:
+    """What `exchange` does when things go wrong."""
+
+    def test_a_transfer_that_never_ends_is_named(self):
+        class Losing(LocalTransport):
+            def offer(self, key, arrays):
+                pass
+
+        with pytest.raises(rrfp.TrainingError, match="gives up waiting for tables to stage 1, since 0"):
+            send(Losing())
+
+    def test_what_it_waits_for_is_told_and_forgotten(self):
+        world, told = World(), []
+
+        class Telling(LocalTransport):
+            def poll(self):
+                told.extend(world.waiting())
+                return super().poll()
+
+        assert float(send(Telling(), world)[1, 0]) == 3
+        assert told[0].startswith("tables to stage 1, since") and not world.waiting()
+
+
+def send(transport, world=None):
+    devices = dict(enumerate(jax.devices()[:2]))
+    sent = {(1, 0): jax.device_put(3.0, devices[0])}
+    return exchange(
+        *("tables", sent, [(1, 0)]),
+        world=world or World(),
+        transport=transport,
+        devices=devices,
+        stall_seconds=0.1,
+    )

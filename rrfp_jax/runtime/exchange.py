@@ -64,11 +64,12 @@ def exchange(
                     arrived[stage, task.microbatch] = array
                     progress = perf_counter()
                 if len(arrived) < len(expected):
-                    if perf_counter() - progress > stall_seconds:
+                    left = progress + stall_seconds - perf_counter()
+                    if left <= 0:
                         me = world.describe(world.rank)
                         raise TrainingError(f"{me} gives up waiting for {waiting()[0]}")
                     patience = transport.patience()
-                    bell.sleep(LONGEST_SLEEP_SECONDS if patience is None else patience)
+                    bell.sleep(min(LONGEST_SLEEP_SECONDS if patience is None else patience, left))
         except BaseException:
             transport.reset()
             raise

@@ -171,7 +171,7 @@ class Pipeline:
 
 
 def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
-    texts = (given,) if isinstance(given, str) else tuple(given)
+    texts = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     for text in texts:
         if not isinstance(text, str):
             raise UsageError(f"Pipeline: {setting}=... has {text!r}; give names of parameters, as text")

@@ -78,7 +78,8 @@ class Roles:
             tied: pairs of paths, owner and alias; a layer index below 0 counts from the end.
 
         Raises:
-            UsageError: a pattern or path that there is not; a tie of parameters of different shape or dtype.
+            UsageError: a pattern or path that there is not, nothing left to train, a tie of parameters of
+                different shape or dtype.
         """
         specs = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
         owners = _resolve_ties(specs, len(params), tied)
@@ -91,6 +92,8 @@ class Roles:
         one = {path: owners.get(path, path) for path in specs}  # a tied parameter has several names
         names = {one[path] for path in matched}
         every = frozenset(path for path in specs if one[path] in names)
+        if frozen and len(every) == len(specs):
+            raise UsageError(f"frozen={list(frozen)} freezes every parameter: nothing is left to train")
         layers = [int(path.split(".")[0]) for path in specs if path not in every]
         return cls(every, owners, min(layers, default=len(params)))
 

@@ -76,5 +76,6 @@ def _what(sums: Sums, where: Callable[[], str]) -> str:
         return f"the summed loss weight is {sums.weight}; the step is not applied. Look at the step's data"
     return (
         f"the gradient of {where()} is not finite although every loss is; the step is not applied. Look for "
-        f"a division by zero or a root at zero in the model's backward; for float16 see loss_scale='dynamic'"
+        f"a division by zero or a root at zero in the model's backward, lower the learning rate, or for "
+        f"float16 set loss_scale='dynamic'"
     )
