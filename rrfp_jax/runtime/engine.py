@@ -205,6 +205,8 @@ class Engine:
         """Where gradient sums are not finite after `run`: the one nearest to the loss; of all processes."""
         mine = [(s, path) for s, stage in self.stages.items() for path in stage.not_finite()]
         found = [own for part in self.world.gather("where gradients are not finite", mine) for own in part]
+        if not found:  # finite in float64, too large for the norm's float32
+            return "some parameter"
         stage, path = max(found, key=lambda own: int(own[1].split(".")[0]))
         return f"{path} on stage {stage}"
 

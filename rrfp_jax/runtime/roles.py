@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -40,10 +41,15 @@ class LeafRoles:
     owned: tuple[int, ...]
     owners: Mapping[int, int]
 
-    @property
+    @cached_property
     def aliases(self) -> tuple[int, ...]:
         """Places of the leaves whose owner is another one."""
-        return tuple(place for place in self.trained if place not in self.owned)
+        return tuple(sorted({*self.trained} - {*self.owned}))
+
+    @cached_property
+    def number(self) -> Mapping[int, int]:
+        """The index of each trained leaf, given by place, among the trained ones."""
+        return {place: i for i, place in enumerate(self.trained)}
 
     def trained_tree(self, leaves: Sequence[Any]) -> Params:
         """The trained leaves as a tree; see `partial_tree`."""

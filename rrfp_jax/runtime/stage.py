@@ -130,11 +130,11 @@ class Stage:
     def gradient(self, chunk: int, place: int) -> jax.Array:
         """The gradient sum of a parameter."""
         sums: Sequence[jax.Array] = self._sums[chunk]
-        return sums[self._roles[chunk].trained.index(place)]
+        return sums[self._roles[chunk].number[place]]
 
     def set_gradient(self, chunk: int, place: int, value: jax.Array) -> None:
         """Give an alias its owner's gradient sum."""
-        self._sums[chunk][self._roles[chunk].trained.index(place)] = value
+        self._sums[chunk][self._roles[chunk].number[place]] = value
 
     def add_aliases(self, chunk: int, place: int, gradients: Arrays) -> None:
         """Add the gradient sums of all its aliases to an owner's."""

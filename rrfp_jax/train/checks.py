@@ -23,12 +23,29 @@ from rrfp_jax.runtime.dataflow import output_dependence
 from rrfp_jax.runtime.layers import Loss, MicrobatchView, Params
 from rrfp_jax.runtime.paths import leaf_path
 from rrfp_jax.runtime.pipeline import IDS, Pipeline
+from rrfp_jax.runtime.topology import Mesh
 
 SUM_TOLERANCE = 0.02
 """A mean of two rows is half of what their sum would be; rounding in bfloat16 stays far below this."""
 
 LARGEST_LOSS_CHECK = 2**30
 """Bytes of logits and fields up to which the loss is tried out on two rows at start."""
+
+
+def check_types(pipe: Any, mesh: Any, split: Any) -> None:
+    """Refuse arguments of a Trainer that have been mixed up.
+
+    Raises:
+        UsageError: naming the argument.
+    """
+    for name, value, wanted in (("first argument", pipe, Pipeline), ("mesh", mesh, Mesh)):
+        if not isinstance(value, wanted):
+            raise UsageError(
+                f"Trainer: the {name} is of type {type(value).__name__}, not {wanted.__name__}: "
+                f"Trainer(rrfp.Pipeline(layers, loss), optimizer, mesh=rrfp.Mesh(pp=4), ...)"
+            )
+    if split is not None and not isinstance(split, Sequence):
+        raise UsageError(f"split={split!r}: give a list with the number of layers of each stage")
 
 
 def check_optimizer(

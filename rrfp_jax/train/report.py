@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.runtime.sums import Sums
 from rrfp_jax.train.timeline import Timeline
 
 
@@ -46,6 +47,21 @@ class Report:
     skipped: int
     plan: str
     trace: StepTrace = field(repr=False)
+
+    @classmethod
+    def of(cls, sums: Sums, **known: Any) -> Report:
+        """What the sums of a step say, and the fields that they do not say."""
+        return cls(
+            step=sums.trace.step,
+            loss=sums.total / sums.weight,
+            weight=sums.weight,
+            metrics={name: value / sums.weight for name, value in sums.metrics.items()},
+            step_seconds=sums.trace.makespan,
+            bubble=sums.trace.bubble(),
+            parameter_norm=math.sqrt(sums.squared_parameter_norm),
+            trace=sums.trace,
+            **known,
+        )
 
     @property
     def tokens_per_second(self) -> float:

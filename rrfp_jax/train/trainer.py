@@ -33,6 +33,7 @@ from rrfp_jax.train.checks import (
     check_losses,
     check_optimizer,
     check_order,
+    check_types,
 )
 from rrfp_jax.train.data import (
     Data,
@@ -111,14 +112,7 @@ class Trainer:
         delays: Delays | None = None,
     ) -> None:
         mesh = mesh or Mesh()
-        for name, value, wanted in (("first argument", pipe, Pipeline), ("mesh", mesh, Mesh)):
-            if not isinstance(value, wanted):
-                raise UsageError(
-                    f"Trainer: the {name} is of type {type(value).__name__}, not {wanted.__name__}: "
-                    f"Trainer(rrfp.Pipeline(layers, loss), optimizer, mesh=rrfp.Mesh(pp=4), ...)"
-                )
-        if split is not None and not isinstance(split, Sequence):
-            raise UsageError(f"split={split!r}: give a list with the number of layers of each stage")
+        check_types(pipe, mesh, split)
         self._settings = Settings(
             max_in_flight=2 * mesh.pp if max_in_flight is None else max_in_flight,
             accumulation=accumulation,
@@ -351,21 +345,14 @@ class Trainer:
             self._standing = leave_out(self._standing, policy, step, sums, self._engine.not_finite)
             self.steps_done += 1
         self._traces.append(sums.trace)
-        report = Report(
-            step=step,
-            loss=sums.total / sums.weight,
-            weight=sums.weight,
-            metrics={name: value / sums.weight for name, value in sums.metrics.items()},
-            step_seconds=sums.trace.makespan,
+        report = Report.of(
+            sums,
             wall_seconds=perf_counter() - began,
-            bubble=sums.trace.bubble(),
             gradient_norm=norm,
-            parameter_norm=math.sqrt(sums.squared_parameter_norm),
             loss_scale=scale,
             applied=applied,
             skipped=self._standing.skipped,
             plan=plan_hash(plan),
-            trace=sums.trace,
         )
         if self._on_step is not None:
             self._on_step(report)
