@@ -48,7 +48,7 @@ class Halved:
 
     @cached_property
     def arguments(self) -> list[Any]:
-        """The argument list of all programs, the crossing values at its end."""
+        """The argument list of all programs, the input's outputs at its end."""
         prepare, values = self.traced.prepare, list(self.params)
         if prepare is not None:
             values += jax.jit(prepare.__call__)(*(values[i] for i in prepare.reads))
@@ -58,7 +58,7 @@ class Halved:
         arriving = [outputs[i] for i in self.traced.moving_out]
         values += [*outputs, *(jnp.asarray(draw.normal(size=a.shape), a.dtype) for a in arriving)]
         values.append(jnp.ones(SCALE.shape, SCALE.dtype))
-        return [*values, *self._apply("input", values)[len(self.traced.moving_in) :]]
+        return [*values, *self._apply("input", values)]
 
     def run(self, name: str) -> list[Any]:
         """The outputs of a program."""

@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
+SIMULATED = Path(__file__).parent.parent / "docs" / "simulated.md"
+
 
 @dataclass(frozen=True)
 class Aim:
@@ -60,6 +62,20 @@ def finish(options: argparse.Namespace, figures: dict[str, Any], aims: Sequence[
         print(f"missed: {'; '.join(missed)}", file=sys.stderr)
         return 1
     return 0
+
+
+def put_figures(path: Path, name: str, text: str) -> None:
+    """Put Markdown between `<!-- NAME -->` and `<!-- end of NAME -->`, in place of what is there.
+
+    Raises:
+        ValueError: the file has no such place.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"{path} has no place between {begin.strip()} and {end.strip()}: add both lines")
+    path.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")
 
 
 def machine() -> dict[str, Any]:

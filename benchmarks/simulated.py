@@ -26,14 +26,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import Aim, finish, parse
+from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.sim.compare import Outcome, Settings, compare
 from rrfp_jax.sim.families import FAMILIES, FORWARD_SECONDS, Step, varied
 from rrfp_jax.train.simulation import PLANNED
-
-DOCS = Path(__file__).parent.parent / "docs"
-BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 RIVALS = ("1f1b", "zb-h1", "zb-v", "interleaved-1f1b", PLANNED)
 READINESS_FIRST = ("bf", "bfw")
@@ -186,14 +183,10 @@ def plot(rows: Mapping[str, Sequence[Row]], path: Path) -> None:
 
 def write(rows: Mapping[str, Sequence[Row]], seeds: int) -> None:
     """Put the tables into docs/simulated.md and the plot beside it."""
-    path = DOCS / "simulated.md"
-    text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
     tables = "".join(f"\n## {memory.capitalize()}\n\n{markdown(rows[memory])}\n" for memory in MEMORIES)
-    _, _, after = rest.partition(END)
     note = f"\nMedians of {seeds} paired seeds; makespan over the lower bound of one chunk a stage.\n"
-    path.write_text(f"{before}{BEGIN}{note}{tables}\n{END}{after}", encoding="utf-8")
-    plot(rows, DOCS / "images" / "simulated.svg")
+    put_figures(SIMULATED, "figures", f"{note}{tables}\n")
+    plot(rows, SIMULATED.parent / "images" / "simulated.svg")
 
 
 def main() -> int:

@@ -224,7 +224,7 @@ class TestParts:
         blocks = [figures for name, figures in found[5]["figures"].items() if "remat" in name]
         assert len(blocks) == 2
         assert all("memory_stats() of cpu devices is None" in b["memory"]["allocated"] for b in blocks)
-        assert "input and weight gradients" in found[5]["figures"]["split"]["skipped"]
+        assert all(b["I_ms"] > 0 and b["W_ms"] > 0 for b in blocks)
 
     def test_the_questions_all_have_an_answer(self, everything):
         figures = everything[0][1]["figures"]
@@ -389,7 +389,7 @@ class TestJudgement:
         model = gpt.GPTConfig(d_model=64, n_heads=4, d_ff=128, n_layers=1)
         layer = rrfp.layer(gpt.Block, model)
         stage = onestage.OneStage.compile(layer, jax.ShapeDtypeStruct((1, 256, 64), jnp.float32))
-        flops = stage.programs.forward.cost_analysis()["flops"]
+        flops = stage.programs.legs[FORWARD].program.cost_analysis()["flops"]
         assert block.forward_operations(model, 256) == pytest.approx(flops, rel=0.15)
 
     def test_bytes_held_are_those_predicted(self, monkeypatch):

@@ -37,6 +37,7 @@ class TestSettings:
         [
             ({"stages": 0}, ["pp=0", "at least one stage"]),
             ({"stages": 5}, ["pp=5", "needs 5 devices", "has 4 (cpu)", "share_devices=True"]),
+            ({"remat": "all"}, ["remat='all'", "full", "dots_saveable"]),
             ({"split": (3, 3)}, ["split=[3, 3]", "2 positive numbers", "add up to 8"]),
             ({"split": (8, 0)}, ["split=[8, 0]", "2 positive numbers", "add up to 8"]),
             ({"split": (2, 2, 4)}, ["split=[2, 2, 4]", "2 positive numbers"]),

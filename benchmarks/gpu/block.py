@@ -2,12 +2,12 @@
 
 rate          of products of large random bfloat16 matrices: what the card's matrix units give
 <tokens>, <remat>
-              seconds of forward (F) and fused backward (B) of one sequence, as shares of that rate; bytes as
-              predicted (`held_bytes`, and XLA's analysis of the programs) beside `memory_stats()`
-split         input and weight gradients apart (I, W)
+              seconds of forward (F) and fused backward (B) of one sequence, as shares of that rate, and of
+              input (I) and weight gradients (W) apart; bytes as predicted (held by a microbatch, and XLA's
+              analysis of the programs) beside `memory_stats()`
 
-`remat full` wraps the block in `jax.checkpoint`, as a user would: the runtime has no setting for it yet. The
-block is `models.gpt.Block`, bfloat16 with float32 parameters; its attention makes the whole matrix of scores.
+The block is `models.gpt.Block`, bfloat16 with float32 parameters; its attention makes the whole matrix of
+scores.
 """
 
 from __future__ import annotations
@@ -28,15 +28,7 @@ SEVEN_B = gpt.GPTConfig(d_model=4096, n_heads=32, d_ff=11008, n_layers=32, dtype
 TINY = gpt.GPTConfig(d_model=32, n_heads=4, d_ff=64, n_layers=2, dtype=jnp.bfloat16)
 
 
-class RematBlock(gpt.Block):
-    """The block, of which nothing but its input is kept for the backward."""
-
-    def __call__(self, carry: jax.Array, mb: Any) -> jax.Array:
-        """As the block's."""
-        return jax.checkpoint(lambda x: gpt.Block.__call__(self, x, mb))(carry)  # type: ignore[no-any-return]
-
-
-BLOCKS = {"remat full": RematBlock, "remat none": gpt.Block}
+REMATS = ("full", "none")
 """In the order of what they allocate, so that each has a peak of its own."""
 
 
@@ -49,12 +41,12 @@ def forward_operations(model: gpt.GPTConfig, tokens: int) -> int:
 
 def times(run: Run, operations: int, rate: float, rounds: int) -> dict[str, Any]:
     """Milliseconds, and the share of the matrix rate; recomputation is not counted as operations."""
-    forward, backward = run.seconds(rounds)
+    seconds = run.seconds(rounds)
     return {
-        "F_ms": milliseconds(forward),
-        "B_ms": milliseconds(backward),
-        "F_share_of_rate": round(operations / forward / rate, 3),
-        "B_share_of_rate": round(2 * operations / backward / rate, 3),
+        **{f"{kind}_ms": milliseconds(time) for kind, time in seconds.items()},
+        "F_share_of_rate": round(operations / seconds["F"] / rate, 3),
+        "B_share_of_rate": round(2 * operations / seconds["B"] / rate, 3),
+        "I_and_W_over_B": round((seconds["I"] + seconds["W"]) / seconds["B"], 3),
     }
 
 
@@ -88,16 +80,16 @@ def measure(found: Findings) -> None:
         found.headline = f"{figures['TFLOP_per_s']:.0f} TFLOP/s"
     for tokens in lengths:
         carry = jax.ShapeDtypeStruct((1, tokens, model.d_model), model.dtype)
-        layers = {name: rrfp.layer(block, model) for name, block in BLOCKS.items()}
-        compiled = side_by_side({name: partial(OneStage.compile, layers[name], carry) for name in layers})
-        for name, stage in compiled.items():
-            with found.section(f"{tokens} tokens, {name}") as figures:
+        layer = rrfp.layer(gpt.Block, model)
+        compiled = side_by_side({remat: partial(OneStage.compile, layer, carry, remat) for remat in REMATS})
+        for remat, stage in compiled.items():
+            with found.section(f"{tokens} tokens, remat {remat}") as figures:
                 run = stage.result().begin()
                 figures["memory"] = memory(stage.result(), run)
                 operations = forward_operations(model, tokens)
                 figures.update(times(run, operations, busy.rate, 3 if found.quick else 15))
                 del run  # its arrays, before the next case counts bytes
-                if name == "remat none":
-                    found.headline += "; {} tokens: F {F_ms} ms, B {B_ms} ms".format(tokens, **figures)
-    with found.section("split"):
-        raise Unavailable("the runtime has no programs for input and weight gradients apart yet")
+                if remat == "none":
+                    found.headline += "; {} tokens: F {F_ms}, B {B_ms}, I {I_ms}, W {W_ms} ms".format(
+                        tokens, **figures
+                    )

@@ -1,8 +1,9 @@
 """Part 6: what one layer of full-size models costs, as a table for the simulator: DIR/costs.json.
 
 Decoder layers by tokens of a microbatch, in sequences no longer than the model's; encoder layers by images.
-Forward and fused backward as the runtime runs them, bfloat16 with float32 parameters. Attention is cuDNN's
-where it can be had, which each row says, with the reason where it cannot. The format is in docs/gpu.md.
+Forward and backward, fused and split, as the runtime runs them, bfloat16 with float32 parameters. Attention
+is cuDNN's where it can be had, which each row says, with the reason where it cannot. The format is in
+docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -77,14 +78,17 @@ def compiled(row: Row) -> tuple[OneStage, dict[str, Any]]:
 
 def measured(stage: OneStage, rounds: int) -> dict[str, Any]:
     """Seconds and bytes of a layer."""
-    forward, backward = stage.begin().seconds(rounds)
+    seconds = stage.begin().seconds(rounds)
     predicted = stage.predicted()
     temporary = max(predicted["forward_temporary"], predicted["backward_temporary"])
     return {
         "parameters": stage.parameters,
-        "forward": forward,
-        "backward": backward,
+        "forward": seconds["F"],
+        "backward": seconds["B"],
+        "backward_input": seconds["I"],
+        "backward_weight": seconds["W"],
         "held_bytes": predicted["held"],
+        "held_after_input_bytes": predicted["held_after_input"],
         "temporary_bytes": temporary,
     }
 

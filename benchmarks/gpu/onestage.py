@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Unavailable
 from benchmarks.gpu.work import median_seconds
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 from rrfp_jax.runtime.compiling import nbytes
 from rrfp_jax.runtime.layers import LayerSpec
 from rrfp_jax.runtime.piece import PieceShape
@@ -39,13 +40,16 @@ class OneStage:
     carry: jax.ShapeDtypeStruct
 
     @classmethod
-    def compile(cls, layer: LayerSpec, carry: jax.ShapeDtypeStruct) -> OneStage:
-        """Trace and compile forward and fused backward for this process's first device."""
+    def compile(cls, layer: LayerSpec, carry: jax.ShapeDtypeStruct, remat: str = "none") -> OneStage:
+        """Trace and compile forward and backward, fused and split, for this process's first device."""
         ends = rrfp.layer(lambda x, mb: mb["x"] if x is None else x)
         pipe = rrfp.Pipeline([ends, layer, ends], lambda x, mb: rrfp.Loss(x.astype(jnp.float32).sum()))
         fields = {"x": carry}
-        shape = PieceShape(pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields))
-        return cls(pipe, shape, PiecePrograms.training(shape, jax.local_devices()[0], {BACKWARD}), carry)
+        shape = PieceShape(
+            pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields), remat=remat
+        )
+        programs = PiecePrograms.training(shape, jax.local_devices()[0], {BACKWARD, INPUT, WEIGHT})
+        return cls(pipe, shape, programs, carry)
 
     @property
     def parameters(self) -> int:
@@ -54,9 +58,11 @@ class OneStage:
 
     def predicted(self) -> dict[str, int]:
         """Bytes by XLA's analysis of the programs, and what a microbatch holds between them."""
-        found = {"input": nbytes(self.carry), "held": self.programs.legs[FORWARD].held_bytes}
+        legs = self.programs.legs
+        found = {"input": nbytes(self.carry), "held": legs[FORWARD].held_bytes}
+        found["held_after_input"] = legs[INPUT].held_bytes
         for name, kind in (("forward", FORWARD), ("backward", BACKWARD)):
-            analysis: Any = self.programs.legs[kind].program.memory_analysis()  # type: ignore[union-attr]
+            analysis: Any = legs[kind].program.memory_analysis()  # type: ignore[union-attr]
             found[f"{name}_temporary"] = int(analysis.temp_size_in_bytes)
             found[f"{name}_outputs"] = int(analysis.output_size_in_bytes)
         return found
@@ -97,16 +103,30 @@ class Run:
         return outputs, self._step._held[0, 0]
 
     def backward(self) -> Any:
-        """Dispatch the backward; what it gives. What was kept for it stays, so that it can be done again."""
-        kept = list(self._step._held[0, 0])
-        self._step.receive(task := Task(BACKWARD, 0, 0), [self._cotangent])
-        outputs, _ = self._step.run(task)
-        self._step._held[0, 0] = kept
-        return outputs, self._step._gradients.pop((0, 0))
+        """Dispatch the fused backward; what it gives."""
+        return self._again(BACKWARD), self._step._gradients.pop((0, 0))
 
-    def seconds(self, rounds: int) -> tuple[float, float]:
-        """Median seconds of forward and fused backward."""
-        return median_seconds(self.forward, rounds), median_seconds(self.backward, rounds)
+    def seconds(self, rounds: int) -> dict[str, float]:
+        """Median seconds of forward (F), fused backward (B), input's (I) and weights' gradients (W)."""
+        found = {"F": median_seconds(self.forward, rounds), "B": median_seconds(self.backward, rounds)}
+        found["I"] = median_seconds(partial(self._again, INPUT), rounds)
+        self._step.receive(task := Task(INPUT, 0, 0), [self._cotangent])
+        self._step.run(task)
+
+        def weight() -> Any:
+            self._again(WEIGHT)
+            return self._step._gradients.pop((0, 0))
+
+        return found | {"W": median_seconds(weight, rounds)}
+
+    def _again(self, kind: Kind) -> Any:
+        """Dispatch a task; what it sends. What is held for it stays, so that it can be done again."""
+        held = list(self._step._held[0, 0])
+        if kind is not WEIGHT:
+            self._step.receive(Task(kind, 0, 0), [self._cotangent])
+        outputs, _ = self._step.run(Task(kind, 0, 0))
+        self._step._held[0, 0] = held
+        return outputs
 
 
 class _Leaves(NamedTuple):

@@ -12,6 +12,10 @@ from rrfp_jax.core.events import Accumulate
 
 Accumulation: TypeAlias = Literal["index", "arrival"]
 
+SPARE_GRADIENTS = 2
+"""Spare buffers unless told otherwise: the fewest that cost at most 2 % in the median where transfers are
+exponential with a mean of up to a forward (`python -m benchmarks.reordering`, docs/simulated.md)."""
+
 
 class Accumulator:
     """Turn and parked gradients of one stage; the spare buffers are shared by its chunks.

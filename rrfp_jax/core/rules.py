@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.drain import Drain
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
@@ -47,7 +47,7 @@ class StepRules:
     limit: int | None = None
     backpressure: Backpressure = "admission"
     accumulation: Accumulation = "index"
-    spare_gradients: int = 2
+    spare_gradients: int = SPARE_GRADIENTS
     forward_only: bool = False
 
     def __post_init__(self) -> None:

@@ -1,17 +1,9 @@
-"""A stage's forward and backward as two programs that pass each other as little as possible.
+"""A stage's forward and backward as programs that pass each other as little as possible.
 
-`jax.vjp` of a stage gives residuals: what the backward reads of the forward. Returned as they come they
-would hold, for every microbatch in flight, a copy of the weights and of everything made from weights alone
-(casts to bf16, reshapes). Here each residual is traced back to where it comes from:
+The backward reads of the forward what cannot be had otherwise (`residuals.py`), what follows from weights
+alone is computed once a step (`hoist.py`), and the backward may be split in two again (`splitbackward.py`).
 
-    an input of the stage      kept by the runtime anyway: passed again, not copied
-    weights alone              computed once a step by `prepare`, read by every forward and backward
-    nothing (tables, masks)    computed again where it is needed
-    cheap arithmetic on what   computed again: XLA fuses it into its user, which costs less than
-    is there already           writing and reading it
-    anything else              saved by the forward, once, even if it is used twice or sent on
-
-All three programs take and give flat lists of arrays, so nothing is flattened in the dispatch loop.
+All programs take and give flat lists of arrays, so nothing is flattened in the dispatch loop.
 """
 
 from __future__ import annotations
@@ -23,11 +15,19 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var
+from jax.extend.core import ClosedJaxpr
 
-from rrfp_jax.runtime.dataflow import dependence
+from rrfp_jax.runtime.hoist import hoist, prepared_too
+from rrfp_jax.runtime.residuals import plan_residuals
 from rrfp_jax.runtime.splitbackward import Split, split
-from rrfp_jax.runtime.traced import CHEAP, SCALE, Program, Specs, reduce, spec_of
+from rrfp_jax.runtime.traced import (
+    SCALE,
+    Program,
+    Specs,
+    reduce,
+    spec_of,
+    with_given,
+)
 
 Flat: TypeAlias = Sequence[Any]
 
@@ -48,8 +48,8 @@ class Differentiated:
 
     The backward is also to be had as two programs (`splitbackward.py`), traced when they are asked for:
 
-        input     what backward reads                   -> carry gradients, crossing
-        weight    what backward reads, then crossing    -> gradients
+        input     what backward reads                          -> carry gradients, crossing
+        weight    what backward reads, then input's outputs    -> gradients
 
     Attributes:
         out: number of carry leaves that the forward sends on.
@@ -86,11 +86,6 @@ class Differentiated:
         """The rest of it."""
         return self._split.weight
 
-    @property
-    def crossing(self) -> list[jax.ShapeDtypeStruct]:
-        """Specs of what `weight` needs of `input`'s work."""
-        return self._split.crossing
-
 
 def moving(leaves: Sequence[Any]) -> tuple[int, ...]:
     """The indices of the leaves that gradients flow through."""
@@ -122,8 +117,8 @@ def differentiate(
     own = tuple(range(len(params))) if trainable is None else tuple(i for i, t in enumerate(trainable) if t)
     whole, facts = _trace_with_residuals(stage, params, carry, inputs, own, flow_in)
     kept = facts.out + facts.has_statistics
-    plan = _plan_residuals(whole, len(params), kept)
-    prepare = reduce(_given(whole, [], 0, plan.prepared)) if plan.prepared else None
+    plan = plan_residuals(whole, len(params), kept)
+    prepare = reduce(with_given(whole, [], 0, plan.prepared)) if plan.prepared else None
     sent = [*whole.jaxpr.outvars[:kept], *plan.saved]
     before = [*params, *map(spec_of, plan.prepared), *carry, *inputs]
     given = [spec_of(atom) for atom in sent]
@@ -135,16 +130,23 @@ def differentiate(
         gradients, carry_gradients = vjp((list(args[first:-1]), args[-1] if facts.has_loss else None))
         return [*carry_gradients, *gradients]
 
+    traced = reduce(jax.make_jaxpr(backward)(*before, *given, *cotangents, SCALE))
+    fixed = len(params) + len(plan.prepared)
+    rest, early = hoist(traced, fixed)
+    forward, more = reduce(with_given(whole, plan.prepared, len(params), sent)), 0
+    if early is not None:
+        prepare, more = prepared_too(prepare, early, params), len(early.closed.jaxpr.outvars)
+        forward = Program(forward.closed, tuple(i + more * (i >= fixed) for i in forward.reads))
     return Differentiated(
         prepare=prepare,
-        forward=reduce(_given(whole, plan.prepared, len(params), sent)),
-        backward=reduce(jax.make_jaxpr(backward)(*before, *given, *cotangents, SCALE)),
+        forward=forward,
+        backward=rest,
         out=facts.out,
         moving_in=flow_in,
         moving_out=facts.moving_out,
         has_statistics=facts.has_statistics,
-        fixed=len(params) + len(plan.prepared),
-        cotangents=first,
+        fixed=fixed + more,
+        cotangents=first + more,
     )
 
 
@@ -198,66 +200,3 @@ def _trace_with_residuals(
         return [*(out[i] for i in range(len(out))), *([] if statistics is None else [statistics]), *residuals]
 
     return jax.make_jaxpr(traced)(*params, *carry, *inputs), facts
-
-
-@dataclass(frozen=True)
-class _ResidualPlan:
-    """Where each residual comes from; see the module's text."""
-
-    whole: ClosedJaxpr
-    kept: int
-    prepared: Sequence[Var]
-    saved: Sequence[Var]
-    rebuilt: Sequence[Var]
-
-    def residuals(self, stage_args: Flat, outputs: Flat, n_params: int) -> list[Any]:
-        """The residuals in order, from a backward's arguments."""
-        jaxpr, ready = self.whole.jaxpr, len(self.prepared)
-        sent = (*jaxpr.outvars[: self.kept], *self.saved)
-        inputs = [*stage_args[:n_params], *stage_args[n_params + ready :]]
-        known = {v: value for v, value in zip(sent, outputs, strict=True) if isinstance(v, Var)}
-        known.update(zip(self.prepared, stage_args[n_params:], strict=False))
-        produced = [v for v in known if v not in set(jaxpr.invars)]
-        known.update(zip(jaxpr.constvars, self.whole.consts, strict=True))
-        known.update(zip(jaxpr.invars, inputs, strict=True))
-        if self.rebuilt:
-            names = [*jaxpr.invars, *produced]
-            program = reduce(_given(self.whole, produced, len(jaxpr.invars), self.rebuilt))
-            known.update(zip(self.rebuilt, program(*(known[names[i]] for i in program.reads)), strict=True))
-        return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars[self.kept :]]
-
-
-def _plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> _ResidualPlan:
-    """Walk through the forward, saving what is wanted and can be had no other way."""
-    jaxpr, masks = whole.jaxpr, dependence(whole)
-    weights = (1 << n_params) - 1
-    sent = {v for v in jaxpr.outvars[:kept] if isinstance(v, Var)}
-    at_hand = {*jaxpr.invars, *jaxpr.constvars, *sent}
-    wanted = dict.fromkeys(v for v in jaxpr.outvars[kept:] if isinstance(v, Var) and v not in at_hand)
-    prepared = [v for v in wanted if masks[v] and not masks[v] & ~weights]
-    available = at_hand | set(prepared)
-    saved: list[Var] = []
-    for equation in jaxpr.eqns:
-        read = [v for v in equation.invars if not isinstance(v, Literal)]
-        given = all(v in available for v in read)
-        if given and (equation.primitive.name in CHEAP or not any(masks[v] for v in read)):
-            available.update(equation.outvars)
-        else:
-            needed = [v for v in equation.outvars if v in wanted and v not in available]
-            saved += needed
-            available.update(needed)
-    rebuilt = [v for v in wanted if v not in {*saved, *prepared}]
-    return _ResidualPlan(whole, kept, prepared, saved, rebuilt)
-
-
-def _given(closed: ClosedJaxpr, known: Sequence[Var], at: int, outputs: Sequence[Any]) -> ClosedJaxpr:
-    """The program with the values of `known` as further inputs, from position `at` on, and other outputs."""
-    jaxpr, given, equations = closed.jaxpr, set(known), []
-    for equation in jaxpr.eqns:
-        if not any(var in given for var in equation.outvars):
-            equations.append(equation)
-        elif not all(var in given or isinstance(var, DropVar) for var in equation.outvars):
-            rest = [DropVar(var.aval) if var in given else var for var in equation.outvars]
-            equations.append(equation.replace(outvars=rest))
-    inputs = [*jaxpr.invars[:at], *known, *jaxpr.invars[at:]]
-    return ClosedJaxpr(jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations), closed.consts)

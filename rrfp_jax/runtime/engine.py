@@ -22,6 +22,7 @@ from rrfp_jax.runtime.initial import InitFunction, initial_params
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.library import Bucket, Library, StagePrograms, compile_pool, phase_of, specs_of
 from rrfp_jax.runtime.pipeline import IDS, Pipeline, split_evenly
+from rrfp_jax.runtime.remat import check_remat
 from rrfp_jax.runtime.roles import LeafRoles
 from rrfp_jax.runtime.stage import ModelStep, Stage
 from rrfp_jax.runtime.sums import Sums, add_up
@@ -56,6 +57,7 @@ class Engine:
         layout: where the stages are; this engine has those of its process.
         placement: which stage has which pieces of the model.
         split: layers per piece, in the model's order; None for an even split.
+        remat: what backwards compute again; see `remat.py`.
         optimizer: None if the model is never updated.
         seed: of initial values and random keys, 0 <= seed < 2**32.
         init: initial values from elsewhere, per leaf.
@@ -67,7 +69,8 @@ class Engine:
         library: the compiled programs.
 
     Raises:
-        UsageError: more pieces than layers, a split that does not add up, a seed out of range.
+        UsageError: more pieces than layers, a split that does not add up, an unknown remat, a seed out of
+            range.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Engine:
         placement: Placement,
         *,
         split: Sequence[int] | None,
+        remat: str,
         optimizer: optax.GradientTransformation | None,
         seed: int,
         init: InitFunction | None,
@@ -90,7 +94,9 @@ class Engine:
             raise UsageError(f"seed={seed}: give a number from 0 to {2**32 - 1}")
         self._optimizer, self._seed, self._init = optimizer, seed, init
         self._stall_seconds, self._delays = stall_seconds, delays
-        self.library = Library(pipe, {s: self.chunks[s] for s in layout.devices}, layout.devices)
+        check_remat(remat)
+        self.remat = remat
+        self.library = Library(pipe, {s: self.chunks[s] for s in layout.devices}, layout.devices, remat)
         self.stages: dict[int, Stage] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
         self._ties: Sequence[Tie] = ()

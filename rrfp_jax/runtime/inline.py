@@ -34,6 +34,20 @@ def inline(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(flat, [inliner.constants[var] for var in constants])
 
 
+def without_barriers(flat: ClosedJaxpr) -> ClosedJaxpr:
+    """An inlined program without what only orders its work."""
+    names: dict[Any, Any] = {}
+    equations = []
+    for equation in flat.jaxpr.eqns:
+        read = [atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in equation.invars]
+        if equation.primitive.name == BARRIER:
+            names.update(zip(equation.outvars, read, strict=True))
+        else:
+            equations.append(equation.replace(invars=read))
+    outputs = [atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in flat.jaxpr.outvars]
+    return ClosedJaxpr(flat.jaxpr.replace(eqns=equations, outvars=outputs), flat.consts)
+
+
 class _Inliner:
     """Collects equations; every call gets variables of its own."""
 

@@ -20,6 +20,7 @@ from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.programs import PiecePrograms
+from rrfp_jax.runtime.remat import NONE
 from rrfp_jax.runtime.roles import Roles
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -38,6 +39,7 @@ class Library:
         pipe: the model.
         chunks: by stage of this process, the layers of each of its chunks.
         devices: by stage of this process.
+        remat: what backwards compute again; see `remat.py`.
 
     Attributes:
         compile_seconds: by stage of this process, spent so far.
@@ -48,8 +50,9 @@ class Library:
         pipe: Pipeline,
         chunks: Mapping[int, Sequence[range]],
         devices: Mapping[int, jax.Device],
+        remat: str = NONE,
     ) -> None:
-        self._pipe, self._chunks, self._devices = pipe, chunks, devices
+        self._pipe, self._chunks, self._devices, self._remat = pipe, chunks, devices, remat
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
         self._rules: StepRules | None = None  # of the latest step, for which these buckets are complete:
@@ -147,6 +150,7 @@ class Library:
             shapes=self._shapes[bucket],
             trainable=[i in trained for i in range(len(jax.tree.leaves(params)))],
             input_gradient=self.roles.first_trained < layers.start,
+            remat=self._remat,
         )
         if kinds:
             before = self._programs.get((bucket, "train"), {}).get(stage)

@@ -12,12 +12,7 @@ from rrfp_jax.runtime.halves import Halves, Source, Where
 from rrfp_jax.runtime.inline import BARRIER, inline
 from rrfp_jax.runtime.mincut import SINK, SOURCE, Network
 from rrfp_jax.runtime.splitscan import split_scan
-from rrfp_jax.runtime.traced import CHEAP
-
-REPEATABLE = CHEAP | {
-    *("add_any", "iota", "transpose", "rev", "slice", "concatenate", "split", "pad"),
-}
-"""Arithmetic and moves that both halves may do: an element costs a few operations at most."""
+from rrfp_jax.runtime.traced import REPEATABLE
 
 _LIGHT = REPEATABLE | {
     *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum"),
@@ -89,7 +84,8 @@ class _Plan:
         for equation in reversed(equations):
             use = [var in self.needed for var in equation.outvars]
             if equation.primitive.name == BARRIER:
-                self.needed.update(v for v, used in zip(equation.invars, use, strict=True) if used)
+                pairs = zip(equation.invars, use, strict=True)
+                self.needed.update(v for v, used in pairs if used and _is_var(v))
                 dealt.append(equation)
             elif equation.primitive.name == "scan" and any(use) and not all(use):
                 dealt += reversed(self._deal_loop(equation, use))

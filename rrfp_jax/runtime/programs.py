@@ -27,8 +27,7 @@ class Leg:
 
     Attributes:
         program: None if there is nothing to compute.
-        head: which of the parameters, the loss scale and the prepared values it takes first, the same for all
-            microbatches.
+        head: which parameters and prepared values it takes first, the same for all microbatches.
         takes: what it takes then: indices into what the microbatch holds, followed by what has arrived.
         sends: how many of its outputs go to another piece; they come first.
         keeps: what is held after it: indices into what was held, arrived and computed.
@@ -141,8 +140,8 @@ class Passage:
     """Which values a microbatch holds between the programs of a piece.
 
     Values are numbered in the order of the programs' full argument lists (see `Differentiated`), parameters
-    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, the loss scale, what
-    crosses from I to W.
+    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, the loss scale, the
+    outputs of I.
     """
 
     traced: Differentiated
@@ -155,8 +154,8 @@ class Passage:
         """Of all values."""
         outputs = [var.aval for var in self.traced.forward.closed.jaxpr.outvars]
         cotangents = [*(outputs[i] for i in self.traced.moving_out), SCALE]
-        crossing = self.traced.crossing if INPUT in self.kinds else ()
-        return [*self.carry, *self.fields, *outputs, *cotangents, *crossing]
+        halfway = self._of_input if INPUT in self.kinds else []
+        return [*self.carry, *self.fields, *outputs, *cotangents, *halfway]
 
     @cached_property
     def inputs(self) -> frozenset[int]:
@@ -196,11 +195,16 @@ class Passage:
         if BACKWARD in self.kinds:
             legs[BACKWARD], _ = leg(BACKWARD, at_backward, (), set(), flowing)
         if INPUT in self.kinds:
-            crossing = [*[-1] * flowing, *range(arriving.stop, len(self.specs))]
+            halfway = range(arriving.stop, arriving.stop + len(self._of_input))
             later = set(self._tail(WEIGHT))
-            legs[INPUT], held = leg(INPUT, at_backward, crossing, later, flowing)
+            legs[INPUT], held = leg(INPUT, at_backward, halfway, later, flowing)
             legs[WEIGHT], _ = leg(WEIGHT, held, (), set(), 0)
         return legs
+
+    @property
+    def _of_input(self) -> list[Any]:
+        """Specs of the outputs of I."""
+        return [var.aval for var in self.traced.input.closed.jaxpr.outvars]
 
     def program(self, kind: Kind) -> Program:
         """The traced program of a kind of task."""

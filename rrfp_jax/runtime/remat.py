@@ -18,6 +18,17 @@ POLICIES = (
 """The policies of `jax.checkpoint_policies` that need no arguments."""
 
 
+def check_remat(remat: str) -> None:
+    """Refuse an unknown name.
+
+    Raises:
+        UsageError: with the names that there are.
+    """
+    known = (NONE, FULL, *POLICIES)
+    if remat not in known:
+        raise UsageError(f"remat={remat!r}: unknown; give one of: {', '.join(known)}")
+
+
 def rematerialised(layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
     """The function as it is ("none"), saving its arguments only ("full"), or by a policy's name.
 
@@ -28,7 +39,6 @@ def rematerialised(layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
         return layer
     if remat == FULL:
         return jax.checkpoint(layer)  # type: ignore[no-any-return]
-    if remat not in POLICIES:
-        raise UsageError(f"remat={remat!r}: unknown; give one of: {', '.join((NONE, FULL, *POLICIES))}")
+    check_remat(remat)
     policy = getattr(jax.checkpoint_policies, remat)
     return jax.checkpoint(layer, policy=policy)  # type: ignore[no-any-return]

@@ -25,13 +25,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax
 from jax.extend.core import ClosedJaxpr
 
 from rrfp_jax.runtime.compiling import nbytes
 from rrfp_jax.runtime.halves import Source, Where
 from rrfp_jax.runtime.partition import halve
-from rrfp_jax.runtime.traced import Program, reduce, spec_of
+from rrfp_jax.runtime.traced import Program, reduce
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,11 @@ class Split:
 
     Attributes:
         input: reads a part of the backward's argument list; -> carry gradients, crossing.
-        weight: reads a part of that list followed by crossing; -> gradients of the parameters.
-        crossing: specs of the values that cross over.
+        weight: reads a part of that list followed by `input`'s outputs; -> gradients of the parameters.
     """
 
     input: Program
     weight: Program
-    crossing: list[jax.ShapeDtypeStruct]
 
 
 def split(backward: Program, flowing: int, fixed: int, cotangents: int, arriving: int) -> Split:
@@ -66,11 +63,13 @@ def split(backward: Program, flowing: int, fixed: int, cotangents: int, arriving
     ]
     outputs = len(backward.closed.jaxpr.outvars)
     halves = halve(backward.closed, [i < flowing for i in range(outputs)], sources)
-    places = [*backward.reads, *range(end, end + len(halves.crossing))]
+    first = halves.first.jaxpr
+    sent = first.outvars[:flowing]
+    given = [*sent, *(var for var in halves.crossing if var not in sent)]  # what is sent on is not held twice
+    places = [*backward.reads, *(end + given.index(var) for var in halves.crossing)]
     return Split(
-        input=_reading(halves.first, backward.reads),
+        input=_reading(ClosedJaxpr(first.replace(outvars=given), halves.first.consts), backward.reads),
         weight=_reading(halves.second, places),
-        crossing=[spec_of(var) for var in halves.crossing],
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, DropVar, Var, jaxpr_as_fun
 
 from rrfp_jax.runtime._jax import live_part
 
@@ -22,6 +22,11 @@ CHEAP = frozenset(
     ]
 )
 """Elementwise primitives whose results are computed again rather than saved (no transcendental ones)."""
+
+REPEATABLE = CHEAP | {
+    *("add_any", "iota", "transpose", "rev", "slice", "concatenate", "split", "pad"),
+}
+"""These, and moves: what both halves of a split backward may do."""
 
 SCALE = jax.ShapeDtypeStruct((), np.float32)
 """Spec of the loss scale: the loss's own cotangent, by which a traced backward begins."""
@@ -53,3 +58,16 @@ def reduce(closed: ClosedJaxpr, outputs: Sequence[bool] | None = None) -> Progra
     """The program with only the chosen outputs, and no more inputs than they need."""
     live, reads = live_part(closed, outputs or [True] * len(closed.jaxpr.outvars))
     return Program(live, tuple(reads))
+
+
+def with_given(closed: ClosedJaxpr, known: Sequence[Var], at: int, outputs: Sequence[Any]) -> ClosedJaxpr:
+    """The program with the values of `known` as further inputs, from position `at` on, and other outputs."""
+    jaxpr, given, equations = closed.jaxpr, set(known), []
+    for equation in jaxpr.eqns:
+        if not any(var in given for var in equation.outvars):
+            equations.append(equation)
+        elif not all(var in given or isinstance(var, DropVar) for var in equation.outvars):
+            rest = [DropVar(var.aval) if var in given else var for var in equation.outvars]
+            equations.append(equation.replace(outvars=rest))
+    inputs = [*jaxpr.invars[:at], *known, *jaxpr.invars[at:]]
+    return ClosedJaxpr(jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations), closed.consts)

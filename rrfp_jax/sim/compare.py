@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TypeAlias
 
-from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.costs import Costs, WorkloadCosts
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import BF
@@ -46,7 +46,7 @@ class Settings:
     chunks: int = 1
     links: Links = "parallel"
     accumulation: Accumulation = "index"
-    spare_gradients: int = 2
+    spare_gradients: int = SPARE_GRADIENTS
     evaluations: int = EVALUATIONS
     change: Change | None = None
 

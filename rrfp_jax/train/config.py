@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import optax
 
-from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.pipeline import Pipeline
@@ -36,6 +36,8 @@ class RunConfig(ABC):
             an even split.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v, or
             csv:FILE, an order in a file.
+        remat: what backwards compute again instead of keeping it: none, full, or the name of a policy of
+            jax.checkpoint_policies.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the stages.
         accumulation: "index" (results equal to the bit) or "arrival".
         spare_gradients: gradients parked per stage until their turn.
@@ -58,9 +60,10 @@ class RunConfig(ABC):
     mesh: Mesh = field(default_factory=Mesh)
     split: tuple[int, ...] = ()
     schedule: str = "bf"
+    remat: str = "none"
     max_in_flight: int | None = None
     accumulation: Accumulation = "index"
-    spare_gradients: int = 2
+    spare_gradients: int = SPARE_GRADIENTS
     clip_norm: float | None = None
     on_nonfinite: OnNonfinite = "stop"
     loss_scale: str | float | None = None
@@ -125,6 +128,7 @@ class RunConfig(ABC):
             mesh=self.mesh,
             schedule=self.schedule,
             split=self.split or None,
+            remat=self.remat,
             max_in_flight=self.max_in_flight,
             accumulation=self.accumulation,
             spare_gradients=self.spare_gradients,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS
 from rrfp_jax.core.jitter import LEVELS
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.workload import Workload
@@ -148,7 +149,13 @@ def _parser() -> argparse.ArgumentParser:
     rules.add_argument("--byte-limit", type=int, metavar="N", help="most bytes in flight on a stage")
     rules.add_argument("--chunks", type=int, default=1, metavar="N", help="a stage, where defined (1)")
     rules.add_argument("--accumulation", default="index", metavar="HOW", help="index or arrival (index)")
-    rules.add_argument("--spare-gradients", type=int, default=2, metavar="N", help="that may be parked (2)")
+    rules.add_argument(
+        "--spare-gradients",
+        type=int,
+        default=SPARE_GRADIENTS,
+        metavar="N",
+        help=f"that may be parked ({SPARE_GRADIENTS})",
+    )
     rules.add_argument(
         "--evaluations", type=int, default=EVALUATIONS, metavar="N", help=f"of a planner ({EVALUATIONS})"
     )

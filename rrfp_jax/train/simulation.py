@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.costs import Costs
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.jitter import Level
@@ -150,7 +150,7 @@ def simulate(
     chunks: int = 1,
     links: Links = "parallel",
     accumulation: Accumulation = "index",
-    spare_gradients: int = 2,
+    spare_gradients: int = SPARE_GRADIENTS,
     jitter: str = "J0",
     evaluations: int = EVALUATIONS,
 ) -> Comparison:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import optax
 
-from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.trace import StepTrace
@@ -70,10 +70,13 @@ class Trainer:
         schedule: a hint or a fixed order, its name, or "csv:FILE" for an order in a file.
         split: layers per stage, or per piece in the model's order if stages have several chunks; None for an
             even split.
+        remat: what the backward of each layer computes again instead of keeping: "none", "full" (all but the
+            layer's input), or the name of a policy of `jax.checkpoint_policies`.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages.
         accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever
             the order of tasks; "arrival" adds them as they come.
-        spare_gradients: gradients per stage that may be parked until their turn.
+        spare_gradients: gradients per stage that may be parked until their turn, each as large as the stage's
+            parameters; more of them help where messages overtake one another (`docs/simulated.md`).
         clip_norm: scale the gradient down to this norm, taken over all stages.
         on_nonfinite: what to do with a step whose loss or gradient is not finite: "stop" with a
             TrainingError, or "skip" its update, up to 20 times in a row.
@@ -99,9 +102,10 @@ class Trainer:
         mesh: Mesh | None = None,
         schedule: Schedule | str = "bf",
         split: Sequence[int] | None = None,
+        remat: str = "none",
         max_in_flight: int | None = None,
         accumulation: Accumulation = "index",
-        spare_gradients: int = 2,
+        spare_gradients: int = SPARE_GRADIENTS,
         clip_norm: float | None = None,
         on_nonfinite: OnNonfinite = "stop",
         loss_scale: float | str | LossScale | None = None,
@@ -137,6 +141,7 @@ class Trainer:
             self._layout,
             mesh.placement(self.schedule),
             split=split,
+            remat=remat,
             optimizer=optimizer,
             seed=seed,
             init=init,
@@ -308,7 +313,8 @@ class Trainer:
         split = [[len(layers) for layers in chunks] for chunks in self._engine.chunks]
         found = {"rules": self._rules(len(plan), "train"), "split": split, "seed": self._seed}
         found |= {"frozen": self._pipe.frozen, "tied": self._pipe.tied, "loss_scale": self.loss_scale}
-        found |= {**self._settings.as_text(), "delays": self._delays, "jax": jax.__version__}
+        found |= {**self._settings.as_text(), "remat": self._engine.remat}
+        found |= {"delays": self._delays, "jax": jax.__version__}
         return {name: str(value) for name, value in found.items()}
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:

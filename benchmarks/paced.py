@@ -1,0 +1,107 @@
+"""Paced runs for benchmarks: real processes, messages and scheduling; and the same step simulated."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.costs import WorkloadCosts
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.workload import Workload
+from rrfp_jax.runtime.device import LEAD_SECONDS
+from rrfp_jax.sim.disturbances import LateReadiness
+from rrfp_jax.sim.engine import simulate
+from rrfp_jax.train.tracefile import read_trace
+
+REPOSITORY = Path(__file__).parent.parent
+STEPS = 4
+RUN_SECONDS = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacedCase:
+    """A step's durations and the rules that it runs under; see `StepRules`."""
+
+    workload: Workload
+    schedule: str
+    limit: int
+    accumulation: Accumulation = "index"
+    spare_gradients: int = SPARE_GRADIENTS
+
+    def simulated(self, hop: float) -> float:
+        """Seconds of a step by its durations and a hop of so many seconds; nothing else takes time.
+
+        A task is chosen as the driver does: up to `LEAD_SECONDS` before the one before it ends.
+        """
+        placement = Placement(self.workload.stages)
+        rules = StepRules(
+            placement=placement,
+            microbatches=self.workload.microbatches,
+            schedule=by_name(self.schedule),
+            limit=self.limit,
+            accumulation=self.accumulation,
+            spare_gradients=self.spare_gradients,
+        )
+        costs = LateReadiness(WorkloadCosts(self.workload, placement), hop)
+        return simulate(rules, costs, lead=LEAD_SECONDS).makespan
+
+    def run(self) -> tuple[list[float], float]:
+        """Step times (s) of a paced run in as many processes as stages, and its median hop (s).
+
+        Raises:
+            RuntimeError: the run failed; with what it said.
+        """
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "workload.json").write_text(
+                json.dumps(self.workload.as_json_object()), encoding="utf-8"
+            )
+            flags = {
+                "pace.workload": folder / "workload.json",
+                "schedule": self.schedule,
+                "max_in_flight": self.limit,
+                "accumulation": self.accumulation,
+                "spare_gradients": self.spare_gradients,
+                "steps": STEPS,
+                "directory": folder,
+            }
+            command = [
+                *(sys.executable, "-m", "launch.local", "--config=configs/quickstart.py"),
+                *(f"--config.{flag}={value}" for flag, value in flags.items()),
+            ]
+            done = subprocess.run(
+                command,
+                cwd=REPOSITORY,
+                env=os.environ,
+                capture_output=True,
+                text=True,
+                timeout=RUN_SECONDS,
+                check=False,
+            )
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+            lines = (folder / "quickstart" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            (traced,) = read_trace(folder / "quickstart" / "trace.json").values()
+        return [json.loads(line)["step_seconds"] for line in lines], hop_of(traced, self.workload)
+
+
+def hop_of(steps: Iterable[StepTrace], workload: Workload) -> float:
+    """Median seconds from the end of a task, and its transfer by the workload, to its receiver's `ready`."""
+    costs = WorkloadCosts(workload, Placement(workload.stages))
+    return statistics.median(
+        receiver.ready - sender.end - costs.transfer(sender.stage, sender.task)
+        for step in steps
+        for sender in step.records
+        if (receiver := step.receiver(sender)) is not None
+    )
