@@ -149,7 +149,7 @@ class TestSkipping:
             trainer.step(BAD)
 
     def test_a_scale_that_cannot_be_lowered_does_not_hide_a_bad_step(self):
-        trainer = toy.trainer(4, data=None, loss_scale=LossScale(value=2.0))
+        trainer = toy.trainer(4, data=None, loss_scale=LossScale(value=2.0, smallest=1.0))
         assert not trainer.step(BAD).applied
         with refused("step 1", "microbatch 1 is nan", error=rrfp.TrainingError):
             trainer.step(BAD)

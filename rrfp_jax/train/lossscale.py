@@ -14,6 +14,9 @@ from rrfp_jax.errors import UsageError
 class LossScale:
     """What the loss is multiplied by before it is differentiated; gradients are divided by it again.
 
+    Losses here are sums, so the gradient of one token's loss is not divided by the number of tokens before it
+    is scaled; scales that fit are smaller than for means by about that number, and may be below 1.
+
     A dynamic one is halved by a step whose loss or gradient is not finite, which is then left out, and
     doubled after many good steps.
 
@@ -32,7 +35,7 @@ class LossScale:
     dynamic: bool = True
     good_steps: int = 0
     growth_interval: int = 2000
-    smallest: float = 1.0
+    smallest: float = 2.0**-24
     largest: float = 2.0**24
 
     def __post_init__(self) -> None:
