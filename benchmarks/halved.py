@@ -15,7 +15,7 @@ from jax.extend.core import jaxprs_in_params
 
 from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes
 from rrfp_jax.runtime.differentiate import Differentiated
-from rrfp_jax.runtime.traced import Program
+from rrfp_jax.runtime.traced import SCALE, Program
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Halved:
         draw = np.random.default_rng(self.seed)
         arriving = [outputs[i] for i in self.traced.moving_out]
         values += [*outputs, *(jnp.asarray(draw.normal(size=a.shape), a.dtype) for a in arriving)]
+        values.append(jnp.ones(SCALE.shape, SCALE.dtype))
         return [*values, *self._apply("input", values)]
 
     def run(self, name: str) -> list[Any]:

@@ -139,7 +139,7 @@ def test_a_run_that_breaks_off_says_where_and_keeps_its_files(folder, capsys):
     run = folder / "runs" / "broken"
     broken = len(metrics(run))
     assert 0 < broken < 9 and f"after {broken} steps" in out
-    assert err.startswith(f"rrfp-train: step {broken}: ") and "nan" in err and err.count("\n") == 1
+    assert err.startswith(f"rrfp-train: step {broken}: ") and "not finite" in err and err.count("\n") == 1
     assert json.loads((run / "trace.json").read_text())["traceEvents"]
 
 
@@ -202,6 +202,8 @@ class TestRefusals:
             ({"zzzzz": 2}, ["--config.zzzzz=2", "no such flag", "known: ", "learning_rate"]),
             ({"steps": "many"}, ["--config.steps=many", "int"]),
             ({"clip_norm": "big"}, ["--config.clip_norm=big", "float"]),
+            ({"loss_scale": "big"}, ["loss_scale='big'", "a number above 0, or 'dynamic'"]),
+            ({"on_nonfinite": "warn"}, ["on_nonfinite='warn'", "'stop' or 'skip'"]),
             ({"mesh.share_devices": "maybe"}, ["--config.mesh.share_devices=maybe", "boolean"]),
             ({"schedule": "zb"}, ["schedule='zb'", "no such schedule or hint", "1f1b, b-priority, bf"]),
             ({"schedule": "csv:no.csv"}, ["csv:no.csv: cannot be read", "No such file"]),
@@ -264,6 +266,10 @@ def test_overrides_of_every_type(folder):
     config = load_config(CONFIG.removeprefix("--config="))
     given = ["split=(4,6)", "max_in_flight=3", "clip_norm=none", "mesh.share_devices=true", "path=a=b"]
     made = override(config, [f"--config.{text}" for text in [*given, "mesh.pp=2", "model.dtype=bfloat16"]])
+    assert [override(config, [f"--config.loss_scale={s}"]).loss_scale for s in ("dynamic", "8")] == [
+        "dynamic",
+        "8",
+    ]
     assert (made.split, made.max_in_flight, made.clip_norm, made.path) == ((4, 6), 3, None, "a=b")
     assert made.mesh == type(made.mesh)(pp=2, share_devices=True)
     assert made.model.dtype == "bfloat16" and made.steps == config.steps
@@ -277,7 +283,9 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     times = {"step_seconds": 0.01, "wall_seconds": 0.02, "bubble": [0.25, 0.5]}
     report = Report(
-        step=1, loss=1.25, weight=50.0, metrics={}, gradient_norm=None, plan="", trace=None, **times
+        **{"step": 1, "loss": 1.25, "weight": 50.0, "metrics": {}, "plan": "", "trace": None},
+        **{"gradient_norm": 0.5, "parameter_norm": 2.0, "loss_scale": 1.0, "applied": True, "skipped": 0},
+        **times,
     )
     with Display(3) as display:
         display.show(report, None)

@@ -83,6 +83,19 @@ class TestParity:
         losses = [report.loss for report in trainer.steps(3)]
         np.testing.assert_allclose(parity[0]["losses"], losses, rtol=1e-5)
 
+    def test_tied_parameters_and_skipped_steps_are_those_of_one_process(self, parity):
+        trainer = toy.trainer(4, pipe=toy.tied_pipeline(), clip_norm=0.3)
+        own = [next(trainer.steps(1)) for _ in range(2)]
+        trainer.steps_done += 1  # the step that the processes skip
+        own += trainer.steps(2)
+        expected = [[r.loss, r.gradient_norm, r.parameter_norm] for r in own]
+        tables = [table for rank in parity for table in rank["tied"]["tables"]]
+        assert len(tables) == 2 and tables[0] == tables[1]
+        np.testing.assert_allclose(tables[0], trainer.params["0"]["table"], rtol=1e-4, atol=1e-5)
+        for rank in parity:
+            assert rank["tied"]["agrees"] and rank["tied"]["skipped"] == [2]
+            np.testing.assert_allclose(rank["tied"]["steps"], expected, rtol=1e-5)
+
     def test_a_wrong_loss_would_be_caught(self, parity):
         assert parity[0]["wrong"] > 1e-3
 

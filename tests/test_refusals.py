@@ -47,6 +47,7 @@ class TestSettings:
             ({"spare_gradients": -1}, ["spare_gradients=-1", "negative"]),
             ({"accumulation": "sum"}, ["accumulation='sum'", "'index' or 'arrival'"]),
             ({"clip_norm": 0.0}, ["clip_norm=0.0", "above 0", "leave it out"]),
+            ({"on_nonfinite": "warn"}, ["on_nonfinite='warn'", "'stop' or 'skip'"]),
             ({"seed": -1}, ["seed=-1", "from 0 to"]),
         ],
         ids=str,
@@ -230,6 +231,39 @@ class TestOptimizers:
         specs = make()._engine.library.params
         with refused("optimizer"):
             make(optimizer=build(specs))
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+class TestFrozenAndTied:
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"frozen": "2.gate"}, ["frozen='2.gate'", "no parameter", "0.table, 1.bias, 1.down, "]),
+            ({"frozen": ["0.*", "9.*"]}, ["frozen='9.*'", "no parameter"]),
+            ({"frozen": "*"}, ["freezes every parameter", "nothing is left to train"]),
+            ({"frozen": [3]}, ["frozen", "3", "names"]),
+            (
+                {"tied": {"0.tab": "-1.out"}},
+                ["tied={'0.tab': '-1.out'}", "no parameter '0.tab'", "0.table, 1."],
+            ),
+            ({"tied": {"1.up": "-9.up"}}, ["no parameter '-9.up'"]),
+            ({"tied": {"0.table": "-1.out"}}, ["float32[13, 16]", "float32[16, 13]", "transpose"]),
+            ({"tied": {"1.up": "1.up"}}, ["one owner", "no alias itself"]),
+            ({"tied": {"1.up": "2.up", "3.up": "2.up"}}, ["tied={'3.up': '2.up'}", "one owner"]),
+            ({"tied": {"1.up": "2.up", "2.up": "3.up"}}, ["tied={'2.up': '3.up'}", "no alias itself"]),
+            ({"tied": {"1.up": 2}}, ["tied", "2", "names"]),
+        ],
+        ids=str,
+    )
+    def test_names_that_do_not_fit(self, settings, said):
+        with refused(*said):
+            make(pipe=toy.pipeline(**settings))
+
+    def test_an_optimizer_that_couples_stages_through_what_is_frozen_is_accepted(self):
+        coupled = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
+        make(2, optimizer=coupled, pipe=toy.pipeline(frozen=["0.*", "1.*", "2.*", "3.*"]))
+        with refused("another stage"):
+            make(2, optimizer=coupled, pipe=toy.pipeline(frozen=["0.*", "1.*", "2.*"]))
 
 
 class Planned:

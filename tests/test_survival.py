@@ -51,7 +51,7 @@ class TestLossesThatAreNotFinite:
         pipe = rrfp.Pipeline([rrfp.layer(root, init=lambda key: {"w": jnp.ones(())})], loss)
         batch = [{"x": np.ones(2, np.float32)}]
         trainer = toy.trainer(1, pipe=pipe, optimizer=optax.sgd(0.1), clip_norm=1.0, data=batch)
-        with refused("step 0", "gradient norm", "not applied", error=rrfp.TrainingError):
+        with refused("step 0", "the gradient of 0.w on stage 0", "not applied", error=rrfp.TrainingError):
             trainer.step(batch)
         assert float(trainer.params["0"]["w"]) == 1
 

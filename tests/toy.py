@@ -41,6 +41,10 @@ def head(params, carry, mb):
     return carry["x"] @ params["out"]
 
 
+def tied_head(params, carry, mb):
+    return carry["x"] @ params["table"].T
+
+
 def sums(logits, mb):
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, mb["labels"])
     return (nll * mb["mask"]).sum(), mb["mask"].sum()
@@ -62,6 +66,13 @@ def layers():
 
 def pipeline(loss=loss, **kwargs):
     return rrfp.Pipeline(layers(), loss, **kwargs)
+
+
+def tied_pipeline(**kwargs):
+    """Its head is the embedding's table, on another stage; the head's own initial value must not count."""
+    *others, _ = layers()
+    last = rrfp.layer(tied_head, init=lambda key: {"table": jnp.zeros((VOCABULARY, WIDTH))})
+    return rrfp.Pipeline([*others, last], loss, tied={"0.table": "-1.table"}, **kwargs)
 
 
 def microbatches(count=5, seed=0, rows=2, length=8):

@@ -86,7 +86,8 @@ class Run:
         self._ids = jax.device_put(np.zeros(IDS.shape, IDS.dtype))
         specs = jax.tree.leaves(stage.shape.params)
         leaves = [random_array(spec, 2 + i, spec.shape[0] ** -0.5) for i, spec in enumerate(specs)]
-        self._step = ModelStep(_Leaves([leaves]), "train", [[stage.programs]], [0], [[]])  # type: ignore[arg-type]
+        one = jax.device_put(np.float32(1.0))
+        self._step = ModelStep(_Leaves([leaves], one), "train", [[stage.programs]], [0], [[]])  # type: ignore[arg-type]
         jax.block_until_ready([self._x, self._cotangent, leaves])
         jax.block_until_ready([leg.head for leg in self._step._legs.values()])
 
@@ -132,6 +133,7 @@ class _Leaves(NamedTuple):
     """What a step wants of its stage."""
 
     leaves: list[list[jax.Array]]
+    loss_scale: jax.Array
 
 
 def random_array(spec: Any, seed: int, scale: float) -> jax.Array:

@@ -21,12 +21,11 @@ from rrfp_jax.runtime.hoist import hoist, prepared_too
 from rrfp_jax.runtime.residuals import plan_residuals
 from rrfp_jax.runtime.splitbackward import Split, split
 from rrfp_jax.runtime.traced import (
-    LOSS_COTANGENT,
+    SCALE,
     Program,
     Specs,
     reduce,
     spec_of,
-    with_constant,
     with_given,
 )
 
@@ -44,7 +43,7 @@ class Differentiated:
 
         prepare   parameters                                                     -> prepared
         forward   parameters, prepared, carry, inputs                            -> out, statistics, saved
-        backward  parameters, prepared, carry, inputs, forward's outputs, cotangents
+        backward  parameters, prepared, carry, inputs, forward's outputs, cotangents, loss scale
                                                                                  -> carry gradients, gradients
 
     The backward is also to be had as two programs (`splitbackward.py`), traced when they are asked for:
@@ -58,7 +57,8 @@ class Differentiated:
         moving_out: the same for the carry that leaves the stage; cotangents come in this order.
         has_statistics: whether the forward's outputs hold a statistics vector after the carry.
         fixed: number of entries at the head of an argument list that all microbatches share.
-        cotangents: index of the first cotangent in the backward's argument list.
+        cotangents: index of the first cotangent in the backward's argument list, which ends with the loss
+            scale: the cotangent of the loss.
     """
 
     prepare: Program | None
@@ -73,7 +73,8 @@ class Differentiated:
 
     @cached_property
     def _split(self) -> Split:
-        return split(self.backward, len(self.moving_in), self.fixed, self.cotangents, len(self.moving_out))
+        arriving = len(self.moving_out) + 1
+        return split(self.backward, len(self.moving_in), self.fixed, self.cotangents, arriving)
 
     @property
     def input(self) -> Program:
@@ -129,9 +130,9 @@ def differentiate(
         gradients, carry_gradients = vjp((list(args[first:-1]), args[-1] if facts.has_loss else None))
         return [*carry_gradients, *gradients]
 
-    traced = reduce(jax.make_jaxpr(backward)(*before, *given, *cotangents, LOSS_COTANGENT))
+    traced = reduce(jax.make_jaxpr(backward)(*before, *given, *cotangents, SCALE))
     fixed = len(params) + len(plan.prepared)
-    rest, early = hoist(with_constant(traced, first + len(cotangents), LOSS_COTANGENT), fixed)
+    rest, early = hoist(traced, fixed)
     forward, more = reduce(with_given(whole, plan.prepared, len(params), sent)), 0
     if early is not None:
         prepare, more = prepared_too(prepare, early, params), len(early.closed.jaxpr.outvars)
@@ -187,7 +188,7 @@ def _trace_with_residuals(
             for i, leaf in zip(flow_in, flowing, strict=True):
                 arrived[i] = leaf
             out, loss, statistics = stage(weights, arrived, args[m:])
-            flow_out = moving(out)
+            flow_out = moving(out) if own or flow_in else ()  # else nobody sends a cotangent
             still = {i: leaf for i, leaf in enumerate(out) if i not in flow_out}
             return ([out[i] for i in flow_out], loss), (still, flow_out, statistics)
 

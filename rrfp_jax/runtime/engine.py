@@ -17,12 +17,16 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.compiling import nbytes
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.driver import Driver
+from rrfp_jax.runtime.exchange import exchange
 from rrfp_jax.runtime.initial import InitFunction, initial_params
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.library import Bucket, Library, StagePrograms, compile_pool, phase_of, specs_of
 from rrfp_jax.runtime.pipeline import IDS, Pipeline, split_evenly
 from rrfp_jax.runtime.remat import check_remat
+from rrfp_jax.runtime.roles import LeafRoles
 from rrfp_jax.runtime.stage import ModelStep, Stage
+from rrfp_jax.runtime.sums import Sums, add_up
+from rrfp_jax.runtime.ties import Tie, collect_gradients, locate, spread_gradients, spread_values
 from rrfp_jax.runtime.topology import Layout
 from rrfp_jax.runtime.update import UpdatePrograms
 
@@ -43,22 +47,6 @@ class StageBytes:
     held_bytes: int
     temporary_bytes: int
     compile_seconds: float
-
-
-@dataclass(frozen=True)
-class Sums:
-    """What the microbatches of a step add up to, in microbatch order, in float64."""
-
-    totals: Sequence[float]  # per microbatch
-    weight: float
-    metrics: Mapping[str, float]
-    squared_norm: float  # of the gradient sums over all stages; 0 if not asked for
-    trace: StepTrace
-
-    @property
-    def total(self) -> float:
-        """The step's summed loss."""
-        return float(np.sum(np.asarray(self.totals, np.float64)))
 
 
 class Engine:
@@ -111,6 +99,7 @@ class Engine:
         self.library = Library(pipe, {s: self.chunks[s] for s in layout.devices}, layout.devices, remat)
         self.stages: dict[int, Stage] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
+        self._ties: Sequence[Tie] = ()
         self._driver: Driver | None = None
 
     @property
@@ -135,10 +124,12 @@ class Engine:
             params = pool.map(self._params_of_chunks, stages)
             self.library.prepare(buckets, rules)
             made = {
-                s: Stage(s, self.chunks[s], self.layout.devices[s], own, update)
+                s: Stage(s, self.chunks[s], self.layout.devices[s], own, self._roles(s), update)
                 for s, own, update in zip(stages, params, updates, strict=True)
             }
-        transport = self._delays.transport(self.layout.transport(self.placement), self.placement)
+        self._ties = locate(self.library.params, self.chunks, self.library.roles.ties)
+        self._transport = self.layout.transport(self.placement)
+        transport = self._delays.transport(self._transport, self.placement)
         queue = self._delays.queue()
         self._driver = Driver(self.layout.devices, self.world, transport, self._stall_seconds, queue)
         self.stages = made  # last: says that everything has been started
@@ -149,7 +140,7 @@ class Engine:
         rules: StepRules,
         buckets: Sequence[Bucket],
         load: Load,
-        norm: bool = False,
+        loss_scale: float = 1.0,
     ) -> Sums:
         """Run one step; the gradients are then in the stages' sums, unless it has forwards only.
 
@@ -160,7 +151,7 @@ class Engine:
             rules: of the step.
             buckets: of each microbatch; compiled first if they have not been.
             load: gives the arrays of a microbatch; asked only for fields that a stage here reads.
-            norm: whether to compute the squared norm of the gradient sums.
+            loss_scale: by which gradients are multiplied.
 
         Raises:
             TrainingError: see `Driver.run`.
@@ -169,6 +160,8 @@ class Engine:
         self.library.prepare(buckets, rules)
         distinct = list(dict.fromkeys(buckets))
         numbers = [distinct.index(bucket) for bucket in buckets]
+        for stage in self.stages.values():
+            stage.scale_loss(loss_scale)
         programs = [self.library.programs(bucket, phase) for bucket in distinct]
         inputs = self._load(step, buckets, [programs[n] for n in numbers], load)
         parts = {
@@ -182,10 +175,13 @@ class Engine:
                 self.reset_gradients()
             self._has_gradients = True
         records = self.driver.run(rules, step, parts)
-        norms = {s: stage.squared_norm() if norm else 0.0 for s, stage in self.stages.items()}
+        norms = {}
+        if phase == "train":
+            collect_gradients(self._ties, self.stages, self._exchange)
+            norms = {s: stage.norms() for s, stage in self.stages.items()}
         found, norms = jax.device_get(({s: part.statistics for s, part in parts.items()}, norms))
         part = Part.of(records, *self.world.clock)
-        mine: dict[str, Any] = {"part": part.plain(), "norms": [(s, float(n)) for s, n in norms.items()]}
+        mine: dict[str, Any] = {"part": part.plain(), "norms": [(s, n.tolist()) for s, n in norms.items()]}
         mine["pieces"] = [
             (self.placement.virtual_stage(s, c), j, programs[numbers[j]][s][c].statistics, vector.tolist())
             for s, vectors in found.items()
@@ -193,13 +189,32 @@ class Engine:
         ]
         results = self.world.gather(f"the results of {phase} step {step}", mine)
         trace = StepTrace(step, rules.placement, [Part(*result["part"]) for result in results])
-        return _add_up(results, len(buckets), trace)
+        return add_up(results, len(buckets), trace)
 
     def update(self, scale: float) -> None:
-        """One optimizer step on every stage with the gradient sums times `scale`."""
+        """One optimizer step on every stage with the gradient sums times `scale`.
+
+        Raises:
+            PeerLost, TrainingError: see `exchange`, for tied parameters between processes.
+        """
         for stage in self.stages.values():
             stage.update(jax.device_put(np.float32(scale), stage.device))
         self._has_gradients = False
+        spread_values(self._ties, self.stages, self._exchange)
+
+    def gradients(self) -> Params:
+        """The gradient sums of this process's stages after `run`; of tied parameters the sum over all."""
+        spread_gradients(self._ties, self.stages, self._exchange)
+        return {layer: own for stage in self.stages.values() for layer, own in stage.gradients.items()}
+
+    def not_finite(self) -> str:
+        """Where gradient sums are not finite after `run`: the one nearest to the loss; of all processes."""
+        mine = [(s, path) for s, stage in self.stages.items() for path in stage.not_finite()]
+        found = [own for part in self.world.gather("where gradients are not finite", mine) for own in part]
+        if not found:  # finite in float64, too large for the norm's float32
+            return "some parameter"
+        stage, path = max(found, key=lambda own: int(own[1].split(".")[0]))
+        return f"{path} on stage {stage}"
 
     def reset_gradients(self) -> None:
         """Zero every stage's gradient sums."""
@@ -229,16 +244,35 @@ class Engine:
         return table
 
     def _compile_updates(self, stage: int) -> UpdatePrograms:
+        chunks, device = self._specs_of_chunks(stage), self.layout.devices[stage]
+        return UpdatePrograms.compile(chunks, self._roles(stage), self._optimizer, device)
+
+    def _roles(self, stage: int) -> list[LeafRoles]:
+        return [self.library.roles.leaves(specs) for specs in self._specs_of_chunks(stage)]
+
+    def _specs_of_chunks(self, stage: int) -> list[Params]:
         specs = self.library.params
-        chunks = [{str(i): specs[str(i)] for i in layers} for layers in self.chunks[stage]]
-        return UpdatePrograms.compile(chunks, self._optimizer, self.layout.devices[stage])
+        return [{str(i): specs[str(i)] for i in layers} for layers in self.chunks[stage]]
+
+    def _exchange(
+        self, what: str, sends: Mapping[tuple[int, int], jax.Array], expected: Sequence[tuple[int, int]]
+    ) -> Mapping[tuple[int, int], jax.Array]:
+        return exchange(
+            *(what, sends, expected),
+            world=self.world,
+            transport=self._transport,
+            devices=self.layout.devices,
+            stall_seconds=self._stall_seconds,
+        )
 
     def _params_of_chunks(self, stage: int) -> list[Params]:
         return [self._initial_params(layers, self.layout.devices[stage]) for layers in self.chunks[stage]]
 
     def _initial_params(self, layers: range, device: jax.Device) -> Params:
         bucket, shapes = self.library.first
-        return initial_params(self.pipe, layers, shapes, specs_of(bucket), self._seed, self._init, device)
+        owners = self.library.roles.owners
+        fields = specs_of(bucket)
+        return initial_params(self.pipe, layers, shapes, fields, self._seed, self._init, device, owners)
 
     def _load(
         self, step: int, buckets: Sequence[Bucket], programs: Sequence[StagePrograms], load: Load
@@ -254,19 +288,6 @@ class Engine:
             for s, used in read.items():
                 host[s].append([value if i in used else None for i, value in enumerate(values)])
         return {s: jax.device_put(values, self.layout.devices[s]) for s, values in host.items()}
-
-
-def _add_up(results: Sequence[Mapping[str, Any]], microbatches: int, trace: StepTrace) -> Sums:
-    """Sum what all pieces found of every microbatch, in the model's order, and that in theirs."""
-    totals = [0.0] * microbatches
-    sums = {"weight": 0.0}
-    for _, j, names, vector in sorted(piece for result in results for piece in result["pieces"]):
-        values = np.asarray(vector, np.float64)
-        totals[j] += values[0]
-        for name, value in zip(names[1:], values[1:], strict=True):
-            sums[name] = sums.get(name, 0.0) + value
-    norm = sum(norm for _, norm in sorted(tuple(own) for result in results for own in result["norms"]))
-    return Sums(totals, sums.pop("weight"), sums, float(norm), trace)
 
 
 def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | None) -> list[list[range]]:

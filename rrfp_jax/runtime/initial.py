@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.paths import leaf_path, leaf_paths
 from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
 
 InitFunction: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
@@ -24,21 +25,36 @@ def initial_params(
     seed: int,
     init: InitFunction | None,
     device: jax.Device,
+    owners: Mapping[str, str],
 ) -> Params:
     """The parameters of some layers, {layer index as text: tree}, on a device.
 
-    Values of a layer depend on (seed, layer index) only. A layer that `init` gives whole is not initialised
-    by itself.
+    Values of a layer depend on (seed, layer index) only; those of tied parameters (`owners` has the owner of
+    each alias) on their owner's, which is made here once more rather than sent. A layer that `init` gives
+    whole is not initialised by itself.
 
     Raises:
         UsageError: `init` gives an array of another shape or dtype than the parameter.
     """
+
+    def made(layer: int) -> Params:
+        return pipe.init_layer(layer, seed, shapes[layer], fields, device)
+
+    def value(path: str, spec: jax.ShapeDtypeStruct) -> Any:
+        owner = owners.get(path, path)
+        given = _from_user(init, owner, spec)
+        if given is None and owner != path:
+            layer = owner.partition(".")[0]
+            tree = {layer: made(int(layer))}
+            return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))[owner]
+        return given
+
     params = {}
     for i in layers:
-        given = _from_user(init, i, shapes[i].params)
-        own = given
-        if not _complete(given):
-            own = pipe.init_layer(i, seed, shapes[i], fields, device)
+        given = jax.tree_util.tree_map_with_path(
+            lambda path, spec, i=i: value(leaf_path(i, path), spec), shapes[i].params
+        )
+        own = given if _complete(given) else made(i)
         # A copy of what the user gives, because updates donate parameters.
         params[str(i)] = jax.tree.map(
             lambda g, o: o if g is None else jnp.array(g, device=device, copy=True),
@@ -49,30 +65,16 @@ def initial_params(
     return params
 
 
-def leaf_path(layer: int | str, path: Sequence[Any]) -> str:
-    """The name of a parameter: layer index, then the keys to the leaf, with dots."""
-    return ".".join(filter(None, [str(layer), jax.tree_util.keystr(tuple(path), simple=True, separator=".")]))
-
-
-def _from_user(init: InitFunction | None, layer: int, specs: Params) -> Any:
-    """The leaves that the user's function gives, None elsewhere.
-
-    Raises:
-        UsageError: an array of another shape or dtype than the parameter.
-    """
-
-    def leaf(path: Any, spec: jax.ShapeDtypeStruct) -> Any:
-        name = leaf_path(layer, path)
-        value = init(name, spec) if init is not None else None
-        got = (getattr(value, "shape", None), getattr(value, "dtype", type(value).__name__))
-        if value is not None and got != (spec.shape, spec.dtype):
-            raise UsageError(
-                f"init({name!r}) gave {got[1]}{list(got[0] or ())}; the parameter is "
-                f"{spec.dtype}{list(spec.shape)}"
-            )
-        return value
-
-    return jax.tree_util.tree_map_with_path(leaf, specs)
+def _from_user(init: InitFunction | None, path: str, spec: jax.ShapeDtypeStruct) -> Any:
+    """What the user's function gives for a parameter, None for nothing."""
+    value = init(path, spec) if init is not None else None
+    got = (getattr(value, "shape", None), getattr(value, "dtype", type(value).__name__))
+    if value is not None and got != (spec.shape, spec.dtype):
+        raise UsageError(
+            f"init({path!r}) gave {got[1]}{list(got[0] or ())}; the parameter is "
+            f"{spec.dtype}{list(spec.shape)}"
+        )
+    return value
 
 
 def _complete(given: Any) -> bool:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from time import perf_counter
 from typing import Literal, TypeAlias
 
@@ -20,6 +21,7 @@ from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.programs import PiecePrograms
 from rrfp_jax.runtime.remat import NONE
+from rrfp_jax.runtime.roles import Roles
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 """The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
@@ -57,11 +59,27 @@ class Library:
         self._complete: set[Bucket] = set()
         self.compile_seconds = dict.fromkeys(devices, 0.0)
 
+    @cached_property
+    def roles(self) -> Roles:
+        """What is trained, frozen and tied; needs one examined bucket.
+
+        Raises:
+            UsageError: the Pipeline's `frozen` or `tied` name what there is not.
+        """
+        return Roles.of(self.params, self._pipe.frozen, self._pipe.tied)
+
     @property
     def params(self) -> Params:
         """Specs of all parameters, {layer index as text: nested dict}; needs one examined bucket."""
         shapes = next(iter(self._shapes.values()))
         return {str(i): layer.params for i, layer in enumerate(shapes)}
+
+    @property
+    def updated(self) -> Params:
+        """Specs of the parameters that an optimizer sees, neither frozen nor aliases of others."""
+        leaves = self.roles.leaves(self.params)
+        flat = jax.tree.leaves(self.params)
+        return leaves.owned_tree([flat[place] for place in leaves.owned])
 
     @property
     def first(self) -> tuple[Bucket, list[LayerShapes]]:
@@ -122,11 +140,16 @@ class Library:
         """Programs by (bucket, stage, chunk); without any kind of backward, for forwards only."""
         bucket, stage, chunk = place
         began = perf_counter()
+        layers = self._chunks[stage][chunk]
+        params = {str(i): self._shapes[bucket][i].params for i in layers}
+        trained = set(self.roles.leaves(params).trained)
         shape = PieceShape(
             pipe=self._pipe,
-            layers=self._chunks[stage][chunk],
+            layers=layers,
             fields=specs_of(bucket),
             shapes=self._shapes[bucket],
+            trainable=[i in trained for i in range(len(jax.tree.leaves(params)))],
+            input_gradient=self.roles.first_trained < layers.start,
             remat=self._remat,
         )
         if kinds:

@@ -12,7 +12,7 @@ from rrfp_jax.runtime.halves import Halves, Source, Where
 from rrfp_jax.runtime.inline import BARRIER, inline
 from rrfp_jax.runtime.mincut import SINK, SOURCE, Network
 from rrfp_jax.runtime.splitscan import split_scan
-from rrfp_jax.runtime.traced import LOSS_COTANGENT, REPEATABLE
+from rrfp_jax.runtime.traced import REPEATABLE
 
 _LIGHT = REPEATABLE | {
     *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum"),
@@ -61,8 +61,7 @@ class _Plan:
     def __init__(self, closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[Source]) -> None:
         jaxpr = closed.jaxpr
         self.sources: dict[Any, Source] = dict(zip(jaxpr.invars, sources, strict=True))
-        for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
-            self.sources[var] = Source(Where.BOTH, 0, value is LOSS_COTANGENT)
+        self.sources.update((var, Source(Where.BOTH, 0, False)) for var in jaxpr.constvars)
         self.outputs = [atom for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if not chosen]
         self.alias: dict[Var, Any] = {}
         self.following = _following(jaxpr.eqns, [v for v, s in self.sources.items() if s.cotangent])

@@ -22,14 +22,21 @@ class PieceShape:
     """One piece for microbatches of given fields; specs only.
 
     `params` is {layer index as text: nested dict}; flat lists of parameters are in its leaf order.
-    `remat` says what the layers' backwards compute again; see `remat.py`.
+
+    Attributes:
+        shapes: of all layers of the model.
+        remat: what the layers' backwards compute again; see `remat.py`.
+        trainable: which of the piece's parameters have a gradient; None for all.
+        input_gradient: whether anything before the piece is trained.
     """
 
     pipe: Pipeline
     layers: range
     fields: Fields
-    shapes: Sequence[LayerShapes]  # of all layers
+    shapes: Sequence[LayerShapes]
     remat: str = NONE
+    trainable: Sequence[bool] | None = None
+    input_gradient: bool = True
 
     @cached_property
     def params(self) -> Params:

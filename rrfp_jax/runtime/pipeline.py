@@ -23,7 +23,8 @@ IDS = jax.ShapeDtypeStruct((3,), jnp.uint32)
 
 REPORTED = frozenset(
     [
-        *("step", "total", "loss", "weight", "bubble", "gradient_norm", "validation_loss"),
+        *("step", "total", "loss", "weight", "bubble", "validation_loss"),
+        *("gradient_norm", "parameter_norm", "loss_scale", "applied", "skipped"),
         *("tokens_per_second", "step_seconds", "wall_seconds"),
     ]
 )
@@ -47,12 +48,27 @@ class Pipeline:
         loss: `loss(carry, mb) -> Loss` with sums over the microbatch, never means.
         additive: whether the loss of several rows is the sum of their losses, which is checked at start.
             Say False only for a loss that couples the rows of a microbatch on purpose (contrastive ones).
+        frozen: patterns such as "0.*" or "3.attention.*" (as in `fnmatch`) of parameters that keep their
+            values. Optimizers do not see them, nothing below the first layer that is trained is
+            differentiated, and they count in no norm. A tied parameter is frozen by any of its names.
+        tied: parameters that are one and the same, {"0.embedding": "-1.embedding"}: an owner, and its alias
+            or a list of them; a layer index below 0 counts from the end. The initial value is the owner's.
+            Gradients are the sum over all of them; the optimizer sees the owner only.
 
     Raises:
-        UsageError: no layers, or something that is not a layer.
+        UsageError: no layers, or something that is not a layer. Names in `frozen` and `tied` are looked up
+            by the Trainer, which knows the parameters.
     """
 
-    def __init__(self, layers: Sequence[LayerSpec], loss: LossFunction, *, additive: bool = True) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerSpec],
+        loss: LossFunction,
+        *,
+        additive: bool = True,
+        frozen: str | Sequence[str] = (),
+        tied: Mapping[str, str | Sequence[str]] | None = None,
+    ) -> None:
         if not isinstance(layers, Sequence):
             raise UsageError(f"Pipeline: expected a list of layers, got one thing: {_name(layers)}")
         for item in layers:
@@ -63,6 +79,10 @@ class Pipeline:
         self.layers: tuple[LayerSpec, ...] = tuple(spec for spec in layers for _ in range(spec.repeat))
         self.loss = loss
         self.additive = additive
+        self.frozen = _texts("frozen", frozen)
+        self.tied = [
+            (owner, alias) for owner, aliases in (tied or {}).items() for alias in _texts("tied", aliases)
+        ]
         self._applies: dict[int, Apply] = {}
         self._inits: dict[Any, Callable[[jax.Array], Params]] = {}
 
@@ -148,6 +168,14 @@ class Pipeline:
         giver = f"layer {index - 1} ({names[index - 1]}) gives" if index else "the first layer gets"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return f"{taker} cannot take what {giver}, {describe(carry)}: {type(error).__name__}: {reason}"
+
+
+def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    texts = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    for text in texts:
+        if not isinstance(text, str):
+            raise UsageError(f"Pipeline: {setting}=... has {text!r}; give names of parameters, as text")
+    return texts
 
 
 def _check_sums(loss: Loss) -> None:

@@ -18,7 +18,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes, temporary_bytes
 from rrfp_jax.runtime.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.piece import PieceShape
-from rrfp_jax.runtime.traced import Program, reduce
+from rrfp_jax.runtime.traced import SCALE, Program, reduce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,8 @@ class PiecePrograms:
             traced, prepare = before.traced, before.prepare
             compiled = {kind: leg.program for kind, leg in before.legs.items()}
         else:
-            traced = differentiate(shape.flat, params, carry, inputs)
+            chosen = shape.trainable, shape.input_gradient
+            traced = differentiate(shape.flat, params, carry, inputs, *chosen)
             prepare, compiled = traced.prepare and _compile(traced.prepare, device), {}
         passage = Passage(traced, carry, inputs, {*kinds, *compiled} - {FORWARD})
         for kind in (FORWARD, *passage.kinds):
@@ -139,7 +140,8 @@ class Passage:
     """Which values a microbatch holds between the programs of a piece.
 
     Values are numbered in the order of the programs' full argument lists (see `Differentiated`), parameters
-    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, the outputs of I.
+    and prepared values not counted: carry, inputs, the forward's outputs, cotangents, the loss scale, the
+    outputs of I.
     """
 
     traced: Differentiated
@@ -151,7 +153,7 @@ class Passage:
     def specs(self) -> list[Any]:
         """Of all values."""
         outputs = [var.aval for var in self.traced.forward.closed.jaxpr.outvars]
-        cotangents = [outputs[i] for i in self.traced.moving_out]
+        cotangents = [*(outputs[i] for i in self.traced.moving_out), SCALE]
         halfway = self._of_input if INPUT in self.kinds else []
         return [*self.carry, *self.fields, *outputs, *cotangents, *halfway]
 
@@ -183,7 +185,7 @@ class Passage:
 
         begin = len(self.carry) + len(self.fields)
         computed = range(begin, begin + len(self.traced.forward.closed.jaxpr.outvars))
-        arriving = range(computed.stop, computed.stop + len(self.traced.moving_out))
+        arriving = range(computed.stop, computed.stop + len(self.traced.moving_out) + 1)  # and the scale
         later = {i for kind in self.kinds for i in self._tail(kind)}
         start = _at_forward(len(self.carry), len(self.fields))
         legs = {}

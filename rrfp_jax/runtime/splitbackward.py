@@ -54,15 +54,16 @@ def split(backward: Program, flowing: int, fixed: int, cotangents: int, arriving
         flowing: the number of carry gradients.
         fixed: how many entries at the head of its argument list are there anyway (parameters, prepared).
         cotangents: index of the first cotangent in that list.
-        arriving: how many cotangents there are; the list ends with them.
+        arriving: how many cotangents there are; the list ends with them, and they with the loss scale.
     """
+    end = cotangents + arriving
     sources = [
-        Source(Where.BOTH, 0 if i < fixed else nbytes(var.aval), i >= cotangents)
+        Source(Where.BOTH, 0 if i < fixed or i == end - 1 else nbytes(var.aval), i >= cotangents)
         for i, var in zip(backward.reads, backward.closed.jaxpr.invars, strict=True)
     ]
     outputs = len(backward.closed.jaxpr.outvars)
     halves = halve(backward.closed, [i < flowing for i in range(outputs)], sources)
-    first, end = halves.first.jaxpr, cotangents + arriving
+    first = halves.first.jaxpr
     sent = first.outvars[:flowing]
     given = [*sent, *(var for var in halves.crossing if var not in sent)]  # what is sent on is not held twice
     places = [*backward.reads, *(end + given.index(var) for var in halves.crossing)]

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
+import numpy as np
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 from rrfp_jax.runtime.compiling import Compiled
 from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.paths import leaf_paths
 from rrfp_jax.runtime.programs import Leg, PiecePrograms
+from rrfp_jax.runtime.roles import LeafRoles
 from rrfp_jax.runtime.update import UpdatePrograms, merged
 
 Arrays: TypeAlias = Sequence[jax.Array]
@@ -25,11 +28,13 @@ class Stage:
         device: where its parameters live and its programs run.
         params: of each chunk, {layer index as text: nested dict}, on that device; from now on owned by the
             stage.
+        roles: of each chunk's parameters.
         updates: its bucket-independent programs; without an optimizer it is never updated.
 
     Attributes:
         leaves: the parameters of each chunk as a flat list.
         state: of the optimizer, as a flat list.
+        loss_scale: float32 scalar, by which the gradients of coming steps are multiplied.
     """
 
     def __init__(
@@ -38,53 +43,111 @@ class Stage:
         chunks: Sequence[range],
         device: jax.Device,
         params: Sequence[Params],
+        roles: Sequence[LeafRoles],
         updates: UpdatePrograms,
     ) -> None:
         self.index = index
         self.chunks = chunks
         self.device = device
-        self._updates = updates
+        self._roles, self._updates = roles, updates
         self.leaves = [jax.tree.leaves(own) for own in params]
-        self._structures = [jax.tree.structure(own) for own in params]
-        self.state: list[jax.Array] = updates.init(params) if updates.init is not None else []
-        self._sums: list[list[jax.Array]] = []
+        self.state: list[jax.Array] = updates.init(self._owned()) if updates.init is not None else []
+        self._sums: list[list[jax.Array]] = []  # of the trained leaves
         self.reset_gradients()
+        self._loss_scale = 0.0
+        self.scale_loss(1.0)
 
     @property
     def params(self) -> Params:
         """The parameters as a tree. An update replaces them and frees the old ones."""
-        return self._tree(self.leaves)
+        pairs = zip(self._roles, self.leaves, strict=True)
+        return merged([jax.tree.unflatten(roles.structure, own) for roles, own in pairs])
 
     @property
     def gradients(self) -> Params:
-        """The sums of the gradients added since the last update or reset, as a tree like `params`."""
-        return self._tree(self._sums)
+        """The sums of the gradients added since the last update or reset; frozen leaves are left out."""
+        pairs = zip(self._roles, self._sums, strict=True)
+        return merged([roles.trained_tree(own) for roles, own in pairs])
 
     @property
     def optimizer_state(self) -> Any:
         """The optimizer's state for this stage's parameters."""
         return jax.tree.unflatten(self._updates.state_structure, self.state)
 
+    def scale_loss(self, scale: float) -> None:
+        """Set what gradients of coming steps are multiplied by."""
+        if scale != self._loss_scale:
+            self._loss_scale, self.loss_scale = scale, jax.device_put(np.float32(scale), self.device)
+
     def add(self, chunk: int, gradients: Arrays) -> None:
         """Add a microbatch's gradients of a chunk to the sums."""
         self._sums[chunk] = self._updates.accumulate[chunk](self._sums[chunk], gradients)
 
-    def squared_norm(self) -> jax.Array:
-        """Float32 scalar: the sum of squares of all gradient sums."""
-        return self._updates.norm(self._sums)  # type: ignore[no-any-return]
+    def norms(self) -> jax.Array:
+        """Of gradient sums and parameters that this stage owns; see `UpdatePrograms`."""
+        return self._updates.norms(self._owned(), self._owned_sums())  # type: ignore[no-any-return]
 
     def update(self, scale: jax.Array) -> None:
-        """One optimizer step with the gradient sums times `scale` (float32 scalar); zeroes the sums."""
-        assert self._updates.update is not None, "made without an optimizer"
-        self.leaves, self.state, self._sums = self._updates.update(self.leaves, self.state, self._sums, scale)
+        """One optimizer step with the gradient sums times `scale` (float32 scalar); zeroes the sums.
+
+        Aliases of parameters that are owned elsewhere wait for the new value.
+        """
+        if self._updates.update is None:
+            self.reset_gradients()
+            return
+        new, self.state, owned_sums = self._updates.update(
+            self._owned(), self.state, self._owned_sums(), scale
+        )
+        aliased_sums = self._updates.zero_aliases()
+        for chunk, roles in enumerate(self._roles):
+            for place, leaf in zip(roles.owned, new[chunk], strict=True):
+                self.leaves[chunk][place] = leaf
+            sums = dict(zip(roles.owned, owned_sums[chunk], strict=True))
+            sums |= zip(roles.aliases, aliased_sums[chunk], strict=True)
+            self._sums[chunk] = [sums[place] for place in roles.trained]
 
     def reset_gradients(self) -> None:
         """Start from zero, after a step that was broken off or is not applied."""
         self._sums = self._updates.zeros()
 
-    def _tree(self, leaves: Sequence[Arrays]) -> Params:
-        pairs = zip(self._structures, leaves, strict=True)
-        return merged([jax.tree.unflatten(structure, own) for structure, own in pairs])
+    def not_finite(self) -> list[str]:
+        """The paths of gradient sums that are not finite; looks at all of them on the host."""
+        tree = self.gradients
+        leaves = zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True)
+        return [path for path, leaf in leaves if not np.isfinite(jax.device_get(leaf)).all()]
+
+    # Tied parameters, by chunk and place in its list of leaves.
+
+    def leaf(self, chunk: int, place: int) -> jax.Array:
+        """A parameter."""
+        own: Sequence[jax.Array] = self.leaves[chunk]
+        return own[place]
+
+    def set_leaf(self, chunk: int, place: int, value: jax.Array) -> None:
+        """Give an alias its owner's value."""
+        self.leaves[chunk][place] = value
+
+    def gradient(self, chunk: int, place: int) -> jax.Array:
+        """The gradient sum of a parameter."""
+        sums: Sequence[jax.Array] = self._sums[chunk]
+        return sums[self._roles[chunk].number[place]]
+
+    def set_gradient(self, chunk: int, place: int, value: jax.Array) -> None:
+        """Give an alias its owner's gradient sum."""
+        self._sums[chunk][self._roles[chunk].number[place]] = value
+
+    def add_aliases(self, chunk: int, place: int, gradients: Arrays) -> None:
+        """Add the gradient sums of all its aliases to an owner's."""
+        total = self._updates.add_aliases[chunk, place](self.gradient(chunk, place), list(gradients))
+        self.set_gradient(chunk, place, total)
+
+    def _owned(self) -> list[Arrays]:
+        pairs = zip(self._roles, self.leaves, strict=True)
+        return [[own[place] for place in roles.owned] for roles, own in pairs]
+
+    def _owned_sums(self) -> list[Arrays]:
+        chunks = range(len(self._roles))
+        return [[self.gradient(chunk, place) for place in self._roles[chunk].owned] for chunk in chunks]
 
 
 class StageStep(Protocol):
@@ -156,6 +219,8 @@ class ModelStep:
         leg, program, head, counts = self._legs[self.buckets[microbatch], chunk, kind]
         at_hand = self._held.pop((chunk, microbatch))
         at_hand += self._arrived.pop(task, ())
+        if kind is BACKWARD or kind is INPUT:
+            at_hand.append(self.stage.loss_scale)
         outputs = program(*head, *[at_hand[i] for i in leg.takes]) if program is not None else []
         if kind is BACKWARD or kind is WEIGHT:
             self._gradients[chunk, microbatch] = outputs[leg.sends :]

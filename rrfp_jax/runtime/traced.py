@@ -28,8 +28,8 @@ REPEATABLE = CHEAP | {
 }
 """These, and moves: what both halves of a split backward may do."""
 
-LOSS_COTANGENT = np.ones((), np.float32)
-"""The loss's own cotangent, by which a traced backward begins; told from other constants by identity."""
+SCALE = jax.ShapeDtypeStruct((), np.float32)
+"""Spec of the loss scale: the loss's own cotangent, by which a traced backward begins."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,6 @@ def reduce(closed: ClosedJaxpr, outputs: Sequence[bool] | None = None) -> Progra
     """The program with only the chosen outputs, and no more inputs than they need."""
     live, reads = live_part(closed, outputs or [True] * len(closed.jaxpr.outvars))
     return Program(live, tuple(reads))
-
-
-def with_constant(program: Program, argument: int, value: Any) -> Program:
-    """The program with one entry of the argument list fixed; the other entries keep their places."""
-    if argument not in program.reads:
-        return program
-    at, closed = program.reads.index(argument), program.closed
-    jaxpr = closed.jaxpr
-    bound = jaxpr.replace(
-        constvars=[*jaxpr.constvars, jaxpr.invars[at]], invars=[*jaxpr.invars[:at], *jaxpr.invars[at + 1 :]]
-    )
-    reads = tuple(i for i in program.reads if i != argument)
-    return Program(ClosedJaxpr(bound, [*closed.consts, value]), reads)
 
 
 def with_given(closed: ClosedJaxpr, known: Sequence[Var], at: int, outputs: Sequence[Any]) -> ClosedJaxpr:

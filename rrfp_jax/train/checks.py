@@ -20,15 +20,32 @@ from rrfp_jax.core.rules import StepRules
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.compiling import nbytes
 from rrfp_jax.runtime.dataflow import output_dependence
-from rrfp_jax.runtime.initial import leaf_path
 from rrfp_jax.runtime.layers import Loss, MicrobatchView, Params
+from rrfp_jax.runtime.paths import leaf_path
 from rrfp_jax.runtime.pipeline import IDS, Pipeline
+from rrfp_jax.runtime.topology import Mesh
 
 SUM_TOLERANCE = 0.02
 """A mean of two rows is half of what their sum would be; rounding in bfloat16 stays far below this."""
 
 LARGEST_LOSS_CHECK = 2**30
 """Bytes of logits and fields up to which the loss is tried out on two rows at start."""
+
+
+def check_types(pipe: Any, mesh: Any, split: Any) -> None:
+    """Refuse arguments of a Trainer that have been mixed up.
+
+    Raises:
+        UsageError: naming the argument.
+    """
+    for name, value, wanted in (("first argument", pipe, Pipeline), ("mesh", mesh, Mesh)):
+        if not isinstance(value, wanted):
+            raise UsageError(
+                f"Trainer: the {name} is of type {type(value).__name__}, not {wanted.__name__}: "
+                f"Trainer(rrfp.Pipeline(layers, loss), optimizer, mesh=rrfp.Mesh(pp=4), ...)"
+            )
+    if split is not None and not isinstance(split, Sequence):
+        raise UsageError(f"split={split!r}: give a list with the number of layers of each stage")
 
 
 def check_optimizer(
@@ -41,7 +58,7 @@ def check_optimizer(
 
     Args:
         optimizer: any optax transformation.
-        params: specs of the whole model, {layer index as text: nested dict}.
+        params: specs of what is updated of the whole model, {layer index as text: nested dict}.
         stages: per stage, the layers of each of its chunks.
 
     Raises:
@@ -52,7 +69,9 @@ def check_optimizer(
         raise UsageError(f"optimizer={optimizer!r}: give an optax transformation, such as optax.adamw(3e-4)")
     closed = _traced_update(optimizer, params, "the whole model")
     for s, chunks in enumerate(stages):
-        _traced_update(optimizer, {str(i): params[str(i)] for i in chain(*chunks)}, f"stage {s}")
+        part = {str(i): params[str(i)] for i in chain(*chunks) if str(i) in params}
+        if jax.tree.leaves(part):
+            _traced_update(optimizer, part, f"stage {s}")
     stage_of = {str(i): s for s, chunks in enumerate(stages) for i in chain(*chunks)}
     names = [(path[0].key, _name(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     count, inputs = len(names), len(closed.jaxpr.invars)

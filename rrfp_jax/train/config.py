@@ -20,6 +20,7 @@ from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.train.pace import Pace
+from rrfp_jax.train.settings import OnNonfinite
 from rrfp_jax.train.trainer import Trainer
 
 
@@ -41,6 +42,8 @@ class RunConfig(ABC):
         accumulation: "index" (results equal to the bit) or "arrival".
         spare_gradients: gradients parked per stage until their turn.
         clip_norm: of the whole gradient; None for no clipping.
+        on_nonfinite: "stop" at a loss or gradient that is not finite, or "skip" the update.
+        loss_scale: for float16: a number, or "dynamic"; None for none.
         seed: of initial values, random keys and data order.
         validate_every: steps between validations; 0 for one at the end.
         stall_seconds: a step without progress for so long is given up.
@@ -62,6 +65,8 @@ class RunConfig(ABC):
     accumulation: Accumulation = "index"
     spare_gradients: int = SPARE_GRADIENTS
     clip_norm: float | None = None
+    on_nonfinite: OnNonfinite = "stop"
+    loss_scale: str | float | None = None
     seed: int = 0
     validate_every: int = 0
     stall_seconds: float = 300.0
@@ -128,6 +133,8 @@ class RunConfig(ABC):
             accumulation=self.accumulation,
             spare_gradients=self.spare_gradients,
             clip_norm=self.clip_norm,
+            on_nonfinite=self.on_nonfinite,
+            loss_scale=self.loss_scale,
             seed=self.seed,
             stall_seconds=self.stall_seconds,
             delays=self.delays(),

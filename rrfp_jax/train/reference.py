@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from rrfp_jax.runtime.engine import StageBytes
-from rrfp_jax.runtime.initial import leaf_path
 from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.paths import leaf_path, leaf_paths
 from rrfp_jax.runtime.pipeline import Pipeline, run_layers
+from rrfp_jax.runtime.roles import Roles
 
 LEAF_TOLERANCE = 1e-5
 LOSS_TOLERANCE = 1e-6
@@ -125,20 +126,31 @@ def leaf_errors(gradient: Params, expected: Params) -> dict[str, float]:
 def unpipelined_value_and_grad(
     pipe: Pipeline, params: Params, microbatches: Sequence[Mapping[str, Any]], seed: int, step: int
 ) -> tuple[float, Params]:
-    """Loss and gradient of all microbatches on the first local device, by `jax.value_and_grad`."""
-    layers = range(len(pipe))
-    local = jax.device_put(params, jax.local_devices()[0])
+    """Loss and gradient of all microbatches on the first local device, by `jax.value_and_grad`.
 
-    def total(tree: Params, fields: Any, ids: Any) -> tuple[Any, Any]:
+    The gradient has no frozen parameters; tied ones are one argument of the function that is differentiated.
+    """
+    layers = range(len(pipe))
+    roles = Roles.of(params, pipe.frozen, pipe.tied)
+    places, paths = roles.leaves(params), leaf_paths(params)
+    first = {path: place for place, path in enumerate(paths)}
+    source = [first[roles.owners.get(path, path)] for path in paths]  # where each leaf has its value from
+    local = jax.tree.leaves(jax.device_put(params, jax.local_devices()[0]))
+
+    def total(owned: Sequence[Any], leaves: Sequence[Any], fields: Any, ids: Any) -> tuple[Any, Any]:
+        values = {**dict(enumerate(leaves)), **dict(zip(places.owned, owned, strict=True))}
+        tree = jax.tree.unflatten(places.structure, [values[place] for place in source])
         _, loss = run_layers(pipe, layers, [tree[str(i)] for i in layers], None, fields, ids)
         assert loss is not None
         return loss.total, loss.weight
 
     step_function = jax.jit(jax.value_and_grad(total, has_aux=True))
-    value, weight, gradient = 0.0, 0.0, jax.tree.map(jnp.zeros_like, local)
+    owned = [local[place] for place in places.owned]
+    value, weight, sums = 0.0, 0.0, [jnp.zeros_like(leaf) for leaf in owned]
     for j, fields in enumerate(microbatches):
         ids = jnp.array([seed, step, j], jnp.uint32)
-        (part, count), grads = step_function(local, dict(fields), ids)
+        (part, count), grads = step_function(owned, local, dict(fields), ids)
         value, weight = value + float(part), weight + float(count)
-        gradient = jax.tree.map(jnp.add, gradient, grads)
-    return value / weight, jax.tree.map(lambda g: g / weight, gradient)
+        sums = [a + g for a, g in zip(sums, grads, strict=True)]
+    gradient = {place: g / weight for place, g in zip(places.owned, sums, strict=True)}
+    return value / weight, places.trained_tree([gradient[source[place]] for place in places.trained])

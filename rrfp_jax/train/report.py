@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.runtime.sums import Sums
 from rrfp_jax.train.timeline import Timeline
 
 
@@ -22,7 +24,11 @@ class Report:
         step_seconds: from the first task's dispatch to the end of the last task, over all stages.
         wall_seconds: the whole step: data, tasks, waiting for the update before.
         bubble: per stage, the share of `step_seconds` in which it did not compute.
-        gradient_norm: of the whole gradient before clipping; None without `clip_norm`.
+        gradient_norm: of the whole gradient before clipping; tied parameters count once, frozen ones do not.
+        parameter_norm: of the same parameters, before the update.
+        loss_scale: that the loss was multiplied by.
+        applied: whether the update was made; it is not if the loss or the gradient is not finite.
+        skipped: steps so far whose update was left out.
         plan: hash of the step's data plan.
         trace: the tasks with their times.
     """
@@ -34,9 +40,28 @@ class Report:
     step_seconds: float
     wall_seconds: float
     bubble: Sequence[float]
-    gradient_norm: float | None
+    gradient_norm: float
+    parameter_norm: float
+    loss_scale: float
+    applied: bool
+    skipped: int
     plan: str
     trace: StepTrace = field(repr=False)
+
+    @classmethod
+    def of(cls, sums: Sums, **known: Any) -> Report:
+        """What the sums of a step say, and the fields that they do not say."""
+        return cls(
+            step=sums.trace.step,
+            loss=sums.total / sums.weight,
+            weight=sums.weight,
+            metrics={name: value / sums.weight for name, value in sums.metrics.items()},
+            step_seconds=sums.trace.makespan,
+            bubble=sums.trace.bubble(),
+            parameter_norm=math.sqrt(sums.squared_parameter_norm),
+            trace=sums.trace,
+            **known,
+        )
 
     @property
     def tokens_per_second(self) -> float:
@@ -48,18 +73,22 @@ class Report:
         return Timeline(self.trace)
 
     def as_dict(self) -> dict[str, Any]:
-        """The step's line of `metrics.jsonl`."""
-        norm = {} if self.gradient_norm is None else {"gradient_norm": self.gradient_norm}
-        return {
+        """The step's line of `metrics.jsonl`; None for numbers that are not finite, which JSON lacks."""
+        line = {
             "step": self.step,
             "loss": self.loss,
             "tokens_per_second": self.tokens_per_second,
             "step_seconds": self.step_seconds,
             "wall_seconds": self.wall_seconds,
             "bubble": list(self.bubble),
-            **norm,
+            "gradient_norm": self.gradient_norm,
+            "parameter_norm": self.parameter_norm,
+            "loss_scale": self.loss_scale,
+            "applied": self.applied,
+            "skipped": self.skipped,
             **self.metrics,
         }
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
 
     def __str__(self) -> str:
         return f"step {self.step:5d}  {self.summary}"
@@ -68,9 +97,11 @@ class Report:
     def summary(self) -> str:
         """The step's figures as one line, without its number."""
         metrics = "".join(f"  {name} {value:.4f}" for name, value in self.metrics.items())
+        left_out = "" if self.applied else f"  not finite, skipped ({self.skipped} so far)"
         return (
-            f"loss {self.loss:.4f}{metrics}  {self.tokens_per_second:9,.0f} tokens/s  "
-            f"{self.step_seconds * 1e3:7.1f} ms  bubble {summary_of_bubbles(self.bubble)}"
+            f"loss {self.loss:.4f}{metrics}  norm {self.gradient_norm:.3f}  "
+            f"{self.tokens_per_second:9,.0f} tokens/s  {self.step_seconds * 1e3:7.1f} ms  "
+            f"bubble {summary_of_bubbles(self.bubble)}{left_out}"
         )
 
 

@@ -19,12 +19,13 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.delays import Delays
-from rrfp_jax.runtime.engine import Engine, StageBytes, Sums
+from rrfp_jax.runtime.engine import Engine, StageBytes
 from rrfp_jax.runtime.initial import InitFunction
 from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.library import Phase
 from rrfp_jax.runtime.pipeline import Pipeline
+from rrfp_jax.runtime.sums import Sums
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
 from rrfp_jax.train.checks import (
@@ -32,6 +33,7 @@ from rrfp_jax.train.checks import (
     check_losses,
     check_optimizer,
     check_order,
+    check_types,
 )
 from rrfp_jax.train.data import (
     Data,
@@ -43,9 +45,12 @@ from rrfp_jax.train.data import (
     plan_hash,
     plan_step,
 )
+from rrfp_jax.train.lossscale import LossScale, loss_scale_of
 from rrfp_jax.train.named import schedule_of
+from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
+from rrfp_jax.train.settings import OnNonfinite, Settings
 from rrfp_jax.train.tracefile import TRACED_STEPS, write_trace
 
 
@@ -73,6 +78,10 @@ class Trainer:
         spare_gradients: gradients per stage that may be parked until their turn, each as large as the stage's
             parameters; more of them help where messages overtake one another (`docs/simulated.md`).
         clip_norm: scale the gradient down to this norm, taken over all stages.
+        on_nonfinite: what to do with a step whose loss or gradient is not finite: "stop" with a
+            TrainingError, or "skip" its update, up to 20 times in a row.
+        loss_scale: what the loss is multiplied by before it is differentiated, for models that compute in
+            float16: a number, or "dynamic", which finds one by skipping steps; None for 1.
         seed: of initial values and random keys.
         init: `init(path, spec) -> array or None`, initial values from elsewhere, asked leaf by leaf on the
             stage that owns it; None keeps the layer's own.
@@ -98,6 +107,8 @@ class Trainer:
         accumulation: Accumulation = "index",
         spare_gradients: int = SPARE_GRADIENTS,
         clip_norm: float | None = None,
+        on_nonfinite: OnNonfinite = "stop",
+        loss_scale: float | str | LossScale | None = None,
         seed: int = 0,
         init: InitFunction | None = None,
         on_step: Callable[[Report], None] | None = None,
@@ -105,29 +116,20 @@ class Trainer:
         delays: Delays | None = None,
     ) -> None:
         mesh = mesh or Mesh()
-        for name, value, wanted in (("first argument", pipe, Pipeline), ("mesh", mesh, Mesh)):
-            if not isinstance(value, wanted):
-                raise UsageError(
-                    f"Trainer: the {name} is of type {type(value).__name__}, not {wanted.__name__}: "
-                    f"Trainer(rrfp.Pipeline(layers, loss), optimizer, mesh=rrfp.Mesh(pp=4), ...)"
-                )
-        if split is not None and not isinstance(split, Sequence):
-            raise UsageError(f"split={split!r}: give a list with the number of layers of each stage")
-        if max_in_flight is not None and max_in_flight < 1:
-            raise UsageError(f"max_in_flight={max_in_flight}: a stage must be able to hold one microbatch")
-        if accumulation not in ("index", "arrival"):
-            raise UsageError(f"accumulation={accumulation!r}: choose 'index' or 'arrival'")
-        if spare_gradients < 0:
-            raise UsageError(f"spare_gradients={spare_gradients}: must not be negative")
-        if clip_norm is not None and not clip_norm > 0:
-            raise UsageError(f"clip_norm={clip_norm}: must be above 0; leave it out for no clipping")
+        check_types(pipe, mesh, split)
+        self._settings = Settings(
+            max_in_flight=2 * mesh.pp if max_in_flight is None else max_in_flight,
+            accumulation=accumulation,
+            spare_gradients=spare_gradients,
+            clip_norm=clip_norm,
+            on_nonfinite=on_nonfinite,
+        )
+        self._standing = Standing(loss_scale=loss_scale_of(loss_scale))
         self.schedule = schedule
         self._mesh = mesh
         self.steps_done = 0
         self._pipe, self._optimizer, self._on_step = pipe, optimizer, on_step
-        self._limit = 2 * mesh.pp if max_in_flight is None else max_in_flight
-        self._accumulation, self._spare = accumulation, spare_gradients
-        self._clip_norm, self._seed = clip_norm, seed
+        self._seed = seed
         self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
         self._data = None if data is None else as_data(data)
         self._delays = delays or Delays()
@@ -160,6 +162,15 @@ class Trainer:
     def schedule(self, schedule: Schedule | str) -> None:
         self._schedule = schedule_of(schedule)
 
+    @property
+    def loss_scale(self) -> LossScale:
+        """The loss scale of the next step; may be set between steps."""
+        return self._standing.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float | str | LossScale | None) -> None:
+        self._standing = replace(self._standing, loss_scale=loss_scale_of(scale))
+
     # Training.
 
     def steps(self, count: int) -> Iterator[Report]:
@@ -167,8 +178,8 @@ class Trainer:
 
         Raises:
             UsageError: no data or no optimizer.
-            TrainingError: a loss is not finite, a program failed, or nothing moves any more; parameters
-                are those before the step.
+            TrainingError: a loss or gradient is not finite (see `on_nonfinite`), a program failed, or nothing
+                moves any more; parameters are those before the step.
         """
         data = self._own_data("steps")
         self._require_optimizer()
@@ -188,15 +199,15 @@ class Trainer:
 
         Returns:
             The summed loss over the summed weight, and its gradient, {layer index as text: nested dict},
-            each leaf on its stage's device; in a run of several processes, that of this one's stages.
+            each leaf on its stage's device; in a run of several processes, that of this one's stages. Frozen
+            parameters are left out; tied ones have the sum over all of them, each.
         """
         data = InMemory(microbatches)
         self._start(data)
         _, sums = self._run("train", data, self.steps_done)
-        self._check_finite(sums, self.steps_done)
-        trees = [stage.gradients for stage in self._engine.stages.values()]
-        tree = {k: layer for tree in trees for k, layer in tree.items()}
-        gradient = jax.tree.map(lambda g: g / sums.weight, tree)
+        check_losses(sums.totals, self.steps_done, "; the step is not applied")
+        unit = sums.weight * self.loss_scale.value
+        gradient = jax.tree.map(lambda g: g / unit, self._engine.gradients())
         return sums.total / sums.weight, gradient
 
     def evaluate(self, data: Any, steps: int | None = None) -> Evaluation:
@@ -301,12 +312,9 @@ class Trainer:
         """Whatever must be equal on all processes of the run, by name."""
         split = [[len(layers) for layers in chunks] for chunks in self._engine.chunks]
         found = {"rules": self._rules(len(plan), "train"), "split": split, "seed": self._seed}
-        found |= {
-            "remat": self._engine.remat,
-            "clip_norm": self._clip_norm,
-            "delays": self._delays,
-            "jax": jax.__version__,
-        }
+        found |= {"frozen": self._pipe.frozen, "tied": self._pipe.tied, "loss_scale": self.loss_scale}
+        found |= {**self._settings.as_text(), "remat": self._engine.remat}
+        found |= {"delays": self._delays, "jax": jax.__version__}
         return {name: str(value) for name, value in found.items()}
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
@@ -316,8 +324,9 @@ class Trainer:
         for bucket in dict.fromkeys(buckets):
             self._engine.library.examine(bucket)
         check_order(self._rules(len(plan), "train"))
+        updated = self._engine.library.updated
         if self._optimizer is not None:
-            check_optimizer(self._optimizer, self._engine.library.params, self._engine.chunks)
+            check_optimizer(self._optimizer, updated, self._engine.chunks)
         last = len(plan) - 1  # the one most likely to differ from the rest
         fields = load_checked(data, 0, last, plan[last], frozenset(plan[last].fields))
         check_loss_is_a_sum(
@@ -326,28 +335,30 @@ class Trainer:
         self._checked = True
 
     def _train(self, data: Data) -> Report:
-        began, step = perf_counter(), self.steps_done
+        began, step, scale = perf_counter(), self.steps_done, self.loss_scale.value
         plan, sums = self._run("train", data, step)
-        self._check_finite(sums, step)
-        norm = self._gradient_norm(sums, step)
-        shrink = (
-            1.0 if norm is None or self._clip_norm is None else min(1.0, self._clip_norm / max(norm, 1e-30))
-        )
-        with interrupts_held():  # all stages, or none
-            self._engine.update(shrink / sums.weight)
+        unit = sums.weight * scale  # the gradient sums over this are the gradient
+        norm, applied = math.sqrt(sums.squared_norm) / unit, is_finite(sums)
+        if applied:
+            clip = self._settings.clip_norm
+            shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-30))
+            with interrupts_held():  # all stages, or none
+                self._engine.update(shrink / unit)
+                self._standing = self._standing.after(finite=True)
+                self.steps_done += 1
+        else:
+            policy = self._settings.on_nonfinite
+            self._standing = leave_out(self._standing, policy, step, sums, self._engine.not_finite)
             self.steps_done += 1
         self._traces.append(sums.trace)
-        report = Report(
-            step=step,
-            loss=sums.total / sums.weight,
-            weight=sums.weight,
-            metrics={name: value / sums.weight for name, value in sums.metrics.items()},
-            step_seconds=sums.trace.makespan,
+        report = Report.of(
+            sums,
             wall_seconds=perf_counter() - began,
-            bubble=sums.trace.bubble(),
             gradient_norm=norm,
+            loss_scale=scale,
+            applied=applied,
+            skipped=self._standing.skipped,
             plan=plan_hash(plan),
-            trace=sums.trace,
         )
         if self._on_step is not None:
             self._on_step(report)
@@ -366,35 +377,14 @@ class Trainer:
         def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
             return load_checked(data, step, j, plan[j], fields)
 
-        norm = self._clip_norm is not None and phase == "train"
-        return plan, self._engine.run(step, rules, buckets, load, norm)
-
-    def _rules(self, microbatches: int, phase: Phase) -> StepRules:
-        return StepRules(
-            placement=self._engine.placement,
-            microbatches=microbatches,
-            schedule=self.schedule,
-            limit=self._limit,
-            accumulation=self._accumulation,
-            spare_gradients=self._spare,
-            forward_only=phase == "evaluate",
-        )
-
-    def _check_finite(self, sums: Sums, step: int) -> None:
-        check_losses(sums.totals, step, "; the step is not applied")
-        if not sums.weight > 0:
+        sums = self._engine.run(step, rules, buckets, load, self.loss_scale.value)
+        if phase == "train" and sums.weight <= 0:
             raise TrainingError(
                 f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
             )
+        return plan, sums
 
-    def _gradient_norm(self, sums: Sums, step: int) -> float | None:
-        if self._clip_norm is None:
-            return None
-        norm = math.sqrt(sums.squared_norm) / sums.weight
-        if not math.isfinite(norm):
-            raise TrainingError(
-                f"step {step}: the gradient norm is {norm} although every loss is finite; the step is not "
-                f"applied. Look for a division by zero or a root at zero in the model's backward"
-            )
-        return norm
+    def _rules(self, microbatches: int, phase: Phase) -> StepRules:
+        placement, forward_only = self._engine.placement, phase == "evaluate"
+        return self._settings.rules(placement, microbatches, self.schedule, forward_only)

@@ -49,10 +49,25 @@ def main(folder: Path) -> None:
         trainer.check()
     except rrfp.UsageError as error:
         refused = str(error)
+    tied = toy.trainer(4, pipe=toy.tied_pipeline(), clip_norm=0.3, on_nonfinite="skip")
+    agrees = tied.check().ok
+    reports = [*tied.steps(2), tied.step(with_nan(batch)), *tied.steps(2)]
     swapped = toy.trainer(4, pipe=toy.pipeline(mean_loss, additive=False))
     wrong = abs(swapped.value_and_grad(batch)[0] - float(expected[0])) / float(expected[0])
     result = {"cases": found, "losses": losses, "evaluated": evaluated, "refused": refused, "wrong": wrong}
+    result["tied"] = {
+        "agrees": agrees,
+        "steps": [[r.loss, r.gradient_norm, r.parameter_norm] for r in reports if r.applied],
+        "skipped": [r.step for r in reports if not r.applied],
+        "tables": [np.asarray(layer["table"]).tolist() for layer in tied.params.values() if "table" in layer],
+    }
     (folder / f"parity-{rank}.json").write_text(json.dumps(result))
+
+
+def with_nan(batch):
+    """The batch with a loss that is not a number."""
+    first = {**batch[0], "mask": batch[0]["mask"] * np.float32("nan")}
+    return [first, *batch[1:]]
 
 
 def mean_loss(logits, mb):

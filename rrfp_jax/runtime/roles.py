@@ -1,0 +1,153 @@
+"""Which parameters are trained, and which are one and the same: what `frozen=` and `tied=` mean leaf by leaf.
+
+Every leaf is one of
+
+    owned    has a gradient, an optimizer state and a share in the norms; its stage updates it
+    alias    has a gradient, which goes to its owner's stage; gets the owner's value back
+    frozen   has none of that, and nothing below the first layer with another leaf is differentiated
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.paths import leaf_paths, partial_tree
+
+NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class LeafRoles:
+    """The roles of the leaves of a tree of parameters, by their places in its flat list.
+
+    Attributes:
+        structure: of the tree, {layer index as text: tree}.
+        trained: places of the leaves that have a gradient: owned ones and aliases.
+        owned: places of the leaves that the optimizer updates.
+        owners: places of the owned leaves that have aliases, with their number.
+    """
+
+    structure: Any
+    trained: tuple[int, ...]
+    owned: tuple[int, ...]
+    owners: Mapping[int, int]
+
+    @cached_property
+    def aliases(self) -> tuple[int, ...]:
+        """Places of the leaves whose owner is another one."""
+        return tuple(sorted({*self.trained} - {*self.owned}))
+
+    @cached_property
+    def number(self) -> Mapping[int, int]:
+        """The index of each trained leaf, given by place, among the trained ones."""
+        return {place: i for i, place in enumerate(self.trained)}
+
+    def trained_tree(self, leaves: Sequence[Any]) -> Params:
+        """The trained leaves as a tree; see `partial_tree`."""
+        return partial_tree(self.structure, self.trained, leaves)
+
+    def owned_tree(self, leaves: Sequence[Any]) -> Params:
+        """The owned leaves as a tree, as an optimizer sees it."""
+        return partial_tree(self.structure, self.owned, leaves)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of a model's parameters.
+
+    Attributes:
+        frozen: their paths.
+        owners: by path of each alias, its owner's, in order of declaration.
+        first_trained: the first layer with a parameter that is trained; the number of layers if none is.
+    """
+
+    frozen: frozenset[str]
+    owners: Mapping[str, str]
+    first_trained: int
+
+    @classmethod
+    def of(cls, params: Params, frozen: Sequence[str] = (), tied: Sequence[tuple[str, str]] = ()) -> Roles:
+        """Resolve names and patterns.
+
+        Args:
+            params: specs of the whole model, {layer index as text: tree}.
+            frozen: patterns of paths.
+            tied: pairs of paths, owner and alias; a layer index below 0 counts from the end.
+
+        Raises:
+            UsageError: a pattern or path that there is not, nothing left to train, a tie of parameters of
+                different shape or dtype.
+        """
+        specs = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+        owners = _resolve_ties(specs, len(params), tied)
+        matched = set()
+        for pattern in frozen:
+            found = {path for path in specs if fnmatchcase(path, pattern)}
+            if not found:
+                raise UsageError(f"frozen={pattern!r} matches no parameter; there are {_some(specs)}")
+            matched |= found
+        one = {path: owners.get(path, path) for path in specs}  # a tied parameter has several names
+        names = {one[path] for path in matched}
+        every = frozenset(path for path in specs if one[path] in names)
+        if frozen and len(every) == len(specs):
+            raise UsageError(f"frozen={list(frozen)} freezes every parameter: nothing is left to train")
+        layers = [int(path.split(".")[0]) for path in specs if path not in every]
+        return cls(every, owners, min(layers, default=len(params)))
+
+    def leaves(self, params: Params) -> LeafRoles:
+        """The roles of the leaves of a tree of some layers, or its specs."""
+        paths = leaf_paths(params)
+        trained = tuple(i for i, path in enumerate(paths) if path not in self.frozen)
+        owned = tuple(i for i in trained if paths[i] not in self.owners)
+        counts = Counter(self.owners.values())
+        owners = {i: counts[paths[i]] for i in owned if counts[paths[i]]}
+        return LeafRoles(jax.tree.structure(params), trained, owned, owners)
+
+    @property
+    def ties(self) -> list[tuple[str, str]]:
+        """Owner and alias of whatever is tied and trained, in order of declaration."""
+        return [(owner, alias) for alias, owner in self.owners.items() if owner not in self.frozen]
+
+
+def _resolve_ties(specs: Mapping[str, Any], layers: int, tied: Sequence[tuple[str, str]]) -> dict[str, str]:
+    owners: dict[str, str] = {}
+    for names in tied:
+        owner, alias = (_from_the_front(name, layers) for name in names)
+        what = f"tied={{{names[0]!r}: {names[1]!r}}}"
+        for path, name in ((owner, names[0]), (alias, names[1])):
+            if path not in specs:
+                raise UsageError(f"{what}: there is no parameter {name!r}; there are {_some(specs, path)}")
+        a, b = specs[owner], specs[alias]
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise UsageError(
+                f"{what}: the first is {a.dtype}{list(a.shape)}, the second {b.dtype}{list(b.shape)}; tied "
+                f"parameters must be equal in shape and dtype: transpose inside a layer"
+            )
+        if owner == alias or alias in owners or owner in owners or alias in owners.values():
+            raise UsageError(
+                f"{what}: each parameter has one owner, which is no alias itself: give an owner with the "
+                f"list of its aliases"
+            )
+        owners[alias] = owner
+    return owners
+
+
+def _from_the_front(name: str, layers: int) -> str:
+    layer, dot, rest = name.partition(".")
+    return f"{int(layer) + layers}{dot}{rest}" if layer.startswith("-") and layer[1:].isdigit() else name
+
+
+def _some(specs: Mapping[str, Any], near: str = "") -> str:
+    """Some of the names, those of the same layer first."""
+    layer = near.partition(".")[0]
+    names = sorted(specs, key=lambda path: path.partition(".")[0] != layer)
+    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")

@@ -1,0 +1,57 @@
+"""What the microbatches of a step add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rrfp_jax.core.trace import StepTrace
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of a step's microbatches, in microbatch order, in float64; zeros where there are no gradients."""
+
+    totals: Sequence[float]  # per microbatch
+    weight: float
+    metrics: Mapping[str, float]
+    finite: bool  # whether all gradient sums are
+    squared_norm: float  # of the gradient sums over all stages; tied ones once, frozen ones not
+    squared_parameter_norm: float  # of the same parameters
+    trace: StepTrace
+
+    @property
+    def total(self) -> float:
+        """The step's summed loss."""
+        return float(np.sum(np.asarray(self.totals, np.float64)))
+
+
+def add_up(results: Sequence[Mapping[str, Any]], microbatches: int, trace: StepTrace) -> Sums:
+    """Sum what all pieces found of every microbatch, in the model's order, and that in theirs.
+
+    Args:
+        results: of each process: `pieces`, tuples of piece, microbatch, names and values of statistics; and
+            `norms`, tuples of stage and what `UpdatePrograms.norms` gives.
+        microbatches: their number.
+        trace: of the step.
+    """
+    totals = [0.0] * microbatches
+    sums = {"weight": 0.0}
+    for _, j, names, vector in sorted(piece for result in results for piece in result["pieces"]):
+        values = np.asarray(vector, np.float64)
+        totals[j] += values[0]
+        for name, value in zip(names[1:], values[1:], strict=True):
+            sums[name] = sums.get(name, 0.0) + value
+    norms = [own for _, own in sorted(tuple(own) for result in results for own in result["norms"])]
+    return Sums(
+        totals,
+        sums.pop("weight"),
+        sums,
+        finite=all(np.isfinite(largest) for largest, _, _ in norms),
+        squared_norm=sum(largest**2 * share for largest, share, _ in norms),
+        squared_parameter_norm=sum(squares for _, _, squares in norms),
+        trace=trace,
+    )

@@ -1,0 +1,62 @@
+"""How a Trainer makes its steps, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias
+
+from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.errors import UsageError
+
+OnNonfinite: TypeAlias = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """See `Trainer` for each of them.
+
+    Raises:
+        UsageError: one that cannot be, with its name and value.
+    """
+
+    max_in_flight: int
+    accumulation: Accumulation
+    spare_gradients: int
+    clip_norm: float | None
+    on_nonfinite: OnNonfinite
+
+    def __post_init__(self) -> None:
+        if self.max_in_flight < 1:
+            raise UsageError(
+                f"max_in_flight={self.max_in_flight}: a stage must be able to hold one microbatch"
+            )
+        if self.accumulation not in ("index", "arrival"):
+            raise UsageError(f"accumulation={self.accumulation!r}: choose 'index' or 'arrival'")
+        if self.spare_gradients < 0:
+            raise UsageError(f"spare_gradients={self.spare_gradients}: must not be negative")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise UsageError(f"clip_norm={self.clip_norm}: must be above 0; leave it out for no clipping")
+        if self.on_nonfinite not in ("stop", "skip"):
+            raise UsageError(f"on_nonfinite={self.on_nonfinite!r}: choose 'stop' or 'skip'")
+
+    def rules(
+        self, placement: Placement, microbatches: int, schedule: Schedule, forward_only: bool
+    ) -> StepRules:
+        """The rules of a step."""
+        return StepRules(
+            placement=placement,
+            microbatches=microbatches,
+            schedule=schedule,
+            limit=self.max_in_flight,
+            accumulation=self.accumulation,
+            spare_gradients=self.spare_gradients,
+            forward_only=forward_only,
+        )
+
+    def as_text(self) -> Mapping[str, str]:
+        """By name, for comparing them across processes."""
+        return {item.name: str(getattr(self, item.name)) for item in fields(self)}
