@@ -18,7 +18,7 @@ Setting: TypeAlias = int | Literal["auto"] | None
 MARGIN = 0.05
 """Share of a device's memory that "auto" leaves alone: for compiled programs, and what nobody can foresee."""
 
-REMEDY = "or take smaller microbatches, more stages, or layers under jax.checkpoint"
+REMEDY = "or take smaller microbatches, more stages, or remat='full'"
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _advice(setting: Setting, least: int) -> str:
 
 def in_words(count: int) -> str:
     """Bytes as messages tell them."""
-    return f"{count:,} bytes ({count / 2**20:.1f} MiB)"
+    return f"{count:,} bytes" + (f" ({count / 2**20:.1f} MiB)" if count >= 2**20 else "")
 
 
 UNITS: Mapping[str, int] = {
