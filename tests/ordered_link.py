@@ -4,7 +4,7 @@ from collections import deque
 
 import jax
 
-from rrfp_jax.runtime.transport import SHORTEST_PAUSE, Arrival, Ledger, nbytes
+from rrfp_jax.runtime.transport import NOBODY, SHORTEST_PAUSE, Arrival, Ledger, nbytes
 
 
 class OrderError(AssertionError):
@@ -57,8 +57,8 @@ class OrderedTransport:
         self._links = {}
         self.order = []
 
-    def begin(self, round, devices):
-        self._devices = devices
+    def begin(self, round, devices, witness=NOBODY):
+        self._devices, self._witness = devices, witness
         self._offered.clear()
 
     def offer(self, key, arrays):
@@ -81,6 +81,7 @@ class OrderedTransport:
             if (arrival := link.advance()) is not None:
                 self.order.append(arrival.key)
                 self.ledger.held -= nbytes(arrival.arrays)
+                self._witness.delivered(arrival.key)
                 arrived.append(arrival)
         return arrived
 
@@ -95,6 +96,7 @@ class OrderedTransport:
 
     def _receive(self, link, key):
         link.post_receive(key, self._devices[key.stage])
+        self._witness.coming(key)
 
     def _link(self, key):
         """By destination and direction: each stage hears from one neighbour in either."""

@@ -106,6 +106,8 @@ class TestARunThatEndsWell:
     def test_config(self, finished):
         run, _ = finished
         config = json.loads((run / "config.json").read_text())
+        memory = json.loads((run / "memory.json").read_text())
+        assert all(stage["weight_bytes"] > 0 and stage["buckets"] for stage in memory)
         assert (config["steps"], config["mesh"]["pp"], config["model"]["d_model"]) == (3, 2, 8)
         assert config["model"]["dtype"] == "float32"
 

@@ -59,8 +59,9 @@ def run(trainer, transport):
 def test_a_real_run_replays_to_the_same_instructions(trainer, schedule, monkeypatch):
     logs = []
 
-    def keep(stage, rules):
-        logs.append(LoggedScheduler(stage, dataclasses.replace(rules, schedule=by_name(schedule))))
+    def keep(stage, rules, budget):
+        rules = dataclasses.replace(rules, schedule=by_name(schedule))
+        logs.append(LoggedScheduler(stage, rules, budget))
         return logs[-1]
 
     monkeypatch.setattr(trainer._engine.driver, "scheduler", keep)

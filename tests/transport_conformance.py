@@ -213,6 +213,21 @@ def sender_forgets(ends):
     ends.settle()
 
 
+def memory_is_witnessed(ends):
+    """Taken at the receiver and given back at the sender: each once, and nowhere else."""
+    ends.begin()
+    for n in range(6):
+        ends.offer(n, numbers(n))
+    for n in range(6):
+        ends.produced(n)
+    ends.receive(range(6))
+    ends.settle()
+    keys = [ends.key(n) for n in range(6)]
+    expected = [("coming", key) for key in keys if ends.owns(key.stage)]
+    expected += [("delivered", key) for key in keys if ends.sends]
+    assert sorted(ends.memory) == sorted(expected)
+
+
 def ledger(ends):
     """Both ends count what is on its way, to the byte."""
     count = sum(ends.moves(n) for n in range(6))
@@ -307,6 +322,7 @@ ANYWHERE = [
     still_computed,
     sender_forgets,
     ledger,
+    memory_is_witnessed,
     patience,
     when_produced,
 ]

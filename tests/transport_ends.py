@@ -27,13 +27,19 @@ class Ends:
         self.apart = world is not None
         self.round = 0
         self.targets = range(1, len(owners))
-        self.arrived = {}
+        self.arrived, self.memory = {}, []
 
     def begin(self):
         """The next round."""
         self.round = self.round + 1 if self.world is None else self.world.next_round()
-        self.arrived = {}
-        self.transport.begin(self.round, self.devices)
+        self.arrived, self.memory = {}, []
+        self.transport.begin(self.round, self.devices, self)
+
+    def coming(self, key):
+        self.memory.append(("coming", key))
+
+    def delivered(self, key):
+        self.memory.append(("delivered", key))
 
     def key(self, n, target=None):
         target = self.targets[n % len(self.targets)] if target is None else target

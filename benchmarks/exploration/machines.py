@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from benchmarks.exploration.witness import Witness, require
+from benchmarks.exploration.witness import Seen, Witness, require
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room
 from rrfp_jax.core.group import Agreement, Member, Message, member
 from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Task
+
+
+class StateCheck(Protocol):
+    """A check of states by what the rank of each stage has seen."""
+
+    def check(self, seen: Sequence[Seen]) -> None:
+        """Raises `Broken` if a state must not be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +31,7 @@ class Case:
         ranks: per stage.
         collectives: whether a task of a group ends only once all its ranks run it.
         any_choice: instead of what the hint prefers, try every task that can run.
+        memory: what microbatches take, to be checked in every state; of stages of one rank.
     """
 
     rules: StepRules
@@ -32,6 +40,7 @@ class Case:
     agreement: Agreement = "leader"
     collectives: bool = True
     any_choice: bool = False
+    memory: StateCheck | None = None
 
     def budget(self, stage: int) -> Budget | None:
         """The budget of a stage."""
@@ -75,6 +84,10 @@ class Table:
         self._ways: list[tuple[int, object]] = [(0, None)]  # the row before, and the event that led on
         self._unused: dict[int, Any] = {}  # machines that happen to be in a row's state
         self.complete = [self._witness.complete(seen)]
+
+    def seen(self, row: int) -> Seen:
+        """What has happened when a row is reached."""
+        return self._seen[row]
 
     def rooms(self, row: int) -> list[Step]:
         """What room does: one step; none if nothing changes; for any choice, one for every task."""

@@ -69,6 +69,16 @@ class Space:
         rows = [state >> WIDTH * node & ROW for node in range(len(self._tables))]
         return all(table.complete[row] for table, row in zip(self._tables, rows, strict=True))
 
+    def check(self, state: int) -> None:
+        """Have the case's own check look at a state.
+
+        Raises:
+            Broken: see there.
+        """
+        if self.case.memory is not None:
+            rows = [state >> WIDTH * node & ROW for node in range(len(self._tables))]
+            self.case.memory.check([table.seen(row) for table, row in zip(self._tables, rows, strict=True)])
+
     def moves(self, state: int) -> Iterator[tuple[Move, int]]:
         """All that can happen next, and the state after it."""
         for node, rooms in enumerate(self._rooms):
@@ -172,6 +182,7 @@ def explore(case: Case, make: Maker = real, enough: Callable[[int], bool] = lamb
         state = queue.popleft()
         after, advances = [], False
         try:
+            space.check(state)
             for move, to in space.moves(state):
                 after.append(to)
                 advances |= move.advances

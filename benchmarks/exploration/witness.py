@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -61,9 +61,9 @@ class Witness:
         self._split: Collection[tuple[int, int]] = ()
         if rules.hint is not None:
             self._split = set(rules.hint.split(stage, rules.placement, rules.microbatches))
-        self._limits = [(budget.costs, budget.limit)] if budget else []
-        if rules.limit is not None and not rules.drains:
-            self._limits.append(([1] * rules.microbatches, rules.limit))
+        self._limits: list[tuple[Sequence[int], int]] = [(budget.costs, budget.limit)] if budget else []
+        counts = [None if rules.drains else rules.limit, budget.most if budget else None]
+        self._limits += [([1] * rules.microbatches, count) for count in counts if count is not None]
 
     def start(self) -> Seen:
         """Nothing yet."""

@@ -20,10 +20,14 @@ Backpressure: TypeAlias = Literal["admission", "drain"]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a stage may hold in bytes: `costs` per microbatch, of all its chunks there, and their limit."""
+    """What a stage may hold in bytes: `costs` per microbatch, of all its chunks there, and their limit.
+
+    With `most`, no more microbatches than that, whatever they cost.
+    """
 
     costs: Sequence[int]
     limit: int
+    most: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

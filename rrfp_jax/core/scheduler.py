@@ -77,7 +77,9 @@ class StageScheduler:
             if not rules.forward_only:
                 split = hint.split(stage, placement, microbatches)
         self._progress = Progress(stage, placement, rules.names, split, rules.forward_only)
-        self._admissions = [self.admission([1] * microbatches, rules.admission_limit)]
+        limits = [rules.admission_limit, budget.most if budget and hint else None]
+        count = min((limit for limit in limits if limit is not None), default=None)
+        self._admissions = [self.admission([1] * microbatches, count)]
         if budget is not None:
             if rules.drains:
                 raise ValueError("backpressure='drain' with a budget in bytes: choose 'admission'")

@@ -17,7 +17,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.device import DeviceQueue, Running
 from rrfp_jax.runtime.paced import JitteredQueue, PacedQueue
-from rrfp_jax.runtime.transport import Arrival, Key, Ledger, Transport, nbytes
+from rrfp_jax.runtime.transport import NOBODY, Arrival, Key, Ledger, Transport, Witness, nbytes
 
 QueueFactory: TypeAlias = Callable[[str, Callable[[], None]], DeviceQueue]
 
@@ -90,10 +90,10 @@ class DelayedTransport:
         """See `Transport.ledger`."""
         return self._inner.ledger
 
-    def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
+    def begin(self, round: int, devices: Mapping[int, jax.Device], witness: Witness = NOBODY) -> None:
         """See `Transport.begin`."""
         self._held.clear()
-        self._inner.begin(round, devices)
+        self._inner.begin(round, devices, witness)
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
         """See `Transport.offer`."""

@@ -14,7 +14,7 @@ from time import perf_counter
 import jax
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Instruction
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 from rrfp_jax.core.trace import TaskRecord
@@ -52,7 +52,7 @@ class Driver:
         transport: Transport | None = None,
         stall_seconds: float = 300.0,
         queue: Callable[[str, Callable[[], None]], DeviceQueue] = DeviceQueue,
-        scheduler: Callable[[int, StepRules], StageScheduler] = StageScheduler,
+        scheduler: Callable[[int, StepRules, Budget | None], StageScheduler] = StageScheduler,
     ) -> None:
         self.scheduler = scheduler
         self.transport: Transport = transport or LocalTransport()
@@ -65,13 +65,20 @@ class Driver:
         # Later stages first where several share a device: what is furthest along frees memory soonest.
         self._sharing = [[s for s in sorted(devices, reverse=True) if devices[s] == d] for d in distinct]
 
-    def run(self, rules: StepRules, step: int, parts: Mapping[int, StageStep]) -> list[TaskRecord]:
+    def run(
+        self,
+        rules: StepRules,
+        step: int,
+        parts: Mapping[int, StageStep],
+        budgets: Sequence[Budget | None] = (),
+    ) -> list[TaskRecord]:
         """Run one step to the end of this process's part of it.
 
         Args:
             rules: of the step, equal for all stages.
             step: its number, for messages.
             parts: of this process's stages, by stage.
+            budgets: in bytes, of all stages; empty for none.
 
         Raises:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
@@ -82,23 +89,34 @@ class Driver:
                 open_queues.enter_context(queue)
             round = self._world.next_round()
             try:
-                self.transport.begin(round, self.devices)
-                return _Step(self, rules, step, round, parts).run(interrupted)
+                under_way = _Step(self, rules, step, round, parts, budgets)
+                self.transport.begin(round, self.devices, under_way)
+                return under_way.run(interrupted)
             except BaseException:
                 self.transport.reset()
                 raise
 
 
 class _Step:
-    """One step under way."""
+    """One step under way, and the witness of what its messages take."""
 
     def __init__(
-        self, driver: Driver, rules: StepRules, step: int, round: int, parts: Mapping[int, StageStep]
+        self,
+        driver: Driver,
+        rules: StepRules,
+        step: int,
+        round: int,
+        parts: Mapping[int, StageStep],
+        budgets: Sequence[Budget | None],
     ) -> None:
         self._driver = driver
         self._transport, self._box = driver.transport, driver._world.box
         self._rules, self._step, self._round, self._parts = rules, step, round, parts
-        self._schedulers = {stage: driver.scheduler(stage, rules) for stage in parts}
+        self._schedulers = {
+            stage: driver.scheduler(stage, rules, budgets[stage] if budgets else None) for stage in parts
+        }
+        for part in parts.values():
+            part.meter.begin()
         self._began = self._progress = perf_counter()
         self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
         self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
@@ -188,6 +206,7 @@ class _Step:
         self._box.dispatched(self._step, stage, task)
         cost = part.phase, stage, task.chunk, task.kind, bucket
         queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now))
+        part.meter.dispatched(task)
         key = self._message(stage, task)
         if key is not None:
             self._transport.offer(key, outputs)
@@ -199,6 +218,16 @@ class _Step:
         for instruction in instructions[1:]:
             if isinstance(instruction, Accumulate):
                 part.accumulate(instruction.chunk, instruction.microbatch)
+
+    def coming(self, key: Key) -> None:
+        """See `transport.Witness.coming`."""
+        self._parts[key.stage].meter.coming(key.task)
+
+    def delivered(self, key: Key) -> None:
+        """See `transport.Witness.delivered`."""
+        source = self._rules.placement.source(key.stage, key.task)
+        assert source is not None, f"nobody sends the {key}"
+        self._parts[source[0]].meter.delivered(source[1])
 
     def _message(self, stage: int, task: Task) -> Key | None:
         destination = self._rules.placement.destination(stage, task)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -11,16 +10,17 @@ import numpy as np
 import optax
 
 from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.tasks import FORWARD, Placement
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import Part, StepTrace
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.budget import Setting
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.driver import Driver
 from rrfp_jax.runtime.exchange import exchange
 from rrfp_jax.runtime.initial import InitFunction, initial_params
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.library import Bucket, Library, StagePrograms, compile_pool, phase_of, specs_of
+from rrfp_jax.runtime.memory import Memory
 from rrfp_jax.runtime.pipeline import IDS, Pipeline, split_evenly
 from rrfp_jax.runtime.remat import check_remat
 from rrfp_jax.runtime.roles import LeafRoles
@@ -32,21 +32,6 @@ from rrfp_jax.runtime.update import UpdatePrograms
 
 Load: TypeAlias = Callable[[int, frozenset[str]], Mapping[str, Any]]
 """(microbatch, fields) -> arrays by name."""
-
-
-@dataclass(frozen=True)
-class StageBytes:
-    """What a stage needs of its device, in bytes; `held` is per microbatch in flight."""
-
-    layers: Sequence[tuple[int, int]]  # first and one after the last, of each chunk
-    device: str
-    parameters: int
-    parameter_bytes: int
-    optimizer_bytes: int
-    accumulator_bytes: int
-    held_bytes: int
-    temporary_bytes: int
-    compile_seconds: float
 
 
 class Engine:
@@ -63,10 +48,12 @@ class Engine:
         init: initial values from elsewhere, per leaf.
         stall_seconds: see `Driver`.
         delays: to inject.
+        budget: bytes of each device for microbatches in flight.
 
     Attributes:
         chunks: by stage, of all processes, the layers of each of its chunks.
         library: the compiled programs.
+        memory: what all stages need, and may hold.
 
     Raises:
         UsageError: more pieces than layers, a split that does not add up, an unknown remat, a seed out of
@@ -86,6 +73,7 @@ class Engine:
         init: InitFunction | None,
         stall_seconds: float,
         delays: Delays,
+        budget: Setting,
     ) -> None:
         self.pipe = pipe
         self.layout, self.world, self.placement = layout, layout.world, placement
@@ -97,6 +85,7 @@ class Engine:
         check_remat(remat)
         self.remat = remat
         self.library = Library(pipe, {s: self.chunks[s] for s in layout.devices}, layout.devices, remat)
+        self.memory = Memory(budget, layout, self.library)
         self.stages: dict[int, Stage] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
         self._ties: Sequence[Tie] = ()
@@ -132,6 +121,7 @@ class Engine:
         transport = self._delays.transport(self._transport, self.placement)
         queue = self._delays.queue()
         self._driver = Driver(self.layout.devices, self.world, transport, self._stall_seconds, queue)
+        self.memory.start(list(made.values()), rules)
         self.stages = made  # last: says that everything has been started
 
     def run(
@@ -158,6 +148,7 @@ class Engine:
         """
         phase = phase_of(rules)
         self.library.prepare(buckets, rules)
+        memory = self.memory.of_step(rules, buckets)
         distinct = list(dict.fromkeys(buckets))
         numbers = [distinct.index(bucket) for bucket in buckets]
         for stage in self.stages.values():
@@ -174,7 +165,7 @@ class Engine:
             if self._has_gradients:  # of a step that was broken off, or not applied
                 self.reset_gradients()
             self._has_gradients = True
-        records = self.driver.run(rules, step, parts)
+        records = self.driver.run(rules, step, parts, memory.budgets)
         norms = {}
         if phase == "train":
             collect_gradients(self._ties, self.stages, self._exchange)
@@ -182,6 +173,7 @@ class Engine:
         found, norms = jax.device_get(({s: part.statistics for s, part in parts.items()}, norms))
         part = Part.of(records, *self.world.clock)
         mine: dict[str, Any] = {"part": part.plain(), "norms": [(s, n.tolist()) for s, n in norms.items()]}
+        mine["peaks"] = [(s, part.meter.peak) for s, part in parts.items()]
         mine["pieces"] = [
             (self.placement.virtual_stage(s, c), j, programs[numbers[j]][s][c].statistics, vector.tolist())
             for s, vectors in found.items()
@@ -189,7 +181,7 @@ class Engine:
         ]
         results = self.world.gather(f"the results of {phase} step {step}", mine)
         trace = StepTrace(step, rules.placement, [Part(*result["part"]) for result in results])
-        return add_up(results, len(buckets), trace)
+        return add_up(results, len(buckets), trace, memory.totals)
 
     def update(self, scale: float) -> None:
         """One optimizer step on every stage with the gradient sums times `scale`.
@@ -221,27 +213,6 @@ class Engine:
         for stage in self.stages.values():
             stage.reset_gradients()
         self._has_gradients = False
-
-    def bytes(self) -> list[StageBytes]:
-        """What each stage of this process needs; of the buckets prepared for training, the largest counts."""
-        table = []
-        for index, stage in self.stages.items():
-            programs = [made[index] for made in self.library.all_programs("train")]
-            leaves = jax.tree.leaves(stage.leaves)
-            table.append(
-                StageBytes(
-                    layers=[(layers.start, layers.stop) for layers in stage.chunks],
-                    device=str(stage.device),
-                    parameters=sum(leaf.size for leaf in leaves),
-                    parameter_bytes=sum(map(nbytes, leaves)),
-                    optimizer_bytes=sum(map(nbytes, stage.state)),
-                    accumulator_bytes=sum(map(nbytes, jax.tree.leaves(stage.gradients))),
-                    held_bytes=max(sum(piece.legs[FORWARD].held_bytes for piece in own) for own in programs),
-                    temporary_bytes=max(piece.temporary_bytes for own in programs for piece in own),
-                    compile_seconds=self.library.compile_seconds[index],
-                )
-            )
-        return table
 
     def _compile_updates(self, stage: int) -> UpdatePrograms:
         chunks, device = self._specs_of_chunks(stage), self.layout.devices[stage]

@@ -132,6 +132,10 @@ class Library:
         """What `prepare` has compiled."""
         return self._programs[bucket, phase]
 
+    def buckets(self, phase: Phase) -> list[Bucket]:
+        """Those that programs have been compiled for."""
+        return [bucket for bucket, of in self._programs if of == phase]
+
     def all_programs(self, phase: Phase) -> list[StagePrograms]:
         """What has been compiled for all buckets."""
         return [made for (_, of), made in self._programs.items() if of == phase]

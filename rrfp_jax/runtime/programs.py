@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes, temporary_bytes
 from rrfp_jax.runtime.differentiate import Differentiated, differentiate
@@ -31,7 +32,8 @@ class Leg:
         takes: what it takes then: indices into what the microbatch holds, followed by what has arrived.
         sends: how many of its outputs go to another piece; they come first.
         keeps: what is held after it: indices into what was held, arrived and computed.
-        held_bytes: of that.
+        held_bytes: of that, without the microbatch's data, which is there from the step's beginning.
+        dropped_bytes: of what was held or arrived, without data, and is not held any more.
     """
 
     program: Compiled | None
@@ -40,8 +42,9 @@ class Leg:
     sends: int
     keeps: Sequence[int]
     held_bytes: int
+    dropped_bytes: int
 
-    @property
+    @cached_property
     def temporary_bytes(self) -> int:
         """What the program needs while it runs, besides arguments and results."""
         return temporary_bytes(self.program)
@@ -57,6 +60,8 @@ class PiecePrograms:
         legs: by kind of task; of a forward-only piece, the forward.
         statistics: names of the numbers in the vector that a forward gives besides; empty if there is none.
         inputs: indices of the inputs (fields, then numbers) that any program reads.
+        prepared_bytes: what `prepare` gives.
+        footprint: what a microbatch takes of the stage's memory.
     """
 
     traced: Differentiated | None
@@ -65,11 +70,8 @@ class PiecePrograms:
     legs: Mapping[Kind, Leg]
     statistics: Sequence[str]
     inputs: frozenset[int]
-
-    @property
-    def temporary_bytes(self) -> int:
-        """The most that any of the programs needs while it runs."""
-        return max(temporary_bytes(p) for p in (self.prepare, *(leg.program for leg in self.legs.values())))
+    prepared_bytes: int
+    footprint: Footprint
 
     @classmethod
     def training(
@@ -92,13 +94,16 @@ class PiecePrograms:
         for kind in (FORWARD, *passage.kinds):
             if kind not in compiled:
                 compiled[kind] = _compile(passage.program(kind), device)
+        legs = passage.legs(compiled)
         return cls(
             traced=traced,
             prepare=prepare,
             prepare_reads=() if traced.prepare is None else traced.prepare.reads,
-            legs=passage.legs(compiled),
+            legs=legs,
             statistics=shape.statistics,
             inputs=passage.inputs,
+            prepared_bytes=0 if traced.prepare is None else _bytes(traced.prepare.outputs),
+            footprint=_footprint(legs, carry, passage.sent, passage.cotangents, passage.flowing),
         )
 
     @classmethod
@@ -123,6 +128,7 @@ class PiecePrograms:
             sends=sends,
             keeps=(),
             held_bytes=0,
+            dropped_bytes=_bytes(carry),
         )
         used = frozenset(i - len(carry) for i in tail if i >= len(carry))
         return cls(
@@ -132,6 +138,8 @@ class PiecePrograms:
             legs={FORWARD: leg},
             statistics=shape.statistics,
             inputs=used,
+            prepared_bytes=0,
+            footprint=_footprint({FORWARD: leg}, carry, program.outputs[:sends], (), ()),
         )
 
 
@@ -152,10 +160,30 @@ class Passage:
     @cached_property
     def specs(self) -> list[Any]:
         """Of all values."""
-        outputs = [var.aval for var in self.traced.forward.closed.jaxpr.outvars]
-        cotangents = [*(outputs[i] for i in self.traced.moving_out), SCALE]
-        halfway = self._of_input if INPUT in self.kinds else []
-        return [*self.carry, *self.fields, *outputs, *cotangents, *halfway]
+        halfway = self.traced.input.outputs if INPUT in self.kinds else []
+        return [*self.carry, *self.fields, *self._outputs, *self.cotangents, SCALE, *halfway]
+
+    @property
+    def _outputs(self) -> list[Any]:
+        return self.traced.forward.outputs
+
+    @property
+    def cotangents(self) -> list[Any]:
+        """Specs of the gradients that arrive."""
+        return [self._outputs[i] for i in self.traced.moving_out]
+
+    @property
+    def sent(self) -> list[Any]:
+        """Specs of what the forward sends on and does not hold as well."""
+        first = len(self.carry) + len(self.fields)
+        later = {i for kind in self.kinds for i in self._tail(kind)}
+        outputs = enumerate(self._outputs[: self.traced.out], first)
+        return [spec for i, spec in outputs if i not in later]
+
+    @property
+    def flowing(self) -> list[Any]:
+        """Specs of the gradients that are sent."""
+        return [self.carry[i] for i in self.traced.moving_in]
 
     @cached_property
     def inputs(self) -> frozenset[int]:
@@ -179,7 +207,8 @@ class Passage:
                 takes=[where[i] for i in self._tail(kind)],
                 sends=sends,
                 keeps=[where[i] for i in held],
-                held_bytes=sum(nbytes(self.specs[i]) for i in held),
+                held_bytes=self._bytes(held),
+                dropped_bytes=self._bytes(set(at_hand) - set(held)),
             )
             return made, held
 
@@ -195,16 +224,18 @@ class Passage:
         if BACKWARD in self.kinds:
             legs[BACKWARD], _ = leg(BACKWARD, at_backward, (), set(), flowing)
         if INPUT in self.kinds:
-            halfway = range(arriving.stop, arriving.stop + len(self._of_input))
+            halfway = range(arriving.stop, len(self.specs))
             later = set(self._tail(WEIGHT))
             legs[INPUT], held = leg(INPUT, at_backward, halfway, later, flowing)
             legs[WEIGHT], _ = leg(WEIGHT, held, (), set(), 0)
         return legs
 
-    @property
-    def _of_input(self) -> list[Any]:
-        """Specs of the outputs of I."""
-        return [var.aval for var in self.traced.input.closed.jaxpr.outvars]
+    def _bytes(self, values: Collection[int]) -> int:
+        """Of values, without data and the loss scale, which are not of a microbatch in flight."""
+        first = len(self.carry)
+        scale = first + len(self.fields) + len(self._outputs) + len(self.cotangents)
+        shared = {*range(first, first + len(self.fields)), scale}
+        return _bytes([self.specs[i] for i in values if i not in shared])
 
     def program(self, kind: Kind) -> Program:
         """The traced program of a kind of task."""
@@ -222,6 +253,30 @@ class Passage:
 def _at_forward(carry: int, fields: int) -> list[int]:
     """The values at hand when a forward runs: its fields from the start, its carry has arrived."""
     return [*range(carry, carry + fields), *range(carry)]
+
+
+def _footprint(
+    legs: Mapping[Kind, Leg],
+    carry: Sequence[Any],
+    sent: Sequence[Any],
+    cotangents: Sequence[Any],
+    flowing: Sequence[Any],
+) -> Footprint:
+    """Of the programs, and specs: activations that arrive and are only sent on, gradients likewise."""
+    return Footprint(
+        activation_in_bytes=_bytes(carry),
+        activation_out_bytes=_bytes(sent),
+        gradient_in_bytes=_bytes(cotangents),
+        gradient_out_bytes=_bytes(flowing),
+        held_after_forward_bytes=legs[FORWARD].held_bytes,
+        held_after_input_bytes=legs[INPUT].held_bytes if INPUT in legs else 0,
+        temporary_bytes={kind.letter: leg.temporary_bytes for kind, leg in legs.items()},
+        transient_bytes={kind.letter: leg.temporary_bytes + leg.dropped_bytes for kind, leg in legs.items()},
+    )
+
+
+def _bytes(specs: Sequence[Any]) -> int:
+    return sum(map(nbytes, specs))
 
 
 def _first_places(values: Sequence[int]) -> dict[int, int]:

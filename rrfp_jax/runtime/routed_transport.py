@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from rrfp_jax.runtime.transport import Arrival, Key, Ledger, Transport
+from rrfp_jax.runtime.transport import NOBODY, Arrival, Key, Ledger, Transport, Witness
 
 
 class RoutedTransport:
@@ -22,11 +22,11 @@ class RoutedTransport:
         a, b = self._local.ledger, self._remote.ledger
         return Ledger(a.held + b.held, a.posted + b.posted)
 
-    def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
+    def begin(self, round: int, devices: Mapping[int, jax.Device], witness: Witness = NOBODY) -> None:
         """See `Transport.begin`."""
         self._devices = devices
-        self._local.begin(round, devices)
-        self._remote.begin(round, devices)
+        self._local.begin(round, devices, witness)
+        self._remote.begin(round, devices, witness)
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
         """See `Transport.offer`."""

@@ -21,7 +21,16 @@ from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.join import own_address
 from rrfp_jax.runtime.mailbox import Mailbox
-from rrfp_jax.runtime.transport import PAUSE_SHARE, SHORTEST_PAUSE, Arrival, Key, Ledger, nbytes
+from rrfp_jax.runtime.transport import (
+    NOBODY,
+    PAUSE_SHARE,
+    SHORTEST_PAUSE,
+    Arrival,
+    Key,
+    Ledger,
+    Witness,
+    nbytes,
+)
 from rrfp_jax.runtime.world import START_SECONDS, World
 
 LOSS_SECONDS = 2.0
@@ -51,11 +60,12 @@ class SocketTransport:
         self._world, self._mailbox, self._owners = world, world.mailbox, owners
         self._uuids = itertools.count(1)
         self._round = 0
+        self._witness: Witness = NOBODY
         self._over = False  # the round was broken off
         self._shardings: Mapping[int, SingleDeviceSharding] = {}
         self._early: list[tuple[Any, ...]] = []  # what came for a round that has not begun here
         self._offered: set[Key] = set()  # in this round
-        self._held: dict[int, int] = {}  # bytes by uuid of what has not been delivered
+        self._held: dict[int, tuple[Key, int]] = {}  # by uuid what has not been delivered, and its bytes
         self._pulls: dict[Key, _Pull] = {}  # the producer is still running
         self._moving: dict[Key, tuple[_Pull, float, float]] = {}  # pull; ended, heard of that (s)
         # Other transports of this run have other numbers; a process that is ahead may soon send to this one.
@@ -70,9 +80,9 @@ class SocketTransport:
         addresses = world.gather("addresses of the transfer servers", self._server.address(), START_SECONDS)
         self._connections = {r: self._server.connect(addresses[r]) for r in self._mailbox.ranks}
 
-    def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
+    def begin(self, round: int, devices: Mapping[int, jax.Device], witness: Witness = NOBODY) -> None:
         """See `Transport.begin`."""
-        self._round, self._over = round, False
+        self._round, self._over, self._witness = round, False, witness
         self._shardings = {stage: SingleDeviceSharding(device) for stage, device in devices.items()}
         self._offered.clear()
         early, self._early = self._early, []
@@ -85,8 +95,8 @@ class SocketTransport:
             raise ValueError(f"{key} has been offered before")
         self._offered.add(key)
         uuid = next(self._uuids)
-        self._held[uuid] = nbytes(arrays)
-        self.ledger.held += self._held[uuid]
+        self._held[uuid] = key, (size := nbytes(arrays))
+        self.ledger.held += size
         if full := [array for array in arrays if array.size]:
             self._server.await_pull(uuid, full)
         specs = [(array.shape, array.dtype.name) for array in arrays]
@@ -142,6 +152,7 @@ class SocketTransport:
         arrays = self._pull(key, rank, uuid, specs)
         self._pulls[key] = _Pull(rank, uuid, arrays)
         self.ledger.posted += nbytes(arrays)
+        self._witness.coming(key)
 
     def _pull(self, key: Key, rank: int, uuid: int, specs: Sequence[Any]) -> Sequence[jax.Array]:
         """Begin a transfer. Arrays without elements are made here: a pull of such would never end."""
@@ -161,7 +172,10 @@ class SocketTransport:
             self._moving[key] = self._pulls.pop(key), ended - self._world.clock[0], perf_counter()
 
     def _on_delivered(self, rank: int, uuid: int) -> None:
-        self.ledger.held -= self._held.pop(uuid)
+        key, size = self._held.pop(uuid)
+        self.ledger.held -= size
+        if key.round == self._round:
+            self._witness.delivered(key)
 
     def _is_untimely(self, key: Key, *message: Any) -> bool:
         """Whether a message is not for this round; one for a later round, by a process ahead, is kept."""

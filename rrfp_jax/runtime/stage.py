@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import numpy as np
 
+from rrfp_jax.core.meter import Meter
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
-from rrfp_jax.runtime.compiling import Compiled
+from rrfp_jax.runtime.compiling import Compiled, nbytes
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.paths import leaf_paths
 from rrfp_jax.runtime.programs import Leg, PiecePrograms
@@ -68,6 +69,12 @@ class Stage:
         """The sums of the gradients added since the last update or reset; frozen leaves are left out."""
         pairs = zip(self._roles, self._sums, strict=True)
         return merged([roles.trained_tree(own) for roles, own in pairs])
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a microbatch's gradients of the chunk that has most."""
+        pairs = zip(self._roles, self.leaves, strict=True)
+        return max(sum(nbytes(own[place]) for place in roles.trained) for roles, own in pairs)
 
     @property
     def optimizer_state(self) -> Any:
@@ -161,6 +168,7 @@ class StageStep(Protocol):
 
     phase: str
     buckets: Sequence[int]  # number of each microbatch's bucket
+    meter: Meter  # told by the driver
 
     def receive(self, task: Task, arrays: Arrays) -> None:
         """File the input of a task that has arrived."""
@@ -192,6 +200,7 @@ class ModelStep:
         inputs: per microbatch, what its programs read: fields, then numbers; None where none reads it.
 
     Attributes:
+        meter: counts what the stage holds for microbatches.
         statistics: by chunk and microbatch, the vector of numbers that its forward gave.
     """
 
@@ -204,6 +213,7 @@ class ModelStep:
         inputs: Sequence[Sequence[jax.Array | None]],
     ) -> None:
         self.stage, self.phase, self.buckets = stage, phase, buckets
+        self.meter = Meter([[piece.footprint for piece in pieces] for pieces in programs], buckets)
         self.statistics: dict[tuple[int, int], jax.Array] = {}
         self._legs: dict[tuple[int, int, Kind], _Bound] = {}
         for bucket, pieces in enumerate(programs):

@@ -22,6 +22,8 @@ class Sums:
     squared_norm: float  # of the gradient sums over all stages; tied ones once, frozen ones not
     squared_parameter_norm: float  # of the same parameters
     trace: StepTrace
+    peak_bytes: Sequence[int]  # by stage, the most that was there for microbatches
+    budget_bytes: Sequence[int | None]  # by stage, for that
 
     @property
     def total(self) -> float:
@@ -29,14 +31,20 @@ class Sums:
         return float(np.sum(np.asarray(self.totals, np.float64)))
 
 
-def add_up(results: Sequence[Mapping[str, Any]], microbatches: int, trace: StepTrace) -> Sums:
+def add_up(
+    results: Sequence[Mapping[str, Any]],
+    microbatches: int,
+    trace: StepTrace,
+    budgets: Sequence[int | None],
+) -> Sums:
     """Sum what all pieces found of every microbatch, in the model's order, and that in theirs.
 
     Args:
-        results: of each process: `pieces`, tuples of piece, microbatch, names and values of statistics; and
-            `norms`, tuples of stage and what `UpdatePrograms.norms` gives.
+        results: of each process: `pieces`, tuples of piece, microbatch, names and values of statistics;
+            `norms`, tuples of stage and what `UpdatePrograms.norms` gives; `peaks`, of stage and bytes.
         microbatches: their number.
         trace: of the step.
+        budgets: bytes for microbatches, by stage.
     """
     totals = [0.0] * microbatches
     sums = {"weight": 0.0}
@@ -54,4 +62,6 @@ def add_up(results: Sequence[Mapping[str, Any]], microbatches: int, trace: StepT
         squared_norm=sum(largest**2 * share for largest, share, _ in norms),
         squared_parameter_norm=sum(squares for _, _, squares in norms),
         trace=trace,
+        peak_bytes=[peak for _, peak in sorted(tuple(own) for result in results for own in result["peaks"])],
+        budget_bytes=budgets,
     )

@@ -48,6 +48,11 @@ class Program:
         """Specs of the arguments that it reads."""
         return [spec_of(var) for var in self.closed.jaxpr.invars]
 
+    @property
+    def outputs(self) -> list[jax.ShapeDtypeStruct]:
+        """Specs of what it gives."""
+        return [spec_of(var) for var in self.closed.jaxpr.outvars]
+
 
 def spec_of(atom: Any) -> jax.ShapeDtypeStruct:
     """The spec of a variable's or literal's value."""

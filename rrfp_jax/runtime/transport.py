@@ -50,6 +50,29 @@ class Ledger:
     posted: int = 0  # being pulled to here
 
 
+class Witness(Protocol):
+    """Who is told when messages take memory here, and when they no longer do."""
+
+    def coming(self, key: Key) -> None:
+        """The memory of an input of this process is taken: it is being pulled, or has been handed over."""
+
+    def delivered(self, key: Key) -> None:
+        """What was offered here is at its destination and no longer kept here."""
+
+
+class Nobody:
+    """A witness that does not care."""
+
+    def coming(self, key: Key) -> None:
+        """See `Witness.coming`."""
+
+    def delivered(self, key: Key) -> None:
+        """See `Witness.delivered`."""
+
+
+NOBODY = Nobody()
+
+
 class Transport(Protocol):
     """What the driver needs of a transport. Keys are used once."""
 
@@ -57,7 +80,7 @@ class Transport(Protocol):
     def ledger(self) -> Ledger:
         """What is kept alive just now."""
 
-    def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
+    def begin(self, round: int, devices: Mapping[int, jax.Device], witness: Witness = NOBODY) -> None:
         """A round begins whose messages to this process go to the devices of its stages."""
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
@@ -93,15 +116,16 @@ class LocalTransport:
     def __init__(self) -> None:
         self.ledger = Ledger()
         self._devices: Mapping[int, jax.Device] = {}
+        self._witness: Witness = NOBODY
         self._offered: set[Key] = set()
         self._waiting: dict[Key, Sequence[jax.Array]] = {}  # pulled; the producer is still running
         self._moving: dict[Key, Arrival] = {}  # the producer has ended
         self._here: list[Arrival] = []
         self._copiers: dict[jax.Device, DeviceCopier] = {}
 
-    def begin(self, round: int, devices: Mapping[int, jax.Device]) -> None:
+    def begin(self, round: int, devices: Mapping[int, jax.Device], witness: Witness = NOBODY) -> None:
         """See `Transport.begin`."""
-        self._devices = devices
+        self._devices, self._witness = devices, witness
         self._offered.clear()
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
@@ -112,11 +136,14 @@ class LocalTransport:
         device = self._devices[key.stage]
         if all(array.device == device for array in arrays):
             self._here.append(Arrival(key, arrays, 0.0))
+            self._witness.delivered(key)
+            self._witness.coming(key)
             return
         if device not in self._copiers:
             self._copiers[device] = DeviceCopier(device)
         self._waiting[key] = self._copiers[device](arrays)
         self.ledger.posted += nbytes(arrays)
+        self._witness.coming(key)
 
     def produced(self, key: Key, at: float) -> None:
         """See `Transport.produced`."""
@@ -130,6 +157,7 @@ class LocalTransport:
             if all(array.is_ready() for array in arrival.arrays):  # type: ignore[attr-defined]
                 del self._moving[key]
                 self.ledger.posted -= nbytes(arrival.arrays)
+                self._witness.delivered(key)
                 arrived.append(arrival)
         return arrived
 

@@ -16,6 +16,7 @@ import optax
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.budget import parse_setting
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
@@ -38,7 +39,10 @@ class RunConfig(ABC):
             csv:FILE, an order in a file.
         remat: what backwards compute again instead of keeping it: none, full, or the name of a policy of
             jax.checkpoint_policies.
-        max_in_flight: most microbatches held by a stage under a hint; None for twice the stages.
+        max_in_flight: most microbatches held by a stage under a hint; None for twice the stages, or as many
+            as fit if there is a budget in bytes.
+        activation_budget: "2GiB", or bytes of each device for microbatches in flight; "auto" for what it has
+            left; None for no limit.
         accumulation: "index" (results equal to the bit) or "arrival".
         spare_gradients: gradients parked per stage until their turn.
         clip_norm: of the whole gradient; None for no clipping.
@@ -62,6 +66,7 @@ class RunConfig(ABC):
     schedule: str = "bf"
     remat: str = "none"
     max_in_flight: int | None = None
+    activation_budget: str | int | None = "auto"
     accumulation: Accumulation = "index"
     spare_gradients: int = SPARE_GRADIENTS
     clip_norm: float | None = None
@@ -83,6 +88,11 @@ class RunConfig(ABC):
         if self.validate_every < 0:
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
         self.delays()
+        if parse_setting(self.activation_budget) not in (None, "auto") and self.pace.workload:
+            raise UsageError(
+                f"activation_budget={self.activation_budget} with pace.workload: a stand-in for the model "
+                f"holds nothing that could be limited; leave one of them out"
+            )
         if self.mesh.share_devices and (self.link_delay or self.link_bandwidth):
             raise UsageError("link_delay or link_bandwidth with mesh.share_devices: no link is between them")
         if not self.name or "/" in self.name or self.name.startswith("."):
@@ -130,6 +140,7 @@ class RunConfig(ABC):
             split=self.split or None,
             remat=self.remat,
             max_in_flight=self.max_in_flight,
+            activation_budget=self.activation_budget,
             accumulation=self.accumulation,
             spare_gradients=self.spare_gradients,
             clip_norm=self.clip_norm,

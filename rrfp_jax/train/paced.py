@@ -16,6 +16,8 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.core.costs import WorkloadCosts
+from rrfp_jax.core.footprint import Footprint
+from rrfp_jax.core.meter import Meter
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.core.trace import Part, StepTrace
@@ -62,10 +64,11 @@ class StandIn:
 
     phase: str = "paced"
 
-    def __init__(self, message_bytes: int, microbatches: int, device: jax.Device) -> None:
+    def __init__(self, message_bytes: int, microbatches: int, chunks: int, device: jax.Device) -> None:
         where = SingleDeviceSharding(device)
         spec = jax.ShapeDtypeStruct((message_bytes,), jnp.uint8, sharding=where)
         self.buckets: Sequence[int] = [0] * microbatches
+        self.meter = Meter([[_messages(message_bytes)] * chunks], self.buckets)
         self._source = jax.device_put(np.zeros(message_bytes, np.uint8), where)
         self._program = jax.jit(lambda x: x + 1, out_shardings=where).lower(spec).compile()
         self._arrived: dict[Task, jax.Array] = {}
@@ -81,6 +84,20 @@ class StandIn:
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """There are no gradients."""
+
+
+def _messages(size: int) -> Footprint:
+    """What a stand-in takes of memory: messages, and nothing between them."""
+    return Footprint(
+        activation_in_bytes=size,
+        activation_out_bytes=size,
+        gradient_in_bytes=size,
+        gradient_out_bytes=size,
+        held_after_forward_bytes=0,
+        held_after_input_bytes=0,
+        temporary_bytes={},
+        transient_bytes={},
+    )
 
 
 class PacedRun:
@@ -124,7 +141,7 @@ class PacedRun:
             delays.queue(costs),
         )
         self._parts = {
-            stage: StandIn(config.pace.message_bytes, workload.microbatches, device)
+            stage: StandIn(config.pace.message_bytes, workload.microbatches, placement.chunks, device)
             for stage, device in layout.devices.items()
         }
         # So that the first step waits for nobody's start.

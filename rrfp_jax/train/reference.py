@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rrfp_jax.runtime.engine import StageBytes
 from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.ledger import BucketLedger, StageLedger
 from rrfp_jax.runtime.paths import leaf_path, leaf_paths
 from rrfp_jax.runtime.pipeline import Pipeline, run_layers
 from rrfp_jax.runtime.roles import Roles
@@ -35,7 +35,7 @@ class CheckReport:
     loss: float
     loss_error: float
     leaf_errors: Mapping[str, float]
-    stages: Sequence[StageBytes]
+    stages: Sequence[StageLedger]
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -57,11 +57,15 @@ class CheckReport:
         )
 
 
-def stage_table(stages: Sequence[StageBytes]) -> str:
-    """What each stage holds, as text; "held" is per microbatch in flight."""
+def stage_table(stages: Sequence[StageLedger]) -> str:
+    """What each stage needs, as text; of its largest bucket.
+
+    "gradients" are their sums; "parked" those that wait to be added; "held", "for W" (between the halves of
+    a split backward) and "sent" are per microbatch in flight; "temporary" is the largest program's.
+    """
     head = (
-        *("stage", "layers", "device", "parameters"),
-        *("weights", "optimizer", "gradients", "held", "temporary", "compile"),
+        *("stage", "layers", "device", "parameters", "weights", "optimizer", "gradients", "parked"),
+        *("prepared", "held", "for W", "sent", "temporary", "compile"),
     )
     rows = [
         (
@@ -69,8 +73,8 @@ def stage_table(stages: Sequence[StageBytes]) -> str:
             " ".join(f"{first}-{end - 1}" for first, end in s.layers),
             s.device,
             f"{s.parameters:,}",
-            *map(in_mib, (s.parameter_bytes, s.optimizer_bytes, s.accumulator_bytes, s.held_bytes)),
-            in_mib(s.temporary_bytes),
+            *map(in_mib, (s.weight_bytes, s.optimizer_bytes, s.accumulator_bytes, s.parked_gradient_bytes)),
+            *map(in_mib, _of_microbatch(s.largest)),
             f"{s.compile_seconds:.1f} s",
         )
         for index, s in enumerate(stages)
@@ -78,6 +82,18 @@ def stage_table(stages: Sequence[StageBytes]) -> str:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [[cell.rjust(w) for cell, w in zip(row, widths, strict=True)] for row in (head, *rows)]
     return "\n".join(map("  ".join, lines))
+
+
+def _of_microbatch(bucket: BucketLedger) -> tuple[int, ...]:
+    """Prepared, held, for W, sent, temporary."""
+    chunks = bucket.chunks
+    return (
+        bucket.prepared_bytes,
+        bucket.held_bytes,
+        sum(chunk.held_after_input_bytes for chunk in chunks),
+        max(max(chunk.activation_out_bytes, chunk.gradient_out_bytes) for chunk in chunks),
+        max(size for chunk in chunks for size in chunk.temporary_bytes.values()),
+    )
 
 
 def in_mib(size: int) -> str:
@@ -92,7 +108,7 @@ def compare(
     numbers: tuple[int, int],
     loss: float,
     gradient: Params,
-    stages: Sequence[StageBytes],
+    stages: Sequence[StageLedger],
 ) -> CheckReport:
     """Hold a pipelined loss and gradient against unpipelined ones; `numbers` are seed and step.
 

@@ -29,6 +29,9 @@ class Report:
         loss_scale: that the loss was multiplied by.
         applied: whether the update was made; it is not if the loss or the gradient is not finite.
         skipped: steps so far whose update was left out.
+        peak_bytes: per stage, the most that was there for microbatches: inputs that arrive or wait, what is
+            held between programs, outputs until delivered, and what a program needs while it runs.
+        budget_bytes: per stage, how much that may be; None without a limit in bytes.
         plan: hash of the step's data plan.
         trace: the tasks with their times.
     """
@@ -45,6 +48,8 @@ class Report:
     loss_scale: float
     applied: bool
     skipped: int
+    peak_bytes: Sequence[int]
+    budget_bytes: Sequence[int | None]
     plan: str
     trace: StepTrace = field(repr=False)
 
@@ -59,6 +64,8 @@ class Report:
             step_seconds=sums.trace.makespan,
             bubble=sums.trace.bubble(),
             parameter_norm=math.sqrt(sums.squared_parameter_norm),
+            peak_bytes=sums.peak_bytes,
+            budget_bytes=sums.budget_bytes,
             trace=sums.trace,
             **known,
         )
@@ -86,6 +93,8 @@ class Report:
             "loss_scale": self.loss_scale,
             "applied": self.applied,
             "skipped": self.skipped,
+            "peak_bytes": list(self.peak_bytes),
+            **({} if set(self.budget_bytes) == {None} else {"budget_bytes": list(self.budget_bytes)}),
             **self.metrics,
         }
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}

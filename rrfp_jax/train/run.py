@@ -55,6 +55,7 @@ def train(config: RunConfig) -> None:
     say(stage_table(table))
     say(f"ready after {perf_counter() - began:.1f} s of compiling and allocating")
     with files, Display(config.steps, silent=world.rank > 0) as display:
+        files.write("memory.json", [row.plain() for row in table])
         for report in trainer.steps(config.steps):
             last = report.step == config.steps - 1
             due = last or (config.validate_every and (report.step + 1) % config.validate_every == 0)
@@ -70,7 +71,10 @@ def train(config: RunConfig) -> None:
         data = config.train_data()
         if isinstance(data, ByteText) and isinstance(validation, ByteText):
             say(f"           beside it {bigram_loss(data, validation):.4f}: a byte bigram model, same files")
-    say(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
+    say(
+        f"files: {files.folder}/config.json, memory.json, metrics.jsonl, "
+        f"trace.json (open it at ui.perfetto.dev)"
+    )
 
 
 def _run_paced(config: RunConfig) -> None:
@@ -98,7 +102,7 @@ def _say_on_rank_0(world: World) -> Callable[[str], None]:
 
 
 class RunFiles:
-    """`config.json`, `metrics.jsonl` (a line per step) and `trace.json` (the latest steps), by rank 0.
+    """What rank 0 writes: the config, the ledger, a line per step, the trace of the latest steps.
 
     Where a launcher has made a folder for the logs, that becomes the run's folder.
 
@@ -123,13 +127,18 @@ class RunFiles:
             return self
         try:
             self._take_place()
-            text = json.dumps(as_json(self._config), indent=2, default=str)
-            (self.folder / "config.json").write_text(text + "\n", encoding="utf-8")
+            self.write("config.json", as_json(self._config))
             self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
         except OSError as error:
             reason = f"{self.folder}: cannot be written: {error.strerror}; set --config.directory"
             raise UsageError(reason) from error
         return self
+
+    def write(self, name: str, content: Any) -> None:
+        """Write a JSON file beside the others."""
+        if self._world.rank == 0:
+            text = json.dumps(content, indent=2, default=str)
+            (self.folder / name).write_text(text + "\n", encoding="utf-8")
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Write a step's line; complete at once, so a run can be watched and nothing is lost."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from rrfp_jax.core.accumulation import Accumulation
@@ -23,14 +23,14 @@ class Settings:
         UsageError: one that cannot be, with its name and value.
     """
 
-    max_in_flight: int
+    max_in_flight: int | None
     accumulation: Accumulation
     spare_gradients: int
     clip_norm: float | None
     on_nonfinite: OnNonfinite
 
     def __post_init__(self) -> None:
-        if self.max_in_flight < 1:
+        if self.max_in_flight is not None and self.max_in_flight < 1:
             raise UsageError(
                 f"max_in_flight={self.max_in_flight}: a stage must be able to hold one microbatch"
             )
@@ -42,6 +42,10 @@ class Settings:
             raise UsageError(f"clip_norm={self.clip_norm}: must be above 0; leave it out for no clipping")
         if self.on_nonfinite not in ("stop", "skip"):
             raise UsageError(f"on_nonfinite={self.on_nonfinite!r}: choose 'stop' or 'skip'")
+
+    def limited(self, otherwise: int) -> Settings:
+        """The same with a limit on the number of microbatches, if there is none."""
+        return self if self.max_in_flight is not None else replace(self, max_in_flight=otherwise)
 
     def rules(
         self, placement: Placement, microbatches: int, schedule: Schedule, forward_only: bool

@@ -18,11 +18,13 @@ from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.budget import Setting, parse_setting
 from rrfp_jax.runtime.delays import Delays
-from rrfp_jax.runtime.engine import Engine, StageBytes
+from rrfp_jax.runtime.engine import Engine
 from rrfp_jax.runtime.initial import InitFunction
 from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.ledger import StageLedger
 from rrfp_jax.runtime.library import Phase
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.sums import Sums
@@ -74,7 +76,11 @@ class Trainer:
             even split.
         remat: what the backward of each layer computes again instead of keeping: "none", "full" (all but the
             layer's input), or the name of a policy of `jax.checkpoint_policies`.
-        max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages.
+        max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages,
+            or as many as fit if there is a budget in bytes.
+        activation_budget: bytes of each device for what depends on the microbatches in flight, as a number or
+            as text ("2GiB"); "auto" for what the device has left, which CPUs do not tell; None for no limit.
+            A fixed order that may hold more is refused.
         accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever
             the order of tasks; "arrival" adds them as they come.
         spare_gradients: gradients per stage that may be parked until their turn, each as large as the stage's
@@ -106,6 +112,7 @@ class Trainer:
         split: Sequence[int] | None = None,
         remat: str = "none",
         max_in_flight: int | None = None,
+        activation_budget: Setting | str = "auto",
         accumulation: Accumulation = "index",
         spare_gradients: int = SPARE_GRADIENTS,
         clip_norm: float | None = None,
@@ -120,7 +127,7 @@ class Trainer:
         mesh = mesh or Mesh()
         check_types(pipe, mesh, split)
         self._settings = Settings(
-            max_in_flight=2 * mesh.pp if max_in_flight is None else max_in_flight,
+            max_in_flight=max_in_flight,
             accumulation=accumulation,
             spare_gradients=spare_gradients,
             clip_norm=clip_norm,
@@ -149,7 +156,10 @@ class Trainer:
             init=init,
             stall_seconds=stall_seconds,
             delays=self._delays,
+            budget=parse_setting(activation_budget),
         )
+        if not self._engine.memory.limited:
+            self._settings = self._settings.limited(2 * mesh.pp)
         self._checked = False
         self._checkpoints: Checkpoints | None = None  # the one that was last written to
         self._last_plan = ""
@@ -238,13 +248,10 @@ class Trainer:
 
     # What the model is and needs.
 
-    def start(self) -> Sequence[StageBytes]:
+    def start(self) -> Sequence[StageLedger]:
         """Compile and allocate, unless that has been done; what each stage needs."""
         self._start(self._own_data("start"))
-        rows = [vars(row) for row in self._engine.bytes()]
-        return [
-            StageBytes(**row) for rows in self._world.gather("the bytes of all stages", rows) for row in rows
-        ]
+        return self._engine.memory.ledgers()
 
     def check(self) -> CheckReport:
         """Compare one step with plain, unpipelined JAX and print that with the bytes of every stage.
@@ -381,7 +388,9 @@ class Trainer:
         plan = plan_step(data, 0)
         self._check_model(data, plan)
         self._world.agree("what is to be run", self._fingerprint(plan))
-        self._engine.start(list(dict.fromkeys(buckets_of(plan))), self._rules(len(plan), "train"))
+        buckets, rules = buckets_of(plan), self._rules(len(plan), "train")
+        self._engine.start(list(dict.fromkeys(buckets)), rules)
+        self._engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         # So that the first step waits for nobody's start.
         self._world.gather("everybody to be ready", None, START_SECONDS)
 

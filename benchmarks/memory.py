@@ -1,0 +1,310 @@
+"""The ledger against what is really there: live buffers, and the memory of the process.
+
+    python -m benchmarks.memory [--json=FILE] [--check] [--quick]
+
+A GPT on two stages runs all forwards of a step, then all backwards (fused, or all I's and then all W's), with
+1 to 16 microbatches in flight, its blocks rematerialised or not. Before every task the devices are let come
+to rest, and live buffers are counted, each pointer once, beside what the runtime says of that moment. Then
+with at least 1 GiB in flight, in a process of its own, the memory that the operating system has given it. On
+a GPU also what `memory_stats()` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import rrfp_jax as rrfp
+from benchmarks.harness import Aim, finish, parse
+from models import gpt
+from rrfp_jax.core.events import Event, Instruction, Room
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+from rrfp_jax.core.trace import TaskRecord
+from rrfp_jax.runtime.driver import Driver
+from rrfp_jax.runtime.ledger import StageLedger
+from rrfp_jax.runtime.transport import Arrival, Key, LocalTransport
+
+STAGES = 2
+IN_FLIGHT = (1, 2, 4, 8, 16)
+WIDTH, LENGTH, BATCH = 64, 64, 4
+PAYLOAD = 2**30
+LARGE_BATCH = 256
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""Has the C library give freed memory back at once, so that what a process has is what it uses."""
+RUN_SECONDS = 600.0
+AIMS = {
+    "live_off_percent": ("ledger and count off live buffers", 5.0),
+    "in_flight_off_percent": ("the part of those in flight", 5.0),
+    "growth_off_percent": ("growth per microbatch off what the ledger says is held", 5.0),
+    "in_use_off_percent": ("growth off what the device says", 5.0),
+    "resident_off_percent": ("growth of resident memory off the count", 20.0),
+}
+"""By figure: what it is, and its limit in percent."""
+
+
+@dataclass(frozen=True)
+class InTurns(FixedOrder):
+    """All F's, then all B's; or, split, all I's and then all W's. The first stage has no I."""
+
+    split: bool
+
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """By kind, then by microbatch."""
+        kinds: tuple[Kind, ...] = (FORWARD, BACKWARD)
+        if self.split and stage > 0:
+            kinds = FORWARD, INPUT, WEIGHT
+        return [Task(kind, 0, j) for kind in kinds for j in range(microbatches)]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A device at rest before a task (bytes).
+
+    Attributes:
+        waits_for: the task that is next.
+        fixed: what the ledger says is there whatever is in flight.
+        of_microbatches: what the runtime counts for those in flight.
+        of_all_stages: the same, of both devices.
+        live: what is there.
+        resident: of the whole process.
+        in_use: what the device itself says; None where it does not.
+    """
+
+    stage: int
+    waits_for: str
+    fixed: int
+    of_microbatches: int
+    of_all_stages: int
+    live: int
+    resident: int
+    in_use: int | None
+
+
+def trainer_of(split: bool, remat: bool, batch: int = BATCH) -> rrfp.Trainer:
+    """Two stages with a block each, and data of one microbatch."""
+    cfg = gpt.GPTConfig(d_model=WIDTH, n_heads=4, d_ff=3 * WIDTH, n_layers=STAGES)
+    blocks = rrfp.layer(gpt.Block, cfg, repeat=STAGES)
+    layers = [rrfp.layer(gpt.Embed, cfg), blocks, rrfp.layer(gpt.Head, cfg)]
+
+    def loss(logits: jax.Array, mb: Any) -> rrfp.Loss:
+        nll = optax.softmax_cross_entropy_with_integer_labels(logits, mb["labels"])
+        return rrfp.Loss(nll.sum(), weight=nll.size)
+
+    tokens = np.zeros((batch, LENGTH), np.int32)
+    return rrfp.Trainer(
+        rrfp.Pipeline(layers, loss),
+        optax.adamw(1e-3),
+        data=[{"tokens": tokens, "labels": tokens}],
+        mesh=rrfp.Mesh(pp=STAGES),
+        schedule=InTurns(split),
+        remat="full" if remat else "none",
+    )
+
+
+class Resting(LocalTransport):
+    """Delivers before it goes on, so that nothing is under way when somebody looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._delivered: list[Arrival] = []
+
+    def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
+        """See `Transport.offer`."""
+        super().offer(key, arrays)
+        jax.block_until_ready(arrays)
+        super().produced(key, perf_counter())
+        while not (arrivals := super().poll()):
+            pass
+        self._delivered += arrivals
+
+    def produced(self, key: Key, at: float) -> None:
+        """It has been waited for."""
+
+    def poll(self) -> list[Arrival]:
+        """See `Transport.poll`."""
+        delivered, self._delivered = self._delivered, []
+        return delivered
+
+    def patience(self) -> float | None:
+        """See `Transport.patience`."""
+        return 0.0 if self._delivered else None
+
+
+def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int) -> list[Moment]:
+    """A step of so many microbatches, looked at before every task."""
+    gc.collect()  # of trainers that were here before
+    found: list[Moment] = []
+    driver = trainer._engine.driver
+    parts: Mapping[int, Any] = {}
+
+    def look(stage: int, waits_for: str) -> None:
+        """Let everything come to rest, and count."""
+        for array in jax.live_arrays():
+            array.block_until_ready()
+        for queue in driver._queues:
+            for running in queue._running:
+                running.has_ended()  # lets go of its result
+        device, bucket = driver.devices[stage], ledgers[stage].largest
+        prepared = bucket.prepared_bytes + count * bucket.data_bytes
+        parked = ledgers[stage].parked_gradient_bytes  # of which nothing is there at rest
+        found.append(
+            Moment(
+                stage=stage,
+                waits_for=waits_for,
+                fixed=ledgers[stage].fixed_bytes - parked + prepared,
+                of_microbatches=parts[stage].meter.now,
+                of_all_stages=sum(part.meter.now for part in parts.values()),
+                live=live_bytes(device),
+                resident=resident_bytes(),
+                in_use=(device.memory_stats() or {}).get("bytes_in_use"),
+            )
+        )
+
+    class Inspected(StageScheduler):
+        """Looks before it answers."""
+
+        def handle(self, event: Event) -> tuple[Instruction, ...]:
+            """As it should."""
+            if isinstance(event, Room) and not self.finished:
+                look(self.stage, self.awaited())
+            return super().handle(event)
+
+    def run(rules: StepRules, step: int, own: Mapping[int, Any], budgets: Any) -> list[TaskRecord]:
+        nonlocal parts
+        parts = own
+        return Driver.run(driver, rules, step, own, budgets)
+
+    driver.scheduler, driver.transport, driver.run = Inspected, Resting(), run  # type: ignore
+    trainer.step(list(trainer._own_data("step")._current) * count)  # type: ignore[attr-defined]
+    return found
+
+
+def live_bytes(device: jax.Device) -> int:
+    """Of the arrays on a device, each buffer once."""
+    arrays = [array for array in jax.live_arrays() if array.device == device]
+    return sum({array.unsafe_buffer_pointer(): array.nbytes for array in arrays}.values())
+
+
+def resident_bytes() -> int:
+    """Memory that the operating system has given this process (Linux)."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def measure(split: bool, remat: bool) -> dict[str, Any]:
+    """How far ledger and count are off what is live, in the worst moment, and growth per microbatch."""
+    trainer = trainer_of(split, remat)
+    ledgers = trainer.start()
+    worst = worst_in_flight = 0.0
+    before_backward: dict[int, int] = {}
+    for count in IN_FLIGHT:
+        moments = moments_of(trainer, ledgers, count)
+        for moment in moments:
+            counted = moment.fixed + moment.of_microbatches
+            worst = max(worst, abs(moment.live - counted) / moment.live)
+        fullest = max(moments, key=lambda moment: moment.of_microbatches)
+        in_flight = fullest.live - fullest.fixed
+        worst_in_flight = max(worst_in_flight, abs(in_flight - fullest.of_microbatches) / in_flight)
+        last = [m for m in moments if m.stage == STAGES - 1 and m.waits_for.startswith(("B0", "I0"))]
+        before_backward[count] = min(m.live for m in last)
+    bucket = ledgers[-1].largest
+    growth = (before_backward[IN_FLIGHT[-1]] - before_backward[IN_FLIGHT[0]]) / (IN_FLIGHT[-1] - IN_FLIGHT[0])
+    held = bucket.held_bytes + bucket.data_bytes
+    found = {} if fullest.in_use is None else _off_in_use(moments, fullest)
+    return found | {
+        "live_off_percent": 100 * worst,
+        "in_flight_off_percent": 100 * worst_in_flight,
+        "growth_bytes": growth,
+        "held_bytes": held,
+        "growth_off_percent": 100 * abs(growth - held) / held,
+        "weight_bytes": ledgers[-1].weight_bytes,
+    }
+
+
+def _off_in_use(moments: Sequence[Moment], fullest: Moment) -> dict[str, float]:
+    """By how much the device's own account grows otherwise than the runtime's, up to the fullest moment."""
+    first = next(moment for moment in moments if moment.stage == fullest.stage)
+    assert fullest.in_use is not None and first.in_use is not None
+    counted = fullest.of_microbatches - first.of_microbatches
+    return {"in_use_off_percent": 100 * abs(fullest.in_use - first.in_use - counted) / counted}
+
+
+def measure_resident(split: bool, remat: bool) -> dict[str, Any]:
+    """By how much the process grows from the step's beginning to its fullest moment, and the count."""
+    trainer = trainer_of(split, remat, LARGE_BATCH)
+    ledgers = trainer.start()
+    count = -(-PAYLOAD // sum(ledger.largest.held_bytes for ledger in ledgers))
+    moments = moments_of(trainer, ledgers, count)
+    fullest = max(moments, key=lambda moment: moment.of_all_stages)
+    counted = fullest.of_all_stages
+    grown = fullest.resident - moments[0].resident
+    return {
+        "resident_in_flight": count,
+        "resident_counted_bytes": counted,
+        "resident_grown_bytes": grown,
+        "resident_off_percent": 100 * abs(grown - counted) / counted,
+    }
+
+
+def in_process_of_its_own(split: bool, remat: bool) -> dict[str, Any]:
+    """`measure_resident` in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.memory", f"--resident={int(split)}{int(remat)}"]
+    done = subprocess.run(
+        command,
+        env=os.environ | RETURNED,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> int:
+    """Look, print, write."""
+    parser = parse(__doc__)
+    parser.add_argument("--quick", action="store_true", help="no resident memory")
+    parser.add_argument("--resident", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", STAGES)
+    if options.resident:
+        print(json.dumps(measure_resident(*(flag == "1" for flag in options.resident))))
+        return 0
+    rows, aims = [], []
+    for split, remat in product((False, True), (False, True)):
+        name = f"{'split' if split else 'fused'}, remat {'full' if remat else 'none'}"
+        row = {"case": name} | measure(split, remat)
+        if not options.quick:
+            row |= in_process_of_its_own(split, remat)
+        rows.append(row)
+        print(name, *(f"  {key}: {value:,.7g}" for key, value in row.items() if key != "case"), sep="\n")
+        aims += [
+            Aim(f"{name}: {what}", row[key], limit, "%") for key, (what, limit) in AIMS.items() if key in row
+        ]
+    if jax.devices()[0].platform == "cpu":
+        print("memory_stats: not run on a GPU")
+    return finish(options, {"rows": rows}, aims)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

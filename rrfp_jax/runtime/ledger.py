@@ -1,0 +1,151 @@
+"""What every stage needs of its device, known from the compiled programs before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+
+from rrfp_jax.core.footprint import Chunks, Footprint
+from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.library import Bucket, specs_of
+from rrfp_jax.runtime.pipeline import IDS
+from rrfp_jax.runtime.programs import PiecePrograms
+from rrfp_jax.runtime.stage import Stage
+
+MOST_QUEUED = 2
+"""Programs on a device at once, the running one and the next: so many gradients may be under way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketLedger:
+    """What one shape bucket needs on a stage.
+
+    Attributes:
+        data_bytes: fields of a microbatch that are read here; loaded for the whole step when it begins.
+        prepared_bytes: what is computed from parameters once a step.
+        chunks: what each microbatch takes on each chunk.
+    """
+
+    data_bytes: int
+    prepared_bytes: int
+    chunks: Chunks
+
+    @property
+    def held_bytes(self) -> int:
+        """Between forward and backward, per microbatch."""
+        return sum(chunk.held_after_forward_bytes for chunk in self.chunks)
+
+    @property
+    def transient_bytes(self) -> int:
+        """Of the program that needs most while it runs."""
+        return max(chunk.most_transient_bytes for chunk in self.chunks)
+
+    @classmethod
+    def of(cls, bucket: Bucket, pieces: Sequence[PiecePrograms]) -> BucketLedger:
+        """From the programs of each chunk."""
+        inputs = [*specs_of(bucket).values(), IDS]
+        read = frozenset().union(*(piece.inputs for piece in pieces))
+        return cls(
+            data_bytes=sum(nbytes(inputs[i]) for i in read),
+            prepared_bytes=sum(piece.prepared_bytes for piece in pieces),
+            chunks=[piece.footprint for piece in pieces],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageLedger:
+    """What a stage needs of its device.
+
+    Attributes:
+        device: its name, told apart from those of other processes.
+        layers: first and one after the last, of each chunk.
+        parameters: their number.
+        parked_gradient_bytes: gradients that wait for their turn to be added, or are under way to it.
+        device_limit_bytes: what the device can hold; None if it does not say.
+        buckets: by shapes, of those compiled for training.
+    """
+
+    device: str
+    layers: Sequence[tuple[int, int]]
+    parameters: int
+    weight_bytes: int
+    optimizer_bytes: int
+    accumulator_bytes: int
+    parked_gradient_bytes: int
+    device_limit_bytes: int | None
+    compile_seconds: float
+    buckets: Mapping[str, BucketLedger]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Needed whatever the microbatches are."""
+        return self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes + self.parked_gradient_bytes
+
+    @property
+    def largest(self) -> BucketLedger:
+        """The bucket of which a microbatch holds most."""
+        return max(self.buckets.values(), key=lambda bucket: bucket.held_bytes)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data, for JSON and messages."""
+        return asdict(self)
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> StageLedger:
+        """What `plain` gave."""
+        buckets = {
+            name: BucketLedger(**bucket | {"chunks": [Footprint(**chunk) for chunk in bucket["chunks"]]})
+            for name, bucket in plain["buckets"].items()
+        }
+        layers = [(first, end) for first, end in plain["layers"]]
+        return cls(**dict(plain) | {"layers": layers, "buckets": buckets})
+
+    @classmethod
+    def of(
+        cls,
+        stage: Stage,
+        rank: int,
+        programs: Mapping[Bucket, Sequence[PiecePrograms]],
+        spare_gradients: int,
+        compile_seconds: float,
+    ) -> StageLedger:
+        """From what a stage has and runs.
+
+        Args:
+            stage: with its parameters and optimizer state.
+            rank: of this process.
+            programs: by bucket, of each chunk.
+            spare_gradients: that may be parked.
+            compile_seconds: spent on it.
+        """
+        leaves = jax.tree.leaves(stage.leaves)
+        return cls(
+            device=f"{stage.device} of rank {rank}",
+            layers=[(layers.start, layers.stop) for layers in stage.chunks],
+            parameters=sum(leaf.size for leaf in leaves),
+            weight_bytes=_bytes(leaves),
+            optimizer_bytes=_bytes(stage.state),
+            accumulator_bytes=_bytes(jax.tree.leaves(stage.gradients)),
+            parked_gradient_bytes=(spare_gradients + MOST_QUEUED) * stage.gradient_bytes,
+            device_limit_bytes=memory_limit(stage.device),
+            compile_seconds=compile_seconds,
+            buckets={name_of(bucket): BucketLedger.of(bucket, pieces) for bucket, pieces in programs.items()},
+        )
+
+
+def memory_limit(device: jax.Device) -> int | None:
+    """Bytes that JAX may use on a device; None where it does not say, as on CPUs."""
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return None if limit is None else int(limit)
+
+
+def name_of(bucket: Bucket) -> str:
+    """A bucket as text: "labels int32[4,128] tokens int32[4,128]"."""
+    return " ".join(f"{name} {dtype}[{','.join(map(str, shape))}]" for name, shape, dtype in bucket)
+
+
+def _bytes(arrays: Iterable[jax.Array]) -> int:
+    return sum(map(nbytes, arrays))

@@ -1,0 +1,82 @@
+"""What a run's stages need and may hold, known alike to all its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.runtime.budget import Setting, StepMemory, memory_of_step
+from rrfp_jax.runtime.ledger import StageLedger, memory_limit, name_of
+from rrfp_jax.runtime.library import Bucket, Library
+from rrfp_jax.runtime.stage import Stage
+from rrfp_jax.runtime.topology import Layout
+
+
+class Memory:
+    """The ledgers of all stages, and the budgets of steps by them. Processes ask for either together.
+
+    Args:
+        setting: bytes of each device for microbatches in flight.
+        layout: where stages are.
+        library: the programs of this process's stages.
+    """
+
+    def __init__(self, setting: Setting, layout: Layout, library: Library) -> None:
+        self._setting, self._layout, self._library = setting, layout, library
+        self._stages: Sequence[Stage] = ()
+        self._spare_gradients = 0
+        self._ledgers: Sequence[StageLedger] = ()
+        self._known: set[Any] = set()  # what the ledgers have programs for
+        self._latest: tuple[Any, StepMemory] = None, StepMemory((), ())
+
+    @property
+    def limited(self) -> bool:
+        """Whether what is in flight is limited in bytes."""
+        if self._setting == "auto":
+            return any(memory_limit(device) is not None for device in self._layout.devices.values())
+        return self._setting is not None
+
+    def start(self, stages: Sequence[Stage], rules: StepRules) -> None:
+        """Take note of this process's stages, once they have their parameters."""
+        self._stages = stages
+        self._spare_gradients = rules.spare_gradients if rules.accumulation == "index" else 0
+
+    def ledgers(self) -> list[StageLedger]:
+        """What every stage needs, by the programs that are there for training."""
+        buckets = self._library.buckets("train")
+        own = [
+            StageLedger.of(
+                stage,
+                self._layout.world.rank,
+                {bucket: self._library.programs(bucket, "train")[stage.index] for bucket in buckets},
+                self._spare_gradients,
+                self._library.compile_seconds[stage.index],
+            ).plain()
+            for stage in self._stages
+        ]
+        rows = self._layout.world.gather("the ledgers of all stages", own)
+        return [StageLedger.of_plain(plain) for plains in rows for plain in plains]
+
+    def of_step(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepMemory:
+        """What the stages may hold in a step whose programs are there.
+
+        Args:
+            rules: of the step.
+            buckets: of each microbatch.
+
+        Raises:
+            UsageError: see `memory_of_step`.
+        """
+        if rules.forward_only or not self.limited:
+            nothing = [None] * rules.placement.stages
+            return StepMemory(nothing, nothing)
+        step = rules, tuple(buckets)
+        if step != self._latest[0]:
+            needed = rules, frozenset(buckets)  # which programs there are follows from these everywhere
+            if needed not in self._known:
+                self._ledgers = self.ledgers()
+                self._known.add(needed)
+            names = [name_of(bucket) for bucket in buckets]
+            self._latest = step, memory_of_step(self._setting, self._ledgers, rules, names)
+        return self._latest[1]

@@ -1,0 +1,280 @@
+"""What microbatches take, budgets that hold whatever the delays, and the ledger against what is live."""
+
+import dataclasses
+import random
+
+import pytest
+
+import rrfp_jax as rrfp
+from benchmarks import budgeted
+from benchmarks.exploration.machines import Case
+from benchmarks.exploration.memory import Memory as Counted
+from benchmarks.exploration.memory import drawn, footprints_of
+from benchmarks.exploration.space import Violation, explore
+from benchmarks.memory import InTurns, moments_of
+from rrfp_jax.core.footprint import arrival, cost, least_room, order_peaks, step_budgets
+from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.runtime.budget import MARGIN, memory_of_step, parse_setting
+from rrfp_jax.runtime.delays import DelayedTransport
+from rrfp_jax.runtime.ledger import BucketLedger, StageLedger
+from rrfp_jax.runtime.memory import Memory
+from tests import toy
+
+SLICE, RUNS = 80, 100
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return [drawn(seed) for seed in range(SLICE)]
+
+
+class Most:
+    """Notes the most that each stage holds in any state."""
+
+    def __init__(self, memory):
+        self.memory, self.most = memory, [0] * len(memory.rooms)
+
+    def check(self, seen):
+        self.memory.check(seen)
+        self.most = [max(most, self.memory.held(seen, s)) for s, most in enumerate(self.most)]
+
+
+class TestEveryState:
+    """Small random steps, all interleavings; bytes are counted by the exploration, not by the core."""
+
+    def test_no_stage_holds_more_than_it_has_room_for(self, cases):
+        full = 0
+        for case in cases:
+            most = Most(case.memory)
+            assert explore(dataclasses.replace(case, memory=most)).whole
+            full += any(m == room for m, room in zip(most.most, case.memory.rooms, strict=True))
+        assert full > SLICE / 10  # the argument gives nothing away
+
+    def test_what_comes_early_must_be_reserved(self, cases):
+        """Costs in full, but nothing for messages of microbatches that are not admitted."""
+        broken = 0
+        for case in cases[:60]:
+            memory = case.memory
+            budgets = tuple(
+                Budget([cost(own[b]) + arrival(own[b]) for b in memory.buckets], room)
+                for own, room in zip(memory.footprints, memory.rooms, strict=True)
+            )
+            try:
+                explore(dataclasses.replace(case, budgets=budgets))
+            except Violation as violation:
+                assert "where there is room for" in str(violation)
+                broken += 1
+        assert broken > 0
+
+    @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b", "zb-v"])
+    def test_fixed_orders_stay_within_their_peaks(self, name):
+        schedule, full = by_name(name), 0
+        for seed in range(6):
+            draw = random.Random(seed)
+            placement = schedule.placement_for(2, 2)
+            buckets = [draw.randrange(2) for _ in range(2 if placement.chunks > 1 else 3)]
+            footprints = list(footprints_of(draw, placement))
+            orders = [schedule.order(stage, placement, len(buckets)) for stage in range(2)]
+            peaks = order_peaks(orders, footprints, buckets)
+            rules = StepRules(placement=placement, microbatches=len(buckets), schedule=schedule)
+            most = Most(Counted(placement, footprints, buckets, peaks))
+            assert explore(Case(rules=rules, memory=most)).whole
+            full += any(m == peak for m, peak in zip(most.most, peaks, strict=True))
+        assert full or placement.chunks > 1  # with several chunks the peak is an upper bound
+
+
+def test_random_steps_of_the_driver_keep_their_budgets():
+    """A slice of `python -m benchmarks.budget`."""
+    full = 0
+    for seed in range(RUNS):
+        step = budgeted.drawn(seed)
+        peaks = step.run().peaks
+        assert all(peak <= total for peak, total in zip(peaks, step.totals, strict=True)), seed
+        full += any(peak == total for peak, total in zip(peaks, step.totals, strict=True))
+    assert full > 0
+
+
+class TestStepBudgets:
+    def test_any_room_is_enough_that_is_enough_for_one(self):
+        for seed in range(100):
+            draw = random.Random(seed)
+            placement = Placement(draw.randint(1, 4), draw.randint(1, 2))
+            footprints = list(footprints_of(draw, placement))
+            buckets = [draw.randrange(2) for _ in range(draw.randint(1, 20))]
+            rooms = [least_room([own[b] for b in set(buckets)]) for own in footprints]
+            roomy = [room + draw.randint(0, 30) for room in rooms]
+            for budget in step_budgets(roomy, footprints, buckets):
+                assert max(budget.costs) <= budget.limit and budget.most >= 1
+            short = draw.randrange(len(rooms))
+            rooms[short] -= 1
+            if placement.stages > 1 or rooms[0] >= 0:
+                with pytest.raises(ValueError, match="one microbatch at a time needs"):
+                    step_budgets(rooms, footprints, buckets)
+
+    def test_no_limit_no_budget(self):
+        footprints = list(footprints_of(random.Random(0), Placement(3)))
+        assert step_budgets([None] * 3, footprints, [0, 1, 0]) == [None] * 3
+
+
+def ledger(stage, device="a", limit=None, held=100, message=10):
+    """A stage's of two: each microbatch holds 100 bytes and sends messages of 10."""
+    first = stage == 0
+    (footprint,) = next(footprints_of(random.Random(0), Placement(1)))[0]
+    own = dataclasses.replace(
+        footprint,
+        activation_in_bytes=0 if first else message,
+        activation_out_bytes=message if first else 0,
+        gradient_in_bytes=message if first else 0,
+        gradient_out_bytes=0 if first else message,
+        held_after_forward_bytes=held,
+        held_after_input_bytes=0,
+        transient_bytes={"F": 7, "B": 50},
+    )
+    return StageLedger(
+        device=device,
+        layers=[(0, 1)],
+        parameters=1,
+        weight_bytes=1000,
+        optimizer_bytes=2000,
+        accumulator_bytes=1000,
+        parked_gradient_bytes=4000,
+        device_limit_bytes=limit,
+        compile_seconds=0.0,
+        buckets={"x": BucketLedger(data_bytes=5, prepared_bytes=40, chunks=[own])},
+    )
+
+
+def rules_of(name="bf", microbatches=8):
+    return StepRules(placement=Placement(2), microbatches=microbatches, schedule=by_name(name))
+
+
+class TestBudgetsOfSteps:
+    def test_the_smallest_that_works_is_named(self):
+        ledgers = [ledger(0), ledger(1, "b")]
+        with pytest.raises(
+            rrfp.UsageError, match=r"stage 0 has 100 bytes.*needs 160.*50 bytes of them"
+        ) as said:
+            memory_of_step(100, ledgers, rules_of(), ["x"] * 8)
+        least = int(str(said.value).split("activation_budget=")[2].split(",")[0])
+        memory = memory_of_step(least, ledgers, rules_of(), ["x"] * 8)
+        assert [budget.most for budget in memory.budgets] == [1, 1]
+        with pytest.raises(rrfp.UsageError):
+            memory_of_step(least - 1, ledgers, rules_of(), ["x"] * 8)
+
+    def test_stages_that_share_a_device_share_its_bytes(self):
+        apart = memory_of_step(1050, [ledger(0), ledger(1, "b")], rules_of(), ["x"] * 8)
+        shared = memory_of_step(1050, [ledger(0), ledger(1)], rules_of(), ["x"] * 8)
+        assert (apart.totals, shared.totals) == ([1050, 1050], [550, 550])  # 50 for programs, once
+
+    def test_auto_is_what_the_device_has_left(self):
+        limit = 20_000
+        memory = memory_of_step("auto", [ledger(0, limit=limit), ledger(1, "b")], rules_of(), ["x"] * 8)
+        assert memory.totals == [int(limit * (1 - MARGIN)) - 8000 - 40 - 8 * 5, None]
+        assert memory.budgets[1] is None
+        with pytest.raises(rrfp.UsageError, match=r"activation_budget=auto: stage 0 has .* another device"):
+            memory_of_step("auto", [ledger(0, limit=8000), ledger(1, "b")], rules_of(), ["x"] * 8)
+
+    def test_a_fixed_order_that_holds_more_is_refused(self):
+        ledgers = [ledger(0), ledger(1, "b")]
+        peak = 8 * (100 + 10) + 50  # GPipe holds all of them on stage 0
+        assert memory_of_step(peak, ledgers, rules_of("gpipe"), ["x"] * 8).budgets == [None, None]
+        with pytest.raises(rrfp.UsageError, match=rf"GPipe holds up to {peak} .*stage 0.* bf, which keeps"):
+            memory_of_step(peak - 1, ledgers, rules_of("gpipe"), ["x"] * 8)
+        assert memory_of_step(2 * 110 + 50, ledgers, rules_of("1f1b"), ["x"] * 8).totals == [270, 270]
+
+    def test_ledgers_are_plain_data(self):
+        assert StageLedger.of_plain(ledger(0).plain()) == ledger(0)
+
+
+@pytest.mark.parametrize(
+    ("given", "bytes"),
+    [
+        ("2GiB", 2**31),
+        ("512 MiB", 2**29),
+        ("1.5kB", 1500),
+        ("77", 77),
+        (77, 77),
+        ("auto", "auto"),
+        (None, None),
+    ],
+)
+def test_sizes_as_users_write_them(given, bytes):
+    assert parse_setting(given) == bytes
+
+
+@pytest.mark.parametrize("given", ["lots", "2 GiBs", "-1GiB", 0, True, 1.5, "nan", ""])
+def test_sizes_that_are_none(given):
+    with pytest.raises(rrfp.UsageError, match=r"activation_budget=.*'2GiB'"):
+        parse_setting(given)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    trainer = toy.trainer(2, data=toy.microbatches(1), schedule="bf", max_in_flight=8)
+    trainer.start()
+    return trainer
+
+
+@pytest.fixture
+def trainer(compiled):
+    """Two stages; its driver and its budget may be tampered with."""
+    engine, driver = compiled._engine, compiled._engine.driver
+    before = engine.memory, driver.transport
+    yield compiled
+    engine.memory, driver.transport = before
+    driver.scheduler = StageScheduler
+    vars(driver).pop("run", None)
+
+
+def budgeted_by(trainer, setting):
+    """A trainer from now on within a budget."""
+    engine = trainer._engine
+    engine.memory = Memory(setting, engine.layout, engine.library)
+    engine.memory.start(list(engine.stages.values()), trainer._rules(1, "train"))
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["fused", "split"])
+def test_the_count_is_what_is_live(trainer, split):
+    """To the byte, but for the vectors of numbers that the loss gives."""
+    budgeted.message.cache_clear()  # of another test
+    trainer.schedule = InTurns(split)
+    trainer.step(toy.microbatches(1))  # compiles
+    moments = moments_of(trainer, trainer.start(), 4)
+    assert {moment.stage for moment in moments} == {0, 1}
+    assert max(moment.of_microbatches for moment in moments) > 4000
+    for moment in moments:
+        assert 0 <= moment.live - moment.fixed - moment.of_microbatches <= 12 * 8, moment
+
+
+@pytest.mark.parametrize("schedule", ["bf", "bfw"])
+def test_training_keeps_its_budget(trainer, schedule):
+    """With arrivals out of order, and microbatches of two sizes."""
+    trainer.schedule = schedule
+    batch = [mb for length in (8, 4) for mb in toy.microbatches(4, length=length)]
+    batch = batch[::2] + batch[1::2]
+    trainer.step(batch)
+    budgeted_by(trainer, 1)
+    with pytest.raises(rrfp.UsageError, match="activation_budget=1: stage") as said:
+        trainer.step(batch)
+    least = int(str(said.value).split("at least activation_budget=")[1].split(",")[0])
+    draw = random.Random(0)
+    trainer._engine.driver.transport = DelayedTransport(
+        trainer._engine.driver.transport, lambda _, now: now + draw.uniform(0, 3e-3)
+    )
+    for extra in (1.0, 1.7):
+        budgeted_by(trainer, int(extra * least))
+        report = trainer.step(batch)
+        pairs = list(zip(report.peak_bytes, report.budget_bytes, strict=True))
+        assert all(0 < peak <= total == int(extra * least) for peak, total in pairs)
+        assert report.as_dict()["peak_bytes"] == list(report.peak_bytes)
+
+
+def test_a_trainer_refuses_what_cannot_be_at_start(trainer):
+    small = toy.trainer(2, data=toy.microbatches(1), activation_budget="1kB")
+    with pytest.raises(rrfp.UsageError, match=r"activation_budget=1000: stage .* has 1,000 bytes"):
+        small.start()
+    with pytest.raises(rrfp.UsageError, match="activation_budget='much'"):
+        toy.trainer(2, activation_budget="much")
