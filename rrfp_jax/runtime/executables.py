@@ -1,0 +1,159 @@
+"""Compiled programs kept in files, so that the next start of a run compiles nothing.
+
+JAX's own compilation cache is written by process 0 only; here every process stores its own programs. What
+comes out of JAX's cache is not stored here: on CPU such a program, serialised again, loads but cannot be run
+("Function wrapped_multiply not found", jax 0.10.2 and 0.12.0).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+COMPILER_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+COMPILER_SETTINGS = (
+    "jax_compiler_enable_remat_pass",
+    "jax_disable_most_optimizations",
+    "jax_enable_pgle",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_optimization_level",
+    "jax_xla_profile_version",
+)
+"""Those that tell the compiler something; all others show in the program's text."""
+
+CACHE_HIT = "/jax/compilation_cache/cache_hits"
+
+SEAL_BYTES = 32
+"""A file begins with the SHA-256 of its key and its content."""
+
+
+class Executables:
+    """A folder of compiled programs; several processes may use it at once.
+
+    Loading a file can run code that is in it: nobody else may be able to write to the folder.
+
+    Args:
+        folder: made when it is needed; None to keep nothing.
+        environment: variables of this process.
+        say: what to do with a line about a file that cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        environment: Mapping[str, str] = os.environ,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ) -> None:
+        self._folder, self._environment, self._say = folder, environment, say
+        self._writable = True
+
+    def compiled(self, lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
+        """A program for one device: from its file if that is there and sound, else compiled and stored."""
+        if self._folder is None:
+            return lowered.compile()
+        key = self._key(lowered, device)
+        file = self._folder / f"{key}.executable"
+        found = self._load(file, key, device)
+        if found is None:
+            with _cache_hits() as hits:
+                found = lowered.compile()
+            if self._writable and not hits:
+                self._store(file, key, found)
+        return found
+
+    def _key(self, lowered: jax.stages.Lowered, device: jax.Device) -> str:
+        """A hash of all that the compiled program depends on; its device is part of what is stored."""
+        parts = [
+            lowered.as_text(),
+            jax.__version__,
+            version("jaxlib"),
+            device.client.platform_version,
+            device.platform,
+            device.device_kind,
+            device.id,
+            _processor() if device.platform == "cpu" else "",
+            *(self._environment.get(name) for name in COMPILER_VARIABLES),
+            *(jax.config.values.get(name) for name in COMPILER_SETTINGS),
+        ]
+        return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+    def _load(self, file: Path, key: str, device: jax.Device) -> jax.stages.Compiled | None:
+        try:
+            content = file.read_bytes()
+            seal, program = content[:SEAL_BYTES], content[SEAL_BYTES:]
+            if seal != _seal(key, program):
+                raise ValueError("it is damaged, or of another program")
+            loaded = serialize_executable.deserialize_and_load
+            serialized, inputs, outputs = pickle.loads(program)
+            return loaded(serialized, inputs, outputs, execution_devices=[device])  # type: ignore[no-any-return]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except Exception as error:
+            self._say(f"{file} is not used, the program is compiled anew: {_first_line(error)}")
+            return None
+
+    def _store(self, file: Path, key: str, compiled: jax.stages.Compiled) -> None:
+        """Write a program's file, whole or not at all; whatever prevents it is said once."""
+        try:
+            content = pickle.dumps(serialize_executable.serialize(compiled))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=".")
+            try:
+                with os.fdopen(descriptor, "wb") as out:
+                    out.write(_seal(key, content) + content)
+                os.replace(part, file)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(part)
+                raise
+        except Exception as error:
+            self._writable = not isinstance(error, OSError)
+            self._say(f"{file}: this program cannot be stored: {_first_line(error)}")
+
+
+@contextmanager
+def _cache_hits() -> Iterator[Sequence[str]]:
+    """The programs taken from JAX's own cache meanwhile, by this thread or another."""
+    hits: list[str] = []
+
+    def count(event: str, **_: Any) -> None:
+        if event == CACHE_HIT:
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(count)
+    try:
+        yield hits
+    finally:
+        jax.monitoring.unregister_event_listener(count)
+
+
+def _seal(key: str, content: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + content).digest()
+
+
+def _first_line(error: Exception) -> str:
+    text: Any = error.strerror if isinstance(error, OSError) else str(error)
+    return (str(text).splitlines() or [type(error).__name__])[0]
+
+
+def _processor() -> str:
+    """The instructions that this machine's processor has, as far as the system tells."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return ""

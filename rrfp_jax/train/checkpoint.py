@@ -1,0 +1,282 @@
+"""Checkpoints: every process writes and reads its own leaves; none ever holds the whole model.
+
+Each process writes in a thread of its own. At step boundaries the processes tell each other how far they are
+(`Checkpoints.advance`); once all have written their leaves, rank 0 commits. A process that cannot write, or
+dies, leaves the earlier checkpoints as they are, and nobody waits for it in a barrier.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.world import START_SECONDS, World
+from rrfp_jax.train.checkpointfolder import CheckpointFolder, RunState
+from rrfp_jax.train.leaves import Key, name_of
+from rrfp_jax.train.orbaxfiles import METADATA, Damaged, Leaf, read_leaf, write_leaf
+
+RUNNING = "running"
+
+FILES_AT_ONCE = 8
+"""Arrays that are read or written at once: a disk serves several requests to sync in the time of one."""
+
+NAMED = 8
+"""Leaves that a message names."""
+
+OnError: TypeAlias = Literal["continue", "stop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A checkpoint, as far as this process has asked for it."""
+
+    folder: Path
+    run: RunState
+    leaves: Mapping[Key, np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """A checkpoint under way: first every rank writes its leaves, then rank 0 commits it."""
+
+    run: RunState
+    job: Future[Any]
+    commits: bool = False
+
+
+class Checkpoints:
+    """The checkpoints of a run; every process calls every method at the same point.
+
+    Args:
+        folder: on a file system that all processes share.
+        world: the processes.
+        keep: how many to keep; older ones are removed once a newer one is complete.
+        on_error: what to do when one cannot be written: "continue" training, or "stop" with an error.
+        say: what rank 0 does with a message.
+
+    Raises:
+        UsageError: keep is below 1, or on_error is neither.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        *,
+        keep: int = 3,
+        on_error: OnError = "continue",
+        say: Callable[[str], None] = print,
+    ) -> None:
+        if keep < 1:
+            raise UsageError(f"checkpoints: keep={keep}: at least one must be kept")
+        if on_error not in ("continue", "stop"):
+            raise UsageError(f"checkpoints: on_error={on_error!r}: choose 'continue' or 'stop'")
+        self._folder, self._world = CheckpointFolder(folder), world
+        self._keep, self._on_error = keep, on_error
+        self._say = say if world.rank == 0 else lambda text: None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._copied = threading.Event()
+        self._saving: _Saving | None = None
+
+    # Saving.
+
+    def save(self, run: RunState, leaves: Sequence[tuple[Key, jax.Array]]) -> None:
+        """Begin to write a checkpoint; an earlier one that is under way is completed first.
+
+        Args:
+            run: its state.
+            leaves: this process's, not to be donated before `copied` returns. Where several stages have
+                the same key, they must have the same values.
+
+        Raises:
+            TrainingError: as `advance`, of the earlier one.
+        """
+        self.advance(to_the_end=True)
+        self._copied.clear()
+        for _, leaf in leaves:
+            leaf.copy_to_host_async()
+        self._saving = _Saving(run, self._thread.submit(self._write, run.step, leaves))
+
+    def copied(self) -> None:
+        """Wait until the leaves being saved are copied to the host, so that they may be donated."""
+        if self._saving is not None:
+            self._copied.wait()
+
+    def advance(self, *, to_the_end: bool = False) -> None:
+        """Go on with the checkpoint under way, if there is one; to be called at every step boundary.
+
+        Args:
+            to_the_end: wait until it is complete, as at the end of a run.
+
+        Raises:
+            TrainingError: it cannot be written, and `on_error` is "stop"; or stages differ in a leaf that
+                they share; or the end does not come within an hour.
+        """
+        limit = START_SECONDS if to_the_end else None
+        while (saving := self._saving) is not None:
+            if to_the_end:
+                wait([saving.job], START_SECONDS)
+            what = f"the checkpoint of step {saving.run.step}"
+            states = self._world.gather(what, _state(saving.job), limit)
+            if RUNNING in states:
+                if to_the_end:
+                    slow = self._world.describe(states.index(RUNNING))
+                    raise TrainingError(f"{what}: {slow} has not written it in {START_SECONDS:.0f} s")
+                return
+            self._saving = None
+            if any(states):
+                self._give_up(saving.run.step, states)
+            elif saving.commits:
+                self._say(f"{what} is complete: {self._folder.final(saving.run.step)}")
+            else:
+                parts = self._world.gather(f"the leaves of {what}", saving.job.result(), limit)
+                merged = self._merged(parts)
+                commit = self._folder.commit if self._world.rank == 0 else lambda run, leaves, keep: None
+                job = self._thread.submit(commit, saving.run, merged, self._keep)
+                self._saving = _Saving(saving.run, job, commits=True)
+
+    def _write(self, step: int, leaves: Sequence[tuple[Key, jax.Array]]) -> list[Leaf]:
+        """Copy this process's leaves and write them; runs in the thread."""
+        try:
+            arrays = [(key, _host_copy(leaf)) for key, leaf in leaves]
+        finally:
+            self._copied.set()
+        staging = self._folder.staging(step)
+        staging.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            return list(pool.map(lambda pair: write_leaf(staging, *pair), arrays))
+
+    def _merged(self, parts: Sequence[Sequence[Leaf]]) -> dict[str, Leaf]:
+        """All ranks' leaves by name.
+
+        Raises:
+            TrainingError: two have the same name and other contents.
+        """
+        merged: dict[str, Leaf] = {}
+        owner: dict[str, int] = {}
+        for rank, part in enumerate(parts):
+            for leaf in part:
+                name = name_of(leaf["key"])
+                first = owner.setdefault(name, rank)
+                if merged.setdefault(name, leaf) != leaf:
+                    raise TrainingError(
+                        f"{name} belongs to no layer, yet differs between {self._world.describe(first)} and "
+                        f"{self._world.describe(rank)}, so it cannot be saved: this optimizer does more "
+                        f"than to treat each parameter alone"
+                    )
+        return merged
+
+    def _give_up(self, step: int, states: Sequence[str]) -> None:
+        if self._world.rank == 0:
+            self._folder.discard(self._folder.staging(step))
+        steps = self._folder.steps()
+        latest = f"the latest complete one is of step {steps[-1]}" if steps else "there is no other"
+        rank = next(rank for rank, state in enumerate(states) if state)
+        reason = (
+            f"the checkpoint of step {step} cannot be written by {self._world.describe(rank)}: "
+            f"{states[rank]}; {latest}"
+        )
+        if self._on_error == "stop":
+            raise TrainingError(
+                f"{reason}; free the disk, or let training go on without (on_error='continue')"
+            )
+        self._say(f"{reason}; training goes on")
+
+    # Restoring.
+
+    def restore(self, wanted: Mapping[Key, Any], step: int | None = None) -> Restored | None:
+        """The latest checkpoint, or that of a step. One that is damaged is passed over, and that is said.
+
+        Checkpoints later than the one restored are renamed, so that they are not taken for its successors.
+
+        Args:
+            wanted: specs (shape, dtype) of this process's leaves.
+            step: of the checkpoint; None for the latest.
+
+        Returns:
+            None if there is no checkpoint.
+
+        Raises:
+            UsageError: it has other leaves than all processes want together, or there is none of that step.
+            TrainingError: there are only damaged ones.
+        """
+        if self._world.rank == 0:
+            for unfinished in self._folder.tidy():
+                self._say(f"the checkpoint {unfinished} was never completed: it is removed")
+        steps = self._world.gather("the steps of checkpoints", self._folder.steps())[0]
+        if step is not None and step not in steps:
+            known = ", ".join(map(str, steps)) or "none"
+            raise UsageError(f"{self._folder.path}: no checkpoint of step {step}; there are: {known}")
+        own = {name_of(key): [list(spec.shape), spec.dtype.name] for key, spec in wanted.items()}
+        parts = self._world.gather("the leaves to restore", own, START_SECONDS)
+        everything = {name: spec for part in parts for name, spec in part.items()}
+        for candidate in sorted(steps if step is None else [step], reverse=True):
+            found = self._read(candidate, wanted, everything)
+            if found is not None:
+                if self._world.rank == 0:
+                    for moved in self._folder.set_aside([s for s in steps if s > candidate]):
+                        self._say(f"a later checkpoint is kept as {moved}")
+                return found
+        if steps:
+            raise TrainingError(f"{self._folder.path}: no checkpoint is intact; to begin anew, move it away")
+        return None
+
+    def _read(self, step: int, wanted: Mapping[Key, Any], everything: Mapping[str, Any]) -> Restored | None:
+        """This process's leaves of a checkpoint; None if it is damaged for any process."""
+        folder, found, damage = self._folder.final(step), None, ""
+        misfits: Sequence[str] = ()
+        try:
+            run, leaves = self._folder.open(step)
+            misfits = _misfits(leaves, everything)
+            if not misfits:
+                with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+                    arrays = pool.map(lambda key: read_leaf(folder, leaves[name_of(key)]), wanted)
+                    found = Restored(folder=folder, run=run, leaves=dict(zip(wanted, arrays, strict=True)))
+        except Damaged as error:
+            damage = str(error)
+        damages = self._world.gather(f"the checkpoint of step {step} as read", damage, START_SECONDS)
+        if any(damages):
+            self._say(f"the checkpoint {folder} is refused: {next(filter(None, damages))}")
+            return None
+        if misfits:
+            more = f"; and {len(misfits) - NAMED} more" if len(misfits) > NAMED else ""
+            raise UsageError(
+                f"{folder} is of another model or optimizer: {'; '.join(misfits[:NAMED])}{more}; "
+                f"{METADATA} in it has the config that it was saved with"
+            )
+        return found
+
+
+def _state(job: Future[Any]) -> str:
+    """RUNNING, empty if it has ended well, or what went wrong."""
+    if not job.done():
+        return RUNNING
+    error = job.exception()
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _host_copy(leaf: jax.Array) -> np.ndarray:
+    """The values in memory of the host's own; on CPU NumPy would share the device's, which is donated."""
+    shared = next(iter(leaf.devices())).platform == "cpu"
+    return np.array(leaf, copy=True) if shared else np.asarray(leaf)
+
+
+def _misfits(leaves: Mapping[str, Leaf], everything: Mapping[str, Any]) -> list[str]:
+    """How the leaves of a checkpoint differ from those wanted, as sentences."""
+    there = {name: f"{leaf['dtype']}{leaf['shape']}" for name, leaf in leaves.items()}
+    here = {name: f"{dtype}{shape}" for name, (shape, dtype) in everything.items()}
+    found = [f"it lacks {name}" for name in here if name not in there]
+    found += [f"its {name} is not in the model" for name in there if name not in here]
+    other = [name for name in here if name in there and here[name] != there[name]]
+    return found + [f"its {name} is {there[name]} instead of {here[name]}" for name in other]

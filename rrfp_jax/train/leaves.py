@@ -1,0 +1,70 @@
+"""Names of the leaves of parameters and optimizer state, the same however layers are laid out on stages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from rrfp_jax.errors import UsageError
+
+Key: TypeAlias = tuple[str, ...]
+"""The way to a leaf, such as ("params", "3", "attention", "query") or ("optimizer", "0", "count").
+
+A stage's parameters are a tree by layer, and an optimizer's state holds trees like it, so the layer is in the
+key of whatever belongs to one: ("optimizer", "0", "mu", "3", "attention", "query"). What belongs to none,
+such as a count of steps, has the same key on every stage, and the same value.
+"""
+
+
+def name_of(key: Key) -> str:
+    """A key as messages, and orbax's folders, have it: "params.3.attention.query"."""
+    return ".".join(key)
+
+
+def keyed(tree: Any, *prefix: str) -> list[tuple[Key, Any]]:
+    """The leaves of a tree of arrays or specs, with their keys; typed random keys as plain numbers.
+
+    Raises:
+        UsageError: two leaves have the same name, or one has a slash in it: names are those of folders.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    found = [(_key(prefix, path), _numbers(leaf)) for path, leaf in leaves]
+    counted = Counter(name_of(key) for key, _ in found)
+    for name, count in counted.items():
+        if "/" in name or count > 1:
+            wrong = "has a slash in it" if "/" in name else f"is that of {count} leaves"
+            raise UsageError(f"the name {name} {wrong}, so it cannot be stored: rename the parameter")
+    return found
+
+
+def filled(specs: Any, leaves: Mapping[Key, Any], *prefix: str) -> Any:
+    """A tree like `specs` with the leaves of these keys; the inverse of `keyed`."""
+    return jax.tree_util.tree_map_with_path(lambda path, spec: _like(spec, leaves[_key(prefix, path)]), specs)
+
+
+def _key(prefix: Key, path: tuple[Any, ...]) -> Key:
+    return (*prefix, *(jax.tree_util.keystr((entry,), simple=True) for entry in path))
+
+
+def _is_random_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _numbers(leaf: Any) -> Any:
+    if not _is_random_key(leaf):
+        return leaf
+    if isinstance(leaf, jax.Array):
+        return jax.random.key_data(leaf)
+    return jax.eval_shape(jax.random.key_data, leaf)
+
+
+def _like(spec: Any, leaf: Any) -> Any:
+    if not _is_random_key(spec):
+        return leaf
+    kinds: list[Any] = []  # only a value, or a tracer, tells its kind
+    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), spec)
+    return jax.random.wrap_key_data(leaf, impl=kinds[0])

@@ -1,0 +1,117 @@
+"""Initial parameters from safetensors files, leaf by leaf: only what a stage owns is ever read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.initial import InitFunction
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A stored tensor, and what makes a parameter of it.
+
+    Attributes:
+        name: in the file.
+        transform: such as `np.transpose`, or `lambda w: w.T.reshape(d, heads, -1)`.
+    """
+
+    name: str
+    transform: Callable[[np.ndarray], np.ndarray] = np.asarray
+
+
+NameMap: TypeAlias = Callable[[str], Tensor | str | None]
+"""The stored tensor of a parameter such as "3.attention.query", by name if it is stored as it is; None for
+one that keeps its own initial value. The `get` of a dict is such a function."""
+
+
+def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names: NameMap) -> InitFunction:
+    """The `init` of a `Trainer` that takes parameters from safetensors files.
+
+    Floating-point values are brought to the parameter's dtype; any other difference is refused.
+
+    Args:
+        files: a file, several, or a folder with all its `*.safetensors`.
+        names: the stored tensor of each parameter.
+
+    Raises:
+        UsageError: no such file, no safetensors file, or two of them have a tensor of the same name. So does
+            the function that is returned, where a tensor is not there or does not fit its parameter.
+    """
+    where = _index(_listed(files))
+
+    def init(path: str, spec: jax.ShapeDtypeStruct) -> Any:
+        chosen = names(path)
+        if chosen is None:
+            return None
+        tensor = Tensor(chosen) if isinstance(chosen, str) else chosen
+        if tensor.name not in where:
+            raise UsageError(f"{path}: no tensor {tensor.name!r} in {_some(where)}; correct the map of names")
+        return _fitted(path, spec, tensor, _read(where[tensor.name], tensor.name))
+
+    return init
+
+
+def _listed(files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[Path]:
+    given = [files] if isinstance(files, (str, PathLike)) else files
+    found: list[Path] = []
+    for path in map(Path, given):
+        found += sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not found:
+        raise UsageError(f"{files}: no *.safetensors file is there")
+    return found
+
+
+def _index(files: Sequence[Path]) -> dict[str, Path]:
+    """The file of each tensor."""
+    where: dict[str, Path] = {}
+    for path in files:
+        try:
+            with safe_open(path, "numpy") as file:
+                names = list(file.keys())
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"{path}: cannot be read as safetensors: {error}") from None
+        for name in names:
+            if name in where:
+                raise UsageError(
+                    f"tensor {name!r} is in {where[name]} and in {path}; give files of one model"
+                )
+            where[name] = path
+    return where
+
+
+def _read(path: Path, name: str) -> np.ndarray:
+    try:
+        with safe_open(path, "numpy") as file:
+            return np.asarray(file.get_tensor(name))
+    except (OSError, SafetensorError, AttributeError) as error:  # AttributeError: a dtype that NumPy lacks
+        raise UsageError(f"{path}: tensor {name!r} cannot be read: {error}") from None
+
+
+def _fitted(path: str, spec: jax.ShapeDtypeStruct, tensor: Tensor, stored: np.ndarray) -> np.ndarray:
+    value = tensor.transform(stored)
+    if value.shape != spec.shape:
+        raise UsageError(
+            f"{path} has the shape {list(spec.shape)}, tensor {tensor.name!r} {list(stored.shape)} as stored "
+            f"and {list(value.shape)} as transformed; give Tensor(name, transform)"
+        )
+    floating = all(jax.numpy.issubdtype(dtype, jax.numpy.floating) for dtype in (value.dtype, spec.dtype))
+    if value.dtype != spec.dtype and not floating:
+        raise UsageError(
+            f"{path} is {spec.dtype}, tensor {tensor.name!r} {value.dtype}; convert it in a transform"
+        )
+    return value.astype(spec.dtype)
+
+
+def _some(where: dict[str, Path]) -> str:
+    files = sorted({str(path) for path in where.values()})
+    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files"

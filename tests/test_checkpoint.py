@@ -1,0 +1,361 @@
+"""Checkpoints: complete or invisible, read by plain orbax, and resumed on another layout of stages."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.world import World
+from rrfp_jax.train import checkpoint
+from rrfp_jax.train.checkpoint import Checkpoints
+from rrfp_jax.train.checkpointfolder import CheckpointFolder, RunState
+from rrfp_jax.train.leaves import filled, keyed, name_of
+from rrfp_jax.train.orbaxfiles import read_leaf, tree_metadata, write_leaf
+from tests import stored
+from tests.test_processes import command
+
+ALL = range(stored.LAYERS)
+
+PLAIN_ORBAX = """
+import hashlib, json, sys
+import jax, orbax.checkpoint as ocp
+tree = ocp.StandardCheckpointer().restore(sys.argv[1])
+assert "rrfp_jax" not in sys.modules
+leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+print(json.dumps({
+    jax.tree_util.keystr(path, simple=True, separator="."):
+    [str(leaf.dtype), list(leaf.shape), hashlib.sha256(leaf.tobytes()).hexdigest()]
+    for path, leaf in leaves
+}))
+"""
+
+
+def plain_orbax(folder):
+    """What orbax alone restores in a fresh process: {name: [dtype, shape, hash of the values]}."""
+    argv = [sys.executable, "-I", "-c", PLAIN_ORBAX, str(folder)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=folder, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def digests(leaves):
+    found = {}
+    for key, leaf in leaves:
+        array = np.asarray(leaf)
+        digest = hashlib.sha256(array.tobytes()).hexdigest()
+        found[name_of(key)] = [array.dtype.name, list(array.shape), digest]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch):
+    """Nothing here outlives the machine, so nobody waits for its disk."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A function that makes the checkpoints of a folder, and what they have said."""
+    said = []
+
+    def make(**kwargs):
+        return Checkpoints(tmp_path / "checkpoints", World(), say=said.append, **kwargs)
+
+    make.said, make.folder = said, tmp_path / "checkpoints"
+    return make
+
+
+def save(checkpoints, step, leaves=None, **state):
+    leaves = stored.leaves(ALL, step) if leaves is None else leaves
+    checkpoints.save(RunState(step=step, **state), leaves)
+    checkpoints.copied()
+    checkpoints.advance(to_the_end=True)
+
+
+def specs(leaves):
+    return {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in leaves}
+
+
+def equal(found, leaves):
+    assert found.keys() == dict(leaves).keys()
+    return digests(found.items()) == digests(leaves)
+
+
+class TestRoundTrip:
+    def test_the_state_and_every_leaf_come_back(self, made):
+        state = {
+            "data": {"epoch": 2},
+            "seed": 3,
+            "loss_scale": 2.0**15,
+            "config": {"x": [1]},
+            "plan_hash": "ab",
+        }
+        save(made(), 5, **state)
+        found = made().restore(specs(stored.leaves(ALL, 5)))
+        assert found.run == RunState(step=5, **state)
+        assert equal(found.leaves, stored.leaves(ALL, 5))
+
+    def test_there_is_none_at_first(self, made):
+        assert made().restore(specs(stored.leaves(ALL, 0))) is None
+
+    @pytest.mark.parametrize("optimizer", stored.OPTIMIZERS)
+    def test_a_run_resumes_on_another_number_of_stages(self, made, optimizer):
+        quarters = [range(i, i + 1) for i in ALL]
+        leaves = [pair for layers in quarters for pair in stored.leaves(layers, 5, optimizer)]
+        save(made(), 5, leaves)
+        halves = [stored.specs(layers, optimizer) for layers in (range(2), range(2, 4))]
+        found = made().restore(dict(keyed(halves[0]) + keyed(halves[1]))).leaves
+        assert equal(found, leaves)
+        for specs in halves:
+            tree = filled(specs, found)
+            assert jax.tree.structure(tree) == jax.tree.structure(specs)
+            kinds = [[leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (tree, specs)]
+            assert kinds[0] == kinds[1]
+            assert equal(dict(keyed(tree)), [(key, found[key]) for key, _ in keyed(specs)])
+
+    @pytest.mark.parametrize(
+        "dtype",
+        [
+            "float32",
+            "bfloat16",
+            "float16",
+            "float8_e4m3fn",
+            "int4",
+            "int8",
+            "int64",
+            "uint32",
+            "bool",
+            "complex64",
+        ],
+    )
+    @pytest.mark.parametrize("shape", [(), (3,), (2, 5), (0, 4)], ids=str)
+    def test_any_array(self, tmp_path, dtype, shape):
+        array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape) % 3).astype(dtype)
+        again = read_leaf(tmp_path, write_leaf(tmp_path, ("a", "b"), array))
+        assert (again.dtype, again.shape, again.tobytes()) == (array.dtype, shape, array.tobytes())
+
+    def test_arrays_that_do_not_lie_in_order(self, tmp_path):
+        array = np.arange(6).reshape(2, 3).T
+        assert (read_leaf(tmp_path, write_leaf(tmp_path, ("a",), array)) == array).all()
+
+
+class TestOrbax:
+    def test_plain_orbax_in_a_fresh_process_restores_every_leaf(self, made):
+        kinds = ["float16", "float8_e4m3fn", "int4", "int64", "bool", "complex64"]
+        more = [(("kinds", kind), np.arange(6).reshape(2, 3).astype(kind)) for kind in kinds]
+        leaves = stored.leaves(ALL, 5, "two")
+        folder = made.folder / "5"
+        staging = CheckpointFolder(made.folder).staging(5)
+        staging.mkdir(parents=True)
+        written = [write_leaf(staging, key, np.asarray(leaf)) for key, leaf in leaves + more]
+        merged = {name_of(leaf["key"]): leaf for leaf in written}
+        CheckpointFolder(made.folder).commit(RunState(step=5), merged, keep=1)
+        assert plain_orbax(folder) == digests(leaves + more)
+
+    def test_its_own_files_of_the_same_tree_say_the_same(self, tmp_path):
+        import orbax.checkpoint as ocp
+
+        tree = {
+            "a": {"0": np.ones((2, 3), np.float32)},
+            "b": np.ones(4, ml_dtypes.bfloat16),
+            "c": np.array(7),
+        }
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)).save(tmp_path / "theirs", tree)
+        (tmp_path / "ours").mkdir()
+        for key, leaf in keyed(tree):
+            write_leaf(tmp_path / "ours", key, leaf)
+            theirs, ours = (
+                json.loads((tmp_path / who / name_of(key) / ".zarray").read_text())
+                for who in ("theirs", "ours")
+            )
+            assert ours == theirs | {"compressor": None}
+        theirs = json.loads((tmp_path / "theirs" / "_METADATA").read_text())
+        ours = json.loads(tree_metadata([key for key, _ in keyed(tree)], {}))
+        assert ours == theirs | {"custom_metadata": {}}
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("how", [truncate, flip, Path.unlink], ids=["truncated", "flipped", "missing"])
+    @pytest.mark.parametrize(
+        "file", ["rrfp.json", "_METADATA", "params.2.up/0.0", "optimizer.0.count/.zarray"]
+    )
+    def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(self, made, file, how):
+        for step in (10, 20):
+            save(made(), step)
+        how(made.folder / "20" / file)
+        made.said.clear()
+        found = made().restore(specs(stored.leaves(ALL, 0)))
+        assert found.run.step == 10 and equal(found.leaves, stored.leaves(ALL, 10))
+        assert str(made.folder / "20") in made.said[0] and file in made.said[0] and "refused" in made.said[0]
+        assert "20.1" in made.said[1] and CheckpointFolder(made.folder).steps() == [10]
+
+    def test_nothing_is_begun_anew_where_all_are_damaged(self, made):
+        save(made(), 10)
+        flip(made.folder / "10" / "rrfp.json")
+        with pytest.raises(TrainingError, match="no checkpoint is intact"):
+            made().restore(specs(stored.leaves(ALL, 0)))
+
+    def test_one_that_was_never_completed_is_invisible(self, made):
+        save(made(), 10)
+        staging = CheckpointFolder(made.folder).staging(20)
+        staging.mkdir()
+        for key, leaf in stored.leaves(ALL, 20):
+            write_leaf(staging, key, np.asarray(leaf))
+        (made.folder / ".5.removed" / "params.0.up").mkdir(parents=True)  # nor is one half removed
+        made.said.clear()
+        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 10
+        assert str(staging) in made.said[0] and len(made.said) == 1
+        assert [path.name for path in made.folder.iterdir()] == ["10"]
+
+
+class TestRefusals:
+    def test_another_model_is_refused_with_the_leaves_named(self, made):
+        save(made(), 10)
+        wanted = specs(stored.leaves(ALL, 0))
+        wanted["params", "3", "up"] = jax.ShapeDtypeStruct((8, 6), jnp.float32)
+        wanted["params", "4", "up"] = wanted.pop(("params", "2", "up"))
+        with pytest.raises(UsageError) as refused:
+            made().restore(wanted)
+        for part in (
+            "lacks params.4.up",
+            "its params.2.up",
+            "params.3.up is float32[8, 5] instead of float32[8, 6]",
+        ):
+            assert part in str(refused.value)
+
+    def test_a_step_of_which_there_is_none(self, made):
+        save(made(), 10)
+        with pytest.raises(UsageError, match=r"step 11; there are: 10"):
+            made().restore(specs(stored.leaves(ALL, 0)), step=11)
+
+    def test_stages_that_differ_in_what_they_share(self, made):
+        with pytest.raises(TrainingError, match=r"optimizer\.0\.count belongs to no layer"):
+            save(made(), 10, [(("optimizer", "0", "count"), jnp.int32(i)) for i in range(2)])
+
+    @pytest.mark.parametrize("tree", [{"a/b": 1.0}, {"a.b": 1.0, "a": {"b": 2.0}}], ids=str)
+    def test_names_that_cannot_be_stored(self, tree):
+        with pytest.raises(UsageError, match="rename the parameter"):
+            keyed(jax.tree.map(np.asarray, tree))
+
+    def test_nonsense_as_settings(self, made):
+        for wrong in ({"keep": 0}, {"on_error": "panic"}):
+            with pytest.raises(UsageError):
+                made(**wrong)
+
+
+class TestKeeping:
+    def test_the_last_few_are_kept(self, made):
+        for step in (1, 2, 10, 20):
+            save(made(keep=2), step)
+        assert sorted(path.name for path in made.folder.iterdir()) == ["10", "20"]
+
+    def test_a_step_saved_again_replaces_the_first(self, made):
+        save(made(), 10, seed=1)
+        save(made(), 10, seed=2)
+        assert made().restore(specs(stored.leaves(ALL, 0))).run.seed == 2
+        assert [path.name for path in made.folder.iterdir()] == ["10"]
+
+    def test_a_run_that_goes_back_leaves_the_later_ones_aside(self, made):
+        for step in (10, 20):
+            save(made(), step)
+        assert made().restore(specs(stored.leaves(ALL, 0)), step=10).run.step == 10
+        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 10
+
+
+class TestAsynchronous:
+    def test_training_goes_on_while_files_are_written(self, made, monkeypatch):
+        """Leaves are donated once they are copied; what is written is what they were."""
+        may_write = threading.Event()
+        write = checkpoint.write_leaf
+        monkeypatch.setattr(checkpoint, "write_leaf", lambda *args: may_write.wait(30) and write(*args))
+        leaf = jnp.arange(1000.0)
+        checkpoints = made()
+        checkpoints.save(RunState(step=1), [(("w",), leaf)])
+        checkpoints.copied()
+        jax.jit(lambda a: a + 1, donate_argnums=0)(leaf)
+        assert leaf.is_deleted()  # it is not, as long as somebody on the host reads its memory
+        checkpoints.advance()
+        assert CheckpointFolder(made.folder).steps() == []
+        may_write.set()
+        checkpoints.advance(to_the_end=True)
+        found = made().restore({("w",): jax.ShapeDtypeStruct((1000,), jnp.float32)})
+        assert (found.leaves["w",] == np.arange(1000.0)).all()
+
+    def test_a_second_one_waits_for_the_first(self, made):
+        checkpoints = made()
+        for step in (1, 2):
+            checkpoints.save(RunState(step=step), stored.leaves(ALL, step))
+            checkpoints.copied()
+        checkpoints.advance(to_the_end=True)
+        assert CheckpointFolder(made.folder).steps() == [1, 2]
+
+
+class TestWithoutRoom:
+    def full(self, made):
+        """A checkpoint is there; the next one finds no room for one leaf."""
+        save(made(), 10)
+        leaf = CheckpointFolder(made.folder).staging(20) / "params.2.up"
+        leaf.mkdir(parents=True)
+        (leaf / "0.0").symlink_to("/dev/full")
+        made.said.clear()
+
+    def test_training_goes_on(self, made):
+        self.full(made)
+        save(made(), 20)
+        assert (
+            "params.2.up/0.0: No space left on device; the latest complete one is of step 10" in made.said[0]
+        )
+        assert [path.name for path in made.folder.iterdir()] == ["10"]
+        save(made(), 30)
+        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 30
+
+    def test_or_stops(self, made):
+        self.full(made)
+        with pytest.raises(TrainingError, match=r"step 20 cannot be written .*No space left"):
+            save(made(on_error="stop"), 20)
+        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 10
+
+    def test_where_nothing_can_be_written(self, tmp_path):
+        (tmp_path / "file").touch()
+        said = []
+        save(Checkpoints(tmp_path / "file" / "checkpoints", World(), say=said.append), 1)
+        assert "Not a directory; there is no other; training goes on" in said[0]
+
+
+def test_two_processes(tmp_path):
+    """Each writes its own leaves; what one of them cannot write or read, none of them uses."""
+    ranks = ("-n", 2, "-m", "tests.checkpoint_ranks", tmp_path)
+    status, said = command("rrfp_jax.train.launch", *ranks, folder=tmp_path)
+    assert status == 0, said
+    ranks = [json.loads((tmp_path / f"checkpoint-{rank}.json").read_text()) for rank in range(2)]
+    folder = tmp_path / "checkpoints"
+    for rank in ranks:
+        assert rank["step"] == 20 and rank["equal"]
+        assert "by rank 1" in rank["stopped"] and "No space left" in rank["stopped"]
+    assert ranks[1]["said"] == []
+    told = "\n".join(ranks[0]["said"])
+    assert "step 30 cannot be written by rank 1" in told and "latest complete one is of step 20" in told
+    assert f"{folder}/40 is refused: {folder}/40/params.3.up/0.0 has other bytes" in told
+    assert sorted(path.name for path in folder.iterdir()) == ["10", "20", "40.1"]
+    everything = stored.leaves(ALL, 20)
+    assert plain_orbax(folder / "20") == digests(everything)
+    assert equal(Checkpoints(folder, World()).restore(specs(everything)).leaves, everything)

@@ -1,0 +1,123 @@
+"""Stored executables: a second start compiles nothing; files that do not fit are not used."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from rrfp_jax.runtime.executables import Executables
+from tests import programs
+from tests.test_processes import environment
+
+
+def start(folder):
+    argv = [sys.executable, "-m", "tests.programs", str(folder)]
+    return subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, text=True)
+
+
+def ended(process):
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return json.loads(said)
+
+
+@pytest.fixture(autouse=True)
+def jax_keeps_nothing():
+    """JAX's own cache, which the other tests use, is off."""
+    folder = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", folder)
+    compilation_cache.reset_cache()
+
+
+def test_a_second_start_compiles_nothing(tmp_path):
+    first, second = ended(start(tmp_path)), ended(start(tmp_path))
+    assert first["compiled"] > 0 and second["compiled"] == 0
+    assert first | {"compiled": 0} == second and second["said"] == []
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_many_may_store_the_same_program_at_once(tmp_path):
+    device = jax.devices()[0]
+
+    def store(_):
+        said = []
+        compiled = Executables(tmp_path, say=said.append).compiled(programs.lowered(device), device)
+        return programs.result(compiled, device), said
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(store, range(24)))
+    assert found == [found[0]] * 24 and found[0][1] == []
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_program_from_the_cache_of_jax_is_not_stored(tmp_path):
+    """It could not be loaded again."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
+    compilation_cache.reset_cache()
+    programs.run(None)
+    jax.clear_caches()
+    found = programs.run(tmp_path / "ours")
+    assert not (tmp_path / "ours").exists() and found["results"] == programs.run(None)["results"]
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """A folder with the programs of `programs.run`."""
+    assert programs.run(tmp_path)["compiled"] == 4
+    assert programs.run(tmp_path)["compiled"] == 0
+    return tmp_path
+
+
+def truncate(files):
+    files[0].write_bytes(files[0].read_bytes()[:-1])
+
+
+def flip(files):
+    content = bytearray(files[0].read_bytes())
+    content[len(content) // 2] ^= 1
+    files[0].write_bytes(content)
+
+
+def exchange(files):
+    files[0].write_bytes(files[1].read_bytes())
+
+
+def empty(files):
+    files[0].write_bytes(b"")
+
+
+@pytest.mark.parametrize("how", [truncate, flip, exchange, empty])
+def test_a_damaged_or_foreign_file_is_said_and_replaced(filled, how):
+    files = sorted(filled.iterdir())
+    how(files)
+    found = programs.run(filled)
+    assert found["compiled"] == 1
+    assert [files[0].name in line and "compiled anew" in line for line in found["said"]] == [True]
+    assert found["results"] == programs.run(None)["results"]
+    assert programs.run(filled)["compiled"] == 0
+
+
+def test_other_flags_are_another_program(filled):
+    assert programs.run(filled, environment={"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"})["compiled"] == 4
+
+
+def test_a_setting_of_the_compiler_is_another_program(filled):
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        assert programs.run(filled)["compiled"] == 4
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_where_nothing_can_be_written_programs_are_compiled(tmp_path):
+    (tmp_path / "file").touch()
+    found = programs.run(tmp_path / "file" / "folder")
+    assert found["compiled"] == 4 and len(found["said"]) == 1
+    assert "cannot be stored: Not a directory" in found["said"][0]
