@@ -74,6 +74,12 @@ class Stage:
         """The optimizer's state for this stage's parameters."""
         return jax.tree.unflatten(self._updates.state_structure, self.state)
 
+    def replace(self, params: Params, state: Any) -> None:
+        """Take other values for parameters and optimizer state, trees like those that there are."""
+        own = [{str(i): params[str(i)] for i in layers} for layers in self.chunks]
+        self.leaves = [jax.device_put(jax.tree.leaves(tree), self.device) for tree in own]
+        self.state = jax.device_put(jax.tree.leaves(state), self.device)
+
     def scale_loss(self, scale: float) -> None:
         """Set what gradients of coming steps are multiplied by."""
         if scale != self._loss_scale:

@@ -195,8 +195,6 @@ class Checkpoints:
     def restore(self, wanted: Mapping[Key, Any], step: int | None = None) -> Restored | None:
         """The latest checkpoint, or that of a step. One that is damaged is passed over, and that is said.
 
-        Checkpoints later than the one restored are renamed, so that they are not taken for its successors.
-
         Args:
             wanted: specs (shape, dtype) of this process's leaves.
             step: of the checkpoint; None for the latest.
@@ -221,9 +219,6 @@ class Checkpoints:
         for candidate in sorted(steps if step is None else [step], reverse=True):
             found = self._read(candidate, wanted, everything)
             if found is not None:
-                if self._world.rank == 0:
-                    for moved in self._folder.set_aside([s for s in steps if s > candidate]):
-                        self._say(f"a later checkpoint is kept as {moved}")
                 return found
         if steps:
             raise TrainingError(f"{self._folder.path}: no checkpoint is intact; to begin anew, move it away")

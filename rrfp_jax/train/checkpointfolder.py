@@ -11,9 +11,9 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class RunState:
         step: steps done, hence the number of the next one, from which its random keys follow.
         data: the position in the data, as the data sees it.
         seed: of initial values, random keys and data order.
-        loss_scale: None without loss scaling.
+        standing: how training stands otherwise (loss scale, steps left out).
         config: of the run.
         plan_hash: of the last step's microbatches.
     """
@@ -39,7 +39,7 @@ class RunState:
     step: int
     data: Any = None
     seed: int = 0
-    loss_scale: float | None = None
+    standing: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     plan_hash: str = ""
 
@@ -78,6 +78,8 @@ class CheckpointFolder:
     def commit(self, run: RunState, leaves: Mapping[str, Leaf], keep: int) -> None:
         """Make a checkpoint visible whose leaves have all been written, and remove the oldest.
 
+        Later ones, of a run that has gone back since, are renamed: they are not its successors.
+
         Args:
             run: its state.
             leaves: of all processes, by name.
@@ -99,6 +101,9 @@ class CheckpointFolder:
             _remove(final)
         staging.rename(final)
         _sync(self.path)
+        for step in self.steps():
+            if step > run.step:
+                move_away(self.final(step))
         for step in self.steps()[:-keep]:
             _remove(self.final(step))
 
@@ -128,14 +133,6 @@ class CheckpointFolder:
         metadata = bytearray(size)
         read_file(self.final(step) / METADATA, checksum, memoryview(metadata))
         return RunState(**json.loads(metadata)["custom_metadata"]), content["leaves"]
-
-    def set_aside(self, steps: Sequence[int]) -> list[Path]:
-        """Rename checkpoints so that they count no more; their new names, of those that could be."""
-        moved = []
-        for step in steps:
-            with suppress(OSError):
-                moved.append(move_away(self.final(step)))
-        return moved
 
 
 def _remove(checkpoint: Path) -> None:

@@ -28,6 +28,7 @@ from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.sums import Sums
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
+from rrfp_jax.train.checkpoint import Checkpoints, OnError
 from rrfp_jax.train.checks import (
     check_loss_is_a_sum,
     check_losses,
@@ -51,6 +52,7 @@ from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.settings import OnNonfinite, Settings
+from rrfp_jax.train.snapshot import leaves_of, put_back, standing_of, state_of
 from rrfp_jax.train.tracefile import TRACED_STEPS, write_trace
 
 
@@ -149,6 +151,8 @@ class Trainer:
             delays=self._delays,
         )
         self._checked = False
+        self._checkpoints: Checkpoints | None = None  # the one that was last written to
+        self._last_plan = ""
         self._last_rules: StepRules | None = None
         if self._data is not None:
             self._check_model(self._data, plan_step(self._data, 0))
@@ -287,6 +291,79 @@ class Trainer:
         """The latest steps as a trace that Perfetto opens."""
         write_trace(Path(path), {"run": self._traces})
 
+    # Saving.
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        keep: int = 3,
+        on_error: OnError = "stop",
+        wait: bool = True,
+        config: Any = None,
+    ) -> None:
+        """Write a checkpoint, `<folder>/<steps done>/`, which plain orbax reads too; all processes together.
+
+        Args:
+            folder: of the run's checkpoints, on a file system that all processes share.
+            keep: how many of them to keep; older ones are removed once this one is complete.
+            on_error: what to do if it cannot be written: "stop", or "continue" with a line about it.
+            wait: False lets the next steps go on beside the writing; the last ones are waited for by
+                `finish_saving`.
+            config: plain data to keep with it.
+
+        Raises:
+            UsageError: there is nothing to save before the first step.
+            TrainingError: it cannot be written, and `on_error` is "stop".
+        """
+        if not self._engine.stages:
+            raise UsageError(
+                "Trainer.save: there is nothing to save before the first step; call start() first"
+            )
+        self.finish_saving()
+        self._checkpoints = Checkpoints(Path(folder), self._world, keep=keep, on_error=on_error)
+        run = state_of(self.steps_done, self._seed, self._standing, self._last_plan, config)
+        self._checkpoints.save(run, leaves_of(self._engine.stages.values()))
+        if wait:
+            self.finish_saving()
+
+    def finish_saving(self) -> None:
+        """Wait for a checkpoint that is being written.
+
+        Raises:
+            TrainingError: see `save`.
+        """
+        if self._checkpoints is not None:
+            self._checkpoints.advance(to_the_end=True)
+
+    def restore(self, folder: str | Path, step: int | None = None) -> bool:
+        """Go on from the latest intact checkpoint of a folder; all processes together.
+
+        The number of stages, chunks and processes, the schedule and the precision of messages may be others
+        than when it was saved. One that is damaged is passed over, which is said.
+
+        Args:
+            folder: as for `save`.
+            step: to take the checkpoint of another step than the latest.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            UsageError: it is of another model, optimizer or seed, or there is none of that step.
+            TrainingError: there are only damaged ones.
+        """
+        self._start(self._own_data("restore"))
+        stages = list(self._engine.stages.values())
+        wanted = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in leaves_of(stages)}
+        found = Checkpoints(Path(folder), self._world).restore(wanted, step)
+        if found is None:
+            return False
+        self._standing = standing_of(found.run, self._seed)
+        put_back(stages, found.leaves)
+        self.steps_done, self._last_plan = found.run.step, found.run.plan_hash
+        return True
+
     # Inside.
 
     def _require_optimizer(self) -> None:
@@ -336,12 +413,16 @@ class Trainer:
 
     def _train(self, data: Data) -> Report:
         began, step, scale = perf_counter(), self.steps_done, self.loss_scale.value
+        if self._checkpoints is not None:
+            self._checkpoints.advance()
         plan, sums = self._run("train", data, step)
         unit = sums.weight * scale  # the gradient sums over this are the gradient
         norm, applied = math.sqrt(sums.squared_norm) / unit, is_finite(sums)
         if applied:
             clip = self._settings.clip_norm
             shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-30))
+            if self._checkpoints is not None:
+                self._checkpoints.copied()  # the update donates what is being saved
             with interrupts_held():  # all stages, or none
                 self._engine.update(shrink / unit)
                 self._standing = self._standing.after(finite=True)
@@ -351,6 +432,7 @@ class Trainer:
             self._standing = leave_out(self._standing, policy, step, sums, self._engine.not_finite)
             self.steps_done += 1
         self._traces.append(sums.trace)
+        self._last_plan = plan_hash(plan)
         report = Report.of(
             sums,
             wall_seconds=perf_counter() - began,
@@ -358,7 +440,7 @@ class Trainer:
             loss_scale=scale,
             applied=applied,
             skipped=self._standing.skipped,
-            plan=plan_hash(plan),
+            plan=self._last_plan,
         )
         if self._on_step is not None:
             self._on_step(report)

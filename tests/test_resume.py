@@ -1,0 +1,108 @@
+"""Training that is stopped and goes on: in the same way, on other stages, by another schedule."""
+
+import jax
+import numpy as np
+import pytest
+
+import rrfp_jax as rrfp
+from tests import toy
+
+STEPS = 6
+
+
+def trainer(stages=4, **kwargs):
+    return toy.trainer(stages, **{"clip_norm": 0.5, "loss_scale": "dynamic", **kwargs})
+
+
+def shorter():
+    embed, _, head = toy.layers()
+    return rrfp.Pipeline([embed, rrfp.layer(toy.block, init=toy.block_init, repeat=2), head], toy.loss)
+
+
+def state(trainer):
+    stages = trainer._engine.stages.values()
+    return jax.device_get([trainer.params, *(stage.state for stage in stages)])
+
+
+def equal(a, b):
+    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+
+
+def numbers(report):
+    return report.step, report.loss, report.gradient_norm, report.loss_scale, report.plan
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Checkpoints half-way and at the end of a run, its reports and its last state."""
+    folder, own = tmp_path_factory.mktemp("checkpoints"), trainer()
+    reports = list(own.steps(STEPS // 2))
+    own.save(folder)
+    halfway = jax.device_get(own.params)
+    reports += own.steps(STEPS - STEPS // 2)
+    own.save(folder, wait=False)
+    own.finish_saving()
+    return folder, reports, halfway, state(own)
+
+
+def test_it_goes_on_to_the_bit(saved):
+    folder, reports, _, last = saved
+    own = trainer()
+    assert own.restore(folder, step=STEPS // 2)
+    assert list(map(numbers, own.steps(STEPS - STEPS // 2))) == list(map(numbers, reports[STEPS // 2 :]))
+    assert equal(state(own), last)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "schedule"),
+    [(rrfp.Mesh(pp=2), "bfw"), (rrfp.Mesh(pp=1), "1f1b"), (rrfp.Mesh(pp=2, chunks=2, shape="v"), "zb-v")],
+)
+def test_on_another_mesh_by_another_schedule(saved, mesh, schedule):
+    folder, _, halfway, _ = saved
+    own = trainer(mesh=mesh, schedule=schedule)
+    own.restore(folder, step=STEPS // 2)
+    assert equal(own.params, halfway) and own.steps_done == STEPS // 2
+    batch = toy.microbatches(8, seed=9)
+    assert toy.worst_leaf(own.value_and_grad(batch)[1], toy.reference(halfway, batch)[1]) <= 1e-5
+
+
+def test_the_latest_is_taken(saved):
+    own = trainer(1)
+    assert own.restore(saved[0]) and own.steps_done == STEPS
+
+
+def test_steps_taken_beside_the_writing_change_nothing_that_is_saved(tmp_path):
+    own = trainer(2)
+    list(own.steps(2))
+    before = jax.device_get(own.params)
+    own.save(tmp_path, wait=False)
+    list(own.steps(3))
+    own.finish_saving()
+    other = trainer(2)
+    assert other.restore(tmp_path) and other.steps_done == 2
+    assert equal(other.params, before)
+
+
+def test_nothing_there(tmp_path):
+    own = trainer(1)
+    assert not own.restore(tmp_path) and own.steps_done == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda: trainer(1, seed=1), ["seed=1", "seed=0"]),
+        (lambda: trainer(1, optimizer=toy.optax.sgd(0.1)), ["another model or optimizer", "optimizer"]),
+        (lambda: trainer(1, pipe=shorter()), ["another model", "it lacks params.3.out"]),
+    ],
+    ids=["seed", "optimizer", "model"],
+)
+def test_another_run_is_refused(saved, other, said):
+    with pytest.raises(rrfp.UsageError) as caught:
+        other().restore(saved[0])
+    assert all(text in str(caught.value) for text in said), caught.value
+
+
+def test_saving_before_the_first_step_is_refused(tmp_path):
+    with pytest.raises(rrfp.UsageError, match="before the first step"):
+        trainer(1).save(tmp_path)
