@@ -18,8 +18,7 @@ from rrfp_jax.runtime.world import World
 from tests import toy
 
 STEPS = 3
-ONE, FOUR = rrfp.Mesh(pp=1), rrfp.Mesh(pp=4)
-LOOPED, V = rrfp.Mesh(pp=2, chunks=2), rrfp.Mesh(pp=4, chunks=2, shape="v")
+ONE, FOUR, LOOPED = rrfp.Mesh(pp=1), rrfp.Mesh(pp=4), rrfp.Mesh(pp=2, chunks=2)
 FROZEN = ["0.*", "1.*", "2.*", "5.bias"]
 
 
@@ -36,13 +35,11 @@ def optimizer():
 
 
 CASES = {
-    "clip": ({}, {"clip_norm": 0.3}),
-    "tied": ({"tied": True}, {"clip_norm": 0.3}),
+    "clipped, scaled": ({}, {"clip_norm": 0.3, "loss_scale": 1024.0}),
     "frozen": ({"frozen": FROZEN}, {"clip_norm": 0.3}),
-    "scaled": ({}, {"loss_scale": 1024.0}),
     "all": ({"tied": True, "frozen": ["1.*", "3.up"]}, {"clip_norm": 0.3, "loss_scale": 2.0**-8}),
 }
-RUNS = [(case, FOUR) for case in CASES] + [("all", mesh) for mesh in (ONE, LOOPED, V)]
+RUNS = [*((case, FOUR) for case in CASES), ("all", ONE), ("all", LOOPED)]
 
 
 def plainly(params, batch, model, clip):
@@ -97,7 +94,7 @@ def differs(case, mesh):
     initial = jax.tree.map(jnp.asarray, jax.device_get(trainer.params))
     trained, filled, model = toy_model(initial, "tied" in settings, settings.get("frozen", ()))
     errors = []
-    schedules = [*(["bfw"] if case == "all" else []), "fb" if mesh.chunks else "1f1b", "bf"] * STEPS
+    schedules = ["bfw" if (case, mesh) == ("all", FOUR) else "bf", "fb" if mesh.chunks else "1f1b"] * STEPS
     expected = list(plainly(trained, whole, model, given.get("clip_norm")))
     for _, *numbers in expected:
         trainer.schedule = schedules.pop()
@@ -109,7 +106,7 @@ def differs(case, mesh):
     return max(errors), trainer, initial
 
 
-@pytest.mark.parametrize(("case", "mesh"), RUNS, ids=lambda value: getattr(value, "shape", value))
+@pytest.mark.parametrize(("case", "mesh"), RUNS, ids=str)
 def test_training_is_that_of_plain_jax_and_optax(case, mesh):
     worst, trainer, initial = differs(case, mesh)
     assert worst <= 1e-5
@@ -128,20 +125,20 @@ class TestBrokenVariantsAreCaught:
     def test_clipping_by_the_norm_of_each_stage(self, monkeypatch):
         norms = Stage.norms
         monkeypatch.setattr(Stage, "norms", lambda self: norms(self) * (self.index == 0))
-        assert differs("clip", FOUR)[0] > 1e-3
+        assert differs("clipped, scaled", FOUR)[0] > 1e-3
 
     def test_a_tied_gradient_that_is_not_added(self, monkeypatch):
         monkeypatch.setattr(Stage, "add_aliases", lambda self, chunk, place, gradients: None)
-        assert differs("tied", FOUR)[0] > 1e-3
+        assert differs("all", FOUR)[0] > 1e-3
 
     def test_a_tied_value_that_is_not_sent_back(self, monkeypatch):
         monkeypatch.setattr(Stage, "set_leaf", lambda self, chunk, place, value: None)
-        assert differs("tied", FOUR)[0] > 1e-3
+        assert differs("all", FOUR)[0] > 1e-3
 
     def test_a_gradient_that_stays_scaled(self, monkeypatch):
         scale = Stage.scale_loss
         monkeypatch.setattr(Stage, "scale_loss", lambda self, value: scale(self, 1.0))
-        assert differs("scaled", FOUR)[0] > 1e-3
+        assert differs("clipped, scaled", FOUR)[0] > 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -177,16 +174,16 @@ class TestFrozen:
         assert frozen.check().ok
 
 
-def test_two_aliases_on_one_stage_and_in_one_chunk_as_their_owner():
-    tied = {"1.up": ["2.up", "-2.up"], "2.bias": "3.bias"}
-    trainer = toy.trainer(2, pipe=toy.pipeline(tied=tied), loss_scale=4.0)
+def test_aliases_in_other_chunks_and_in_the_same_one():
+    tied = {"1.up": ["4.up", "-2.up"], "2.bias": "3.bias"}
+    trainer = toy.trainer(mesh=LOOPED, pipe=toy.pipeline(tied=tied), loss_scale=4.0)
     assert trainer.check().ok
     list(trainer.steps(2))
     params = trainer.params
-    assert all(np.array_equal(params["1"]["up"], params[i]["up"]) for i in "26")
+    assert all(np.array_equal(params["1"]["up"], params[i]["up"]) for i in "46")
     assert np.array_equal(params["2"]["bias"], params["3"]["bias"])
     gradient = trainer.value_and_grad(toy.microbatches())[1]
-    assert all(np.array_equal(gradient["1"]["up"], gradient[i]["up"]) for i in "26")
+    assert all(np.array_equal(gradient["1"]["up"], gradient[i]["up"]) for i in "46")
 
 
 def test_initial_values_of_tied_parameters_are_asked_of_the_owner():
@@ -196,10 +193,9 @@ def test_initial_values_of_tied_parameters_are_asked_of_the_owner():
         asked.append(path)
         return np.full(spec.shape, 0.5, spec.dtype) if path == "0.table" else None
 
-    trainer = toy.trainer(2, pipe=toy.tied_pipeline(), init=init)
-    trainer.start()
+    params = toy.trainer(2, pipe=toy.tied_pipeline(), init=init)._engine.all_initial_params()
     assert "7.table" not in asked
-    assert (np.asarray(trainer.params["7"]["table"]) == 0.5).all()
+    assert (np.asarray(params["7"]["table"]) == 0.5).all()
 
 
 def test_sums_of_bfloat16_gradients_agree_and_are_float32():
@@ -209,16 +205,16 @@ def test_sums_of_bfloat16_gradients_agree_and_are_float32():
         return {"x": x, "positions": carry["positions"]}
 
     embed, _, head = toy.layers()
-    layers = [embed, rrfp.layer(block, init=toy.block_init, repeat=toy.BLOCKS), head]
-    trainer = toy.trainer(4, pipe=rrfp.Pipeline(layers, toy.loss))
+    layers = [embed, rrfp.layer(block, init=toy.block_init, repeat=2), head]
+    trainer = toy.trainer(2, pipe=rrfp.Pipeline(layers, toy.loss))
     loss, gradient = trainer.value_and_grad(batch := toy.microbatches())
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.float32)}
 
     def sums(params, whole):
         carry = toy.embed(params["0"], None, whole)
-        for i in range(1, toy.BLOCKS + 1):
-            carry = block(params[str(i)], carry, whole)
-        return toy.sums(toy.head(params["7"], carry, whole), whole)
+        for i in "12":
+            carry = block(params[i], carry, whole)
+        return toy.sums(toy.head(params["3"], carry, whole), whole)
 
     params = jax.device_put(trainer.params, jax.devices()[0])
     part = jax.jit(jax.value_and_grad(sums, has_aux=True))

@@ -117,7 +117,9 @@ class Engine:
                 for s, own, update in zip(stages, params, updates, strict=True)
             }
         self._ties = locate(self.library.params, self.chunks, self.library.roles.ties)
-        self._transport = self.layout.transport(self.placement)
+        self._transport = self.layout.transport(
+            self.placement
+        )  # delays are injected into tasks' messages only
         transport = self._delays.transport(self._transport, self.placement)
         queue = self._delays.queue()
         self._driver = Driver(self.layout.devices, self.world, transport, self._stall_seconds, queue)
