@@ -192,7 +192,9 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
         return Driver.run(driver, rules, step, own, budgets)
 
     driver.scheduler, driver.transport, driver.run = Inspected, Resting(), run  # type: ignore
-    trainer.step(list(trainer._own_data("step")._current) * count)  # type: ignore[attr-defined]
+    # Copies, since a device may share the host's memory, and equal arrays would be counted once.
+    microbatches = list(trainer._own_data("step")._current) * count  # type: ignore[attr-defined]
+    trainer.step([{name: np.copy(value) for name, value in mb.items()} for mb in microbatches])
     return found
 
 

@@ -52,7 +52,7 @@ class Runs:
         )
         for s, stage in self.stages.items():
             stage.leaves, stage.state = jax.device_put(self.start[s], stage.device)
-        self.trainer.schedule, self.trainer.steps_done = schedule, 0
+        self.trainer.schedule, self.trainer._stepper.steps_done = schedule, 0
         reports = list(self.trainer.steps(STEPS))
         orders = [[str(r.task) for r in report.trace.stage_records(1)] for report in reports]
         return [report.loss for report in reports], jax.device_get(self.trainer.params), orders

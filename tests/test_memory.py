@@ -233,7 +233,7 @@ def budgeted_by(trainer, setting):
     """A trainer from now on within a budget."""
     engine = trainer._engine
     engine.memory = Memory(setting, engine.layout, engine.library)
-    engine.memory.start(list(engine.stages.values()), trainer._rules(1, "train"))
+    engine.memory.start(list(engine.stages.values()), trainer._stepper.rules(1, "train"))
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["fused", "split"])

@@ -86,7 +86,7 @@ class TestParity:
     def test_tied_parameters_and_skipped_steps_are_those_of_one_process(self, parity):
         trainer = toy.trainer(4, pipe=toy.tied_pipeline(), clip_norm=0.3)
         own = [next(trainer.steps(1)) for _ in range(2)]
-        trainer.steps_done += 1  # the step that the processes skip
+        trainer._stepper.steps_done += 1  # the step that the processes skip
         own += trainer.steps(2)
         expected = [[r.loss, r.gradient_norm, r.parameter_norm] for r in own]
         tables = [table for rank in parity for table in rank["tied"]["tables"]]

@@ -194,7 +194,7 @@ class TestOrderedLink:
         trainer.start()
         gradients, transport = [], OrderedTransport()
         for trainer._engine.driver.transport in (LocalTransport(), transport):
-            trainer._run("train", trainer._data, 0)
+            trainer._stepper.run("train", trainer._data, 0)
             stages = trainer._engine.stages.values()
             gradients.append(jax.device_get([stage.gradients for stage in stages]))
             trainer._engine.reset_gradients()

@@ -20,10 +20,12 @@ from rrfp_jax.core.rules import StepRules
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.compiling import nbytes
 from rrfp_jax.runtime.dataflow import output_dependence
+from rrfp_jax.runtime.engine import Engine
 from rrfp_jax.runtime.layers import Loss, MicrobatchView, Params
 from rrfp_jax.runtime.paths import leaf_path
 from rrfp_jax.runtime.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.train.data import Data, Microbatch, buckets_of, load_checked
 
 SUM_TOLERANCE = 0.02
 """A mean of two rows is half of what their sum would be; rounding in bfloat16 stays far below this."""
@@ -115,6 +117,28 @@ def check_order(rules: StepRules) -> None:
             check_can_end(rules)
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+
+def check_model(
+    pipe: Pipeline,
+    engine: Engine,
+    optimizer: optax.GradientTransformation | None,
+    data: Data,
+    plan: Sequence[Microbatch],
+) -> None:
+    """Refuse a model, its loss, or an optimizer that does not work for the microbatches of a first step.
+
+    Raises:
+        UsageError: see `Library.examine`, `check_optimizer`, `check_loss_is_a_sum`.
+    """
+    buckets = buckets_of(plan)
+    for bucket in dict.fromkeys(buckets):
+        engine.library.examine(bucket)
+    if optimizer is not None:
+        check_optimizer(optimizer, engine.library.updated, engine.chunks)
+    last = len(plan) - 1  # the one most likely to differ from the rest
+    fields = load_checked(data, 0, last, plan[last], frozenset(plan[last].fields))
+    check_loss_is_a_sum(pipe, engine.library.examine(buckets[last])[-1].carry_out, dict(fields))
 
 
 def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:

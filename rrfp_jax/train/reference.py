@@ -71,7 +71,7 @@ def stage_table(stages: Sequence[StageLedger]) -> str:
         (
             str(index),
             " ".join(f"{first}-{end - 1}" for first, end in s.layers),
-            s.device,
+            s.device.partition(" of ")[0],
             f"{s.parameters:,}",
             *map(in_mib, (s.weight_bytes, s.optimizer_bytes, s.accumulator_bytes, s.parked_gradient_bytes)),
             *map(in_mib, _of_microbatch(s.largest)),

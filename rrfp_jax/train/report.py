@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.sums import Sums
 from rrfp_jax.train.timeline import Timeline
 
@@ -126,3 +127,16 @@ class Evaluation:
     loss: float
     weight: float
     metrics: Mapping[str, float]
+
+    @classmethod
+    def of(cls, found: Sequence[Sums]) -> Evaluation:
+        """What the steps of a pass add up to.
+
+        Raises:
+            UsageError: nothing is counted.
+        """
+        weight = sum(sums.weight for sums in found)
+        if not weight > 0:
+            raise UsageError(f"the summed loss weight of the evaluation is {weight}: nothing is counted")
+        metrics = {name: sum(s.metrics[name] for s in found) / weight for name in found[0].metrics}
+        return cls(loss=sum(s.total for s in found) / weight, weight=weight, metrics=metrics)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.engine import Engine
 from rrfp_jax.runtime.stage import Stage
+from rrfp_jax.train.checkpoint import Checkpoints, OnError
 from rrfp_jax.train.checkpointfolder import RunState
 from rrfp_jax.train.leaves import Key, filled, keyed
 from rrfp_jax.train.lossscale import LossScale
@@ -37,11 +39,6 @@ def put_back(stages: Iterable[Stage], leaves: Mapping[Key, np.ndarray[Any, Any]]
         )
 
 
-def state_of(step: int, seed: int, standing: Standing, plan: str, config: Any) -> RunState:
-    """What a run needs besides; the position in the data is the number of the next step."""
-    return RunState(step=step, data=step, seed=seed, standing=asdict(standing), plan_hash=plan, config=config)
-
-
 def standing_of(run: RunState, seed: int) -> Standing:
     """How training stood.
 
@@ -54,3 +51,48 @@ def standing_of(run: RunState, seed: int) -> Standing:
             f"keys and data order follow from it; give that one"
         )
     return Standing(**{**run.standing, "loss_scale": LossScale(**run.standing["loss_scale"])})
+
+
+class Saves:
+    """The checkpoints that a Trainer writes and reads; all processes call every method at the same point.
+
+    Args:
+        engine: with the stages of this process, once it has been started.
+        seed: of the run.
+    """
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self._engine, self._world, self._seed = engine, engine.world, seed
+        self._latest: Checkpoints | None = None  # the folder that was last written to
+
+    def save(self, folder: Path, keep: int, on_error: OnError, run: RunState) -> None:
+        """Begin to write a checkpoint, once an earlier one is complete."""
+        self.finish()
+        self._latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
+        self._latest.save(run, leaves_of(self._engine.stages.values()))
+
+    def finish(self) -> None:
+        """Wait for the one under way."""
+        if self._latest is not None:
+            self._latest.advance(to_the_end=True)
+
+    def step_begins(self) -> None:
+        """Go on with the one under way."""
+        if self._latest is not None:
+            self._latest.advance()
+
+    def update_begins(self) -> None:
+        """Wait until what is being saved has been copied: the update donates it."""
+        if self._latest is not None:
+            self._latest.copied()
+
+    def restore(self, folder: Path, step: int | None) -> tuple[RunState, Standing] | None:
+        """Put back the latest intact checkpoint, or that of a step; None if there is none."""
+        stages = list(self._engine.stages.values())
+        wanted = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in leaves_of(stages)}
+        found = Checkpoints(folder, self._world).restore(wanted, step)
+        if found is None:
+            return None
+        standing = standing_of(found.run, self._seed)
+        put_back(stages, found.leaves)
+        return found.run, standing

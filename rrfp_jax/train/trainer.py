@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import jax
 import optax
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.trace import StepTrace
-from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.budget import Setting, parse_setting
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.engine import Engine
 from rrfp_jax.runtime.initial import InitFunction
-from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.ledger import StageLedger
-from rrfp_jax.runtime.library import Phase
 from rrfp_jax.runtime.pipeline import Pipeline
-from rrfp_jax.runtime.sums import Sums
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
-from rrfp_jax.train.checkpoint import Checkpoints, OnError
-from rrfp_jax.train.checks import (
-    check_loss_is_a_sum,
-    check_losses,
-    check_optimizer,
-    check_order,
-    check_types,
-)
+from rrfp_jax.train.checkpoint import OnError
+from rrfp_jax.train.checkpointfolder import RunState
+from rrfp_jax.train.checks import check_losses, check_model, check_order, check_types
 from rrfp_jax.train.data import (
     Data,
     InMemory,
@@ -45,17 +32,17 @@ from rrfp_jax.train.data import (
     as_data,
     buckets_of,
     load_checked,
-    plan_hash,
     plan_step,
 )
 from rrfp_jax.train.lossscale import LossScale, loss_scale_of
 from rrfp_jax.train.named import schedule_of
-from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
+from rrfp_jax.train.nonfinite import Standing
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.settings import OnNonfinite, Settings
-from rrfp_jax.train.snapshot import leaves_of, put_back, standing_of, state_of
-from rrfp_jax.train.tracefile import TRACED_STEPS, write_trace
+from rrfp_jax.train.snapshot import Saves
+from rrfp_jax.train.stepping import Stepper
+from rrfp_jax.train.tracefile import write_trace
 
 
 class Trainer:
@@ -126,20 +113,16 @@ class Trainer:
     ) -> None:
         mesh = mesh or Mesh()
         check_types(pipe, mesh, split)
-        self._settings = Settings(
+        settings = Settings(
             max_in_flight=max_in_flight,
             accumulation=accumulation,
             spare_gradients=spare_gradients,
             clip_norm=clip_norm,
             on_nonfinite=on_nonfinite,
         )
-        self._standing = Standing(loss_scale=loss_scale_of(loss_scale))
-        self.schedule = schedule
-        self._mesh = mesh
-        self.steps_done = 0
+        first = schedule_of(schedule)
         self._pipe, self._optimizer, self._on_step = pipe, optimizer, on_step
         self._seed = seed
-        self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
         self._data = None if data is None else as_data(data)
         self._delays = delays or Delays()
         self._layout = mesh.lay_out()
@@ -148,7 +131,7 @@ class Trainer:
         self._engine = Engine(
             pipe,
             self._layout,
-            mesh.placement(self.schedule),
+            mesh.placement(first),
             split=split,
             remat=remat,
             optimizer=optimizer,
@@ -158,32 +141,36 @@ class Trainer:
             delays=self._delays,
             budget=parse_setting(activation_budget),
         )
-        if not self._engine.memory.limited:
-            self._settings = self._settings.limited(2 * mesh.pp)
+        self._settings = settings if self._engine.memory.limited else settings.limited(2 * mesh.pp)
+        self._saves = Saves(self._engine, seed)
+        standing = Standing(loss_scale=loss_scale_of(loss_scale))
+        self._stepper = Stepper(self._engine, self._settings, self._saves, first, standing)
         self._checked = False
-        self._checkpoints: Checkpoints | None = None  # the one that was last written to
-        self._last_plan = ""
-        self._last_rules: StepRules | None = None
         if self._data is not None:
             self._check_model(self._data, plan_step(self._data, 0))
 
     @property
     def schedule(self) -> Schedule:
         """The schedule of the next step; may be set between steps, to an object or a name."""
-        return self._schedule
+        return self._stepper.schedule
 
     @schedule.setter
     def schedule(self, schedule: Schedule | str) -> None:
-        self._schedule = schedule_of(schedule)
+        self._stepper.schedule = schedule_of(schedule)
 
     @property
     def loss_scale(self) -> LossScale:
         """The loss scale of the next step; may be set between steps."""
-        return self._standing.loss_scale
+        return self._stepper.standing.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, scale: float | str | LossScale | None) -> None:
-        self._standing = replace(self._standing, loss_scale=loss_scale_of(scale))
+        self._stepper.standing = replace(self._stepper.standing, loss_scale=loss_scale_of(scale))
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps have been trained, those that were left out among them."""
+        return self._stepper.steps_done
 
     # Training.
 
@@ -218,7 +205,7 @@ class Trainer:
         """
         data = InMemory(microbatches)
         self._start(data)
-        _, sums = self._run("train", data, self.steps_done)
+        _, sums = self._stepper.run("train", data, self.steps_done)
         check_losses(sums.totals, self.steps_done, "; the step is not applied")
         unit = sums.weight * self.loss_scale.value
         gradient = jax.tree.map(lambda g: g / unit, self._engine.gradients())
@@ -238,13 +225,9 @@ class Trainer:
         self._start(data)
         found = []
         for step in range(count):
-            found.append(self._run("evaluate", data, step)[1])
+            found.append(self._stepper.run("evaluate", data, step)[1])
             check_losses(found[-1].totals, step, "")
-        weight = sum(sums.weight for sums in found)
-        if not weight > 0:
-            raise UsageError(f"the summed loss weight of the evaluation is {weight}: nothing is counted")
-        metrics = {name: sum(s.metrics[name] for s in found) / weight for name in found[0].metrics}
-        return Evaluation(loss=sum(s.total for s in found) / weight, weight=weight, metrics=metrics)
+        return Evaluation.of(found)
 
     # What the model is and needs.
 
@@ -296,7 +279,7 @@ class Trainer:
 
     def write_trace(self, path: str | Path) -> None:
         """The latest steps as a trace that Perfetto opens."""
-        write_trace(Path(path), {"run": self._traces})
+        write_trace(Path(path), {"run": self._stepper.traces})
 
     # Saving.
 
@@ -327,10 +310,15 @@ class Trainer:
             raise UsageError(
                 "Trainer.save: there is nothing to save before the first step; call start() first"
             )
-        self.finish_saving()
-        self._checkpoints = Checkpoints(Path(folder), self._world, keep=keep, on_error=on_error)
-        run = state_of(self.steps_done, self._seed, self._standing, self._last_plan, config)
-        self._checkpoints.save(run, leaves_of(self._engine.stages.values()))
+        run = RunState(
+            step=self.steps_done,
+            data=self.steps_done,  # a plan is a function of its step
+            seed=self._seed,
+            standing=asdict(self._stepper.standing),
+            config=config,
+            plan_hash=self._stepper.last_plan,
+        )
+        self._saves.save(Path(folder), keep, on_error, run)
         if wait:
             self.finish_saving()
 
@@ -340,8 +328,7 @@ class Trainer:
         Raises:
             TrainingError: see `save`.
         """
-        if self._checkpoints is not None:
-            self._checkpoints.advance(to_the_end=True)
+        self._saves.finish()
 
     def restore(self, folder: str | Path, step: int | None = None) -> bool:
         """Go on from the latest intact checkpoint of a folder; all processes together.
@@ -361,14 +348,11 @@ class Trainer:
             TrainingError: there are only damaged ones.
         """
         self._start(self._own_data("restore"))
-        stages = list(self._engine.stages.values())
-        wanted = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in leaves_of(stages)}
-        found = Checkpoints(Path(folder), self._world).restore(wanted, step)
+        found = self._saves.restore(Path(folder), step)
         if found is None:
             return False
-        self._standing = standing_of(found.run, self._seed)
-        put_back(stages, found.leaves)
-        self.steps_done, self._last_plan = found.run.step, found.run.plan_hash
+        run, self._stepper.standing = found
+        self._stepper.steps_done, self._stepper.last_plan = run.step, run.plan_hash
         return True
 
     # Inside.
@@ -388,7 +372,7 @@ class Trainer:
         plan = plan_step(data, 0)
         self._check_model(data, plan)
         self._world.agree("what is to be run", self._fingerprint(plan))
-        buckets, rules = buckets_of(plan), self._rules(len(plan), "train")
+        buckets, rules = buckets_of(plan), self._stepper.rules(len(plan), "train")
         self._engine.start(list(dict.fromkeys(buckets)), rules)
         self._engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         # So that the first step waits for nobody's start.
@@ -397,85 +381,20 @@ class Trainer:
     def _fingerprint(self, plan: Sequence[Microbatch]) -> Mapping[str, str]:
         """Whatever must be equal on all processes of the run, by name."""
         split = [[len(layers) for layers in chunks] for chunks in self._engine.chunks]
-        found = {"rules": self._rules(len(plan), "train"), "split": split, "seed": self._seed}
+        found = {"rules": self._stepper.rules(len(plan), "train"), "split": split, "seed": self._seed}
         found |= {"frozen": self._pipe.frozen, "tied": self._pipe.tied, "loss_scale": self.loss_scale}
         found |= {**self._settings.as_text(), "remat": self._engine.remat}
         found |= {"delays": self._delays, "jax": jax.__version__}
         return {name: str(value) for name, value in found.items()}
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
-        if self._checked:
-            return
-        buckets = buckets_of(plan)
-        for bucket in dict.fromkeys(buckets):
-            self._engine.library.examine(bucket)
-        check_order(self._rules(len(plan), "train"))
-        updated = self._engine.library.updated
-        if self._optimizer is not None:
-            check_optimizer(self._optimizer, updated, self._engine.chunks)
-        last = len(plan) - 1  # the one most likely to differ from the rest
-        fields = load_checked(data, 0, last, plan[last], frozenset(plan[last].fields))
-        check_loss_is_a_sum(
-            self._pipe, self._engine.library.examine(buckets[last])[-1].carry_out, dict(fields)
-        )
-        self._checked = True
+        if not self._checked:
+            check_order(self._stepper.rules(len(plan), "train"))
+            check_model(self._pipe, self._engine, self._optimizer, data, plan)
+            self._checked = True
 
     def _train(self, data: Data) -> Report:
-        began, step, scale = perf_counter(), self.steps_done, self.loss_scale.value
-        if self._checkpoints is not None:
-            self._checkpoints.advance()
-        plan, sums = self._run("train", data, step)
-        unit = sums.weight * scale  # the gradient sums over this are the gradient
-        norm, applied = math.sqrt(sums.squared_norm) / unit, is_finite(sums)
-        if applied:
-            clip = self._settings.clip_norm
-            shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-30))
-            if self._checkpoints is not None:
-                self._checkpoints.copied()  # the update donates what is being saved
-            with interrupts_held():  # all stages, or none
-                self._engine.update(shrink / unit)
-                self._standing = self._standing.after(finite=True)
-                self.steps_done += 1
-        else:
-            policy = self._settings.on_nonfinite
-            self._standing = leave_out(self._standing, policy, step, sums, self._engine.not_finite)
-            self.steps_done += 1
-        self._traces.append(sums.trace)
-        self._last_plan = plan_hash(plan)
-        report = Report.of(
-            sums,
-            wall_seconds=perf_counter() - began,
-            gradient_norm=norm,
-            loss_scale=scale,
-            applied=applied,
-            skipped=self._standing.skipped,
-            plan=self._last_plan,
-        )
+        report = self._stepper.train(data)
         if self._on_step is not None:
             self._on_step(report)
         return report
-
-    def _run(self, phase: Phase, data: Data, step: int) -> tuple[Sequence[Microbatch], Sums]:
-        self._world.box.phase(f"{'step' if phase == 'train' else 'validation'} {step}")
-        plan = plan_step(data, step)
-        self._world.agree(f"the plan of {phase} step {step}", plan_hash(plan))
-        buckets = buckets_of(plan)
-        rules = self._rules(len(plan), phase)
-        if rules != self._last_rules:  # the schedule may be set between steps
-            check_order(rules)
-            self._last_rules = rules
-
-        def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
-            return load_checked(data, step, j, plan[j], fields)
-
-        sums = self._engine.run(step, rules, buckets, load, self.loss_scale.value)
-        if phase == "train" and sums.weight <= 0:
-            raise TrainingError(
-                f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
-                f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
-            )
-        return plan, sums
-
-    def _rules(self, microbatches: int, phase: Phase) -> StepRules:
-        placement, forward_only = self._engine.placement, phase == "evaluate"
-        return self._settings.rules(placement, microbatches, self.schedule, forward_only)

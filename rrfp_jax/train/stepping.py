@@ -1,0 +1,123 @@
+"""One training step after the other: plan, run, judge, update."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.engine import Engine
+from rrfp_jax.runtime.interrupts import interrupts_held
+from rrfp_jax.runtime.library import Phase
+from rrfp_jax.runtime.sums import Sums
+from rrfp_jax.train.checks import check_order
+from rrfp_jax.train.data import Data, Microbatch, buckets_of, load_checked, plan_hash, plan_step
+from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
+from rrfp_jax.train.report import Report
+from rrfp_jax.train.settings import Settings
+from rrfp_jax.train.snapshot import Saves
+from rrfp_jax.train.tracefile import TRACED_STEPS
+
+
+class Stepper:
+    """The steps of a Trainer, whose all processes call every method at the same point.
+
+    Args:
+        engine: started before the first step.
+        settings: of the run.
+        saves: that steps go on beside.
+        schedule: of the next step; may be changed between steps.
+        standing: how training stands at the beginning.
+
+    Attributes:
+        steps_done: how many, steps that were left out among them; the number of the next one.
+        last_plan: hash of the latest step's plan; empty before the first.
+        traces: of the latest steps.
+    """
+
+    def __init__(
+        self, engine: Engine, settings: Settings, saves: Saves, schedule: Schedule, standing: Standing
+    ) -> None:
+        self._engine, self._settings, self._saves = engine, settings, saves
+        self.schedule, self.standing = schedule, standing
+        self.steps_done = 0
+        self.last_plan = ""
+        self.traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
+        self._last_rules: StepRules | None = None
+
+    def train(self, data: Data) -> Report:
+        """One training step.
+
+        Raises:
+            TrainingError: see `Trainer.steps`.
+        """
+        began, step, scale = perf_counter(), self.steps_done, self.standing.loss_scale.value
+        self._saves.step_begins()
+        plan, sums = self.run("train", data, step)
+        unit = sums.weight * scale  # the gradient sums over this are the gradient
+        norm, applied = math.sqrt(sums.squared_norm) / unit, is_finite(sums)
+        if applied:
+            self._update(norm, unit)
+        else:
+            policy = self._settings.on_nonfinite
+            self.standing = leave_out(self.standing, policy, step, sums, self._engine.not_finite)
+            self.steps_done += 1
+        self.traces.append(sums.trace)
+        self.last_plan = plan_hash(plan)
+        return Report.of(
+            sums,
+            wall_seconds=perf_counter() - began,
+            gradient_norm=norm,
+            loss_scale=scale,
+            applied=applied,
+            skipped=self.standing.skipped,
+            plan=self.last_plan,
+        )
+
+    def run(self, phase: Phase, data: Data, step: int) -> tuple[Sequence[Microbatch], Sums]:
+        """All tasks of a step; what they add up to. Gradients stay in the stages' sums.
+
+        Raises:
+            TrainingError: see `Engine.run`; or nothing is counted.
+        """
+        engine = self._engine
+        engine.world.box.phase(f"{'step' if phase == 'train' else 'validation'} {step}")
+        plan = plan_step(data, step)
+        engine.world.agree(f"the plan of {phase} step {step}", plan_hash(plan))
+        buckets = buckets_of(plan)
+        rules = self.rules(len(plan), phase)
+        if rules != self._last_rules:  # the schedule may be set between steps
+            check_order(rules)
+            self._last_rules = rules
+
+        def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
+            return load_checked(data, step, j, plan[j], fields)
+
+        sums = engine.run(step, rules, buckets, load, self.standing.loss_scale.value)
+        if phase == "train" and sums.weight <= 0:
+            raise TrainingError(
+                f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
+                f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
+            )
+        return plan, sums
+
+    def rules(self, microbatches: int, phase: Phase) -> StepRules:
+        """The rules of a step by the present schedule."""
+        forward_only = phase == "evaluate"
+        return self._settings.rules(self._engine.placement, microbatches, self.schedule, forward_only)
+
+    def _update(self, norm: float, unit: float) -> None:
+        """Apply the gradient, whose norm is known; the sums over `unit` are the gradient."""
+        clip = self._settings.clip_norm
+        shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-30))
+        self._saves.update_begins()
+        with interrupts_held():  # all stages, or none
+            self._engine.update(shrink / unit)
+            self.standing = self.standing.after(finite=True)
+            self.steps_done += 1
