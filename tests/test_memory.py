@@ -135,6 +135,7 @@ def ledger(stage, device="a", limit=None, held=100, message=10):
     )
     return StageLedger(
         device=device,
+        rank=0,
         layers=[(0, 1)],
         parameters=1,
         weight_bytes=1000,
