@@ -87,7 +87,7 @@ class TestEveryState:
 
 
 def test_random_steps_of_the_driver_keep_their_budgets():
-    """A slice of `python -m benchmarks.budget`."""
+    """A slice of `python -m benchmarks.budget_runs`."""
     full = 0
     for seed in range(RUNS):
         step = budgeted.drawn(seed)
@@ -135,6 +135,7 @@ def ledger(stage, device="a", limit=None, held=100, message=10):
     )
     return StageLedger(
         device=device,
+        rank=0,
         layers=[(0, 1)],
         parameters=1,
         weight_bytes=1000,

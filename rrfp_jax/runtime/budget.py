@@ -77,11 +77,11 @@ def memory_of_step(
 
 
 def _shares(setting: Setting, ledgers: Sequence[StageLedger], buckets: Sequence[str]) -> list[Share]:
-    on_device: dict[str, list[StageLedger]] = {}
+    on_device: dict[tuple[int, str], list[StageLedger]] = {}
     for ledger in ledgers:
-        on_device.setdefault(ledger.device, []).append(ledger)
+        on_device.setdefault((ledger.rank, ledger.device), []).append(ledger)
     known = {device: _share(setting, own, buckets) for device, own in on_device.items()}
-    return [known[ledger.device] for ledger in ledgers]
+    return [known[ledger.rank, ledger.device] for ledger in ledgers]
 
 
 def _share(setting: Setting, own: Sequence[StageLedger], buckets: Sequence[str]) -> Share:

@@ -60,7 +60,7 @@ class StageLedger:
     """What a stage needs of its device.
 
     Attributes:
-        device: its name, told apart from those of other processes.
+        device, rank: its name, and the process that it belongs to.
         layers: first and one after the last, of each chunk.
         parameters: their number.
         parked_gradient_bytes: gradients that wait for their turn to be added, or are under way to it.
@@ -69,6 +69,7 @@ class StageLedger:
     """
 
     device: str
+    rank: int
     layers: Sequence[tuple[int, int]]
     parameters: int
     weight_bytes: int
@@ -123,7 +124,8 @@ class StageLedger:
         """
         leaves = jax.tree.leaves(stage.leaves)
         return cls(
-            device=f"{stage.device} of rank {rank}",
+            device=str(stage.device),
+            rank=rank,
             layers=[(layers.start, layers.stop) for layers in stage.chunks],
             parameters=sum(leaf.size for leaf in leaves),
             weight_bytes=_bytes(leaves),

@@ -1,6 +1,6 @@
 """Byte budgets: kept whatever the delays, never a deadlock, and what they cost in step time.
 
-    python -m benchmarks.budget [--json=FILE] [--check] [--runs=1000] [--cases=1000]
+    python -m benchmarks.budget_runs [--json=FILE] [--check] [--runs=1000] [--cases=1000]
 
 1. Small random steps in the pure core, all interleavings of each: the bytes on every stage, counted from
    what has happened, with messages at both ends until they arrive, never exceed its room.
