@@ -16,6 +16,7 @@ import jax
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.join import join
+from rrfp_jax.runtime.preemption import save_seconds, sigterm_noted
 from rrfp_jax.runtime.world import World
 from rrfp_jax.train.config import RunConfig, as_json, fields_of
 from rrfp_jax.train.data import as_data, plan_step
@@ -31,7 +32,8 @@ def train(config: RunConfig) -> None:
 
     Raises:
         UsageError: it cannot work; nothing has been written then.
-        TrainingError: it broke off. KeyboardInterrupt: it was broken off. The files are complete then, too.
+        TrainingError: it broke off. KeyboardInterrupt: it was broken off, by Ctrl-C or, after a step, by
+            SIGTERM. The files are complete then, too.
     """
     if config.pace.workload:
         _run_paced(config)
@@ -54,10 +56,13 @@ def train(config: RunConfig) -> None:
     table = trainer.start()
     say(stage_table(table))
     say(f"ready after {perf_counter() - began:.1f} s of compiling and allocating")
-    with files, Display(config.steps, silent=world.rank > 0) as display:
+    display = Display(config.steps, silent=world.rank > 0)
+    with files, sigterm_noted(world, save_seconds(os.environ)), display:
         for report in trainer.steps(config.steps):
             last = report.step == config.steps - 1
+            stops = world.stop_agreed and not last
             due = last or (config.validate_every and (report.step + 1) % config.validate_every == 0)
+            due = due and not stops
             found = None
             try:
                 if due and validation is not None:
@@ -65,6 +70,9 @@ def train(config: RunConfig) -> None:
             finally:  # a step's line is written even if its validation is broken off
                 files.add(report.as_dict() | ({"validation_loss": found.loss} if found else {}))
             display.show(report, found)
+            if stops:
+                say(f"SIGTERM: nothing is saved; stopped after step {report.step}")
+                raise KeyboardInterrupt
     if found is not None and world.rank == 0:
         say(f"validation loss {found.loss:.4f} nats per token over {found.weight:,.0f} tokens")
         data = config.train_data()
