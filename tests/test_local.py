@@ -19,7 +19,9 @@ def spawned(monkeypatch, tmp_path):
     monkeypatch.setattr(
         local,
         "spawn",
-        lambda argv, count, folder, command, patience: calls.append((argv, count, folder)) or 0,
+        lambda argv, count, folder, max_restarts, **more: (
+            calls.append((argv, count, folder, max_restarts)) or 0
+        ),
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     return calls
@@ -28,10 +30,11 @@ def spawned(monkeypatch, tmp_path):
 def test_a_named_run_gets_a_process_per_stage(spawned, tmp_path):
     where = f"--config.directory={tmp_path}"
     assert local.main([CONFIG, where, "--config.mesh.pp=2"]) == 0
-    assert local.main([CONFIG, where, "-n", "2"]) == 0
-    (argv, count, folder), (others, fewer, _) = spawned
+    assert local.main([CONFIG, where, "-n", "2", "--max-restarts=3"]) == 0
+    (argv, count, folder, none), (others, fewer, _, restarts) = spawned
     assert argv == [sys.executable, "-m", "rrfp_jax.train.main", CONFIG, where, "--config.mesh.pp=2"]
     assert (count, fewer, others[-1]) == (2, 2, where)
+    assert (none, restarts) == (0, 3)
     assert folder.final == tmp_path / "quickstart"
 
 
@@ -44,6 +47,8 @@ def test_a_named_run_gets_a_process_per_stage(spawned, tmp_path):
         ([CONFIG, "-n"], "give a number"),
         ([CONFIG, "-n", "5"], "divides 4"),
         ([CONFIG, "-n", "0"], "divides 4"),
+        ([CONFIG, "--max-restarts"], "give a number of restarts"),
+        ([CONFIG, "--max-restarts=-1"], "give a number of restarts"),
     ],
 )
 def test_a_named_run_is_refused_before_anything_is_started(spawned, argv, reason, capsys):

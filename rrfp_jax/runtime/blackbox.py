@@ -112,6 +112,12 @@ class BoxReading:
     beat: float
     last: tuple[BoxEntry, ...]
 
+    @property
+    def training_step(self) -> int | None:
+        """The training step that it was in, if it was in one."""
+        number = self.phase.removeprefix("step ")
+        return int(number) if number.isdecimal() else None
+
     def sentence(self, now: float) -> str:
         """What it did last, with times before `now`, the seconds of `time.time()` at which it ended."""
         numbered = self.phase[-1:].isdigit()

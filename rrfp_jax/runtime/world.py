@@ -39,6 +39,8 @@ class World:
 
     Attributes:
         stages: the stages of each rank as text, once a mesh has been laid out.
+        stop_requested: this process was asked to stop at a step boundary; set by any thread.
+        stop_agreed: some process was, as of the latest gather; equal everywhere at the same point.
         waiting: what the main thread waits for just now, for whoever has to say so.
         ending: held, for ever, by the thread that ends this process: main thread or watchdog, never both.
     """
@@ -57,11 +59,12 @@ class World:
         self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self.box = box or BlackBox(None, rank, "")
         self.stages: Sequence[str] = [""] * size
+        self.stop_requested = self.stop_agreed = False
         self.waiting: Callable[[], Sequence[str]] = tuple
         self.ending = threading.Lock()
         self.stall_seconds = 300.0
         self._gathers = self._agreements = self._rounds = 0
-        self._gathered: dict[int, dict[int, tuple[str, Any]]] = {}
+        self._gathered: dict[int, dict[int, tuple[str, Any, bool]]] = {}
         self._pieces: dict[tuple[int, int], list[bytes]] = {}
         self._agreed: dict[int, dict[int, tuple[str, Any]]] = {}
         if mailbox is not None:
@@ -95,20 +98,22 @@ class World:
         """
         number, self._gathers = self._gathers, self._gathers + 1
         values = self._gathered.setdefault(number, {})
-        values[self.rank] = (what, value)
+        stop = self.stop_requested
+        values[self.rank] = (what, value, stop)
         if self.mailbox is not None:
-            parts = pieces(value)
+            parts = pieces([value, stop])
             for index, piece in enumerate(parts):
                 self.mailbox.post_all("gather", number, what, index, len(parts), piece)
             self._await(what, values, self.stall_seconds if limit is None else limit)
         del self._gathered[number]
-        for rank, (theirs, _) in sorted(values.items()):
+        for rank, (theirs, _, _) in sorted(values.items()):
             if theirs != what:
                 raise Disagreement(
                     f"{self.describe(self.rank)} is at {what}, {self.describe(rank)} at {theirs}: every "
                     f"process must run the same program with the same arguments",
                     rank,
                 )
+        self.stop_agreed = self.stop_agreed or any(stop for _, _, stop in values.values())
         return [values[rank][1] for rank in range(self.size)]
 
     def agree(self, what: str, value: str | Mapping[str, str]) -> None:
@@ -131,7 +136,8 @@ class World:
         parts.append(piece)  # messages of a rank come in order
         if index == count - 1:
             del self._pieces[rank, number]
-            self._gathered.setdefault(number, {})[rank] = (what, whole(parts))
+            value, stop = whole(parts)
+            self._gathered.setdefault(number, {})[rank] = (what, value, stop)
 
     def _on_agree(self, rank: int, number: int, what: str, value: Any) -> None:
         known = self._agreed.setdefault(number, {})

@@ -20,6 +20,7 @@ from rrfp_jax.runtime.budget import parse_setting
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.train.checkpointing import Checkpointing
 from rrfp_jax.train.pace import Pace
 from rrfp_jax.train.settings import OnNonfinite
 from rrfp_jax.train.trainer import Trainer
@@ -53,6 +54,7 @@ class RunConfig(ABC):
         stall_seconds: a step without progress for so long is given up.
         jitter, late_readiness, link_delay, link_bandwidth: delays to inject; see `Delays`.
         pace: a workload instead of the model.
+        checkpoint: how often the run saves itself, and whether it goes on from there.
         directory: where runs are kept.
 
     Raises:
@@ -80,6 +82,7 @@ class RunConfig(ABC):
     link_delay: float = 0.0
     link_bandwidth: float = 0.0
     pace: Pace = field(default_factory=Pace)
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
     directory: str = "runs"
 
     def __post_init__(self) -> None:

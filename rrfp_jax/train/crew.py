@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rrfp_jax.runtime.blackbox import BoxReading
 from rrfp_jax.runtime.blackbox import read as read_box
 from rrfp_jax.runtime.join import SILENCE_SECONDS, silence_seconds
+from rrfp_jax.runtime.preemption import SAVE_SECONDS, save_seconds
+from rrfp_jax.runtime.signals import Signals
 from rrfp_jax.train.folders import RunFolder
 from rrfp_jax.train.rankprocess import RankProcess
+from rrfp_jax.train.restarts import BACK_OFF_SECONDS
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 POLL_SECONDS = 0.1
@@ -31,22 +33,32 @@ class Patience:
         grace: for the others, after one has ended badly, to end by themselves; then they get SIGTERM.
         terminate: after SIGTERM, or for a rank that is stopped while all others have ended; then SIGKILL.
         silence: for a stopped rank that nobody can miss: it has not begun, or no other is left that runs.
-        interrupt: after a signal was passed on; then SIGKILL.
+        interrupt: after a signal was passed on; then SIGKILL. A second SIGINT or SIGTERM is not waited for.
+        save: before that, after SIGTERM, to come to a step boundary and to save.
+        back_off: before restarts; see `restarts.py`.
     """
 
     grace: float = 8.0
     terminate: float = 1.0
     silence: float = SILENCE_SECONDS
     interrupt: float = 10.0
+    save: float = SAVE_SECONDS
+    back_off: Sequence[float] = BACK_OFF_SECONDS
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Patience:
-        """The usual limits, with the one on silence that the ranks have, too: RRFP_SILENCE_SECONDS.
+        """The usual limits, with those that the ranks have, too: RRFP_SILENCE_SECONDS, RRFP_SAVE_SECONDS.
 
         Raises:
-            UsageError: that is nonsense.
+            UsageError: one of these is nonsense.
         """
-        return cls(silence=silence_seconds(environment))
+        return cls(silence=silence_seconds(environment), save=save_seconds(environment))
+
+    def after(self, signals: Sequence[int]) -> float:
+        """How long ranks may take to end after the last of these signals was passed on."""
+        if signals.count(signal.SIGINT) > 1 or signals.count(signal.SIGTERM) > 1:
+            return 0.0
+        return self.interrupt + (self.save if set(signals) == {signal.SIGTERM} else 0.0)
 
 
 class Crew:
@@ -55,17 +67,27 @@ class Crew:
     Args:
         patience: limits.
         folder: of the run.
-        signals: gives the signals that came since it was last called; its `fileno` is readable when some did.
+        signals: those to be passed on.
+
+    Attributes:
+        ranks: all that were started.
+        passed_on: the signals that were, in order.
     """
 
     def __init__(self, patience: Patience, folder: RunFolder, signals: Signals) -> None:
         self.ranks: list[RankProcess] = []
-        self.interrupted = False
-        self._interrupts = 0
+        self.passed_on: list[int] = []
+        self._was_well = False
         self._patience, self._folder, self._signals = patience, folder, signals
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ)
         self._terminate_at = self._kill_at = float("inf")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the run while nothing was wrong. SIGTERM may also end it well: it saves."""
+        saved = set(self.passed_on) == {signal.SIGTERM} and not any(rank.status for rank in self.ranks)
+        return self._was_well and not saved
 
     def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str], where: Path) -> None:
         """Start one more rank, with its log in the folder `where`."""
@@ -109,12 +131,11 @@ class Crew:
 
     def _heed_signals(self, now: float) -> None:
         for number in self._signals.take():
-            self._interrupts += number == signal.SIGINT
-            self.interrupted = self.interrupted or not any(rank.status for rank in self.ranks)
+            self._was_well = self._was_well or not any(rank.status for rank in self.ranks)
+            self.passed_on.append(number)
             for rank in self._running():
                 rank.pass_on(number)
-            limit = self._patience.interrupt if self._interrupts < 2 else 0.0
-            self._kill_at = min(self._kill_at, now + limit)
+            self._kill_at = min(self._kill_at, now + self._patience.after(self.passed_on))
 
     def _heed_ends(self, now: float) -> None:
         """Give the others some time once one has ended badly."""
@@ -157,51 +178,6 @@ class Printer:
         except OSError:
             with open(os.devnull, "wb") as nothing, suppress(OSError):
                 os.dup2(nothing.fileno(), sys.stdout.fileno())
-
-
-class Signals:
-    """The signals that came, readable like a file when there are some."""
-
-    def __init__(self) -> None:
-        self._reader, self.writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self.writer.setblocking(False)
-
-    def fileno(self) -> int:
-        """Of what becomes readable."""
-        return self._reader.fileno()
-
-    def take(self) -> Sequence[int]:
-        """Those to be passed on since the last call, in order."""
-        try:
-            return [number for number in self._reader.recv(4096) if number in PASSED_ON]
-        except BlockingIOError:
-            return ()
-
-    def close(self) -> None:
-        """Close both ends."""
-        self._reader.close()
-        self.writer.close()
-
-
-@contextmanager
-def collected_signals() -> Iterator[Signals]:
-    """Collect signals instead of dying of them. A rank's end (SIGCHLD) wakes the launcher as well."""
-    signals = Signals()
-    wanted = [n for n in PASSED_ON if signal.getsignal(n) is not signal.SIG_IGN]  # such as by nohup
-    before = {number: signal.signal(number, _only_wake) for number in (*wanted, signal.SIGCHLD)}
-    wakeup = signal.set_wakeup_fd(signals.writer.fileno(), warn_on_full_buffer=False)
-    try:
-        yield signals
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, old in before.items():
-            signal.signal(number, old)
-        signals.close()
-
-
-def _only_wake(number: int, frame: object) -> None:
-    """A handler for signals whose number, written to the wake-up socket, is all that is wanted."""
 
 
 def box_of(folder: Path, rank: int) -> BoxReading | None:

@@ -19,6 +19,25 @@ def move_away(folder: Path) -> Path:
     return folder.rename(new)
 
 
+ATTEMPT = ("rank-*.log", "box-*", "last-words-*.json", "diagnosis.txt")
+"""What each attempt at a run leaves in its folder."""
+
+
+def set_attempt_aside(folder: Path) -> Path:
+    """Move what an attempt has left to the first free `attempt-<number>` in the run's folder, the result.
+
+    Raises:
+        OSError: that cannot be done.
+    """
+    number = 1
+    while (aside := folder / f"attempt-{number}").exists():
+        number += 1
+    aside.mkdir()
+    for path in (path for pattern in ATTEMPT for path in folder.glob(pattern)):
+        path.rename(aside / path.name)
+    return aside
+
+
 class RunFolder:
     """`<directory>/.<name>.starting-<pid>`, which becomes `<directory>/<name>` when the run begins.
 

@@ -24,8 +24,12 @@ kept in <directory>/<name>/rank-<r>.log."""
 
 EPILOG = """\
 If a rank ends badly the others are ended too, and one diagnosis says which and why (also in diagnosis.txt).
-Signals are passed on to all ranks; a second Ctrl-C kills them. No process is left behind.
-RRFP_SILENCE_SECONDS (25) is how long a rank may be silent, as when it is frozen, before it is given up.
+Signals are passed on to all ranks; a second Ctrl-C or SIGTERM kills them. No process is left behind.
+RRFP_SILENCE_SECONDS (25) is how long a rank may be silent, as when it is frozen, before it is given up;
+RRFP_SAVE_SECONDS (120) how long ranks may take to save after SIGTERM.
+
+With --max-restarts a failed run is started again, and must go on from what it has saved; RRFP_RESTARTS tells
+it how often. It is given up after three restarts in a row that came no further.
 
 exit status: 0 done, 1 failed, 2 refused, 130 interrupted
 
@@ -50,18 +54,23 @@ def _launch(arguments: Sequence[str]) -> int:
     name = stem if options.name is None else options.name
     if not name or "/" in name or name.startswith("."):
         raise UsageError(f"--name={name}: give a plain file name, for {options.directory}/<name>/")
+    if options.max_restarts < 0:
+        raise UsageError(f"--max-restarts={options.max_restarts}: give a number of restarts, 0 for none")
     patience = Patience.of(os.environ)
     folder = RunFolder(Path(options.directory), name)
     if earlier := folder.begin():
         print(f"{COMMAND}: an earlier run is kept as {earlier}", file=sys.stderr)
     argv = [sys.executable, *command]
-    return spawn(argv, options.n, folder, command=COMMAND, patience=patience)
+    return spawn(
+        argv, options.n, folder, command=COMMAND, patience=patience, max_restarts=options.max_restarts
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=COMMAND,
-        usage=f"{COMMAND} -n N [--name NAME] [--directory DIR] (SCRIPT.py | -m MODULE) [ARGUMENT ...]",
+        usage=f"{COMMAND} -n N [--name NAME] [--directory DIR] [--max-restarts N] (SCRIPT.py | -m MODULE) "
+        f"[ARGUMENT ...]",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -71,6 +80,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help="of the run (default: the script's name)")
     parser.add_argument(
         "--directory", default="runs", metavar="DIR", help="where runs are kept (default: runs)"
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how often a failed run is started again (default: 0)",
     )
     rest = argparse.REMAINDER
     parser.add_argument(

@@ -19,11 +19,12 @@ from rrfp_jax.train.spawn import spawn
 COMMAND = "launch.local"
 
 USAGE = """\
-usage: python -m launch.local --config=FILE.py [--config.FIELD=VALUE ...] [-n N]
+usage: python -m launch.local --config=FILE.py [--config.FIELD=VALUE ...] [-n N] [--max-restarts=N]
 
 Trains the run that FILE.py's get_config() describes in as many processes on this machine as its mesh asks
 for, or N, and keeps its files in runs/<name>/. With --config=FILE.py --help, lists the fields of that run
-with their values. Exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
+with their values. If the run fails it is started again, up to --max-restarts times (0).
+Exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _launch(argv: Sequence[str]) -> int:
     leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
-    asked, rest = _taken(argv)
+    asked, rest = _taken("-n", "processes", argv)
+    max_restarts, rest = _taken("--max-restarts", "restarts", rest)
     config = configured(rest, USAGE)
     if config is None:
         return DONE
@@ -46,7 +48,7 @@ def _launch(argv: Sequence[str]) -> int:
     patience = Patience.of(os.environ)
     folder = RunFolder(Path(config.directory), config.name)
     command = [sys.executable, "-m", "rrfp_jax.train.main", *rest]
-    return spawn(command, count, folder, command=COMMAND, patience=patience)
+    return spawn(command, count, folder, command=COMMAND, patience=patience, max_restarts=max_restarts or 0)
 
 
 def leave_accelerators_alone() -> None:
@@ -54,16 +56,17 @@ def leave_accelerators_alone() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def _taken(argv: Sequence[str]) -> tuple[int | None, list[str]]:
-    """The value of -n, if it is given, and the other arguments."""
+def _taken(flag: str, things: str, argv: Sequence[str]) -> tuple[int | None, list[str]]:
+    """The number that a flag gives, as FLAG N or FLAG=N, if it is there; and the other arguments."""
     rest = list(argv)
-    if "-n" not in rest:
+    at = next((i for i, argument in enumerate(rest) if argument.partition("=")[0] == flag), None)
+    if at is None:
         return None, rest
-    at = rest.index("-n")
-    value = "".join(rest[at + 1 : at + 2])
+    joined = "=" in rest[at]
+    value = rest[at].partition("=")[2] if joined else "".join(rest[at + 1 : at + 2])
     if not value.isdecimal():
-        raise UsageError(f"-n {value}: give a number of processes")
-    return int(value), rest[:at] + rest[at + 2 :]
+        raise UsageError(f"{flag} {value}: give a number of {things}")
+    return int(value), rest[:at] + rest[at + (1 if joined else 2) :]
 
 
 def run() -> None:

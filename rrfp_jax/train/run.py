@@ -16,6 +16,7 @@ import jax
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.join import join
+from rrfp_jax.runtime.preemption import save_seconds, sigterm_noted
 from rrfp_jax.runtime.world import World
 from rrfp_jax.train.config import RunConfig, as_json, fields_of
 from rrfp_jax.train.data import as_data, plan_step
@@ -23,7 +24,10 @@ from rrfp_jax.train.display import Display
 from rrfp_jax.train.folders import move_away
 from rrfp_jax.train.paced import PacedRun
 from rrfp_jax.train.reference import stage_table
+from rrfp_jax.train.report import Evaluation
+from rrfp_jax.train.saving import Saver
 from rrfp_jax.train.text import ByteText, bigram_loss
+from rrfp_jax.train.trainer import Trainer
 
 
 def train(config: RunConfig) -> None:
@@ -31,7 +35,8 @@ def train(config: RunConfig) -> None:
 
     Raises:
         UsageError: it cannot work; nothing has been written then.
-        TrainingError: it broke off. KeyboardInterrupt: it was broken off. The files are complete then, too.
+        TrainingError: it broke off. KeyboardInterrupt: it was broken off, by Ctrl-C or, after a step, by
+            SIGTERM. The files are complete then, too.
     """
     if config.pace.workload:
         _run_paced(config)
@@ -49,32 +54,59 @@ def train(config: RunConfig) -> None:
         f"{config.mesh.pp} stages on {', '.join(map(str, jax.devices()))}{processes}, "
         f"schedule {config.schedule}"
     )
-    files = RunFiles(config, world, trainer.write_trace)
     began = perf_counter()
     table = trainer.start()
     say(stage_table(table))
     say(f"ready after {perf_counter() - began:.1f} s of compiling and allocating")
-    with files, Display(config.steps, silent=world.rank > 0) as display:
+    saver = Saver(trainer, config.checkpoint, Path(config.directory) / f"{config.name}.checkpoints", say)
+    done = saver.resume(as_json(config), world)
+    if done >= config.steps:
+        say(
+            f"{done} steps have been trained already: nothing is left to do. For more set --config.steps, to "
+            f"begin anew --config.checkpoint.resume=False"
+        )
+        return
+    files = RunFiles(config, world, trainer.write_trace, done)
+    display = Display(config.steps, silent=world.rank > 0)
+    with files, sigterm_noted(world, save_seconds(os.environ)), display:
         files.write("memory.json", [row.plain() for row in table])
-        for report in trainer.steps(config.steps):
-            last = report.step == config.steps - 1
-            due = last or (config.validate_every and (report.step + 1) % config.validate_every == 0)
-            found = None
-            try:
-                if due and validation is not None:
-                    found = trainer.evaluate(validation)
-            finally:  # a step's line is written even if its validation is broken off
-                files.add(report.as_dict() | ({"validation_loss": found.loss} if found else {}))
-            display.show(report, found)
-    if found is not None and world.rank == 0:
+        found = _steps(config, trainer, validation, saver, files, display)
+    if found is not None:
         say(f"validation loss {found.loss:.4f} nats per token over {found.weight:,.0f} tokens")
         data = config.train_data()
-        if isinstance(data, ByteText) and isinstance(validation, ByteText):
+        if world.rank == 0 and isinstance(data, ByteText) and isinstance(validation, ByteText):
             say(f"           beside it {bigram_loss(data, validation):.4f}: a byte bigram model, same files")
     say(
         f"files: {files.folder}/config.json, memory.json, metrics.jsonl, "
         f"trace.json (open it at ui.perfetto.dev)"
     )
+
+
+def _steps(
+    config: RunConfig, trainer: Trainer, validation: Any, saver: Saver, files: RunFiles, display: Display
+) -> Evaluation | None:
+    """Train to the end, or until all processes have agreed to stop; the last validation, if it got there.
+
+    Raises:
+        KeyboardInterrupt: they have, and there are no checkpoints to go on from.
+    """
+    world, found = join(), None
+    for report in trainer.steps(config.steps - trainer.steps_done):
+        last = report.step == config.steps - 1
+        stops = world.stop_agreed and not last
+        due = last or (config.validate_every and (report.step + 1) % config.validate_every == 0)
+        found = None
+        try:
+            if due and not stops and validation is not None:
+                found = trainer.evaluate(validation)
+        finally:  # a step's line is written even if its validation is broken off
+            files.add(report.as_dict() | ({"validation_loss": found.loss} if found else {}))
+        display.show(report, found)
+        saver.after_step(report, ends=last or stops)
+        if stops:
+            saver.stop(report)
+            return None
+    return found
 
 
 def _run_paced(config: RunConfig) -> None:
@@ -110,12 +142,15 @@ class RunFiles:
         config: of the run.
         world: its processes.
         write_trace: writes the trace to a file.
+        done: steps of the run before this start, whose lines are kept.
     """
 
-    def __init__(self, config: RunConfig, world: World, write_trace: Callable[[Path], None]) -> None:
+    def __init__(
+        self, config: RunConfig, world: World, write_trace: Callable[[Path], None], done: int = 0
+    ) -> None:
         self.folder = Path(config.directory) / config.name
         self._config, self._world, self._write_trace = config, world, write_trace
-        self._steps = 0
+        self._steps, self._done = 0, done
         parent = Path(config.directory)
         while not parent.exists():
             parent = parent.parent
@@ -126,9 +161,11 @@ class RunFiles:
         if self._world.rank > 0:
             return self
         try:
-            self._take_place()
+            earlier = self._take_place()
             self.write("config.json", as_json(self._config))
+            lines = _lines_before(self._done, earlier / "metrics.jsonl")
             self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
+            self._metrics.writelines(lines)
         except OSError as error:
             reason = f"{self.folder}: cannot be written: {error.strerror}; set --config.directory"
             raise UsageError(reason) from error
@@ -156,13 +193,25 @@ class RunFiles:
             how = "interrupted" if kind is KeyboardInterrupt else "broken off"
             print(f"\n{how} after {self._steps} steps; files: {self.folder}/", flush=True)
 
-    def _take_place(self) -> None:
+    def _take_place(self) -> Path:
+        """Where the files of the run's earlier start are, if there was one."""
         made = self._world.folder
         if made is not None and self.folder.exists() and self.folder.samefile(made):
-            return
+            return self.folder
+        earlier = self.folder
         if self.folder.exists():
-            print(f"an earlier run is kept as {move_away(self.folder)}", flush=True)
+            earlier = move_away(self.folder)
+            print(f"an earlier run is kept as {earlier}", flush=True)
         if made is None:
             self.folder.mkdir(parents=True)
         else:
             made.rename(self.folder)
+        return earlier
+
+
+def _lines_before(step: int, metrics: Path) -> list[str]:
+    """The complete lines of the steps before this one."""
+    if step == 0 or not metrics.exists():
+        return []
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]

@@ -1,21 +1,26 @@
-"""Start a run's ranks on this machine, watch them to their end, and say how it went."""
+"""Start a run's ranks on this machine, watch them to their end, say how it went, and start them again."""
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, TrainingError
 from rrfp_jax.runtime.coordinator import Coordinator, reserved_port
 from rrfp_jax.runtime.lastwords import read_all
-from rrfp_jax.train.crew import Crew, Patience, box_of, collected_signals
-from rrfp_jax.train.diagnosis import diagnose
-from rrfp_jax.train.folders import RunFolder
+from rrfp_jax.runtime.signals import Signals, collected_signals
+from rrfp_jax.train.crew import PASSED_ON, Crew, Patience, box_of
+from rrfp_jax.train.diagnosis import Diagnosis, diagnose
+from rrfp_jax.train.folders import RunFolder, set_attempt_aside
 from rrfp_jax.train.gpus import gpu_environment
 from rrfp_jax.train.rankend import RankEnd
+from rrfp_jax.train.restarts import NO_STEP, after_attempt
 
 THREADS_FLAG = "--xla_cpu_multi_thread_eigen"
 
@@ -28,12 +33,15 @@ def spawn(
     command: str = "rrfp-launch",
     env: Mapping[str, str] | None = None,
     patience: Patience | None = None,
+    max_restarts: int = 0,
 ) -> int:
     """Run a command once per rank; must be called from the main thread, for it handles signals meanwhile.
 
-    Each rank finds RRFP_COORDINATOR, RRFP_PROCESSES, RRFP_RANK and RRFP_FOLDER in its environment, and the
-    launcher, not rank 0, sees to the coordination service. What they print goes to `rank-<r>.log` and, with
-    the rank before each line, to stdout. None of them, nor of their groups, is left at the end.
+    Each rank finds RRFP_COORDINATOR, RRFP_PROCESSES, RRFP_RANK, RRFP_FOLDER and RRFP_RESTARTS in its
+    environment, and the launcher, not rank 0, sees to the coordination service. What they print goes to
+    `rank-<r>.log` and, with the rank before each line, to stdout. None of them, nor of their groups, is left
+    at the end. If they fail they are started again, as `restarts.py` has it; what the attempt before has left
+    is then in `attempt-<number>/`.
 
     Args:
         argv: the command.
@@ -43,9 +51,10 @@ def spawn(
         command: that messages begin with.
         env: of the ranks, before the above is added; None for this process's own.
         patience: limits; None for what `env` says.
+        max_restarts: how often they are started again.
 
     Returns:
-        The exit status: 0 done, 1 failed, 2 refused by all ranks, 130 interrupted.
+        The exit status of the last attempt: 0 done, 1 failed, 2 refused by all ranks, 130 interrupted.
 
     Raises:
         TrainingError: the ranks, or the coordinator, cannot be started.
@@ -53,8 +62,34 @@ def spawn(
     """
     base = os.environ if env is None else env
     patience = patience or Patience.of(base)
+    reached: list[int] = []
+    with collected_signals(PASSED_ON, wakes=[signal.SIGCHLD]) as signals:
+        while True:
+            restarts = {"RRFP_RESTARTS": str(len(reached))}
+            crew = _attempt(argv, count, folder, {**base, **restarts}, patience, signals)
+            found = _diagnosed(crew, folder)
+            reached.append(_furthest_step(folder.path, count))
+            most = 0 if crew.passed_on else max_restarts
+            verdict = after_attempt(found.status, reached, most, patience.back_off)
+            if verdict.wait is None:
+                _say_end(found, verdict.reason, folder, command)
+                return found.status
+            _set_aside(found, verdict.wait, f"{len(reached)} of {max_restarts}", folder, command)
+            if _signalled_within(verdict.wait, signals):
+                print(f"{command}: interrupted", file=sys.stderr, flush=True)
+                return INTERRUPTED
+
+
+def _attempt(
+    argv: Sequence[str],
+    count: int,
+    folder: RunFolder,
+    env: Mapping[str, str],
+    patience: Patience,
+    signals: Signals,
+) -> Crew:
+    """Start the ranks and watch them to their end."""
     with ExitStack() as stack:
-        signals = stack.enter_context(collected_signals())
         address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
         try:
             coordinator = Coordinator(address, count, linger_seconds=0.0)  # the ranks die with the launcher
@@ -63,12 +98,12 @@ def spawn(
             stack.callback(crew.close)
             where = folder.path
             for rank in range(count):
-                one = _environment(base, address, count, rank, where)
+                one = _environment(env, address, count, rank, where)
                 crew.start(rank, argv, one, where)
         except (OSError, RuntimeError) as error:
             raise TrainingError(f"cannot start the ranks: {error}") from None
         crew.watch()
-    return _conclude(crew, folder, command)
+    return crew
 
 
 def _environment(
@@ -91,8 +126,8 @@ def _environment(
     }
 
 
-def _conclude(crew: Crew, folder: RunFolder, command: str) -> int:
-    """Print and keep the diagnosis, if anything was wrong, and see to the folder."""
+def _diagnosed(crew: Crew, folder: RunFolder) -> Diagnosis:
+    """How the attempt went; sees to the folder, and keeps the diagnosis there if anything was wrong."""
     words = read_all(folder.path)
     ends = [
         RankEnd(
@@ -112,12 +147,48 @@ def _conclude(crew: Crew, folder: RunFolder, command: str) -> int:
         folder.discard()
     else:
         folder.begin()
-    if found.status != DONE:
-        message = f"{command}: {found.text}"
-        if folder.path.exists():
-            (folder.path / "diagnosis.txt").write_text(
-                f"{message}\n", encoding="utf-8", errors="backslashreplace"
-            )
-            message += f"\nlogs: {os.path.relpath(folder.path)}/rank-*.log"
-        print(message, file=sys.stderr, flush=True)
-    return found.status
+    return found
+
+
+def _furthest_step(folder: Path, count: int) -> int:
+    """The furthest training step that a rank was in at its end; NO_STEP if none was in any."""
+    boxes = (box_of(folder, rank) for rank in range(count))
+    steps = (box.training_step for box in boxes if box is not None)
+    return max((step for step in steps if step is not None), default=NO_STEP)
+
+
+def _say_end(found: Diagnosis, more: str, folder: RunFolder, command: str) -> None:
+    """Print and keep the diagnosis of the last attempt, if anything was wrong."""
+    if found.status == DONE:
+        return
+    message = "\n".join([f"{command}: {found.text}", *([more] if more else [])])
+    if folder.path.exists():
+        _keep(message, folder.path)
+        message += f"\nlogs: {os.path.relpath(folder.path)}/rank-*.log"
+    print(message, file=sys.stderr, flush=True)
+
+
+def _set_aside(found: Diagnosis, wait: float, which: str, folder: RunFolder, command: str) -> None:
+    """Say in one line why there is a restart, keep the whole diagnosis, and make room for what follows."""
+    _keep(f"{command}: {found.text}", folder.path)
+    try:
+        aside = os.path.relpath(set_attempt_aside(folder.path))
+    except OSError as error:
+        raise TrainingError(f"{found.text}\nand cannot be started again: {error}") from None
+    headline = found.text.partition("\n")[0]
+    print(f"{command}: {headline}; restart {which} in {wait:g} s; see {aside}/", file=sys.stderr, flush=True)
+
+
+def _keep(message: str, folder: Path) -> None:
+    text = f"{message}\n"
+    with suppress(OSError):  # a full disk, which may be what it tells of
+        (folder / "diagnosis.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _signalled_within(seconds: float, signals: Signals) -> bool:
+    """Wait; whether a signal came that ends the run, upon which this returns at once."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([signals], [], [], left)[0] and signals.take():
+            return True
+    return False

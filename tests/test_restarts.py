@@ -1,0 +1,294 @@
+"""Restarts: the rule by events, the launcher with tiny ranks, and how processes agree to stop."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, UsageError
+from rrfp_jax.runtime.blackbox import BlackBox, read
+from rrfp_jax.runtime.mailbox import Mailbox
+from rrfp_jax.runtime.preemption import SAVE_SECONDS, save_seconds
+from rrfp_jax.runtime.world import World
+from rrfp_jax.train.crew import Patience
+from rrfp_jax.train.folders import RunFolder
+from rrfp_jax.train.restarts import BACK_OFF_SECONDS, NO_STEP, after_attempt
+from rrfp_jax.train.spawn import spawn
+
+ROOT = Path(__file__).parent.parent
+HANG_SECONDS = 20.0
+BRISK = Patience(grace=HANG_SECONDS, terminate=0.3, interrupt=1.0, save=HANG_SECONDS, back_off=(0.0,) * 3)
+
+PROLOGUE = """\
+import os, shutil, signal, sys, time
+from pathlib import Path
+rank, here = int(os.environ["RRFP_RANK"]), Path(os.environ["RRFP_FOLDER"])
+restarts, given = int(os.environ["RRFP_RESTARTS"]), Path(sys.argv[0]).parent
+def be_in_step(number): shutil.copy(given / f"step-{number}", here / f"box-{rank}")
+"""
+"""What ranks need; they import nothing of ours, so as to be quick."""
+
+
+# The rule.
+
+
+@pytest.mark.parametrize("status", [DONE, REFUSED, INTERRUPTED])
+def test_only_what_failed_is_started_again(status):
+    assert after_attempt(status, [7], 5).wait is None
+    assert after_attempt(FAILED, [7], 5).wait is not None
+
+
+@pytest.mark.parametrize(
+    ("reached", "waits"),
+    [
+        ([12], BACK_OFF_SECONDS[0]),
+        ([12, 13], BACK_OFF_SECONDS[0]),
+        ([12, 12], BACK_OFF_SECONDS[1]),
+        ([12, 11], BACK_OFF_SECONDS[1]),
+        ([12, 11, 12], BACK_OFF_SECONDS[2]),
+        ([12, 11, 12, 13], BACK_OFF_SECONDS[0]),
+        ([NO_STEP, NO_STEP, 0], BACK_OFF_SECONDS[0]),
+    ],
+)
+def test_it_follows_later_the_longer_nothing_was_gained(reached, waits):
+    assert after_attempt(FAILED, reached, 50).wait == waits
+
+
+@pytest.mark.parametrize(
+    ("reached", "most", "reason"),
+    [
+        ([12], 0, ""),
+        ([1, 2, 3, 4], 3, "--max-restarts=3"),
+        ([12, 12, 11, 12], 50, "3 restarts brought it no further than step 12"),
+        ([NO_STEP] * 4, 50, "3 restarts brought it no further than the first step"),
+    ],
+)
+def test_it_ends_when_that_is_pointless_or_too_often(reached, most, reason):
+    verdict = after_attempt(FAILED, reached, most)
+    assert verdict.wait is None and reason in verdict.reason
+    assert bool(reason) == bool(verdict.reason)
+
+
+@pytest.mark.parametrize(("phase", "step"), [("step 12", 12), ("validation 3", None), ("starting", None)])
+def test_a_black_box_tells_the_training_step(tmp_path, phase, step):
+    BlackBox(tmp_path / "box-0", 0, "").phase(phase)
+    assert read(tmp_path / "box-0").training_step == step
+
+
+# The launcher.
+
+
+class Launched:
+    def __init__(self, status, out, err, folder, seconds):
+        self.status, self.out, self.err, self.folder, self.seconds = status, out, err, folder, seconds
+
+
+@pytest.fixture
+def launch(tmp_path, capfd):
+    """Run a script in two ranks; how that went. No process may be left."""
+
+    def launch(text, max_restarts=3, patience=BRISK):
+        script = tmp_path / "train.py"
+        script.write_text(PROLOGUE + text)
+        for step in range(3):
+            BlackBox(tmp_path / f"step-{step}", 0, "stage 0").phase(f"step {step}")
+        folder, began = RunFolder(tmp_path / "runs", "trial"), time.monotonic()
+        argv = [sys.executable, str(script)]
+        status = spawn(argv, 2, folder, patience=patience, max_restarts=max_restarts)
+        seconds, printed = time.monotonic() - began, capfd.readouterr()
+        return Launched(status, printed.out, printed.err, tmp_path / "runs" / "trial", seconds)
+
+    limit = threading.Timer(2 * HANG_SECONDS, kill_all, [tmp_path])
+    limit.start()
+    yield launch
+    limit.cancel()
+    assert kill_all(tmp_path) == 0
+
+
+def kill_all(folder):
+    """Kill the processes that have a folder in their command lines; how many."""
+    arguments = {p: " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])}
+    own = [process for process, text in arguments.items() if str(folder) in text]
+    for process in own:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    return len(own)
+
+
+def test_a_killed_run_goes_on_in_new_processes_with_new_files(launch):
+    done = launch(
+        "be_in_step(restarts)\n"
+        "print('attempt', restarts, os.getpid(), os.environ['RRFP_COORDINATOR'], flush=True)\n"
+        "if rank == 1 and restarts < 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if restarts < 2: sys.exit(1)"
+    )
+    assert done.status == DONE and not (done.folder / "diagnosis.txt").exists()
+    for number, line in enumerate(done.err.splitlines(), start=1):
+        assert line.startswith("rrfp-launch: rank 1 (stage 0) was killed by SIGKILL"), line
+        assert f"; restart {number} of 3 in 0 s; see " in line and line.endswith(f"/attempt-{number}/")
+    logs = [done.folder / name / "rank-0.log" for name in ("attempt-1", "attempt-2", ".")]
+    said = [log.read_text().split() for log in logs]
+    assert [words[1] for words in said] == ["0", "1", "2"]
+    assert len({words[2] for words in said}) == len({words[3] for words in said}) == 3
+    kept = sorted(path.name for path in (done.folder / "attempt-1").iterdir())
+    assert kept == ["box-0", "box-1", "diagnosis.txt", "rank-0.log", "rank-1.log"]
+    assert (done.folder / "attempt-1" / "diagnosis.txt").read_text().count("\n") > 1
+    assert [read(done.folder / f"attempt-{n}" / "box-1").training_step for n in (1, 2)] == [0, 1]
+
+
+def test_a_run_that_gains_nothing_is_given_up(launch):
+    done = launch("be_in_step(2); sys.exit(3 if rank == 1 else 1)", max_restarts=50)
+    assert done.status == FAILED
+    last = "not restarted again: 3 restarts brought it no further than step 2\n"
+    assert last in done.err and done.err.count("; restart ") == 3
+    assert (done.folder / "diagnosis.txt").read_text().endswith(last)
+
+
+def test_what_was_refused_is_not_started_again(launch):
+    done = launch("print('no such file: x'); sys.exit(2)")
+    assert (done.status, done.err) == (REFUSED, "rrfp-launch: all ranks: no such file: x\n")
+
+
+def when(happened, *numbers):
+    """Send this process signals once something has happened, a moment apart."""
+
+    def wait():
+        deadline = time.monotonic() + HANG_SECONDS
+        while time.monotonic() < deadline and not happened():
+            time.sleep(0.02)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.3)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def both_say(text, folder):
+    """Whether it is in both ranks' logs."""
+    return lambda: sum(text in path.read_text() for path in folder.rglob("rank-*.log")) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_wait_before_a_restart_can_be_broken_off(launch, tmp_path, number):
+    when((tmp_path / "runs" / "trial" / "attempt-1" / "rank-1.log").exists, number)
+    done = launch("sys.exit(1)", patience=Patience(back_off=(HANG_SECONDS, 0, 0)))
+    assert done.status == INTERRUPTED and done.seconds < HANG_SECONDS
+    assert "; restart 1 of 3 in 20 s" in done.err and done.err.endswith("\nrrfp-launch: interrupted\n")
+
+
+SAVES = """\
+def save(number, frame):
+    print('saves', flush=True); time.sleep(%s); print('saved', flush=True); os._exit(0)
+signal.signal(signal.SIGTERM, save)
+print('ready', flush=True)
+time.sleep(60)
+"""
+
+
+def test_sigterm_lets_ranks_save_and_is_a_good_end(launch, tmp_path):
+    when(both_say("ready", tmp_path), signal.SIGTERM)
+    done = launch(SAVES % 1.5)  # longer than after other signals
+    assert (done.status, done.err) == (DONE, "")
+    assert (done.folder / "rank-0.log").read_text() == "ready\nsaves\nsaved\n"
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_whoever_is_impatient_need_not_wait_for_that(launch, tmp_path, second):
+    when(both_say("ready", tmp_path), signal.SIGTERM, second)
+    done = launch("signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SAVES % 60)
+    assert done.status == INTERRUPTED and done.seconds < HANG_SECONDS
+    assert done.err.startswith("rrfp-launch: interrupted\n") and "restart" not in done.err
+
+
+@pytest.mark.parametrize(("well", "status"), [(True, INTERRUPTED), (False, FAILED)])
+def test_a_run_that_was_told_to_end_is_not_started_again(launch, tmp_path, well, status):
+    when(both_say("ready", tmp_path), signal.SIGTERM)
+    done = launch(f"print('ready', flush=True)\nif rank == 0 or {well}: time.sleep(60)\nsys.exit(3)")
+    assert done.status == status and "restart" not in done.err and not list(done.folder.glob("attempt-*"))
+
+
+# The agreement.
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", SAVE_SECONDS), ("4", 4.0), ("0", 0.0)])
+def test_the_time_to_save(text, seconds):
+    assert save_seconds({"RRFP_SAVE_SECONDS": text}) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "-3", "nan"])
+def test_nonsense_as_the_time_to_save_is_refused(text):
+    with pytest.raises(UsageError, match=f"RRFP_SAVE_SECONDS={text}"):
+        Patience.of({"RRFP_SAVE_SECONDS": text})
+
+
+def test_all_learn_of_one_request_at_the_same_gather():
+    ours, theirs = socket.socketpair()
+    worlds = [World(0, 2, Mailbox(0, {1: ours})), World(1, 2, Mailbox(1, {0: theirs}))]
+    agreed = {0: [], 1: []}
+
+    def steps(world):
+        for step in range(3):
+            if (world.rank, step) == (1, 1):
+                world.stop_requested = True
+            assert world.gather(f"step {step}", world.rank) == [0, 1]
+            agreed[world.rank].append(world.stop_agreed)
+
+    other = threading.Thread(target=steps, args=[worlds[1]])
+    other.start()
+    steps(worlds[0])
+    other.join()
+    for world in worlds:
+        world.mailbox.close()
+    assert agreed == {0: [False, True, True], 1: [False, True, True]}
+
+
+NOTES = f"""\
+import json, os, signal, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from rrfp_jax.runtime.preemption import sigterm_noted
+from rrfp_jax.runtime.world import World
+world, mode = World(), sys.argv[1]
+with sigterm_noted(world, 0.5 if mode == "stuck" else 20.0):
+    print("ready", flush=True)
+    while not world.stop_requested: time.sleep(0.01)
+    print("noted", flush=True)
+    if mode != "steps": time.sleep(20.0)
+    world.gather("step 0", None)
+print(json.dumps([world.stop_agreed, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL]))
+"""
+
+
+@pytest.mark.parametrize("mode", ["steps", "stuck", "twice"])
+def test_a_process_notes_sigterm_and_ends_if_it_cannot_stop(mode):
+    with subprocess.Popen(
+        [sys.executable, "-c", NOTES, mode], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        limit = threading.Timer(HANG_SECONDS, process.kill)
+        limit.start()
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.readline() == "noted\n"
+        if mode == "twice":
+            process.terminate()
+        began = time.monotonic()
+        out, err = process.communicate()
+        limit.cancel()
+    assert time.monotonic() - began < HANG_SECONDS / 2
+    if mode == "steps":
+        assert (process.returncode, json.loads(out)) == (DONE, [True, True])
+    elif mode == "stuck":
+        assert (process.returncode, err) == (
+            FAILED,
+            "rank 0: SIGTERM came, and no step ended in the next 0.5 s\n",
+        )
+    else:
+        assert (process.returncode, err) == (INTERRUPTED, "rank 0: interrupted\n")
