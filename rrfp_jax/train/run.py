@@ -61,10 +61,11 @@ def train(config: RunConfig) -> None:
     saver = Saver(trainer, config.checkpoint, Path(config.directory) / f"{config.name}.checkpoints", say)
     done = saver.resume(as_json(config), world)
     if done >= config.steps:
-        say(
-            f"{done} steps have been trained already: nothing is left to do. For more set --config.steps, to "
-            f"begin anew --config.checkpoint.resume=False"
-        )
+        with RunFiles(config, world, lambda path: None, done):
+            say(
+                f"{done} steps have been trained already: nothing is left to do. For more set --config.steps, "
+                f"to begin anew --config.checkpoint.resume=False"
+            )
         return
     files = RunFiles(config, world, trainer.write_trace, done)
     display = Display(config.steps, silent=world.rank > 0)
