@@ -69,7 +69,7 @@ def run_launched(cell: Cell, silence: float, folder: Path) -> Outcome:
     command = [sys.executable, "-m", "rrfp_jax.train.launch", "-n", str(COUNT), f"--directory={folder}/runs"]
     launcher = _start([*command, *_script(cell, mark)], folder, silence, "launcher", {})
     ended = _wait({0: launcher}, silence, folder)
-    left = len(_processes(mark)) if ended else 0
+    left = len(processes_with(mark)) if ended else 0
     _kill(mark, {0: launcher})
     text = (folder / "launcher").read_text(encoding="utf-8", errors="replace")
     found = re.search(rf"^{LAUNCHED}: .*$", text, re.MULTILINE)
@@ -155,14 +155,14 @@ def _deadline(began: float, silence: float, folder: Path) -> float:
 
 
 def _kill(mark: str, started: dict[int, subprocess.Popen[bytes]]) -> None:
-    for number in _processes(mark):
+    for number in processes_with(mark):
         with suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
     for process in started.values():
         process.wait()
 
 
-def _processes(mark: str) -> list[int]:
+def processes_with(mark: str) -> list[int]:
     """The ids of the living processes with this argument."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
