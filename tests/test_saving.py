@@ -33,41 +33,44 @@ def train(folder, tmp_path, capsys):  # noqa: F811
 
 
 def checkpoints(tmp_path):
-    return sorted(int(path.name) for path in (tmp_path / "run.checkpoints").iterdir())
+    return sorted(int(p.name) for p in (tmp_path / "run.checkpoints").iterdir() if p.name.isdecimal())
 
 
-def test_a_run_goes_on_where_it_stopped(train, tmp_path):
-    _, _, straight = train(steps=5, **{"checkpoint.every_steps": 0})
+def losses(lines):
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+def test_a_run_that_broke_off_goes_on_to_the_bit(train, tmp_path, monkeypatch):
+    """It repeats the steps after its latest checkpoint; their lines are those of the second time."""
+    _, _, straight = train(steps=7, **{"checkpoint.every_steps": 0})
     assert not (tmp_path / "run.checkpoints").exists()
-    status, _, lines = train(steps=3)
-    assert status == 0 and checkpoints(tmp_path) == [2, 3]
-    status, said, lines = train(steps=5)
-    assert status == 0 and "resumes after 3 steps" in said
-    assert [(line["step"], line["loss"]) for line in lines] == [(s["step"], s["loss"]) for s in straight]
-    assert checkpoints(tmp_path) == [4, 5]
-    status, said, lines = train(steps=5)
-    assert status == 0 and "nothing is left to do" in said and len(lines) == 5
-    status, said, lines = train(steps=2, **{"checkpoint.resume": False})
-    assert status == 0 and "earlier checkpoints are kept as" in said and checkpoints(tmp_path) == [2]
-
-
-def test_lines_beyond_the_checkpoint_are_those_of_the_second_time(train, tmp_path, monkeypatch):
-    """A run that breaks off between two checkpoints repeats the steps after the first."""
     steps = Trainer.steps
 
-    def three(self, count):
+    def five(self, count):
         for report in steps(self, count):
             yield report
-            if report.step == 2:
+            if report.step == 4:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trainer, "steps", three)
-    status, _, lines = train(steps=4)
-    assert status == 130 and len(lines) == 3 and checkpoints(tmp_path) == [2]
+    monkeypatch.setattr(Trainer, "steps", five)
+    status, _, lines = train(steps=7)
+    assert status == 130 and len(lines) == 5 and checkpoints(tmp_path)[0] == 2
     monkeypatch.undo()
+    status, said, lines = train(steps=7)
+    assert status == 0 and "resumes after" in said
+    assert losses(lines) == losses(straight)
+    assert checkpoints(tmp_path) == [6, 7]
+
+
+def test_what_a_start_finds_there(train, tmp_path):
+    train(steps=3)
+    status, said, lines = train(steps=3)
+    assert status == 0 and "nothing is left to do" in said and len(lines) == 3
     status, said, lines = train(steps=4)
-    assert "resumes after 2 steps" in said
-    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert "resumes after 3 steps" in said and [line["step"] for line in lines] == [0, 1, 2, 3]
+    status, said, lines = train(steps=2, **{"checkpoint.resume": False})
+    assert status == 0 and "earlier checkpoints are kept as" in said and checkpoints(tmp_path) == [2]
+    assert len(lines) == 2
 
 
 def test_sigterm_saves_and_is_a_good_end(train, tmp_path, monkeypatch):

@@ -63,8 +63,8 @@ def train(config: RunConfig) -> None:
     if done >= config.steps:
         with RunFiles(config, world, lambda path: None, done):
             say(
-                f"{done} steps have been trained already: nothing is left to do. For more set --config.steps, "
-                f"to begin anew --config.checkpoint.resume=False"
+                f"{done} steps have been trained already: nothing is left to do. For more set "
+                f"--config.steps, to begin anew --config.checkpoint.resume=False"
             )
         return
     files = RunFiles(config, world, trainer.write_trace, done)
