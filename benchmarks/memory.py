@@ -39,6 +39,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placemen
 from rrfp_jax.core.trace import TaskRecord
 from rrfp_jax.runtime.driver import Driver
 from rrfp_jax.runtime.ledger import StageLedger
+from rrfp_jax.runtime.stage import Stage
 from rrfp_jax.runtime.transport import Arrival, Key, LocalTransport
 
 STAGES = 2
@@ -151,7 +152,8 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
     """A step of so many microbatches, looked at before every task."""
     gc.collect()  # of trainers that were here before
     found: list[Moment] = []
-    driver = trainer._engine.driver
+    driver, own_stages = trainer._engine.driver, trainer._engine.stages
+    foreign = {s: buffers(stage.device) - buffers_of_stage(stage) for s, stage in own_stages.items()}
     parts: Mapping[int, Any] = {}
 
     def look(stage: int, waits_for: str) -> None:
@@ -171,7 +173,7 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
                 fixed=ledgers[stage].fixed_bytes - parked + prepared,
                 of_microbatches=parts[stage].meter.now,
                 of_all_stages=sum(part.meter.now for part in parts.values()),
-                live=live_bytes(device),
+                live=sum(size for _, size in buffers(device) - foreign[stage]),
                 resident=resident_bytes(),
                 in_use=(device.memory_stats() or {}).get("bytes_in_use"),
             )
@@ -198,10 +200,18 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
     return found
 
 
-def live_bytes(device: jax.Device) -> int:
-    """Of the arrays on a device, each buffer once."""
-    arrays = [array for array in jax.live_arrays() if array.device == device]
-    return sum({array.unsafe_buffer_pointer(): array.nbytes for array in arrays}.values())
+def buffers(device: jax.Device) -> set[tuple[int, int]]:
+    """Address and bytes of all live buffers on a device, each once."""
+    return {_buffer(array) for array in jax.live_arrays() if array.device == device}
+
+
+def buffers_of_stage(stage: Stage) -> set[tuple[int, int]]:
+    """The same of what a stage has between steps."""
+    return set(map(_buffer, jax.tree.leaves((stage.leaves, stage.state, stage.gradients, stage.loss_scale))))
+
+
+def _buffer(array: jax.Array) -> tuple[int, int]:
+    return array.unsafe_buffer_pointer(), array.nbytes
 
 
 def resident_bytes() -> int:

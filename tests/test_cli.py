@@ -289,6 +289,8 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
         **{"gradient_norm": 0.5, "parameter_norm": 2.0, "loss_scale": 1.0, "applied": True, "skipped": 0},
         **{"peak_bytes": [0], "budget_bytes": [None]},
         **times,
+        peak_bytes=[0],
+        budget_bytes=[None],
     )
     with Display(3) as display:
         display.show(report, None)

@@ -240,7 +240,6 @@ def budgeted_by(trainer, setting):
 @pytest.mark.parametrize("split", [False, True], ids=["fused", "split"])
 def test_the_count_is_what_is_live(trainer, split):
     """To the byte, but for the vectors of numbers that the loss gives."""
-    budgeted.message.cache_clear()  # of another test
     trainer.schedule = InTurns(split)
     trainer.step(toy.microbatches(1))  # compiles
     moments = moments_of(trainer, trainer.start(), 4)
