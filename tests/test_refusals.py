@@ -38,9 +38,9 @@ class TestSettings:
             ({"stages": 0}, ["pp=0", "at least one stage"]),
             ({"stages": 5}, ["pp=5", "needs 5 devices", "has 4 (cpu)", "share_devices=True"]),
             ({"remat": "all"}, ["remat='all'", "full", "dots_saveable"]),
-            ({"split": (3, 3)}, ["split=[3, 3]", "2 positive numbers", "add up to 8"]),
-            ({"split": (8, 0)}, ["split=[8, 0]", "2 positive numbers", "add up to 8"]),
-            ({"split": (2, 2, 4)}, ["split=[2, 2, 4]", "2 positive numbers"]),
+            ({"split": (3, 3)}, ["split=[3, 3]", "2 positive whole numbers", "add up to 8"]),
+            ({"split": (8, 0)}, ["split=[8, 0]", "2 positive whole numbers", "add up to 8"]),
+            ({"split": (2, 2, 4)}, ["split=[2, 2, 4]", "2 positive whole numbers"]),
             ({"schedule": "zb"}, ["schedule='zb'", "no such schedule", "1f1b, b-priority, bf"]),
             ({"schedule": rrfp.schedules.BF}, ["schedule=", "BF()"]),
             ({"max_in_flight": 0}, ["max_in_flight=0", "one microbatch"]),
@@ -49,6 +49,13 @@ class TestSettings:
             ({"clip_norm": 0.0}, ["clip_norm=0.0", "above 0", "leave it out"]),
             ({"on_nonfinite": "warn"}, ["on_nonfinite='warn'", "'stop' or 'skip'"]),
             ({"seed": -1}, ["seed=-1", "from 0 to"]),
+            ({"seed": "1"}, ["seed='1'", "whole number"]),
+            ({"split": (4.0, 4.0)}, ["split=[4.0, 4.0]", "2 positive whole numbers"]),
+            ({"max_in_flight": "2"}, ["max_in_flight='2'", "whole number"]),
+            ({"spare_gradients": 1.5}, ["spare_gradients=1.5", "whole number"]),
+            ({"clip_norm": "1"}, ["clip_norm='1'", "above 0"]),
+            ({"mesh": rrfp.Mesh(pp=2, shape="v")}, ["shape='v'", "chunks=2"]),
+            ({"mesh": rrfp.Mesh(pp=2, chunks=2), "schedule": "zb-v"}, ["got looped", "leave the number"]),
         ],
         ids=str,
     )
@@ -106,6 +113,12 @@ class TestLayers:
     def test_no_layer(self, build, said):
         with refused(*said):
             build()
+
+    def test_random_keys_in_a_carry(self):
+        layers = toy.layers()
+        keyed = rrfp.layer(lambda carry, mb: {**carry, "key": mb.key})
+        with refused("layer 1 (<lambda>)", "'key': key<fry>[]", "mb.key where it is used"):
+            make(pipe=rrfp.Pipeline([layers[0], keyed, *layers[1:]], toy.loss))
 
     def test_carries_that_do_not_fit_name_both_layers(self):
         embed, block, head = toy.layers()
@@ -252,12 +265,26 @@ class TestFrozenAndTied:
             ({"tied": {"1.up": "2.up", "3.up": "2.up"}}, ["tied={'3.up': '2.up'}", "one owner"]),
             ({"tied": {"1.up": "2.up", "2.up": "3.up"}}, ["tied={'2.up': '3.up'}", "no alias itself"]),
             ({"tied": {"1.up": 2}}, ["tied", "2", "names"]),
+            ({"tied": [("1.up", "2.up")]}, ["tied=[('1.up', '2.up')]", "dict"]),
+            ({"frozen": "-9.*"}, ["frozen='-9.*'", "no parameter"]),
         ],
         ids=str,
     )
     def test_names_that_do_not_fit(self, settings, said):
         with refused(*said):
             make(pipe=toy.pipeline(**settings))
+
+    def test_whole_numbers_cannot_be_trained(self):
+        def init(key):
+            return {"rows": np.arange(2), **toy.head_init(key)}
+
+        def head(params, carry, mb):
+            return toy.head(params, {"x": carry["x"][params["rows"]]}, mb)
+
+        layers = [*toy.layers()[:-1], rrfp.layer(head, init=init)]
+        with refused("7.rows", "int32", "frozen='7.rows'"):
+            make(pipe=rrfp.Pipeline(layers, toy.loss))
+        make(pipe=rrfp.Pipeline(layers, toy.loss, frozen="-1.rows"))
 
     def test_an_optimizer_that_couples_stages_through_what_is_frozen_is_accepted(self):
         coupled = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))

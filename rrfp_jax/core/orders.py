@@ -267,8 +267,9 @@ def _zero_bubble(microbatches: int, warmup: int, lag: int) -> list[Task]:
 
 
 def _require(name: str, placement: Placement, chunks: int | None = None, shape: str | None = None) -> None:
+    remedy = "take another schedule, or leave the number of chunks to this one"
     if chunks not in (None, placement.chunks):
         only = "one chunk" if chunks == 1 else f"{chunks} chunks"
-        raise ValueError(f"{name} is defined for {only} a stage, got {placement.chunks}")
+        raise ValueError(f"{name} is defined for {only} a stage, got {placement.chunks}: {remedy}")
     if shape not in (None, placement.shape):
-        raise ValueError(f"{name} is defined for the {shape} placement, got {placement.shape}")
+        raise ValueError(f"{name} is defined for the {shape} placement, got {placement.shape}: {remedy}")

@@ -24,6 +24,7 @@ from rrfp_jax.runtime.traced import (
     SCALE,
     Program,
     Specs,
+    quiet,
     reduce,
     spec_of,
     with_given,
@@ -118,7 +119,7 @@ def differentiate(
     whole, facts = _trace_with_residuals(stage, params, carry, inputs, own, flow_in)
     kept = facts.out + facts.has_statistics
     plan = plan_residuals(whole, len(params), kept)
-    prepare = reduce(with_given(whole, [], 0, plan.prepared)) if plan.prepared else None
+    prepare = reduce(quiet(with_given(whole, [], 0, plan.prepared))) if plan.prepared else None
     sent = [*whole.jaxpr.outvars[:kept], *plan.saved]
     before = [*params, *map(spec_of, plan.prepared), *carry, *inputs]
     given = [spec_of(atom) for atom in sent]

@@ -13,7 +13,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from rrfp_jax.runtime.inline import BARRIER, inline, without_barriers
-from rrfp_jax.runtime.traced import REPEATABLE, Program, Specs, reduce, with_given
+from rrfp_jax.runtime.traced import REPEATABLE, Program, Specs, quiet, reduce, with_given
 
 
 def hoist(backward: Program, fixed: int) -> tuple[Program, Program | None]:
@@ -32,7 +32,7 @@ def hoist(backward: Program, fixed: int) -> tuple[Program, Program | None]:
     if not taken:
         return backward, None
     bare = without_barriers(flat)
-    early = reduce(ClosedJaxpr(bare.jaxpr.replace(outvars=taken), bare.consts))
+    early = reduce(quiet(ClosedJaxpr(bare.jaxpr.replace(outvars=taken), bare.consts)))
     head = sum(i < fixed for i in backward.reads)
     places = [i if i < fixed else i + len(taken) for i in backward.reads]
     places[head:head] = range(fixed, fixed + len(taken))

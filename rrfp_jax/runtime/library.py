@@ -143,6 +143,10 @@ class Library:
     def _compile(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> PiecePrograms:
         """Programs by (bucket, stage, chunk); without any kind of backward, for forwards only."""
         bucket, stage, chunk = place
+        before = self._programs.get((bucket, "train" if kinds else "evaluate"), {}).get(stage)
+        own = before[chunk] if before else None
+        if own is not None and own.legs.keys() >= set(kinds):
+            return own
         began = perf_counter()
         layers = self._chunks[stage][chunk]
         params = {str(i): self._shapes[bucket][i].params for i in layers}
@@ -157,8 +161,6 @@ class Library:
             remat=self._remat,
         )
         if kinds:
-            before = self._programs.get((bucket, "train"), {}).get(stage)
-            own = before[chunk] if before else None
             programs = PiecePrograms.training(shape, self._devices[stage], kinds, own)
         else:
             programs = PiecePrograms.evaluation(shape, self._devices[stage])

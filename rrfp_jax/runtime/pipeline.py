@@ -48,9 +48,10 @@ class Pipeline:
         loss: `loss(carry, mb) -> Loss` with sums over the microbatch, never means.
         additive: whether the loss of several rows is the sum of their losses, which is checked at start.
             Say False only for a loss that couples the rows of a microbatch on purpose (contrastive ones).
-        frozen: patterns such as "0.*" or "3.attention.*" (as in `fnmatch`) of parameters that keep their
-            values. Optimizers do not see them, nothing below the first layer that is trained is
-            differentiated, and they count in no norm. A tied parameter is frozen by any of its names.
+        frozen: patterns such as "0.*" or "-1.attention.*" (as in `fnmatch`) of parameters that keep their
+            values; a layer index below 0 counts from the end. Optimizers do not see them, nothing below the
+            first layer that is trained is differentiated, and they count in no norm. A tied parameter is
+            frozen by any of its names.
         tied: parameters that are one and the same, {"0.embedding": "-1.embedding"}: an owner, and its alias
             or a list of them; a layer index below 0 counts from the end. The initial value is the owner's.
             Gradients are the sum over all of them; the optimizer sees the owner only.
@@ -80,6 +81,8 @@ class Pipeline:
         self.loss = loss
         self.additive = additive
         self.frozen = _texts("frozen", frozen)
+        if tied is not None and not isinstance(tied, Mapping):
+            raise UsageError(f"Pipeline: tied={tied!r}: give a dict of owners with their aliases")
         self.tied = [
             (owner, alias) for owner, aliases in (tied or {}).items() for alias in _texts("tied", aliases)
         ]
@@ -130,6 +133,7 @@ class Pipeline:
                 out, _ = jax.eval_shape(
                     lambda p, c, m, i=index: self.apply_layer(i, p, c, m), params, carry, mb
                 )
+                _check_carry(out)
             except UsageError as error:
                 raise UsageError(f"layer {index} ({spec.name}): {error}") from None
             except Exception as error:
@@ -176,6 +180,13 @@ def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise UsageError(f"Pipeline: {setting}=... has {text!r}; give names of parameters, as text")
     return texts
+
+
+def _check_carry(carry: Any) -> None:
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in jax.tree.leaves(carry)):
+        raise UsageError(
+            f"gives {describe(carry)}, but random keys cannot be sent: read mb.key where it is used"
+        )
 
 
 def _check_sums(loss: Loss) -> None:

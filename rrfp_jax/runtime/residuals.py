@@ -21,7 +21,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from rrfp_jax.runtime.dataflow import dependence
-from rrfp_jax.runtime.traced import CHEAP, reduce, with_given
+from rrfp_jax.runtime.traced import CHEAP, quiet, reduce, with_given
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ResidualPlan:
         known.update(zip(jaxpr.invars, inputs, strict=True))
         if self.rebuilt:
             names = [*jaxpr.invars, *produced]
-            program = reduce(with_given(self.whole, produced, len(jaxpr.invars), self.rebuilt))
+            program = reduce(quiet(with_given(self.whole, produced, len(jaxpr.invars), self.rebuilt)))
             known.update(zip(self.rebuilt, program(*(known[names[i]] for i in program.reads)), strict=True))
         return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars[self.kept :]]
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.layers import Params
@@ -80,18 +81,19 @@ class Roles:
 
         Args:
             params: specs of the whole model, {layer index as text: tree}.
-            frozen: patterns of paths.
-            tied: pairs of paths, owner and alias; a layer index below 0 counts from the end.
+            frozen: patterns of paths; in them and in `tied` a layer index below 0 counts from the end.
+            tied: pairs of paths, owner and alias.
 
         Raises:
-            UsageError: a pattern or path that there is not, nothing left to train, a tie of parameters of
-                different shape or dtype.
+            UsageError: a pattern or path that there is not, nothing left to train, a parameter to train that
+                has no gradient (whole numbers), a tie of parameters of different shape or dtype.
         """
         specs = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
         owners = _resolve_ties(specs, len(params), tied)
         matched = set()
         for pattern in frozen:
-            found = {path for path in specs if fnmatchcase(path, pattern)}
+            wanted = _from_the_front(pattern, len(params))
+            found = {path for path in specs if fnmatchcase(path, wanted)}
             if not found:
                 raise UsageError(f"frozen={pattern!r} matches no parameter; there are {_some(specs)}")
             matched |= found
@@ -100,7 +102,14 @@ class Roles:
         every = frozenset(path for path in specs if one[path] in names)
         if frozen and len(every) == len(specs):
             raise UsageError(f"frozen={list(frozen)} freezes every parameter: nothing is left to train")
-        layers = [int(path.split(".")[0]) for path in specs if path not in every]
+        trained = [path for path in specs if path not in every]
+        for path in trained:
+            if not jnp.issubdtype(specs[path].dtype, jnp.inexact):
+                raise UsageError(
+                    f"parameter {path} is {specs[path].dtype}, which has no gradient: freeze it, "
+                    f"frozen={path!r}, or make it a constant (a NumPy array)"
+                )
+        layers = [int(path.split(".")[0]) for path in trained]
         return cls(every, owners, min(layers, default=len(params)))
 
     def leaves(self, params: Params) -> LeafRoles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,16 +50,15 @@ def add_up(
     totals = [0.0] * microbatches
     sums = {"weight": 0.0}
     for _, j, names, vector in sorted(piece for result in results for piece in result["pieces"]):
-        values = np.asarray(vector, np.float64)
-        totals[j] += values[0]
-        for name, value in zip(names[1:], values[1:], strict=True):
+        totals[j] += vector[0]
+        for name, value in zip(names[1:], vector[1:], strict=True):
             sums[name] = sums.get(name, 0.0) + value
     norms = [own for _, own in sorted(tuple(own) for result in results for own in result["norms"])]
     return Sums(
         totals,
         sums.pop("weight"),
         sums,
-        finite=all(np.isfinite(largest) for largest, _, _ in norms),
+        finite=all(math.isfinite(largest) for largest, _, _ in norms),
         squared_norm=sum(largest**2 * share for largest, share, _ in norms),
         squared_parameter_norm=sum(squares for _, _, squares in norms),
         trace=trace,

@@ -55,14 +55,18 @@ class Mesh:
         """Which stage has which pieces of the model, where it is the schedule's to say.
 
         Raises:
-            UsageError: the schedule is an order for another number of stages.
+            UsageError: the schedule is an order for another number of stages; or a shape without chunks, of
+                which the schedule has but one.
         """
         if self.chunks is not None:
             return Placement(self.pp, self.chunks, self.shape)
         try:
-            return schedule.placement_for(self.pp)
+            placement = schedule.placement_for(self.pp)
         except ValueError as error:
             raise UsageError(f"Mesh(pp={self.pp}): {error}") from None
+        if self.shape == "v" and placement.shape != "v":
+            raise UsageError(f"Mesh(pp={self.pp}, shape='v'): one chunk a stage has no shape; give chunks=2")
+        return placement
 
     def lay_out(self) -> Layout:
         """Take this process's place in the run, and give each of its stages a device.

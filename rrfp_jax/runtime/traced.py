@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, DropVar, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var, jaxpr_as_fun
 
 from rrfp_jax.runtime._jax import live_part
 
@@ -63,6 +63,20 @@ def reduce(closed: ClosedJaxpr, outputs: Sequence[bool] | None = None) -> Progra
     """The program with only the chosen outputs, and no more inputs than they need."""
     live, reads = live_part(closed, outputs or [True] * len(closed.jaxpr.outvars))
     return Program(live, tuple(reads))
+
+
+def quiet(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The program without equations that its outputs do not need, such as a print, which `reduce` keeps.
+
+    What is computed apart from the forward must not read a microbatch, or print, for the sake of one.
+    """
+    needed = {atom for atom in closed.jaxpr.outvars if not isinstance(atom, Literal)}
+    kept = []
+    for equation in reversed(closed.jaxpr.eqns):
+        if not needed.isdisjoint(equation.outvars):
+            kept.append(equation)
+            needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=kept[::-1]), closed.consts)
 
 
 def with_given(closed: ClosedJaxpr, known: Sequence[Var], at: int, outputs: Sequence[Any]) -> ClosedJaxpr:

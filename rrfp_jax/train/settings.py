@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Literal, TypeAlias
 
 from rrfp_jax.core.accumulation import Accumulation
@@ -30,6 +31,10 @@ class Settings:
     on_nonfinite: OnNonfinite
 
     def __post_init__(self) -> None:
+        for name in ("max_in_flight", "spare_gradients"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Integral):
+                raise UsageError(f"{name}={value!r}: give a whole number")
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise UsageError(
                 f"max_in_flight={self.max_in_flight}: a stage must be able to hold one microbatch"
@@ -38,8 +43,9 @@ class Settings:
             raise UsageError(f"accumulation={self.accumulation!r}: choose 'index' or 'arrival'")
         if self.spare_gradients < 0:
             raise UsageError(f"spare_gradients={self.spare_gradients}: must not be negative")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise UsageError(f"clip_norm={self.clip_norm}: must be above 0; leave it out for no clipping")
+        clip = self.clip_norm
+        if clip is not None and not (isinstance(clip, Real) and clip > 0):
+            raise UsageError(f"clip_norm={clip!r}: give a number above 0; leave it out for no clipping")
         if self.on_nonfinite not in ("stop", "skip"):
             raise UsageError(f"on_nonfinite={self.on_nonfinite!r}: choose 'stop' or 'skip'")
 
