@@ -87,7 +87,7 @@ class Run:
 
     def checkpoints(self) -> Path:
         """The folder that they are in."""
-        return self.folder / NAME / "checkpoints"
+        return self.folder / f"{NAME}.checkpoints"
 
     def saving(self) -> set[str]:
         """The checkpoints that are being written."""

@@ -287,7 +287,6 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
     report = Report(
         **{"step": 1, "loss": 1.25, "weight": 50.0, "metrics": {}, "plan": "", "trace": None},
         **{"gradient_norm": 0.5, "parameter_norm": 2.0, "loss_scale": 1.0, "applied": True, "skipped": 0},
-        **{"peak_bytes": [0], "budget_bytes": [None]},
         **times,
         peak_bytes=[0],
         budget_bytes=[None],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from typing import Any, TypeAlias
 
 import jax
@@ -79,7 +78,7 @@ class Engine:
         self.pipe = pipe
         self.layout, self.world, self.placement = layout, layout.world, placement
         self.chunks = layers_of_chunks(len(pipe), placement, split)
-        if not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+        if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
             raise UsageError(f"seed={seed!r}: give a whole number from 0 to {2**32 - 1}")
         self._optimizer, self._seed, self._init = optimizer, seed, init
         self._stall_seconds, self._delays = stall_seconds, delays
@@ -284,7 +283,7 @@ def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | N
         )
     if split is None:
         split = split_evenly(layers, pieces)
-    whole = all(isinstance(size, Integral) for size in split)
+    whole = all(isinstance(size, (int, np.integer)) for size in split)
     if not whole or len(split) != pieces or sum(split) != layers or min(split) < 1:
         raise UsageError(
             f"split={list(split)}: give {pieces} positive whole numbers of layers, one per {what}, in the "

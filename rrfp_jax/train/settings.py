@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from numbers import Integral, Real
 from typing import Literal, TypeAlias
+
+import numpy as np
 
 from rrfp_jax.core.accumulation import Accumulation
 from rrfp_jax.core.rules import StepRules
@@ -33,7 +34,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("max_in_flight", "spare_gradients"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, Integral):
+            if value is not None and not isinstance(value, (int, np.integer)):
                 raise UsageError(f"{name}={value!r}: give a whole number")
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise UsageError(
@@ -44,7 +45,7 @@ class Settings:
         if self.spare_gradients < 0:
             raise UsageError(f"spare_gradients={self.spare_gradients}: must not be negative")
         clip = self.clip_norm
-        if clip is not None and not (isinstance(clip, Real) and clip > 0):
+        if clip is not None and not (isinstance(clip, (int, float, np.number)) and clip > 0):
             raise UsageError(f"clip_norm={clip!r}: give a number above 0; leave it out for no clipping")
         if self.on_nonfinite not in ("stop", "skip"):
             raise UsageError(f"on_nonfinite={self.on_nonfinite!r}: choose 'stop' or 'skip'")
