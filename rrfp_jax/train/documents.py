@@ -1,0 +1,265 @@
+"""Documents of natural length as data for a Trainer: cut to bucket lengths, padded or packed, and masked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from rrfp_jax.corpus import rows as cut
+from rrfp_jax.corpus.balance import (
+    ORDERS,
+    Cost,
+    Order,
+    Polynomial,
+    even_out,
+    ordered,
+    rows_by_cost,
+    rows_by_tokens,
+)
+from rrfp_jax.corpus.buckets import Fit, bucket_of, check_lengths
+from rrfp_jax.corpus.corpus import Corpus
+from rrfp_jax.corpus.draw import EMPTY, Draw, Drawn
+from rrfp_jax.corpus.shuffle import mix
+from rrfp_jax.corpus.sources import Source
+from rrfp_jax.corpus.tokenizers import Tokenizer
+from rrfp_jax.errors import UsageError
+from rrfp_jax.train.data import Arrays, Microbatch
+
+_DTYPES = {"tokens": "int32", "labels": "int32", "mask": "float32"}
+_PACKED_DTYPES = {"segments": "int32", "positions": "int32"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """Documents as microbatches of few shapes: a `Data` for language models.
+
+    Fields, [rows, length] by bucket: `tokens` int32; `labels` int32, the next tokens; `mask` float32, 1 where
+    there is a label. Packed also `segments` int32, which document of the row a token is of, from 1 on, and
+    `positions` int32, its place in its piece; so that a model may keep documents apart. All are 0 where there
+    is nothing, which is at the ends of rows. A microbatch's weight is its number of labels.
+
+    A document of n tokens is n - 1 predictions. One with more than the longest bucket has is cut, the pieces
+    following on one another; none is dropped or cut short.
+
+    Attributes:
+        source, tokenizer, vocabulary, end, bad: see `Corpus`.
+        lengths: of buckets, or how to fit them to all documents of the source.
+        tokens: about how many a microbatch has, padding included; at least one row.
+        microbatches: per step.
+        packed: pieces share rows of the longest bucket, instead of one row each; then each row is in the
+            smallest bucket that holds it.
+        split: "train" for rows shuffled by (seed, epoch) for ever, epoch after epoch without a gap (see
+            `draw.py`); "validation" for those held out, in order, all of them in `steps` steps.
+        validation_share: of the documents, those whose index hashes lowest; at least one.
+        seed: of the order.
+        balance: what documents cost; then microbatches of all buckets have as many rows as cost about the
+            same, and in each step rows are dealt evenly to the microbatches of their bucket. None for rows
+            by tokens, as drawn.
+        order: of a step's microbatches, by the cost of their shapes (in tokens, without `balance`).
+
+    Raises:
+        UsageError: an impossible setting, when made; bad or missing documents, when first planned.
+    """
+
+    source: Source
+    tokenizer: Tokenizer | None
+    vocabulary: int
+    end: int | None = None
+    bad: Literal["refuse", "skip"] = "refuse"
+    lengths: tuple[int, ...] | Fit
+    tokens: int
+    microbatches: int
+    packed: bool = False
+    split: Literal["train", "validation"] = "train"
+    validation_share: float = 0.05
+    seed: int = 0
+    balance: Cost | None = None
+    order: Order = "drawn"
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "microbatches"):
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"{name}={value}: a step would hold no token; give {name} >= 1")
+        if self.split not in ("train", "validation"):
+            raise UsageError(f"split={self.split!r}: no such split; give 'train' or 'validation'")
+        if not 0 < self.validation_share < 1:
+            raise UsageError(
+                f"validation_share={self.validation_share}: one split would be empty; give 0 < share < 1"
+            )
+        if self.order not in ORDERS:
+            raise UsageError(
+                f"order={self.order!r}: microbatches come in one of the orders {', '.join(ORDERS)}"
+            )
+        if not isinstance(self.lengths, Fit):
+            check_lengths(self.lengths)
+        _ = self.corpus  # so that a tokenizer too large for the model is refused now
+
+    @functools.cached_property
+    def corpus(self) -> Corpus:
+        """All documents of the source, of both splits."""
+        return Corpus(
+            source=self.source,
+            tokenizer=self.tokenizer,
+            vocabulary=self.vocabulary,
+            end=self.end,
+            bad=self.bad,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Steps that hold every row once: a pass of validation; an epoch of training, rounded up."""
+        return self._draw.steps if self.split == "train" else self._draw.steps_of_a_pass
+
+    @property
+    def buckets(self) -> Sequence[Mapping[str, jax.ShapeDtypeStruct]]:
+        """The fields of every shape that a microbatch can have."""
+        return [self._fields(bucket) for bucket, rows in enumerate(self._rows_by_bucket) if len(rows)]
+
+    @functools.cached_property
+    def bucket_lengths(self) -> tuple[int, ...]:
+        """Ascending; given or fitted."""
+        if not isinstance(self.lengths, Fit):
+            return check_lengths(self.lengths)
+        every = cut.split(np.maximum(self.corpus.lengths - 1, 0), self.lengths.longest).size
+        return self.lengths.lengths(cut.packed(every, self.lengths.longest).size if self.packed else every)
+
+    @property
+    def padding(self) -> float:
+        """The share of positions without a label, over all rows of the split."""
+        positions = np.array(self.bucket_lengths)[self._bucket_of_row].sum()
+        return 1 - float(self.rows.size.sum() / positions)
+
+    def plan(self, step: int) -> list[Microbatch]:
+        """The microbatches of `step` >= 0, a function of (seed, step, split) and the documents."""
+        drawn = self._draw.training(step) if self.split == "train" else self._draw.passing(step)
+        found = [(bucket, self._global(bucket, position)) for bucket, position in drawn]
+        if self.balance is not None and self.split == "train":
+            found = self._balanced(found)
+        cost = self.balance or Polynomial()
+        costs = cost(np.array(self.bucket_lengths)) * self._taken
+        found = [found[j] for j in ordered([float(costs[bucket]) for bucket, _ in found], self.order)]
+        return [
+            Microbatch(
+                self._fields(bucket),
+                source=(self.corpus.fingerprint, bucket, *rows.tolist()),
+                weight=float(self.rows.size[rows[rows != EMPTY]].sum()),
+            )
+            for bucket, rows in found
+        ]
+
+    def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
+        """The arrays of `fields`; `UsageError` for an unknown field and for a plan made from other documents."""
+        if unknown := sorted(set(fields) - set(self._dtypes)):
+            raise UsageError(
+                f"fields {unknown}: documents have none of these; read from {list(self._dtypes)}"
+            )
+        fingerprint, bucket, *rows = microbatch.source
+        if fingerprint != self.corpus.fingerprint:
+            raise UsageError(
+                f"fingerprint {fingerprint:#x}: the microbatch was planned from other documents than these "
+                f"({self.corpus.fingerprint:#x}); give every process the same"
+            )
+        shape = (len(rows), self.bucket_lengths[bucket])
+        arrays = {name: np.zeros(shape, self._dtypes[name]) for name in fields}
+        for r, row in enumerate(rows):
+            if row != EMPTY:
+                self._fill({name: array[r] for name, array in arrays.items()}, row)
+        return arrays
+
+    def _fill(self, arrays: Mapping[str, NDArray[Any]], row: int) -> None:
+        """Put the pieces of a row into its arrays, [length] each; text is read only for tokens and labels."""
+        pieces, at = self._pieces, 0
+        for segment, piece in enumerate(self.rows.pieces(row).tolist(), 1):
+            begin, size = int(pieces.begin[piece]), int(pieces.size[piece])
+            own = slice(at, at + size)
+            if "tokens" in arrays or "labels" in arrays:
+                tokens = self.corpus.tokens(int(pieces.document[piece]), begin, begin + size + 1)
+            for name, array in arrays.items():
+                match name:
+                    case "tokens":
+                        array[own] = tokens[:-1]
+                    case "labels":
+                        array[own] = tokens[1:]
+                    case "mask":
+                        array[own] = 1
+                    case "segments":
+                        array[own] = segment
+                    case "positions":
+                        array[own] = np.arange(size)
+            at += size
+
+    # What there is, found once.
+
+    @functools.cached_property
+    def _pieces(self) -> cut.Pieces:
+        predictions = np.maximum(self.corpus.lengths - 1, 0)
+        usable = np.flatnonzero(predictions)
+        held = max(1, round(self.validation_share * len(usable)))
+        if held >= len(usable):
+            raise UsageError(
+                f"{self.source}: {len(usable)} usable documents cannot be split for training and validation "
+                f"at validation_share={self.validation_share}; give more of them"
+            )
+        lowest = usable[np.argsort(mix(usable.astype(np.uint64)), kind="stable")]
+        predictions[lowest[:held] if self.split == "train" else lowest[held:]] = 0
+        return cut.split(predictions, self.bucket_lengths[-1])
+
+    @functools.cached_property
+    def rows(self) -> cut.Rows:
+        """All rows of the split."""
+        sizes = self._pieces.size
+        return cut.packed(sizes, self.bucket_lengths[-1]) if self.packed else cut.one_each(sizes)
+
+    @functools.cached_property
+    def _bucket_of_row(self) -> NDArray[np.int64]:
+        bucket_of(int(self.rows.size.max()), self.bucket_lengths)
+        return np.searchsorted(self.bucket_lengths, self.rows.size)
+
+    @functools.cached_property
+    def _rows_by_bucket(self) -> list[NDArray[np.int64]]:
+        return [np.flatnonzero(self._bucket_of_row == bucket) for bucket in range(len(self.bucket_lengths))]
+
+    @functools.cached_property
+    def _taken(self) -> tuple[int, ...]:
+        if self.balance is None:
+            return rows_by_tokens(self.bucket_lengths, self.tokens)
+        return rows_by_cost(self.bucket_lengths, self.tokens, self.balance)
+
+    @functools.cached_property
+    def _draw(self) -> Draw:
+        rows = tuple(len(rows) for rows in self._rows_by_bucket)
+        return Draw(rows, self._taken, self.microbatches, self.seed)
+
+    @functools.cached_property
+    def _row_costs(self) -> NDArray[np.float64]:
+        """What the documents of each row cost; padding costs nothing here."""
+        assert self.balance is not None
+        return np.add.reduceat(self.balance(self._pieces.size[self.rows.order]), self.rows.start[:-1])
+
+    @property
+    def _dtypes(self) -> Mapping[str, str]:
+        return _DTYPES | _PACKED_DTYPES if self.packed else _DTYPES
+
+    def _fields(self, bucket: int) -> Mapping[str, jax.ShapeDtypeStruct]:
+        shape = (self._taken[bucket], self.bucket_lengths[bucket])
+        return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in self._dtypes.items()}
+
+    def _global(self, bucket: int, position: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indices among all rows of positions among a bucket's."""
+        return np.where(position == EMPTY, EMPTY, self._rows_by_bucket[bucket][position])
+
+    def _balanced(self, found: list[Drawn]) -> list[Drawn]:
+        """The same rows in the same shapes, dealt evenly to the microbatches of each bucket."""
+        balanced = list(found)
+        for bucket in {bucket: None for bucket, _ in found}:
+            own = [j for j, (of, _) in enumerate(found) if of == bucket]
+            rows = np.concatenate([found[j][1] for j in own])
+            for j, items in zip(own, even_out(self._row_costs[rows], len(own)), strict=True):
+                balanced[j] = (bucket, rows[items])
+        return balanced
