@@ -72,7 +72,7 @@ class Table:
 
 
 def rows_by_tokens(lengths: Sequence[int], tokens: int) -> tuple[int, ...]:
-    """How many rows of each bucket length make about, at most, so many tokens; at least one."""
+    """How many rows of each bucket length make at most so many tokens; at least one."""
     return tuple(max(1, tokens // length) for length in lengths)
 
 

@@ -110,7 +110,7 @@ class TextFiles:
 
 
 def _sections(path: Path, total: int) -> Iterator[tuple[int, int]]:
-    """(first byte, bytes) of each section of a file of `total` bytes; one, if that is 0, or -1 for unreadable."""
+    """(first byte, bytes) of each section of a file of `total` bytes; one of `total`, if that is below 1."""
     ends = [total]
     if total > 0:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -26,8 +26,6 @@ from rrfp_jax.corpus.buckets import Fit, bucket_of, check_lengths
 from rrfp_jax.corpus.corpus import Corpus
 from rrfp_jax.corpus.draw import EMPTY, Draw, Drawn
 from rrfp_jax.corpus.shuffle import mix
-from rrfp_jax.corpus.sources import Source
-from rrfp_jax.corpus.tokenizers import Tokenizer
 from rrfp_jax.errors import UsageError
 from rrfp_jax.train.data import Arrays, Microbatch
 
@@ -48,8 +46,8 @@ class Documents:
     following on one another; none is dropped or cut short.
 
     Attributes:
-        source, tokenizer, vocabulary, end, bad: see `Corpus`.
-        lengths: of buckets, or how to fit them to all documents of the source.
+        corpus: the documents, of both splits; may be shared with other `Documents`.
+        lengths: of buckets, or how to fit them to all documents.
         tokens: about how many a microbatch has, padding included; at least one row.
         microbatches: per step.
         packed: pieces share rows of the longest bucket, instead of one row each; then each row is in the
@@ -67,11 +65,7 @@ class Documents:
         UsageError: an impossible setting, when made; bad or missing documents, when first planned.
     """
 
-    source: Source
-    tokenizer: Tokenizer | None
-    vocabulary: int
-    end: int | None = None
-    bad: Literal["refuse", "skip"] = "refuse"
+    corpus: Corpus
     lengths: tuple[int, ...] | Fit
     tokens: int
     microbatches: int
@@ -98,18 +92,6 @@ class Documents:
             )
         if not isinstance(self.lengths, Fit):
             check_lengths(self.lengths)
-        _ = self.corpus  # so that a tokenizer too large for the model is refused now
-
-    @functools.cached_property
-    def corpus(self) -> Corpus:
-        """All documents of the source, of both splits."""
-        return Corpus(
-            source=self.source,
-            tokenizer=self.tokenizer,
-            vocabulary=self.vocabulary,
-            end=self.end,
-            bad=self.bad,
-        )
 
     @property
     def steps(self) -> int:
@@ -154,11 +136,10 @@ class Documents:
         ]
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
-        """The arrays of `fields`; `UsageError` for an unknown field and for a plan made from other documents."""
-        if unknown := sorted(set(fields) - set(self._dtypes)):
-            raise UsageError(
-                f"fields {unknown}: documents have none of these; read from {list(self._dtypes)}"
-            )
+        """The arrays of `fields`; `UsageError` for an unknown field or a plan of other documents."""
+        known = list(self._dtypes)
+        if unknown := sorted(set(fields) - set(known)):
+            raise UsageError(f"fields {unknown}: documents have none of these; read from {known}")
         fingerprint, bucket, *rows = microbatch.source
         if fingerprint != self.corpus.fingerprint:
             raise UsageError(
@@ -203,7 +184,7 @@ class Documents:
         held = max(1, round(self.validation_share * len(usable)))
         if held >= len(usable):
             raise UsageError(
-                f"{self.source}: {len(usable)} usable documents cannot be split for training and validation "
+                f"{self.corpus.source}: {len(usable)} usable documents cannot be split for training and validation "
                 f"at validation_share={self.validation_share}; give more of them"
             )
         lowest = usable[np.argsort(mix(usable.astype(np.uint64)), kind="stable")]
