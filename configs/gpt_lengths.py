@@ -1,7 +1,7 @@
 """A byte-level GPT on sections of the standard library's sources, of natural length: microbatches differ.
 
-With `tokens=1` every microbatch is one section, so costs differ as lengths do. More tokens put several short
-ones into a microbatch; `balance=True` as many as cost the same.
+Every microbatch has the same number of sections, all of one bucket, so costs differ as lengths do. With
+`balance=True` it has as many as cost the same.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Lengths(rrfp.RunConfig):
     path: str = ""  # text to train on: file, folder or glob; empty for the standard library's *.py files
     document: Any = "section"  # what blank lines separate, or "file"
     buckets: int = 6  # at most so many lengths, fitted to the documents
-    longest: int = 512  # bytes; longer documents are split
-    tokens: int = 1  # of a microbatch, about; at least one document
+    longest: int = 256  # bytes; longer documents are split
+    batch: int = 4  # documents of a microbatch; with balance, of one of the longest
     microbatches: int = 16
     packed: bool = False  # several documents in a row
     balance: bool = False  # as many documents in a microbatch as cost the same
@@ -69,7 +69,7 @@ class Lengths(rrfp.RunConfig):
         return rrfp.data.Documents(
             corpus=self._corpus,
             lengths=rrfp.data.Fit(buckets=self.buckets, longest=self.longest),
-            tokens=self.tokens,
+            rows=self.batch,
             microbatches=self.microbatches,
             packed=self.packed,
             split=split,

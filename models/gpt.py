@@ -1,7 +1,7 @@
 """A small GPT as a list of layers: pre-norm, rotary positions, SwiGLU, RMSNorm; plain flax NNX.
 
-Every layer is `layer(carry, mb) -> carry`: `Embed` reads `mb["tokens"]`, `Block` and `Head` only the carry; but
-if there is `mb["segments"]`, since documents are packed, no token attends to those of another one.
+Every layer is `layer(carry, mb) -> carry`: `Embed` reads `mb["tokens"]`, `Block` and `Head` only the carry.
+If there is `mb["segments"]`, since documents are packed, no token attends to those of another document.
 Modules hold `nnx.Param` variables and nothing else; all that depends on shapes alone is computed where used.
 
 Shapes: B batch, T sequence, D d_model, H heads, K = D / H head size, F d_ff, V vocabulary.

@@ -58,7 +58,7 @@ class Table:
         few = points.ndim != 2 or len(points) < 2
         if few or (np.diff(points, axis=0) < [1, 0]).any() or points[0, 1] <= 0:
             raise UsageError(
-                f"{self}: give at least two points, of more and more tokens and positive costs that never fall"
+                f"{self}: give at least two points: more and more tokens, positive costs that never fall"
             )
 
     def __call__(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
@@ -76,11 +76,10 @@ def rows_by_tokens(lengths: Sequence[int], tokens: int) -> tuple[int, ...]:
     return tuple(max(1, tokens // length) for length in lengths)
 
 
-def rows_by_cost(lengths: Sequence[int], tokens: int, cost: Cost) -> tuple[int, ...]:
-    """As many rows of each bucket as cost about the same as `tokens` tokens in rows of the longest one."""
+def rows_by_cost(lengths: Sequence[int], longest: int, cost: Cost) -> tuple[int, ...]:
+    """As many rows of each bucket as cost about the same as so many of the longest one; at least one."""
     each = cost(np.array(lengths))
-    budget = max(1, tokens // lengths[-1]) * each[-1]
-    return tuple(max(1, round(budget / one)) for one in each.tolist())
+    return tuple(max(1, round(longest * float(each[-1] / one))) for one in each)
 
 
 def even_out(costs: NDArray[np.float64], bins: int) -> NDArray[np.int64]:

@@ -48,7 +48,8 @@ class Documents:
     Attributes:
         corpus: the documents, of both splits; may be shared with other `Documents`.
         lengths: of buckets, or how to fit them to all documents.
-        tokens: about how many a microbatch has, padding included; at least one row.
+        tokens: of a microbatch, padding included: as many rows as make at most so many, and at least one.
+        rows: instead of `tokens`, of every microbatch, so that costs differ as lengths do.
         microbatches: per step.
         packed: pieces share rows of the longest bucket, instead of one row each; then each row is in the
             smallest bucket that holds it.
@@ -56,9 +57,9 @@ class Documents:
             `draw.py`); "validation" for those held out, in order, all of them in `steps` steps.
         validation_share: of the documents, those whose index hashes lowest; at least one.
         seed: of the order.
-        balance: what documents cost; then microbatches of all buckets have as many rows as cost about the
-            same, and in each step rows are dealt evenly to the microbatches of their bucket. None for rows
-            by tokens, as drawn.
+        balance: what a row costs by its tokens; then microbatches of all buckets have as many rows as cost
+            about the same as one of the longest, and in each step rows are dealt evenly to the microbatches
+            of their bucket.
         order: of a step's microbatches, by the cost of their shapes (in tokens, without `balance`).
 
     Raises:
@@ -67,7 +68,8 @@ class Documents:
 
     corpus: Corpus
     lengths: tuple[int, ...] | Fit
-    tokens: int
+    tokens: int | None = None
+    rows: int | None = None
     microbatches: int
     packed: bool = False
     split: Literal["train", "validation"] = "train"
@@ -77,9 +79,11 @@ class Documents:
     order: Order = "drawn"
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "microbatches"):
-            if (value := getattr(self, name)) < 1:
+        for name in ("tokens", "rows", "microbatches"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"{name}={value}: a step would hold no token; give {name} >= 1")
+        if (self.tokens is None) == (self.rows is None):
+            raise UsageError(f"tokens={self.tokens}, rows={self.rows}: give one, the size of a microbatch")
         if self.split not in ("train", "validation"):
             raise UsageError(f"split={self.split!r}: no such split; give 'train' or 'validation'")
         if not 0 < self.validation_share < 1:
@@ -101,7 +105,7 @@ class Documents:
     @property
     def buckets(self) -> Sequence[Mapping[str, jax.ShapeDtypeStruct]]:
         """The fields of every shape that a microbatch can have."""
-        return [self._fields(bucket) for bucket, rows in enumerate(self._rows_by_bucket) if len(rows)]
+        return [self._fields(bucket) for bucket, rows in enumerate(self._rows_in) if len(rows)]
 
     @functools.cached_property
     def bucket_lengths(self) -> tuple[int, ...]:
@@ -115,7 +119,7 @@ class Documents:
     def padding(self) -> float:
         """The share of positions without a label, over all rows of the split."""
         positions = np.array(self.bucket_lengths)[self._bucket_of_row].sum()
-        return 1 - float(self.rows.size.sum() / positions)
+        return 1 - float(self._rows.size.sum() / positions)
 
     def plan(self, step: int) -> list[Microbatch]:
         """The microbatches of `step` >= 0, a function of (seed, step, split) and the documents."""
@@ -130,7 +134,7 @@ class Documents:
             Microbatch(
                 self._fields(bucket),
                 source=(self.corpus.fingerprint, bucket, *rows.tolist()),
-                weight=float(self.rows.size[rows[rows != EMPTY]].sum()),
+                weight=float(self._rows.size[rows[rows != EMPTY]].sum()),
             )
             for bucket, rows in found
         ]
@@ -156,7 +160,7 @@ class Documents:
     def _fill(self, arrays: Mapping[str, NDArray[Any]], row: int) -> None:
         """Put the pieces of a row into its arrays, [length] each; text is read only for tokens and labels."""
         pieces, at = self._pieces, 0
-        for segment, piece in enumerate(self.rows.pieces(row).tolist(), 1):
+        for segment, piece in enumerate(self._rows.pieces(row).tolist(), 1):
             begin, size = int(pieces.begin[piece]), int(pieces.size[piece])
             own = slice(at, at + size)
             if "tokens" in arrays or "labels" in arrays:
@@ -184,44 +188,46 @@ class Documents:
         held = max(1, round(self.validation_share * len(usable)))
         if held >= len(usable):
             raise UsageError(
-                f"{self.corpus.source}: {len(usable)} usable documents cannot be split for training and validation "
-                f"at validation_share={self.validation_share}; give more of them"
+                f"{self.corpus.source}: {len(usable)} usable documents cannot be split at "
+                f"validation_share={self.validation_share}; give more of them"
             )
         lowest = usable[np.argsort(mix(usable.astype(np.uint64)), kind="stable")]
         predictions[lowest[:held] if self.split == "train" else lowest[held:]] = 0
         return cut.split(predictions, self.bucket_lengths[-1])
 
     @functools.cached_property
-    def rows(self) -> cut.Rows:
+    def _rows(self) -> cut.Rows:
         """All rows of the split."""
         sizes = self._pieces.size
         return cut.packed(sizes, self.bucket_lengths[-1]) if self.packed else cut.one_each(sizes)
 
     @functools.cached_property
     def _bucket_of_row(self) -> NDArray[np.int64]:
-        bucket_of(int(self.rows.size.max()), self.bucket_lengths)
-        return np.searchsorted(self.bucket_lengths, self.rows.size)
+        bucket_of(int(self._rows.size.max()), self.bucket_lengths)
+        return np.searchsorted(self.bucket_lengths, self._rows.size)
 
     @functools.cached_property
-    def _rows_by_bucket(self) -> list[NDArray[np.int64]]:
+    def _rows_in(self) -> list[NDArray[np.int64]]:
         return [np.flatnonzero(self._bucket_of_row == bucket) for bucket in range(len(self.bucket_lengths))]
 
     @functools.cached_property
     def _taken(self) -> tuple[int, ...]:
-        if self.balance is None:
-            return rows_by_tokens(self.bucket_lengths, self.tokens)
-        return rows_by_cost(self.bucket_lengths, self.tokens, self.balance)
+        lengths = self.bucket_lengths
+        if self.balance is not None:
+            longest = self.rows or rows_by_tokens(lengths, self.tokens or 1)[-1]
+            return rows_by_cost(lengths, longest, self.balance)
+        return (self.rows,) * len(lengths) if self.rows else rows_by_tokens(lengths, self.tokens or 1)
 
     @functools.cached_property
     def _draw(self) -> Draw:
-        rows = tuple(len(rows) for rows in self._rows_by_bucket)
+        rows = tuple(len(rows) for rows in self._rows_in)
         return Draw(rows, self._taken, self.microbatches, self.seed)
 
     @functools.cached_property
     def _row_costs(self) -> NDArray[np.float64]:
         """What the documents of each row cost; padding costs nothing here."""
         assert self.balance is not None
-        return np.add.reduceat(self.balance(self._pieces.size[self.rows.order]), self.rows.start[:-1])
+        return np.add.reduceat(self.balance(self._pieces.size[self._rows.order]), self._rows.start[:-1])
 
     @property
     def _dtypes(self) -> Mapping[str, str]:
@@ -233,7 +239,7 @@ class Documents:
 
     def _global(self, bucket: int, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """Indices among all rows of positions among a bucket's."""
-        return np.where(position == EMPTY, EMPTY, self._rows_by_bucket[bucket][position])
+        return np.where(position == EMPTY, EMPTY, self._rows_in[bucket][position])
 
     def _balanced(self, found: list[Drawn]) -> list[Drawn]:
         """The same rows in the same shapes, dealt evenly to the microbatches of each bucket."""
