@@ -1,7 +1,6 @@
 """Documents as microbatches: every token once, equal plans everywhere, and training on mixed buckets."""
 
 import dataclasses
-import functools
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -35,7 +33,7 @@ def documents(**settings):
 
 
 def predictions(data, microbatches):
-    """Which (document, place) each real position of these microbatches predicts, found by its row's pieces."""
+    """Which (document, place) each real position of these microbatches predicts, and how often."""
     seen = Counter()
     for mb in microbatches:
         arrays = data.load(mb, mb.fields)
@@ -44,9 +42,9 @@ def predictions(data, microbatches):
             assert (arrays[name].shape, str(arrays[name].dtype)) == (spec.shape, spec.dtype)
         for r, row in enumerate(mb.source[2:]):
             at = 0
-            for piece in data._rows.pieces(row) if row >= 0 else ():
+            for piece in data.rows_of_split.pieces(row) if row >= 0 else ():
                 document, begin, size = (
-                    int(getattr(data._pieces, k)[piece]) for k in ("document", "begin", "size")
+                    int(getattr(data.pieces, k)[piece]) for k in ("document", "begin", "size")
                 )
                 tokens = TOKENS[document][begin : begin + size + 1]
                 np.testing.assert_array_equal(arrays["tokens"][r, at : at + size], tokens[:-1])
@@ -76,11 +74,11 @@ def test_no_token_is_dropped(packed):
 
 def test_packed_rows_tell_documents_apart():
     data = documents(packed=True, lengths=(16,), validation_share=0.1)
-    rows = data._rows
+    rows = data.rows_of_split
     assert len(rows.size) < 0.8 * len(rows.order) and data.padding < documents(lengths=(16,)).padding
     mb = data.plan(0)[0]
     arrays = data.load(mb, ["segments", "positions"])
-    sizes = data._pieces.size[rows.pieces(mb.source[2])]
+    sizes = data.pieces.size[rows.pieces(mb.source[2])]
     expected = [(s, place) for s, size in enumerate(sizes, 1) for place in range(size)]
     expected += [(0, 0)] * (16 - len(expected))
     assert list(zip(arrays["segments"][0], arrays["positions"][0], strict=True)) == expected
@@ -217,67 +215,90 @@ def test_a_load_that_draws_anew_is_caught():
 
 # Training.
 
-CFG = gpt.GPTConfig(vocab_size=toy.VOCABULARY, d_model=16, n_heads=2, d_ff=16, n_layers=2)
+CFG = gpt.GPTConfig(vocab_size=toy.VOCABULARY, d_model=8, n_heads=1, d_ff=8, n_layers=1)
+GPT = (gpt.Embed, gpt.Block, gpt.Head)
 
 
-def losses(logits, mb):
-    nll = optax.softmax_cross_entropy_with_integer_labels(logits, mb["labels"])
-    return (nll * mb["mask"]).sum()
+def gpt_layers():
+    return [rrfp.layer(kind, CFG) for kind in GPT]
 
 
-@functools.cache
-def pipeline():
-    layers = [
-        rrfp.layer(gpt.Embed, CFG),
-        rrfp.layer(gpt.Block, CFG, repeat=CFG.n_layers),
-        rrfp.layer(gpt.Head, CFG),
-    ]
-    return rrfp.Pipeline(layers, lambda logits, mb: rrfp.Loss(losses(logits, mb), weight=mb["mask"].sum()))
+def toy_layers():
+    block = rrfp.layer(toy.block, init=toy.block_init, repeat=2)
+    return [rrfp.layer(toy.embed, init=toy.embed_init), block, rrfp.layer(toy.head, init=toy.head_init)]
 
 
-def alone(params, data, plan):
+def run_gpt(params, mb):
+    carry = None
+    for i, kind in enumerate(GPT):
+        graph, state = nnx.split(kind(CFG, rngs=nnx.Rngs(0)))
+        nnx.replace_by_pure_dict(state, params[str(i)])
+        carry = nnx.merge(graph, state)(carry, mb)
+    return carry
+
+
+def run_toy(params, mb):
+    carry = toy.embed(params["0"], None, mb)
+    for i in (1, 2):
+        carry = toy.block(params[str(i)], carry, mb)
+    return toy.head(params["3"], carry, mb)
+
+
+def alone(run, params, data, plan):
     """Loss and gradient of all documents of a plan, each by itself in one row without any padding."""
-    kinds = [gpt.Embed, *[gpt.Block] * CFG.n_layers, gpt.Head]
-    graphs = [nnx.split(kind(CFG, rngs=nnx.Rngs(0)))[0] for kind in kinds]
-    plain, pieces = jax.device_get(params), data._pieces
-    states = [nnx.to_pure_dict(nnx.split(kind(CFG, rngs=nnx.Rngs(0)))[1]) for kind in kinds]
-    assert [jax.tree.structure(s) for s in states] == [
-        jax.tree.structure(plain[str(i)]) for i in range(len(kinds))
-    ]
 
-    def loss(params, tokens):
-        mb, carry = {"tokens": tokens[None, :-1], "labels": tokens[None, 1:], "mask": 1.0}, None
-        for i, graph in enumerate(graphs):
-            state = nnx.split(kinds[i](CFG, rngs=nnx.Rngs(0)))[1]
-            nnx.replace_by_pure_dict(state, params[str(i)])
-            carry = nnx.merge(graph, state)(carry, mb)
-        return losses(carry, mb)
+    @jax.jit
+    @jax.value_and_grad
+    def step(params, tokens):
+        mb = {"tokens": tokens[None, :-1], "labels": tokens[None, 1:], "mask": np.float32(1)}
+        return toy.sums(run(params, mb), mb)[0]
 
-    step = jax.jit(jax.value_and_grad(loss))
+    plain, pieces = jax.device_get(params), data.pieces
     total, gradient, weight = 0.0, jax.tree.map(np.zeros_like, plain), 0
-    for row in (row for mb in plan for row in mb.source[2:] if row >= 0):
-        for piece in data._rows.pieces(row):
+    for row in (row for mb in plan for row in mb.source[2:]):
+        for piece in data.rows_of_split.pieces(row):
             begin, size = int(pieces.begin[piece]), int(pieces.size[piece])
-            tokens = TOKENS[pieces.document[piece]][begin : begin + size + 1]
-            value, own = step(plain, np.asarray(tokens, np.int32))
+            tokens = data.corpus.tokens(int(pieces.document[piece]), begin, begin + size + 1)
+            value, own = step(plain, tokens.astype(np.int32))
             total, weight = total + float(value), weight + size
             gradient = jax.tree.map(lambda a, b: a + np.asarray(b), gradient, own)
     return total / weight, jax.tree.map(lambda g: g / weight, gradient)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_mixed_buckets_equal_the_unpadded_unpipelined_reference(packed):
-    data = documents(packed=packed, lengths=(4, 8, 12), tokens=24, microbatches=6)
+def of_few_sizes(**settings):
+    """Documents of 2, 4, 7, 8, or 8 and 4 predictions: few shapes to compile."""
+    random = np.random.default_rng(1)
+    texts = [random.integers(0, toy.VOCABULARY, n) for n in [3, 5, 8, 9, 13] * 4]
+    corpus = dataclasses.replace(CORPUS, source=rrfp.data.Examples(texts, field=""))
+    return documents(corpus=corpus, lengths=(4, 8), microbatches=5, **settings)
+
+
+def differences(trainer, run, data, expected=None):
+    """Of the loss and of the worst leaf, relative; and what they were held against."""
     plan = data.plan(0)
-    expected = None
-    assert packed or len({mb.source[1] for mb in plan}) == 3
+    loss, gradient = trainer.value_and_grad([data.load(mb, mb.fields) for mb in plan])
+    expected = expected or alone(run, trainer.params, data, plan)
+    return abs(loss - expected[0]) / expected[0], toy.worst_leaf(gradient, expected[1]), expected
+
+
+def test_mixed_buckets_equal_the_unpadded_unpipelined_reference():
+    data, expected = of_few_sizes(), None
+    assert {mb.fields["tokens"].shape for mb in data.plan(0)} == {(4, 4), (2, 8)}
     for stages in (1, 2, 4):
+        trainer = rrfp.Trainer(rrfp.Pipeline(toy_layers(), toy.loss), data=data, mesh=rrfp.Mesh(pp=stages))
         for schedule in ("bf", "bfw"):
-            trainer = rrfp.Trainer(
-                pipeline(), optax.sgd(0.1), data=data, mesh=rrfp.Mesh(pp=stages), schedule=schedule
-            )
-            loss, gradient = trainer.value_and_grad([data.load(mb, mb.fields) for mb in plan])
-            if expected is None:
-                expected = alone(trainer.params, data, plan)
-            assert abs(loss - expected[0]) <= 1e-6 * expected[0]
-            assert toy.worst_leaf(gradient, expected[1]) <= 1e-5
+            trainer.schedule = schedule
+            loss, leaf, expected = differences(trainer, run_toy, data, expected)
+            assert loss <= 1e-6 and leaf <= 1e-5
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_sees_neither_padding_nor_other_documents(packed):
+    data = of_few_sizes(packed=packed)
+    trainer = rrfp.Trainer(rrfp.Pipeline(gpt_layers(), toy.loss), data=data, mesh=rrfp.Mesh(pp=1))
+    loss, leaf, expected = differences(trainer, run_gpt, data)
+    assert loss <= 1e-6 and leaf <= 1e-5
+    if packed:  # told nothing of its documents, a model sees the ones before
+        fields = [{**data.load(mb, ["tokens", "labels", "mask"])} for mb in data.plan(0)]
+        blind = rrfp.Trainer(rrfp.Pipeline(gpt_layers(), toy.loss), mesh=rrfp.Mesh(pp=1))
+        assert toy.worst_leaf(blind.value_and_grad(fields)[1], expected[1]) > 1e-3

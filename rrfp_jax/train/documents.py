@@ -119,7 +119,7 @@ class Documents:
     def padding(self) -> float:
         """The share of positions without a label, over all rows of the split."""
         positions = np.array(self.bucket_lengths)[self._bucket_of_row].sum()
-        return 1 - float(self._rows.size.sum() / positions)
+        return 1 - float(self.rows_of_split.size.sum() / positions)
 
     def plan(self, step: int) -> list[Microbatch]:
         """The microbatches of `step` >= 0, a function of (seed, step, split) and the documents."""
@@ -134,7 +134,7 @@ class Documents:
             Microbatch(
                 self._fields(bucket),
                 source=(self.corpus.fingerprint, bucket, *rows.tolist()),
-                weight=float(self._rows.size[rows[rows != EMPTY]].sum()),
+                weight=float(self.rows_of_split.size[rows[rows != EMPTY]].sum()),
             )
             for bucket, rows in found
         ]
@@ -159,8 +159,8 @@ class Documents:
 
     def _fill(self, arrays: Mapping[str, NDArray[Any]], row: int) -> None:
         """Put the pieces of a row into its arrays, [length] each; text is read only for tokens and labels."""
-        pieces, at = self._pieces, 0
-        for segment, piece in enumerate(self._rows.pieces(row).tolist(), 1):
+        pieces, at = self.pieces, 0
+        for segment, piece in enumerate(self.rows_of_split.pieces(row).tolist(), 1):
             begin, size = int(pieces.begin[piece]), int(pieces.size[piece])
             own = slice(at, at + size)
             if "tokens" in arrays or "labels" in arrays:
@@ -182,7 +182,8 @@ class Documents:
     # What there is, found once.
 
     @functools.cached_property
-    def _pieces(self) -> cut.Pieces:
+    def pieces(self) -> cut.Pieces:
+        """Of the split's documents."""
         predictions = np.maximum(self.corpus.lengths - 1, 0)
         usable = np.flatnonzero(predictions)
         held = max(1, round(self.validation_share * len(usable)))
@@ -196,15 +197,15 @@ class Documents:
         return cut.split(predictions, self.bucket_lengths[-1])
 
     @functools.cached_property
-    def _rows(self) -> cut.Rows:
+    def rows_of_split(self) -> cut.Rows:
         """All rows of the split."""
-        sizes = self._pieces.size
+        sizes = self.pieces.size
         return cut.packed(sizes, self.bucket_lengths[-1]) if self.packed else cut.one_each(sizes)
 
     @functools.cached_property
     def _bucket_of_row(self) -> NDArray[np.int64]:
-        bucket_of(int(self._rows.size.max()), self.bucket_lengths)
-        return np.searchsorted(self.bucket_lengths, self._rows.size)
+        bucket_of(int(self.rows_of_split.size.max()), self.bucket_lengths)
+        return np.searchsorted(self.bucket_lengths, self.rows_of_split.size)
 
     @functools.cached_property
     def _rows_in(self) -> list[NDArray[np.int64]]:
@@ -227,7 +228,9 @@ class Documents:
     def _row_costs(self) -> NDArray[np.float64]:
         """What the documents of each row cost; padding costs nothing here."""
         assert self.balance is not None
-        return np.add.reduceat(self.balance(self._pieces.size[self._rows.order]), self._rows.start[:-1])
+        return np.add.reduceat(
+            self.balance(self.pieces.size[self.rows_of_split.order]), self.rows_of_split.start[:-1]
+        )
 
     @property
     def _dtypes(self) -> Mapping[str, str]:
