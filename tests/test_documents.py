@@ -156,8 +156,9 @@ def test_impossible_settings_are_refused(settings, said):
 def test_a_plan_of_other_documents_and_unknown_fields_are_refused():
     mb = documents().plan(0)[0]
     other = documents(corpus=dataclasses.replace(CORPUS, source=rrfp.data.Examples(TOKENS[1:], "")))
-    with pytest.raises(UsageError, match="planned from other documents"):
-        other.load(mb, ["tokens"])
+    for wrong in (other, documents(split="validation"), documents(packed=True)):
+        with pytest.raises(UsageError, match="planned from other documents"):
+            wrong.load(mb, ["tokens"])
     with pytest.raises(UsageError, match=r"fields \['segments'\]: .* read from \['tokens'"):
         documents().load(mb, ["segments"])
 

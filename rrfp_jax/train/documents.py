@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -133,7 +134,7 @@ class Documents:
         return [
             Microbatch(
                 self._fields(bucket),
-                source=(self.corpus.fingerprint, bucket, *rows.tolist()),
+                source=(self.fingerprint, bucket, *rows.tolist()),
                 weight=float(self.rows_of_split.size[rows[rows != EMPTY]].sum()),
             )
             for bucket, rows in found
@@ -145,10 +146,10 @@ class Documents:
         if unknown := sorted(set(fields) - set(known)):
             raise UsageError(f"fields {unknown}: documents have none of these; read from {known}")
         fingerprint, bucket, *rows = microbatch.source
-        if fingerprint != self.corpus.fingerprint:
+        if fingerprint != self.fingerprint:
             raise UsageError(
                 f"fingerprint {fingerprint:#x}: the microbatch was planned from other documents than these "
-                f"({self.corpus.fingerprint:#x}); give every process the same"
+                f"({self.fingerprint:#x}); give every process the same"
             )
         shape = (len(rows), self.bucket_lengths[bucket])
         arrays = {name: np.zeros(shape, self._dtypes[name]) for name in fields}
@@ -180,6 +181,15 @@ class Documents:
             at += size
 
     # What there is, found once.
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """56 bits that change with names and lengths of documents, and with the rows made of them."""
+        rows, pieces = self.rows_of_split, self.pieces
+        digest = hashlib.blake2b(f"{self.corpus.fingerprint} {self.bucket_lengths}".encode(), digest_size=7)
+        for array in (pieces.document, pieces.begin, rows.start, rows.order):
+            digest.update(array.tobytes())
+        return int.from_bytes(digest.digest())
 
     @functools.cached_property
     def pieces(self) -> cut.Pieces:
@@ -228,9 +238,8 @@ class Documents:
     def _row_costs(self) -> NDArray[np.float64]:
         """What the documents of each row cost; padding costs nothing here."""
         assert self.balance is not None
-        return np.add.reduceat(
-            self.balance(self.pieces.size[self.rows_of_split.order]), self.rows_of_split.start[:-1]
-        )
+        rows = self.rows_of_split
+        return np.add.reduceat(self.balance(self.pieces.size[rows.order]), rows.start[:-1])
 
     @property
     def _dtypes(self) -> Mapping[str, str]:
