@@ -22,7 +22,7 @@ def padding(rows, lengths):
     return int(sum(min(length for length in lengths if length >= row) - row for row in rows))
 
 
-@PROPERTY
+@settings(PROPERTY, max_examples=30)
 @given(LENGTHS, st.integers(1, 3))
 def test_no_choice_of_as_many_buckets_pads_less(rows, multiple):
     candidates = sorted(set((-(-rows // multiple) * multiple).tolist()))
