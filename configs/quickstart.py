@@ -53,16 +53,16 @@ class Quickstart(rrfp.RunConfig):
         )
         return optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=is_matrix)
 
-    def train_data(self) -> rrfp.ByteText:
+    def train_data(self) -> rrfp.data.ByteText:
         """Shuffled windows of the training files."""
         return self._text("train")
 
-    def validation_data(self) -> rrfp.ByteText:
+    def validation_data(self) -> rrfp.data.ByteText:
         """The validation files from beginning to end."""
         return self._text("validation")
 
-    def _text(self, split: Any) -> rrfp.ByteText:
-        return rrfp.ByteText(
+    def _text(self, split: Any) -> rrfp.data.ByteText:
+        return rrfp.data.ByteText(
             path=self.path,
             sequence_length=self.sequence_length,
             batch=self.batch // self.microbatches,

@@ -1,6 +1,7 @@
 """A small GPT as a list of layers: pre-norm, rotary positions, SwiGLU, RMSNorm; plain flax NNX.
 
 Every layer is `layer(carry, mb) -> carry`: `Embed` reads `mb["tokens"]`, `Block` and `Head` only the carry.
+If there is `mb["segments"]`, since documents are packed, no token attends to those of another document.
 Modules hold `nnx.Param` variables and nothing else; all that depends on shapes alone is computed where used.
 
 Shapes: B batch, T sequence, D d_model, H heads, K = D / H head size, F d_ff, V vocabulary.
@@ -73,14 +74,19 @@ def rope(x: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
-def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def causal_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None = None
+) -> jax.Array:
     """Each position's softmax-weighted mean of the values up to it; float[B, T, H, K] thrice -> same.
 
-    Scores and softmax are float32 whatever the input.
+    With `segments`, int[B, T], only of values in its own segment. Scores and softmax are float32 whatever
+    the input.
     """
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))  # [B, H, T, K]
     scores = jnp.einsum("bhtk,bhsk->bhts", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    if segments is not None:
+        seen = seen & (segments[:, None, :, None] == segments[:, None, None, :])
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf)).astype(v.dtype)
     return jnp.einsum("bhts,bhsk->bhtk", weights, v).swapaxes(1, 2)
 
@@ -133,13 +139,14 @@ class Block(nnx.Module):  # type: ignore[misc]
 
     def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
         """Add both branches to the stream."""
-        x = carry + self._attention(rms_norm(carry, self.attention_norm))
+        segments = mb.get("segments")
+        x = carry + self._attention(rms_norm(carry, self.attention_norm), segments)
         return x + self._mlp(rms_norm(x, self.mlp_norm))
 
-    def _attention(self, x: jax.Array) -> jax.Array:
+    def _attention(self, x: jax.Array, segments: jax.Array | None) -> jax.Array:
         qkv = jnp.split(_dense(x, self.qkv), 3, axis=-1)
         q, k, v = (y.reshape(*y.shape[:2], self.n_heads, -1) for y in qkv)
-        return _dense(causal_attention(rope(q), rope(k), v).reshape(x.shape), self.out)
+        return _dense(causal_attention(rope(q), rope(k), v, segments).reshape(x.shape), self.out)
 
     def _mlp(self, x: jax.Array) -> jax.Array:
         gate, up = jnp.split(_dense(x, self.gate_up), 2, axis=-1)

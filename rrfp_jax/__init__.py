@@ -1,6 +1,6 @@
 """rrfp_jax: readiness-driven pipeline-parallel training for JAX. A schedule is only a hint."""
 
-from rrfp_jax import schedules
+from rrfp_jax import data, schedules
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.layers import Loss, layer
 from rrfp_jax.runtime.pipeline import Pipeline
@@ -8,11 +8,9 @@ from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.train.config import RunConfig
 from rrfp_jax.train.data import Microbatch
 from rrfp_jax.train.simulation import simulate
-from rrfp_jax.train.text import ByteText
 from rrfp_jax.train.trainer import Trainer
 
 __all__ = [
-    "ByteText",
     "Loss",
     "Mesh",
     "Microbatch",
@@ -21,6 +19,7 @@ __all__ = [
     "Trainer",
     "TrainingError",
     "UsageError",
+    "data",
     "layer",
     "schedules",
     "simulate",

@@ -17,10 +17,12 @@ MAY_IMPORT = {  # of rrfp_jax's own parts, besides itself
     "core": set(),
     "sim": {"core"},
     "runtime": {"core", "errors"},
-    "train": {"core", "sim", "runtime", "errors", "schedules"},
+    "corpus": {"errors"},
+    "train": {"core", "sim", "runtime", "corpus", "errors", "schedules"},
     "errors": set(),
     "schedules": {"core"},
-    "__init__": {"errors", "schedules", "sim", "runtime", "train"},
+    "data": {"corpus", "train"},
+    "__init__": {"errors", "schedules", "data", "sim", "runtime", "train"},
 }
 PRIVATE_JAX = re.compile(r"jax\._(?!_)|jax\.(lib|interpreters)\b|jaxlib\b")
 MAY_USE_PRIVATE_JAX = {PACKAGE / "runtime" / "_jax.py", PACKAGE / "runtime" / "_service.py"}
@@ -62,7 +64,7 @@ def under(name, roots):
 def upward_imports(part, tree):
     """What a module of one part of rrfp_jax imports although that stands above it."""
     allowed = [f"rrfp_jax.{below}" for below in MAY_IMPORT[part] | {part}]
-    allowed += ["rrfp_jax.schedules"] if part == "__init__" else []
+    allowed += ["rrfp_jax.schedules", "rrfp_jax.data"] if part == "__init__" else []
     wrong = [name for name in imported(tree) if under(name, OWN) and not under(name, allowed)]
     if part in ("core", "sim"):
         wrong += [n for n in imported(tree) if n.split(".")[0] not in {"rrfp_jax", *sys.stdlib_module_names}]
@@ -74,15 +76,21 @@ def private_jax(tree):
 
 
 def not_public(tree):
-    """What a module takes from rrfp_jax that is not in its `__all__`, nor in that of `rrfp_jax.schedules`."""
+    """What a module takes from rrfp_jax that is not in its `__all__`, nor in those of its two namespaces."""
     public = {f"rrfp_jax.{name}" for name in rrfp.__all__}
-    schedules = {f"rrfp_jax.schedules.{name}" for name in rrfp.schedules.__all__}
+    inside = {
+        f"rrfp_jax.{space}": {f"rrfp_jax.{space}.{name}" for name in getattr(rrfp, space).__all__}
+        for space in ("schedules", "data")
+    }
     taken = [n for n in (*imported(tree), *used(tree)) if under(n, ["rrfp_jax"]) and n != "rrfp_jax"]
     return [
         name
         for name in taken
         if ".".join(name.split(".")[:2]) not in public
-        or (name.startswith("rrfp_jax.schedules.") and ".".join(name.split(".")[:3]) not in schedules)
+        or any(
+            name.startswith(f"{space}.") and ".".join(name.split(".")[:3]) not in names
+            for space, names in inside.items()
+        )
     ]
 
 
@@ -159,6 +167,8 @@ def test_the_public_api_is_small_and_there():
         (not_public, "from rrfp_jax.train.trainer import Trainer"),
         (not_public, "import rrfp_jax as rrfp\nrrfp.train.Trainer"),
         (not_public, "import rrfp_jax as rrfp\nrrfp.schedules.ready"),
+        (not_public, "import rrfp_jax as rrfp\nrrfp.data.Draw"),
+        (lambda tree: upward_imports("corpus", tree), "from rrfp_jax.train.data import Microbatch"),
     ],
 )
 def test_the_rules_can_fail(rule, source):

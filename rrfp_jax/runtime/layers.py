@@ -76,6 +76,13 @@ class MicrobatchView(Mapping[str, Any]):
             known = ", ".join(sorted(self._fields)) or "none"
             raise UsageError(f"reads mb[{name!r}], but microbatches have the fields: {known}") from None
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The field if there is one; what a Mapping inherits would ask for it by [] and raise."""
+        return self._fields.get(name, default)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
 

@@ -3,11 +3,15 @@
 `plan` runs on every process and must be cheap and deterministic: it gives the microbatches of a step by
 shape and weight. `load` runs only where a stage reads a field (the tokens on the first stage, labels and
 masks on the last). A plain function that returns the microbatches themselves is wrapped.
+
+Data may also say, as `buckets`, the fields of every shape that its microbatches can have; a plan with another
+one is refused then.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -96,7 +100,8 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
     """The step's plan, checked.
 
     Raises:
-        UsageError: no microbatches, or something else than `Microbatch`.
+        UsageError: no microbatches, something else than `Microbatch`, or one that fits no bucket of data
+            that says which it has; names the nearest.
     """
     plan = list(data.plan(step))
     if not plan:
@@ -106,7 +111,26 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
             raise UsageError(
                 f"step {step}: microbatch {j} of the plan is of type {type(mb).__name__}, not rrfp.Microbatch"
             )
+    if declared := getattr(data, "buckets", None):
+        check_buckets(step, plan, [bucket_of(fields) for fields in declared])
     return plan
+
+
+def check_buckets(step: int, plan: Sequence[Microbatch], known: Sequence[Bucket]) -> None:
+    """Refuse a plan with a microbatch whose shapes are no known bucket.
+
+    Raises:
+        UsageError: naming the microbatch and the bucket with the same fields that is nearest in size.
+    """
+    for j, bucket in enumerate(buckets_of(plan)):
+        if bucket in known:
+            continue
+        alike = [other for other in known if [f[0] for f in other] == [f[0] for f in bucket]] or list(known)
+        nearest = min(alike, key=lambda other: abs(_size(other) - _size(bucket)))
+        raise UsageError(
+            f"step {step}: microbatch {j} with {_shapes(bucket)} fits none of the data's "
+            f"{len(known)} buckets; the nearest has {_shapes(nearest)}: pad to that, or add a bucket"
+        )
 
 
 def plan_hash(plan: Sequence[Microbatch]) -> str:
@@ -117,13 +141,14 @@ def plan_hash(plan: Sequence[Microbatch]) -> str:
 
 def buckets_of(plan: Sequence[Microbatch]) -> list[Bucket]:
     """The shape bucket of every microbatch of a plan."""
+    return [bucket_of(mb.fields) for mb in plan]
 
-    def bucket(mb: Microbatch) -> Bucket:
-        return tuple(
-            (name, tuple(spec.shape), np.dtype(spec.dtype).name) for name, spec in sorted(mb.fields.items())
-        )
 
-    return [bucket(mb) for mb in plan]
+def bucket_of(fields: Mapping[str, jax.ShapeDtypeStruct]) -> Bucket:
+    """The bucket that these fields are."""
+    return tuple(
+        (name, tuple(spec.shape), np.dtype(spec.dtype).name) for name, spec in sorted(fields.items())
+    )
 
 
 def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Collection[str]) -> Arrays:
@@ -144,6 +169,34 @@ def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Col
                 f"{where} is {got.dtype}{list(got.shape)}, planned as {spec.dtype}{list(spec.shape)}"
             )
     return arrays
+
+
+def load_repeatedly(data: Data, step: int, j: int, planned: Microbatch) -> Arrays:
+    """Load all fields of a microbatch at once, then each by itself as stages do, and compare.
+
+    Stages load different fields of the same microbatch, and a restored run loads it again. If `load` draws
+    anew each time, labels do not belong to the tokens, and nothing else would tell.
+
+    Raises:
+        UsageError: `load` gave different values; and what `load_checked` raises.
+    """
+    arrays = load_checked(data, step, j, planned, frozenset(planned.fields))
+    for name in sorted(planned.fields):
+        again = load_checked(data, step, j, planned, frozenset([name]))
+        if np.asarray(arrays[name]).tobytes() != np.asarray(again[name]).tobytes():
+            raise UsageError(
+                f"step {step}, microbatch {j}: load() gave different values for field {name!r} when called "
+                "again; draw from a generator that is seeded by the microbatch's source, not from one for all"
+            )
+    return arrays
+
+
+def _shapes(bucket: Bucket) -> str:
+    return ", ".join(f"{name} {dtype}{list(shape)}" for name, shape, dtype in bucket)
+
+
+def _size(bucket: Bucket) -> int:
+    return sum(math.prod(shape) for _, shape, _ in bucket)
 
 
 def _arrays(mb: Any) -> Arrays:

@@ -8,13 +8,9 @@ Planning looks only at names and sizes; the bytes are read by those processes th
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
-import itertools
-import math
 import os
-import sysconfig
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,16 +19,10 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from rrfp_jax.corpus.files import TEXT_SUFFIXES, find_files
+from rrfp_jax.corpus.shuffle import shuffled
 from rrfp_jax.errors import UsageError
 from rrfp_jax.train.data import Arrays, Microbatch
-
-TEXT_SUFFIXES = (
-    *(".md", ".rst", ".tex", ".txt"),
-    *(".c", ".cc", ".cpp", ".cu", ".go", ".h", ".hpp", ".java", ".js", ".py", ".pyi", ".rs", ".sh", ".ts"),
-    *(".cfg", ".css", ".csv", ".html", ".ini", ".json", ".jsonl", ".toml", ".xml", ".yaml", ".yml"),
-)
-# Installed packages are not the standard library, and its tests are longer than all the rest (20 of 32 MB).
-NOT_STANDARD_LIBRARY = ("site-packages", "dist-packages", "test", "tests", "idle_test")
 
 _DTYPES = {"tokens": "int32", "labels": "int32", "mask": "float32"}
 
@@ -116,13 +106,11 @@ class ByteText:
         count = self.microbatches * self.batch
         if self.split == "train":
             drawn = np.arange(step * count, (step + 1) * count, dtype=np.uint64)
-            epoch, index = np.divmod(drawn, np.uint64(self._windows))
-            seed = np.full(count, self.seed % 2**64, np.uint64)
-            window = _permute(index, self._windows, key=_mix(_mix(seed) ^ epoch))
+            window = shuffled(drawn, self._windows, self.seed)
         else:
             first = step % self.steps * count
-            window = np.arange(first, first + count, dtype=np.uint64)
-        starts = window.astype(np.int64).reshape(self.microbatches, self.batch) * self.sequence_length
+            window = np.arange(first, first + count)
+        starts = window.reshape(self.microbatches, self.batch) * self.sequence_length
         weights = np.clip(self._size - 1 - starts, 0, self.sequence_length).sum(axis=1)
         shape = (self.batch, self.sequence_length)
         fields = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in _DTYPES.items()}
@@ -153,7 +141,7 @@ class ByteText:
     @functools.cached_property
     def _pieces(self) -> list[_Piece]:
         """The parts of files that this split joins, in order; at least one window long together."""
-        sizes = [(name, file, file.stat().st_size) for name, file in sorted(_find(self.path))]
+        sizes = [(name, file, file.stat().st_size) for name, file in find_files(self.path)]
         files = [_Piece(name, file, 0, size) for name, file, size in sizes if size]
         if not files:
             raise UsageError(
@@ -220,61 +208,3 @@ class _Piece(NamedTuple):
 
     def hash(self) -> bytes:
         return hashlib.blake2b(os.fsencode(self.name)).digest()
-
-
-def _find(path: str) -> Iterator[tuple[str, Path]]:
-    """(name from the root, file) of all files that `path` stands for, in no order; `UsageError` if none."""
-    files: Iterable[Path]
-    root = Path(path).expanduser() if path else Path(sysconfig.get_path("stdlib"))
-    if not path:
-        files = _walk(root, (".py",), NOT_STANDARD_LIBRARY)
-    elif root.is_dir():
-        files = _walk(root, TEXT_SUFFIXES)
-    else:
-        files = [root] if root.is_file() else [Path(name) for name in glob.glob(str(root), recursive=True)]
-        if not files:
-            raise UsageError(
-                f"path={path!r}: no such file or folder, and no match as a glob, from {Path.cwd()}; "
-                "give a path that exists on this machine, or '' for Python's standard library"
-            )
-        root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), root.parent.parts))
-    return ((file.relative_to(root).as_posix(), file) for file in files if file.is_file())
-
-
-def _walk(root: Path, suffixes: Collection[str], without: Collection[str] = ()) -> Iterator[Path]:
-    for folder, inside, names in os.walk(root):
-        inside[:] = [name for name in inside if not name.startswith(".") and name not in without]
-        for name in names:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in suffixes:
-                yield Path(folder, name)
-
-
-def _permute(index: NDArray[np.uint64], count: int, key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Where the permutation of range(count) drawn by `key` sends `index`.
-
-    A Feistel network shuffles the cells of a grid with at least `count` of them; what lands on a cell beyond
-    is sent on until it does not. So an epoch of any length costs no memory, and its order, unlike that of
-    NumPy's generators, is the same in every version.
-    """
-    rows = np.uint64(math.isqrt(count - 1) + 1)
-    columns = np.uint64(-(-count // int(rows)))
-
-    def shuffle(cell: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        row, column = np.divmod(cell, columns)
-        for turn in np.arange(0, 8, 2, dtype=np.uint64):
-            row = (row + _mix(_mix(key + turn) ^ column) % rows) % rows
-            column = (column + _mix(_mix(key + turn + np.uint64(1)) ^ row) % columns) % columns
-        return row * columns + column
-
-    index = shuffle(index)
-    while (beyond := index >= count).any():
-        index = np.where(beyond, shuffle(index), index)
-    return index
-
-
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's step: 64 bits in, 64 well-stirred bits out."""
-    value = value + np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))

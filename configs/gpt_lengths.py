@@ -1,0 +1,90 @@
+"""A byte-level GPT on sections of the standard library's sources, of natural length: microbatches differ.
+
+Every microbatch has the same number of sections, all of one bucket, so costs differ as lengths do. With
+`balance=True` it has as many as cost the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import optax
+
+import rrfp_jax as rrfp
+from configs.quickstart import is_matrix, loss
+from models import gpt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths(rrfp.RunConfig):
+    """0.9 M parameters, one block per stage, 16 microbatches of different lengths a step."""
+
+    model: gpt.GPTConfig
+    path: str = ""  # text to train on: file, folder or glob; empty for the standard library's *.py files
+    document: Any = "section"  # what blank lines separate, or "file"
+    buckets: int = 6  # at most so many lengths, fitted to the documents
+    longest: int = 256  # bytes; longer documents are split
+    batch: int = 4  # documents of a microbatch; with balance, of one of the longest
+    microbatches: int = 16
+    packed: bool = False  # several documents in a row
+    balance: bool = False  # as many documents in a microbatch as cost the same
+    order: Any = "drawn"  # of a step's microbatches: or longest, shortest, zigzag
+    learning_rate: float = 3e-3
+
+    def pipeline(self) -> rrfp.Pipeline:
+        """Embedding, blocks, head; the loss counts real bytes."""
+        layers = [
+            rrfp.layer(gpt.Embed, self.model),
+            rrfp.layer(gpt.Block, self.model, repeat=self.model.n_layers),
+            rrfp.layer(gpt.Head, self.model),
+        ]
+        return rrfp.Pipeline(layers, loss)
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """AdamW with a warm-up of 10 steps; matrices lose weight."""
+        rate = optax.linear_schedule(0.0, self.learning_rate, 10)
+        return optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=is_matrix)
+
+    def train_data(self) -> rrfp.data.Documents:
+        """Shuffled documents."""
+        return self._documents("train")
+
+    def validation_data(self) -> rrfp.data.Documents:
+        """Those held out."""
+        return self._documents("validation")
+
+    @functools.cached_property
+    def _corpus(self) -> rrfp.data.Corpus:
+        return rrfp.data.Corpus(
+            source=rrfp.data.TextFiles(self.path, self.document),
+            tokenizer=rrfp.data.Bytes(),
+            vocabulary=self.model.vocab_size,
+            bad="skip",  # empty files
+        )
+
+    def _documents(self, split: Any) -> rrfp.data.Documents:
+        attention = 1 / (6 * self.model.d_model)  # FLOPs, relative to the matrix products of a block
+        return rrfp.data.Documents(
+            corpus=self._corpus,
+            lengths=rrfp.data.Fit(buckets=self.buckets, longest=self.longest),
+            rows=self.batch,
+            microbatches=self.microbatches,
+            packed=self.packed,
+            split=split,
+            validation_share=0.01,
+            seed=self.seed,
+            balance=rrfp.data.Polynomial(square=attention) if self.balance else None,
+            order=self.order,
+        )
+
+
+def get_config() -> Lengths:
+    """The run that compares schedules."""
+    return Lengths(
+        name="gpt_lengths",
+        steps=150,
+        mesh=rrfp.Mesh(pp=4),
+        model=gpt.GPTConfig(d_model=128, n_heads=4, d_ff=384, n_layers=4, embed_scale=0.5),
+    )

@@ -1,0 +1,187 @@
+"""All documents of a source as tokens: how long each is, which are bad, and the tokens on demand."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rrfp_jax.corpus.sources import BadDocument, Raw, Source
+from rrfp_jax.corpus.tokenizers import Bytes, Tokenizer
+from rrfp_jax.corpus.tokens import offsets_path
+from rrfp_jax.errors import UsageError
+
+NAMED = 10
+"""Bad documents of one kind that a message names; it counts the others."""
+
+CACHED = 64
+"""Documents kept as tokens, so that pieces of a long one are not each tokenized anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Documents as tokens.
+
+    Lengths are needed before the first step. They are known from sizes if documents are bytes or tokens
+    already; else every process tokenizes all text once for that (`write_tokens` saves this).
+
+    Args:
+        source: of the documents.
+        tokenizer: for text; None if documents are tokens.
+        vocabulary: of the model; a tokenizer or token beyond it is refused.
+        end: a token to put behind every document, so that its end is learnt; None for none.
+        bad: "refuse" or "skip" documents that are bad: unreadable, undecodable, not what the source holds,
+            or "too short", with fewer than two tokens. What is skipped is counted in a warning.
+
+    Raises:
+        UsageError: an impossible setting, when made; bad documents or no others, when first used.
+    """
+
+    source: Source
+    tokenizer: Tokenizer | None
+    vocabulary: int
+    end: int | None = None
+    bad: Literal["refuse", "skip"] = "refuse"
+
+    def __post_init__(self) -> None:
+        if self.bad not in ("refuse", "skip"):
+            raise UsageError(f"bad={self.bad!r}: bad documents are 'refuse'd or 'skip'ped")
+        if self.tokenizer is not None and self.tokenizer.size > self.vocabulary:
+            raise UsageError(
+                f"{self.tokenizer} has {self.tokenizer.size} tokens, the model's vocabulary only "
+                f"{self.vocabulary}: give the model at least as many, or another tokenizer"
+            )
+        if self.end is not None and not 0 <= self.end < self.vocabulary:
+            raise UsageError(f"end={self.end}: not in the model's vocabulary of {self.vocabulary}")
+
+    @functools.cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64[N]: tokens of every document, ends included; 0 for those skipped."""
+        lengths, reasons = self._measure()
+        lengths += 0 if self.end is None else 1
+        for document in np.flatnonzero(lengths < 2).tolist():
+            reasons.setdefault(document, "too short")
+        if reasons:
+            self._judge(reasons)
+            lengths[list(reasons)] = 0
+        if not lengths.any():
+            raise UsageError(f"{self.source}: {len(lengths)} documents there, none of which can be used")
+        return lengths
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """56 bits that change with names and lengths of documents and with the tokenizer."""
+        digest = hashlib.blake2b("\0".join(self.source.names).encode(errors="surrogateescape"), digest_size=7)
+        digest.update(self.lengths.tobytes())
+        digest.update(f"{self.end} {self.tokenizer and self.tokenizer.fingerprint}".encode())
+        return int.from_bytes(digest.digest())
+
+    def tokens(self, document: int, begin: int, end: int) -> NDArray[Any]:
+        """The tokens `begin:end` of a document; no more of it is read than needed, if its sizes are known.
+
+        Raises:
+            UsageError: the document has changed since the start, or has a token beyond the vocabulary.
+        """
+        length = int(self.lengths[document]) - (self.end is not None)
+        try:
+            if self._read_in_parts:
+                tokens = self._encoded(self.source.read(document, begin, min(end, length)))
+            else:
+                tokens = self._whole(document)
+                if len(tokens) != length:
+                    raise BadDocument(f"{len(tokens)} tokens, {length} at the start")
+                tokens = tokens[begin:end]
+        except BadDocument as error:
+            raise UsageError(
+                f"{self.source.names[document]}: {error}; the data was changed during the run: "
+                f"leave it alone and start again"
+            ) from error
+        if self.end is not None and end > length:
+            tokens = np.append(tokens, self.end)
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
+            raise UsageError(
+                f"{self.source.names[document]}: tokens from {tokens.min()} to {tokens.max()}, but the "
+                f"model's vocabulary has {self.vocabulary}; give the model more, or tokenize anew"
+            )
+        return tokens
+
+    @functools.cached_property
+    def _read_in_parts(self) -> bool:
+        return self.source.sizes is not None and (self.tokenizer is None or isinstance(self.tokenizer, Bytes))
+
+    def _measure(self) -> tuple[NDArray[np.int64], dict[int, str]]:
+        """Lengths without ends, and what is wrong with documents, by index."""
+        sizes, strict = self.source.sizes, isinstance(self.tokenizer, Bytes) and self.tokenizer.strict
+        if sizes is not None and self._read_in_parts and not strict:
+            unreadable = np.flatnonzero(sizes < 0).tolist()
+            return np.maximum(sizes, 0), dict.fromkeys(unreadable, "unreadable")
+        lengths, reasons = np.zeros(len(self.source.names), np.int64), {}
+        for document in range(len(lengths)):
+            try:
+                raw = self.source.read(document)
+                if strict and isinstance(raw, bytes):
+                    raw = _decoded(raw)
+                lengths[document] = len(self._encoded(raw))
+            except BadDocument as error:
+                reasons[document] = str(error)
+        return lengths, reasons
+
+    def _encoded(self, raw: Raw) -> NDArray[Any]:
+        if isinstance(raw, np.ndarray):
+            if self.tokenizer is not None:
+                raise UsageError(f"tokenizer={self.tokenizer}: {self.source} holds tokens already; give None")
+            return raw
+        if self.tokenizer is None:
+            raise UsageError(f"tokenizer=None: {self.source} holds text; give a tokenizer, such as Bytes()")
+        if isinstance(raw, bytes):
+            if isinstance(self.tokenizer, Bytes):
+                return np.frombuffer(raw, np.uint8)
+            raw = _decoded(raw)
+        return self.tokenizer.encode(raw)
+
+    @functools.cached_property
+    def _whole(self) -> Any:
+        return functools.lru_cache(CACHED)(lambda document: self._encoded(self.source.read(document)))
+
+    def _judge(self, reasons: dict[int, str]) -> None:
+        names, kinds = self.source.names, sorted(set(reasons.values()))
+        by_kind = {kind: [names[d] for d in sorted(reasons) if reasons[d] == kind] for kind in kinds}
+        text = "; ".join(f"{len(found)} {kind}: {_listed(found)}" for kind, found in by_kind.items())
+        if self.bad == "refuse":
+            raise UsageError(f"{len(reasons)} bad documents: {text}. Mend them, or skip them with bad='skip'")
+        warnings.warn(f"{len(reasons)} of {len(names)} documents skipped: {text}", stacklevel=2)
+
+
+def write_tokens(corpus: Corpus, path: Path) -> None:
+    """Tokenize once for all runs: the corpus's good documents as the files that a `TokenFile` reads.
+
+    Args:
+        corpus: whose `end` is written, too.
+        path: a `.npy`; `.offsets.npy` goes beside it.
+    """
+    kept = np.flatnonzero(corpus.lengths)
+    offsets = np.concatenate([[0], np.cumsum(corpus.lengths[kept])])
+    dtype = np.uint16 if corpus.vocabulary <= 2**16 else np.int32
+    tokens = np.lib.format.open_memmap(path, "w+", dtype, (int(offsets[-1]),))  # type: ignore[no-untyped-call]
+    for document, begin, end in zip(kept.tolist(), offsets, offsets[1:], strict=False):
+        tokens[begin:end] = corpus.tokens(document, 0, int(end - begin))
+    tokens.flush()
+    np.save(offsets_path(path), offsets)
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadDocument("undecodable") from error
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

@@ -1,0 +1,129 @@
+"""Text to tokens: as bytes, by a `tokenizers` JSON file, or by a sentencepiece model; all local."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rrfp_jax.corpus.optional import imported
+from rrfp_jax.errors import UsageError
+
+
+class Tokenizer(Protocol):
+    """Text to tokens, the same on every process."""
+
+    @property
+    def size(self) -> int:
+        """One more than the largest token."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with whatever tokens depend on."""
+        ...
+
+    def encode(self, text: str) -> NDArray[Any]:
+        """The tokens of a text, without special ones."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Every byte of UTF-8 a token, 256 in all; files are taken as they are, whatever their encoding.
+
+    Args:
+        strict: read all documents at the start and count what is not UTF-8 as bad.
+    """
+
+    strict: bool = False
+
+    size = 256
+
+    @property
+    def fingerprint(self) -> str:
+        """Bytes are bytes."""
+        return "bytes"
+
+    def encode(self, text: str) -> NDArray[np.uint8]:
+        """In UTF-8."""
+        return np.frombuffer(text.encode("utf-8"), np.uint8)
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """The JSON file of a Hugging Face tokenizer (`tokenizer.json`).
+
+    Raises:
+        UsageError: no such file, or `tokenizers` is not installed or does not understand it; when first used.
+    """
+
+    path: str
+
+    @functools.cached_property
+    def size(self) -> int:
+        """With added tokens."""
+        return 1 + int(max(self._tokenizer.get_vocab(with_added_tokens=True).values()))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the file."""
+        return _digest(self.path)
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Without what its template would add."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        package = imported("tokenizers", f"the tokenizer {self.path}")
+        _digest(self.path)
+        try:
+            tokenizer = package.Tokenizer.from_file(self.path)
+        except Exception as error:  # the package raises no narrower one
+            raise UsageError(f"{self.path}: not the JSON file of a tokenizer ({error})") from error
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
+
+@dataclass(frozen=True)
+class SentencePiece:
+    """A sentencepiece model file. Raises as `TokenizerFile` does."""
+
+    path: str
+
+    @property
+    def size(self) -> int:
+        """With control tokens."""
+        return int(self._model.vocab_size())
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the file."""
+        return _digest(self.path)
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Without begin and end."""
+        return np.array(self._model.encode(text), np.int32)
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        package = imported("sentencepiece", f"the tokenizer {self.path}")
+        _digest(self.path)
+        try:
+            return package.SentencePieceProcessor(model_file=self.path)
+        except (OSError, RuntimeError) as error:
+            raise UsageError(f"{self.path}: not a sentencepiece model ({error})") from error
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+    except OSError as error:
+        raise UsageError(f"tokenizer {path}: cannot be read: {error.strerror}") from error

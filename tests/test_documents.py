@@ -1,0 +1,305 @@
+"""Documents as microbatches: every token once, equal plans everywhere, and training on mixed buckets."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import rrfp_jax as rrfp
+from models import gpt
+from rrfp_jax.errors import UsageError
+from rrfp_jax.train.config import load_config
+from rrfp_jax.train.data import Data, InMemory, load_repeatedly, plan_hash, plan_step
+from tests import toy
+
+ROOT = Path(__file__).parent.parent
+RANDOM = np.random.default_rng(0)
+TOKENS = [RANDOM.integers(0, toy.VOCABULARY, n) for n in [*range(2, 14), 30, 41, *RANDOM.integers(2, 20, 40)]]
+CORPUS = rrfp.data.Corpus(
+    source=rrfp.data.Examples(TOKENS, field=""), tokenizer=None, vocabulary=toy.VOCABULARY
+)
+
+
+def documents(**settings):
+    given = {"corpus": CORPUS, "lengths": (4, 8, 16), "tokens": 16, "microbatches": 4} | settings
+    return rrfp.data.Documents(**given)
+
+
+def predictions(data, microbatches):
+    """Which (document, place) each real position of these microbatches predicts, and how often."""
+    seen = Counter()
+    for mb in microbatches:
+        arrays = data.load(mb, mb.fields)
+        assert mb.weight == arrays["mask"].sum()
+        for name, spec in mb.fields.items():
+            assert (arrays[name].shape, str(arrays[name].dtype)) == (spec.shape, spec.dtype)
+        for r, row in enumerate(mb.source[2:]):
+            at = 0
+            for piece in data.rows_of_split.pieces(row) if row >= 0 else ():
+                document, begin, size = (
+                    int(getattr(data.pieces, k)[piece]) for k in ("document", "begin", "size")
+                )
+                tokens = TOKENS[document][begin : begin + size + 1]
+                np.testing.assert_array_equal(arrays["tokens"][r, at : at + size], tokens[:-1])
+                np.testing.assert_array_equal(arrays["labels"][r, at : at + size], tokens[1:])
+                seen.update((document, begin + i + 1) for i in range(size))
+                at += size
+            assert arrays["mask"][r].tolist() == [1] * at + [0] * (arrays["mask"].shape[1] - at)
+            assert all(not array[r, at:].any() for array in arrays.values())
+    return seen
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_token_is_dropped(packed):
+    data = documents(packed=packed, validation_share=0.3)
+    held = dataclasses.replace(data, split="validation")
+    found = predictions(held, [mb for step in range(held.steps) for mb in held.plan(step)])
+    assert held.plan(held.steps) == held.plan(0)
+    # In training whole epochs end inside steps: take as many microbatches as complete four of them.
+    draw, epochs = data._draw, int(np.lcm.reduce(documents(packed=packed)._taken))
+    count = draw._before(epochs)
+    plan = [mb for step in range(-(-count // 4)) for mb in data.plan(step)][:count]
+    times = predictions(data, plan)
+    assert set(times.values()) == {epochs}
+    found.update(times.keys())
+    assert found == Counter((d, place) for d, tokens in enumerate(TOKENS) for place in range(1, len(tokens)))
+
+
+def test_packed_rows_tell_documents_apart():
+    data = documents(packed=True, lengths=(16,), validation_share=0.1)
+    rows = data.rows_of_split
+    assert len(rows.size) < 0.8 * len(rows.order) and data.padding < documents(lengths=(16,)).padding
+    mb = data.plan(0)[0]
+    arrays = data.load(mb, ["segments", "positions"])
+    sizes = data.pieces.size[rows.pieces(mb.source[2])]
+    expected = [(s, place) for s, size in enumerate(sizes, 1) for place in range(size)]
+    expected += [(0, 0)] * (16 - len(expected))
+    assert list(zip(arrays["segments"][0], arrays["positions"][0], strict=True)) == expected
+
+
+def test_masks_are_made_without_reading(monkeypatch):
+    data = documents()
+    mb = data.plan(0)[0]
+    monkeypatch.setattr(rrfp.data.Examples, "read", lambda *args: pytest.fail("read"))
+    assert data.load(mb, ["mask"])["mask"].sum() == mb.weight
+
+
+def test_plans_are_equal_in_every_process():
+    data = load_config(str(ROOT / "configs" / "gpt_lengths.py")).train_data()
+    assert isinstance(data, Data)
+    code = (
+        "from rrfp_jax.train.config import load_config; from rrfp_jax.train.data import plan_hash\n"
+        "data = load_config('configs/gpt_lengths.py').train_data()\n"
+        "print(*(plan_hash(data.plan(step)) for step in (7, 0, 12345)))"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1", "PYTHONWARNINGS": "ignore"}
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    with pytest.warns(UserWarning, match="too short: .*__init__.py"):
+        hashes = [plan_hash(data.plan(step)) for step in (0, 7, 12345)]
+    assert other.stdout.split() == [hashes[1], hashes[0], hashes[2]]
+    assert len(set(hashes)) == 3
+    assert data.padding < 0.08
+
+
+def test_balance_evens_shapes_and_rows_out():
+    plain = documents(rows=2, tokens=None, lengths=(4, 8, 16))
+    assert [mb["tokens"].shape for mb in plain.buckets] == [(2, 4), (2, 8), (2, 16)]
+    even = documents(rows=2, tokens=None, balance=rrfp.data.Polynomial(), microbatches=30)
+    assert [mb["tokens"].shape for mb in even.buckets] == [(8, 4), (4, 8), (2, 16)]
+    drawn = documents(tokens=32, microbatches=30)  # the same shapes, as drawn
+    assert plan_step(drawn, 0) != plan_step(even, 0)
+    for step in range(3):
+        plans = [sorted(data.plan(step), key=lambda mb: mb.source[1]) for data in (drawn, even)]
+        rows = [Counter(row for mb in plan for row in mb.source[2:]) for plan in plans]
+        assert rows[0] == rows[1]
+        for bucket in range(3):
+            ranges = [np.ptp([mb.weight for mb in plan if mb.source[1] == bucket] or [0]) for plan in plans]
+            assert ranges[1] <= ranges[0]
+    longest = documents(rows=2, tokens=None, order="longest").plan(1)
+    lengths = [mb.fields["tokens"].shape[1] for mb in longest]
+    assert lengths == sorted(lengths, reverse=True) and len(set(lengths)) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tokens": 0}, "tokens=0: a step would hold no token"),
+        ({"tokens": None}, "tokens=None, rows=None: give one"),
+        ({"rows": 2}, "tokens=16, rows=2: give one"),
+        ({"split": "test"}, "split='test'"),
+        ({"validation_share": 1.0}, "validation_share=1.0"),
+        ({"order": "random"}, "order='random'.*drawn, longest, shortest, zigzag"),
+        ({"lengths": ()}, r"lengths=\(\): give different bucket lengths"),
+        ({"validation_share": 0.999}, "54 usable documents cannot be split"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, said):
+    with pytest.raises(UsageError, match=said):
+        documents(**settings).plan(0)
+
+
+def test_a_plan_of_other_documents_and_unknown_fields_are_refused():
+    mb = documents().plan(0)[0]
+    other = documents(corpus=dataclasses.replace(CORPUS, source=rrfp.data.Examples(TOKENS[1:], "")))
+    for wrong in (other, documents(split="validation"), documents(packed=True)):
+        with pytest.raises(UsageError, match="planned from other documents"):
+            wrong.load(mb, ["tokens"])
+    with pytest.raises(UsageError, match=r"fields \['segments'\]: .* read from \['tokens'"):
+        documents().load(mb, ["segments"])
+
+
+def test_a_microbatch_that_fits_no_bucket_names_the_nearest():
+    batches = [{"x": np.zeros((2, n), np.float32)} for n in (4, 8, 8, 7)]
+    buckets = [{"x": jax.ShapeDtypeStruct((2, n), "float32")} for n in (4, 8, 16)]
+    stream = rrfp.data.Stream(batches, 2, buckets)
+    assert len(plan_step(stream, 0)) == 2
+    said = r"step 1: microbatch 1 with x float32\[2, 7\] fits none of the data's 3 buckets; .*\[2, 8\]"
+    with pytest.raises(UsageError, match=said):
+        plan_step(stream, 1)
+
+
+def test_streams():
+    class Drifting:
+        begun = 0
+
+        def __iter__(self):
+            self.begun += 1
+            return iter([{"x": np.full(2, self.begun)}] * 4)
+
+    stream = rrfp.data.Stream([{"x": np.full(2, i)} for i in range(6)], 2)
+    plans = [stream.plan(step) for step in range(3)]
+    assert [stream.plan(step) for step in (1, 0, 2)] == [plans[1], plans[0], plans[2]]
+    assert stream.load(plans[1][1], ["x"])["x"].tolist() == [3, 3]
+    with pytest.raises(UsageError, match=r"step 3: the stream ends before it, with 0 of 2"):
+        stream.plan(3)
+    assert stream.plan(0) == plans[0]
+    drifting = rrfp.data.Stream(Drifting(), 2)
+    first = drifting.plan(0)[0]
+    drifting.plan(1)
+    with pytest.raises(UsageError, match="gives other microbatches than before"):
+        drifting.load(first, ["x"])
+    with pytest.raises(UsageError, match="not an iterator"):
+        rrfp.data.Stream(iter([]), 2)
+
+
+def test_a_load_that_draws_anew_is_caught():
+    plan = plan_step(documents(), 0)
+    whole = load_repeatedly(documents(), 0, 1, plan[1])
+    assert set(whole) == set(plan[1].fields)
+
+    class Noisy(InMemory):
+        random = np.random.default_rng(0)
+
+        def load(self, microbatch, fields):
+            found = super().load(microbatch, fields)
+            return {k: v + self.random.integers(2, size=v.shape, dtype=v.dtype) for k, v in found.items()}
+
+    noisy = Noisy([{"tokens": np.zeros((2, 9), np.int32), "labels": np.zeros((2, 9), np.int32)}])
+    with pytest.raises(UsageError, match=r"microbatch 0: load\(\) gave different values for field 'labels'"):
+        load_repeatedly(noisy, 0, 0, plan_step(noisy, 0)[0])
+
+
+# Training.
+
+CFG = gpt.GPTConfig(vocab_size=toy.VOCABULARY, d_model=8, n_heads=1, d_ff=8, n_layers=1)
+GPT = (gpt.Embed, gpt.Block, gpt.Head)
+
+
+def gpt_layers():
+    return [rrfp.layer(kind, CFG) for kind in GPT]
+
+
+def toy_layers():
+    block = rrfp.layer(toy.block, init=toy.block_init, repeat=2)
+    return [rrfp.layer(toy.embed, init=toy.embed_init), block, rrfp.layer(toy.head, init=toy.head_init)]
+
+
+def run_gpt(params, mb):
+    carry = None
+    for i, kind in enumerate(GPT):
+        graph, state = nnx.split(kind(CFG, rngs=nnx.Rngs(0)))
+        nnx.replace_by_pure_dict(state, params[str(i)])
+        carry = nnx.merge(graph, state)(carry, mb)
+    return carry
+
+
+def run_toy(params, mb):
+    carry = toy.embed(params["0"], None, mb)
+    for i in (1, 2):
+        carry = toy.block(params[str(i)], carry, mb)
+    return toy.head(params["3"], carry, mb)
+
+
+def alone(run, params, data, plan):
+    """Loss and gradient of all documents of a plan, each by itself in one row without any padding."""
+
+    @jax.jit
+    @jax.value_and_grad
+    def step(params, tokens):
+        mb = {"tokens": tokens[None, :-1], "labels": tokens[None, 1:], "mask": np.float32(1)}
+        return toy.sums(run(params, mb), mb)[0]
+
+    plain, pieces = jax.device_get(params), data.pieces
+    total, gradient, weight = 0.0, jax.tree.map(np.zeros_like, plain), 0
+    for row in (row for mb in plan for row in mb.source[2:]):
+        for piece in data.rows_of_split.pieces(row):
+            begin, size = int(pieces.begin[piece]), int(pieces.size[piece])
+            tokens = data.corpus.tokens(int(pieces.document[piece]), begin, begin + size + 1)
+            value, own = step(plain, tokens.astype(np.int32))
+            total, weight = total + float(value), weight + size
+            gradient = jax.tree.map(lambda a, b: a + np.asarray(b), gradient, own)
+    return total / weight, jax.tree.map(lambda g: g / weight, gradient)
+
+
+def of_few_sizes(**settings):
+    """Documents of 2, 4, 7, 8, or 8 and 4 predictions: few shapes to compile."""
+    random = np.random.default_rng(1)
+    texts = [random.integers(0, toy.VOCABULARY, n) for n in [3, 5, 8, 9, 13] * 4]
+    corpus = dataclasses.replace(CORPUS, source=rrfp.data.Examples(texts, field=""))
+    return documents(corpus=corpus, lengths=(4, 8), microbatches=5, **settings)
+
+
+def differences(trainer, run, data, expected=None):
+    """Of the loss and of the worst leaf, relative; and what they were held against."""
+    plan = data.plan(0)
+    loss, gradient = trainer.value_and_grad([data.load(mb, mb.fields) for mb in plan])
+    expected = expected or alone(run, trainer.params, data, plan)
+    return abs(loss - expected[0]) / expected[0], toy.worst_leaf(gradient, expected[1]), expected
+
+
+def test_mixed_buckets_equal_the_unpadded_unpipelined_reference():
+    data, expected = of_few_sizes(), None
+    assert {mb.fields["tokens"].shape for mb in data.plan(0)} == {(4, 4), (2, 8)}
+    for stages in (1, 2, 4):
+        trainer = rrfp.Trainer(rrfp.Pipeline(toy_layers(), toy.loss), data=data, mesh=rrfp.Mesh(pp=stages))
+        for schedule in ("bf", "bfw"):
+            trainer.schedule = schedule
+            loss, leaf, expected = differences(trainer, run_toy, data, expected)
+            assert loss <= 1e-6 and leaf <= 1e-5
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_sees_neither_padding_nor_other_documents(packed):
+    data = of_few_sizes(packed=packed)
+    trainer = rrfp.Trainer(rrfp.Pipeline(gpt_layers(), toy.loss), data=data, mesh=rrfp.Mesh(pp=1))
+    loss, leaf, expected = differences(trainer, run_gpt, data)
+    assert loss <= 1e-6 and leaf <= 1e-5
+    if packed:  # told nothing of its documents, a model sees the ones before
+        fields = [{**data.load(mb, ["tokens", "labels", "mask"])} for mb in data.plan(0)]
+        blind = rrfp.Trainer(rrfp.Pipeline(gpt_layers(), toy.loss), mesh=rrfp.Mesh(pp=1))
+        assert toy.worst_leaf(blind.value_and_grad(fields)[1], expected[1]) > 1e-3

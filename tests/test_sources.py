@@ -1,0 +1,246 @@
+"""Sources and tokenizers: what documents there are, what they hold, and what is done about bad ones."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.corpus.corpus import Corpus, write_tokens
+from rrfp_jax.corpus.sources import Examples, JsonLines, TextFiles, hugging_face
+from rrfp_jax.corpus.tokenizers import Bytes, SentencePiece, TokenizerFile
+from rrfp_jax.corpus.tokens import TokenFile
+from rrfp_jax.errors import UsageError
+
+TEXTS = [
+    "The cat sat.\n\nOn the mat.",
+    "Ünïcode: 猫",
+    "A longer line with words in it, and more.",
+    "the end of it all",
+]
+
+
+def corpus(source, tokenizer=None, **settings):
+    return Corpus(**{"source": source, "tokenizer": tokenizer, "vocabulary": 256} | settings)
+
+
+def documents(corpus):
+    return [corpus.tokens(d, 0, int(n)).tolist() for d, n in enumerate(corpus.lengths) if n]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i, text in enumerate(TEXTS):
+        (tmp_path / f"{i}.txt").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    lines = [json.dumps({"id": i, "text": text}) for i, text in enumerate(TEXTS)]
+    (tmp_path / "all.jsonl").write_text("\n".join([*lines[:2], "", *lines[2:]]))
+    return tmp_path / "all.jsonl"
+
+
+BYTES = [list(text.encode()) for text in TEXTS]
+
+
+def test_every_source_gives_the_same_documents(folder, jsonl):
+    files = TextFiles(str(folder / "*.txt"))
+    write_tokens(corpus(files, Bytes()), folder / "tokens.npy")
+    np.concatenate([np.array(text, np.uint16) for text in BYTES]).tofile(folder / "raw.bin")
+    (folder / "raw.offsets.npy").write_bytes((folder / "tokens.offsets.npy").read_bytes())
+    sources = [
+        (files, Bytes()),
+        (JsonLines(str(jsonl)), Bytes()),
+        (TokenFile(str(folder / "tokens.npy")), None),
+        (TokenFile(str(folder / "raw.bin")), None),
+        (Examples([{"text": text} for text in TEXTS]), Bytes()),
+        (Examples([text.encode() for text in TEXTS], field=""), Bytes()),
+        (Examples([{"ids": ids} for ids in BYTES], field="ids"), None),
+    ]
+    for source, tokenizer in sources:
+        assert documents(corpus(source, tokenizer)) == BYTES, source
+    ended = corpus(files, Bytes(), vocabulary=257, end=256)
+    assert documents(ended) == [[*text, 256] for text in BYTES]
+    assert ended.tokens(0, 5, 9).tolist() == BYTES[0][5:9]
+    assert JsonLines(str(jsonl)).names[2] == "all.jsonl:4"
+    prints = {corpus(s, t).fingerprint for s, t in sources} | {ended.fingerprint}
+    assert len(prints) == len(sources)  # the texts and their bytes have the same; `ended` has its own
+
+
+def test_sections_end_with_their_blank_lines(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n\n  \nthree\n\n\nfour")
+    (tmp_path / "b.txt").write_text("five\n\n")
+    source = TextFiles(str(tmp_path), "section")
+    found = [bytes(text).decode() for text in documents(corpus(source, Bytes()))]
+    assert found == ["one\ntwo\n\n  \n", "three\n\n\n", "four", "five\n\n"]
+    assert source.names == ["a.txt:0", "a.txt:12", "a.txt:20", "b.txt:0"]
+
+
+def test_only_a_part_of_a_file_is_read(folder, monkeypatch):
+    texts, parts = corpus(TextFiles(str(folder / "*.txt")), Bytes()), []
+    read = TextFiles.read
+    monkeypatch.setattr(TextFiles, "read", lambda *args: parts.append(args[1:]) or read(*args))
+    assert texts.lengths.tolist() == [len(text) for text in BYTES] and not parts
+    assert texts.tokens(2, 10, 15).tolist() == BYTES[2][10:15]
+    assert parts == [(2, 10, 15)]
+
+
+def bad_folder(folder):
+    (folder / "4.txt").write_bytes(b"")
+    (folder / "5.txt").write_bytes(b"\xff\xfe\xff")
+    (folder / "6.txt").write_bytes(b"1")
+    return TextFiles(str(folder / "*.txt"))
+
+
+def bad_lines(folder):
+    with (folder / "all.jsonl").open("ab") as file:
+        file.write(b'\n{"text": \n{"txt": "abc"}\n{"text": 3}\n{"text": "a"}\n{"text": "\xff\xff"}\n')
+    return JsonLines(str(folder / "all.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (bad_folder, "2 too short: 4.txt, 6.txt; 1 undecodable: 5.txt"),
+        (
+            bad_lines,
+            "1 neither text nor tokens: all.jsonl:8; 1 not JSON: all.jsonl:6; 1 too short: all.jsonl:9; "
+            "1 undecodable: all.jsonl:10; 1 without the field 'text': all.jsonl:7",
+        ),
+    ],
+)
+def test_bad_documents_are_refused_or_skipped_by_name(folder, jsonl, make, said):
+    bad = corpus(make(folder), Bytes(strict=True))
+    with pytest.raises(UsageError) as refused:
+        _ = bad.lengths
+    assert said in str(refused.value) and "bad='skip'" in str(refused.value)
+    skipping = replace(bad, bad="skip")
+    with pytest.warns(UserWarning, match="documents skipped") as warned:
+        lengths = skipping.lengths
+    assert said in str(warned[0].message)
+    assert documents(skipping) == BYTES
+    assert (lengths > 0).tolist() == [True] * 4 + [False] * (len(lengths) - 4)
+
+
+def test_long_lists_of_bad_documents_are_cut_but_counted():
+    with pytest.raises(UsageError, match=r"99 bad documents: 99 too short: e:0, .* e:9 and 89 more\."):
+        _ = corpus(Examples(["x"] * 99, "", "e"), Bytes()).lengths
+
+
+def write_offsets(folder, offsets):
+    np.save(folder / "t.npy", np.arange(9))
+    np.save(folder / "t.offsets.npy", np.array(offsets))
+    return TokenFile(str(folder / "t.npy"))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda f: corpus(TextFiles(str(f / "no"))), "no such file or folder"),
+        (lambda f: corpus(TextFiles(str(f), "page")), "document='page': no such unit"),
+        (lambda f: corpus(TextFiles(str(f)), bad="ignore"), "bad='ignore'"),
+        (lambda f: corpus(TextFiles(str(f)), Bytes(), vocabulary=255), "256 tokens, .* vocabulary only 255"),
+        (lambda f: corpus(TextFiles(str(f)), Bytes(), end=256), "end=256: not in the model's vocabulary"),
+        (lambda f: corpus(JsonLines(str(f / "all.jsonl"))), "holds text; give a tokenizer"),
+        (lambda f: corpus(Examples([[1, 2]], ""), Bytes()), "holds tokens already; give None"),
+        (lambda f: corpus(Examples(["x"], ""), Bytes(), bad="skip"), "none of which can be used"),
+        (lambda f: Examples(iter("abc")), "a length and indices"),
+        (lambda f: corpus(TokenFile(str(f / "no.npy"))), "no array of offsets of documents"),
+        (lambda f: corpus(write_offsets(f, [0, 5, 3])), "must ascend from 0 to at most the 9 tokens"),
+        (lambda f: corpus(write_offsets(f, [0, 10])), "must ascend from 0"),
+        (lambda f: corpus(write_offsets(f, [0.0])), r"float64\[1\] cannot be offsets"),
+        (lambda f: corpus(write_offsets(f, [0, 4]), vocabulary=8), "tokens from 4 to 8.*vocabulary has 8"),
+        (lambda f: corpus(TextFiles(str(f)), TokenizerFile("no.json")), "(cannot be read|pip install)"),
+        (lambda f: corpus(TextFiles(str(f)), SentencePiece("no.model")), "(cannot be read|pip install)"),
+        (lambda f: hugging_face(str(f)), "(no dataset written by save_to_disk|pip install)"),
+    ],
+)
+def test_what_cannot_be_is_refused(folder, jsonl, make, said):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(UsageError, match=said) as refused:
+            documents(make(folder))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_shrinks_is_refused(folder):
+    texts = corpus(TextFiles(str(folder / "*.txt")), Bytes())
+    assert texts.lengths[0]
+    (folder / "0.txt").write_text("s")
+    with pytest.raises(UsageError, match=r"0\.txt: shorter than the 25 bytes.*start again"):
+        texts.tokens(0, 0, 9)
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(UsageError, match=r"a\.json needs the package tokenizers.*pip install tokenizers"):
+        _ = TokenizerFile("a.json").size
+
+
+# What follows needs packages of the extra `data`.
+
+
+def test_a_tokenizers_file(folder):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.train_from_iterator(TEXTS, tokenizers.trainers.BpeTrainer(vocab_size=60, special_tokens=["?"]))
+    made.enable_truncation(2)  # must not cut documents here
+    made.save(str(folder / "t.json"))
+    made.no_truncation()
+    tokenizer = TokenizerFile(str(folder / "t.json"))
+    assert tokenizer.size == made.get_vocab_size()
+    found = corpus(TextFiles(str(folder / "*.txt")), tokenizer)
+    assert documents(found) == [made.encode(text).ids for text in TEXTS]
+    assert found.tokens(0, 2, 4).tolist() == made.encode(TEXTS[0]).ids[2:4]
+    with pytest.raises(UsageError, match=f"has {tokenizer.size} tokens, the model's vocabulary only 5"):
+        replace(found, vocabulary=5)
+    (folder / "t.json").write_text("{}")
+    with pytest.raises(UsageError, match="not the JSON file of a tokenizer"):
+        _ = TokenizerFile(str(folder / "t.json")).size
+
+
+def test_a_sentencepiece_model(folder):
+    package = pytest.importorskip("sentencepiece")
+    package.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS * 5), model_prefix=str(folder / "m"), vocab_size=31, minloglevel=2
+    )
+    model = SentencePiece(str(folder / "m.model"))
+    made = package.SentencePieceProcessor(model_file=model.path)
+    assert model.size == 31
+    found = corpus(TextFiles(str(folder / "*.txt")), model)
+    assert documents(found) == [made.encode(text) for text in TEXTS]
+
+
+def test_a_hugging_face_dataset_on_disk(folder):
+    datasets = pytest.importorskip("datasets")
+    table = pytest.importorskip("pyarrow").table({"text": TEXTS, "ids": BYTES})
+    # from_dict would hash the table, which fails with datasets 5.2 and pyarrow's newest.
+    made = datasets.Dataset(datasets.table.InMemoryTable(table), fingerprint="0")
+    made.save_to_disk(str(folder / "one"))
+    datasets.DatasetDict({"train": made}).save_to_disk(str(folder / "many"))
+    for path in (folder / "one", folder / "many"):
+        assert documents(corpus(hugging_face(str(path)), Bytes())) == BYTES
+        assert documents(corpus(hugging_face(str(path), "ids"))) == BYTES
+    with pytest.raises(UsageError, match="no split 'test'; there are train"):
+        hugging_face(str(folder / "many"), split="test")
+    with pytest.raises(UsageError, match="no field 'body'; there are text, ids"):
+        hugging_face(str(folder / "one"), "body")
+
+
+def test_grain_datasets():
+    grain = pytest.importorskip("grain")
+    texts = grain.MapDataset.source(TEXTS)
+    assert documents(corpus(Examples(texts, ""), Bytes())) == BYTES
+    with pytest.raises(UsageError, match="without end; leave out repeat"):
+        Examples(texts.repeat())
+    numbers = grain.MapDataset.range(100).seed(3).shuffle().map(lambda i: {"x": np.full(2, i)})
+    stream = rrfp.data.Stream(numbers.batch(4).to_iter_dataset(), microbatches=2)
+    expected = [batch["x"] for batch in numbers.batch(4)]
+    for step in (0, 3, 1):
+        for j, mb in enumerate(stream.plan(step)):
+            np.testing.assert_array_equal(stream.load(mb, ["x"])["x"], expected[2 * step + j])
