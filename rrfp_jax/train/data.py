@@ -111,9 +111,14 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
             raise UsageError(
                 f"step {step}: microbatch {j} of the plan is of type {type(mb).__name__}, not rrfp.Microbatch"
             )
-    if declared := getattr(data, "buckets", None):
-        check_buckets(step, plan, [bucket_of(fields) for fields in declared])
+    if declared := declared_buckets(data):
+        check_buckets(step, plan, declared)
     return plan
+
+
+def declared_buckets(data: Data) -> list[Bucket]:
+    """The buckets of data that says which it has; otherwise none."""
+    return [bucket_of(fields) for fields in getattr(data, "buckets", None) or ()]
 
 
 def check_buckets(step: int, plan: Sequence[Microbatch], known: Sequence[Bucket]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +17,7 @@ from rrfp_jax.runtime.engine import Engine
 from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.library import Phase
 from rrfp_jax.runtime.sums import Sums
+from rrfp_jax.train.checkpointfolder import RunState
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.data import Data, Microbatch, buckets_of, load_checked, plan_hash, plan_step
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
@@ -111,6 +113,21 @@ class Stepper:
         """The rules of a step by the present schedule."""
         forward_only = phase == "evaluate"
         return self._settings.rules(self._engine.placement, microbatches, self.schedule, forward_only)
+
+    def state(self, seed: int, config: Any) -> RunState:
+        """What is kept of it with a checkpoint; the position in the data is the number of the next step."""
+        return RunState(
+            step=self.steps_done,
+            data=self.steps_done,
+            seed=seed,
+            standing=asdict(self.standing),
+            config=config,
+            plan_hash=self.last_plan,
+        )
+
+    def go_on_from(self, run: RunState, standing: Standing) -> None:
+        """Continue as if the steps up to a checkpoint had been made here."""
+        self.steps_done, self.last_plan, self.standing = run.step, run.plan_hash, standing
 
     def _update(self, norm: float, unit: float) -> None:
         """Apply the gradient, whose norm is known; the sums over `unit` are the gradient."""

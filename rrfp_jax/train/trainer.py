@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
 from rrfp_jax.train.checkpoint import OnError
-from rrfp_jax.train.checkpointfolder import RunState
 from rrfp_jax.train.checks import check_losses, check_model, check_order, check_types
 from rrfp_jax.train.data import (
     Data,
@@ -31,6 +30,7 @@ from rrfp_jax.train.data import (
     Microbatch,
     as_data,
     buckets_of,
+    declared_buckets,
     load_checked,
     plan_step,
 )
@@ -310,15 +310,7 @@ class Trainer:
             raise UsageError(
                 "Trainer.save: there is nothing to save before the first step; call start() first"
             )
-        run = RunState(
-            step=self.steps_done,
-            data=self.steps_done,  # a plan is a function of its step
-            seed=self._seed,
-            standing=asdict(self._stepper.standing),
-            config=config,
-            plan_hash=self._stepper.last_plan,
-        )
-        self._saves.save(Path(folder), keep, on_error, run)
+        self._saves.save(Path(folder), keep, on_error, self._stepper.state(self._seed, config))
         if wait:
             self.finish_saving()
 
@@ -351,8 +343,7 @@ class Trainer:
         found = self._saves.restore(Path(folder), step)
         if found is None:
             return False
-        run, self._stepper.standing = found
-        self._stepper.steps_done, self._stepper.last_plan = run.step, run.plan_hash
+        self._stepper.go_on_from(*found)
         return True
 
     # Inside.
@@ -373,7 +364,7 @@ class Trainer:
         self._check_model(data, plan)
         self._world.agree("what is to be run", self._fingerprint(plan))
         buckets, rules = buckets_of(plan), self._stepper.rules(len(plan), "train")
-        self._engine.start(list(dict.fromkeys(buckets)), rules)
+        self._engine.start(list(dict.fromkeys([*buckets, *declared_buckets(data)])), rules)
         self._engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         # So that the first step waits for nobody's start.
         self._world.gather("everybody to be ready", None, START_SECONDS)
@@ -382,9 +373,9 @@ class Trainer:
         """Whatever must be equal on all processes of the run, by name."""
         split = [[len(layers) for layers in chunks] for chunks in self._engine.chunks]
         found = {"rules": self._stepper.rules(len(plan), "train"), "split": split, "seed": self._seed}
-        found |= {"frozen": self._pipe.frozen, "tied": self._pipe.tied, "loss_scale": self.loss_scale}
-        found |= {**self._settings.as_text(), "remat": self._engine.remat}
-        found |= {"delays": self._delays, "jax": jax.__version__}
+        found |= {"frozen": self._pipe.frozen, "tied": self._pipe.tied, "jax": jax.__version__}
+        found |= {"remat": self._engine.remat, "delays": self._delays, "loss_scale": self.loss_scale}
+        found |= self._settings.as_text()
         return {name: str(value) for name, value in found.items()}
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
