@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -85,9 +86,14 @@ class Run:
             return [json.loads(line) for line in whole]
         return []
 
+    def resumes(self) -> list[int]:
+        """After how many steps it went on, each time that it did so from a checkpoint."""
+        said = (self.folder / "said").read_text(encoding="utf-8", errors="replace")
+        return [int(steps) for steps in re.findall(r"resumes after (\d+) steps", said)]
+
     def checkpoints(self) -> Path:
         """The folder that they are in."""
-        return self.folder / NAME / "checkpoints"
+        return self.folder / f"{NAME}.checkpoints"
 
     def saving(self) -> set[str]:
         """The checkpoints that are being written."""
