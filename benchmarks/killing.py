@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -84,6 +85,11 @@ class Run:
             *whole, _ = (self.folder / NAME / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
             return [json.loads(line) for line in whole]
         return []
+
+    def resumes(self) -> list[int]:
+        """After how many steps it went on, each time that it did so from a checkpoint."""
+        said = (self.folder / "said").read_text(encoding="utf-8", errors="replace")
+        return [int(steps) for steps in re.findall(r"resumes after (\d+) steps", said)]
 
     def checkpoints(self) -> Path:
         """The folder that they are in."""

@@ -16,13 +16,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from benchmarks.failure_cell import ROOT
 from benchmarks.harness import Aim, finish, parse
 from benchmarks.killing import NAME, Kill, Run, disturb, ended
-from benchmarks.lineage import Lineage, lineage
 from rrfp_jax.errors import DONE, FAILED
 from rrfp_jax.train.checkpointfolder import CheckpointFolder
 from rrfp_jax.train.orbaxfiles import read_leaf
@@ -75,28 +75,29 @@ def _run(folder: Path, processes: int, steps: int, rounds: int) -> Run:
 
 
 def _figures(calm: Run, shaken: Run, kills: Sequence[Kill]) -> dict[str, Any]:
-    expected, found = lineage(calm.lines()), lineage(shaken.lines())
+    expected, found = calm.lines(), shaken.lines()
+    resumes = shaken.resumes()
     return {
         "kills": len(kills),
         "by_moment": dict(Counter(kill.moment for kill in kills)),
         "while_saving": sum(kill.saving for kill in kills),
         "launches": shaken.launches,
-        "steps": len(found.steps),
-        "resumes": len(found.resumes),
-        "resumed_off_checkpoint": [step for step in found.resumes if step % EVERY],
-        "skipped": list(found.skipped),
+        "resumes": len(resumes),
+        "resumed_off_checkpoint": [step for step in resumes if step % EVERY],
+        "steps": len(found),
+        "skipped_or_repeated": [at for at, line in enumerate(found) if line["step"] != at],
         "other_data": _differ("plan", expected, found),
         "other_loss": _differ("loss", expected, found),
         "other_leaves": _other_leaves(calm.checkpoints(), shaken.checkpoints()),
     }
 
 
-def _differ(name: str, expected: Lineage, found: Lineage) -> list[int]:
-    """The steps at which the runs differ in something, one that only one of them has included."""
-    ours, theirs = ([line.get(name) for line in one.steps] for one in (expected, found))
-    longest = max(len(ours), len(theirs))
-    pairs = zip(*(part + [None] * (longest - len(part)) for part in (ours, theirs)), strict=True)
-    return [step for step, (one, other) in enumerate(pairs) if one is None or one != other]
+def _differ(
+    name: str, expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    """The steps in which two runs differ, by their lines, or that only one of them has."""
+    pairs = zip_longest(*([line[name] for line in lines] for lines in (expected, found)))
+    return [step for step, (one, other) in enumerate(pairs) if one != other]
 
 
 def _other_leaves(ours: Path, theirs: Path) -> list[str]:
@@ -124,7 +125,7 @@ def _aims(figures: Mapping[str, Any], rounds: int, steps: int) -> list[Aim]:
             Aim(name.replace("_", " "), len(figures[name]), 0, unit)
             for name, unit in (
                 ("resumed_off_checkpoint", "resumes"),
-                ("skipped", "places"),
+                ("skipped_or_repeated", "steps"),
                 ("other_data", "steps"),
                 ("other_loss", "steps"),
                 ("other_leaves", "leaves"),

@@ -1,6 +1,7 @@
 """Restarts: the rule by events, the launcher with tiny ranks, and how processes agree to stop."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -19,9 +20,11 @@ from rrfp_jax.runtime.blackbox import BlackBox, read
 from rrfp_jax.runtime.mailbox import Mailbox
 from rrfp_jax.runtime.preemption import SAVE_SECONDS, save_seconds
 from rrfp_jax.runtime.world import World
+from rrfp_jax.train.config import load_config
 from rrfp_jax.train.crew import Patience
 from rrfp_jax.train.folders import RunFolder
 from rrfp_jax.train.restarts import BACK_OFF_SECONDS, NO_STEP, after_attempt
+from rrfp_jax.train.run import RunFiles
 from rrfp_jax.train.spawn import spawn
 
 ROOT = Path(__file__).parent.parent
@@ -292,3 +295,26 @@ def test_a_process_notes_sigterm_and_ends_if_it_cannot_stop(mode):
         )
     else:
         assert (process.returncode, err) == (INTERRUPTED, "rank 0: interrupted\n")
+
+
+# The run's own lines.
+
+
+def test_lines_survive_a_rank_0_that_is_killed_while_it_starts(tmp_path):
+    """Each start is killed before its first step; the second also after the launcher has moved the folder."""
+    (tmp_path / "trial").mkdir()
+    lines = [f'{{"step": {step}}}\n' for step in range(8)]
+    (tmp_path / "trial" / "metrics.jsonl").write_text("".join(lines) + '{"step": 8, "lo')
+    config = load_config(str(ROOT / "configs" / "quickstart.py"))
+    config = dataclasses.replace(config, name="trial", directory=str(tmp_path))
+
+    killed = []  # what is open stays so, with whatever was not written yet
+
+    def start(folder=None):
+        killed.append(RunFiles(config, World(folder=folder), lambda path: None, 5).__enter__())
+
+    start()
+    moved = RunFolder(tmp_path, "trial")
+    moved.begin()
+    start(moved.path)
+    assert (tmp_path / "trial" / "metrics.jsonl").read_text() == "".join(lines[:5])

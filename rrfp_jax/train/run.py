@@ -101,7 +101,8 @@ def _steps(
             if due and not stops and validation is not None:
                 found = trainer.evaluate(validation)
         finally:  # a step's line is written even if its validation is broken off
-            files.add(report.as_dict() | ({"validation_loss": found.loss} if found else {}))
+            validated = {"validation_loss": found.loss} if found else {}
+            files.add({**report.as_dict(), "plan": report.plan, **validated})
         display.show(report, found)
         saver.after_step(report, ends=last or stops)
         if stops:
@@ -162,11 +163,12 @@ class RunFiles:
         if self._world.rank > 0:
             return self
         try:
-            earlier = self._take_place()
+            self._take_place()
             self.write("config.json", as_json(self._config))
-            lines = _lines_before(self._done, earlier / "metrics.jsonl")
-            self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
-            self._metrics.writelines(lines)
+            part, metrics = self.folder / ".metrics.part", self.folder / "metrics.jsonl"
+            part.write_text("".join(_lines_before(self._done, self.folder)), encoding="utf-8")
+            part.replace(metrics)  # whoever is killed here leaves all lines, or none that were cut short
+            self._metrics = metrics.open("a", encoding="utf-8")
         except OSError as error:
             reason = f"{self.folder}: cannot be written: {error.strerror}; set --config.directory"
             raise UsageError(reason) from error
@@ -194,25 +196,29 @@ class RunFiles:
             how = "interrupted" if kind is KeyboardInterrupt else "broken off"
             print(f"\n{how} after {self._steps} steps; files: {self.folder}/", flush=True)
 
-    def _take_place(self) -> Path:
-        """Where the files of the run's earlier start are, if there was one."""
+    def _take_place(self) -> None:
         made = self._world.folder
         if made is not None and self.folder.exists() and self.folder.samefile(made):
-            return self.folder
-        earlier = self.folder
+            return
         if self.folder.exists():
-            earlier = move_away(self.folder)
-            print(f"an earlier run is kept as {earlier}", flush=True)
+            print(f"an earlier run is kept as {move_away(self.folder)}", flush=True)
         if made is None:
             self.folder.mkdir(parents=True)
         else:
             made.rename(self.folder)
-        return earlier
 
 
-def _lines_before(step: int, metrics: Path) -> list[str]:
-    """The complete lines of the steps before this one."""
-    if step == 0 or not metrics.exists():
+def _lines_before(step: int, folder: Path) -> list[str]:
+    """The complete lines of the steps before this one, from an earlier start of the run.
+
+    They are in the run's folder, or else in the latest of those that were moved away: a start that was killed
+    too early to have lines of its own may have taken the place.
+    """
+    if step == 0:
         return []
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    own, moved = folder / "metrics.jsonl", folder.parent.glob(f"{folder.name}.*/metrics.jsonl")
+    places = [own] if own.exists() else sorted(moved, key=lambda path: path.stat().st_mtime)
+    if not places:
+        return []
+    lines = places[-1].read_text(encoding="utf-8").splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]
