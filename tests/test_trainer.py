@@ -136,6 +136,34 @@ def test_gradients_of_bfloat16_parameters_are_summed_in_float32():
     assert float(trainer.value_and_grad(batch)[1]["0"]["w"]) == 1.0
 
 
+def test_the_check_accepts_bfloat16_parameters():
+    def init(key):
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), toy.head_init(key))
+
+    pipe = rrfp.Pipeline([*toy.layers()[:-1], rrfp.layer(toy.head, init=init)], toy.loss)
+    assert toy.trainer(2, pipe=pipe).check().ok
+
+
+def test_a_layer_may_print(capfd):
+    def printing(params, carry, mb):
+        jax.debug.print("seen {}", carry["x"].shape[0])
+        jax.debug.print("seen {}", carry["x"][0, 0, 0])
+        return toy.block(params, carry, mb)
+
+    def init(key):
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), toy.block_init(key))
+
+    def casting(params, carry, mb):
+        return printing(jax.tree.map(lambda leaf: jnp.sin(leaf.astype(jnp.float32)), params), carry, mb)
+
+    layers = toy.layers()
+    pipe = rrfp.Pipeline([layers[0], rrfp.layer(casting, init=init), *layers[1:]], toy.loss)
+    trainer = toy.trainer(2, pipe=pipe, schedule="bfw")
+    trainer.step(toy.microbatches(3))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("seen") == 6
+
+
 class Hanging:
     """A result that is not there for a long time."""
 

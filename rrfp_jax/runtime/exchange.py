@@ -25,7 +25,7 @@ def exchange(
     devices: Mapping[int, jax.Device],
     stall_seconds: float,
 ) -> dict[tuple[int, int], jax.Array]:
-    """Send arrays to stages and wait for what this process is sent; all processes call this together.
+    """Send arrays to stages and wait until all have arrived; all processes call this together.
 
     Args:
         what: is exchanged, for messages.
@@ -74,4 +74,6 @@ def exchange(
             transport.reset()
             raise
     world.waiting = tuple
+    # A process that went on at once could end, and with it what others are still pulling from it.
+    world.gather(f"{what} to have arrived", None, stall_seconds)
     return arrived

@@ -49,11 +49,12 @@ def main(folder: Path) -> None:
         trainer.check()
     except rrfp.UsageError as error:
         refused = str(error)
+    swapped = toy.trainer(4, pipe=toy.pipeline(mean_loss, additive=False))
+    wrong = abs(swapped.value_and_grad(batch)[0] - float(expected[0])) / float(expected[0])
+    # Last, so that every process ends right after an update whose tied values others wait for.
     tied = toy.trainer(4, pipe=toy.tied_pipeline(), clip_norm=0.3, on_nonfinite="skip")
     agrees = tied.check().ok
     reports = [*tied.steps(2), tied.step(with_nan(batch)), *tied.steps(2)]
-    swapped = toy.trainer(4, pipe=toy.pipeline(mean_loss, additive=False))
-    wrong = abs(swapped.value_and_grad(batch)[0] - float(expected[0])) / float(expected[0])
     result = {"cases": found, "losses": losses, "evaluated": evaluated, "refused": refused, "wrong": wrong}
     result["tied"] = {
         "agrees": agrees,
