@@ -162,7 +162,7 @@ def unpipelined_value_and_grad(
 
     step_function = jax.jit(jax.value_and_grad(total, has_aux=True))
     owned = [local[place] for place in places.owned]
-    value, weight, sums = 0.0, 0.0, [jnp.zeros_like(leaf) for leaf in owned]
+    value, weight, sums = 0.0, 0.0, [_wide_zeros(leaf) for leaf in owned]
     for j, fields in enumerate(microbatches):
         ids = jnp.array([seed, step, j], jnp.uint32)
         (part, count), grads = step_function(owned, local, dict(fields), ids)
@@ -170,3 +170,8 @@ def unpipelined_value_and_grad(
         sums = [a + g for a, g in zip(sums, grads, strict=True)]
     gradient = {place: g / weight for place, g in zip(places.owned, sums, strict=True)}
     return value / weight, places.trained_tree([gradient[source[place]] for place in places.trained])
+
+
+def _wide_zeros(leaf: Any) -> jax.Array:
+    """Where gradients are summed: in float32 at least, as the pipeline does."""
+    return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
