@@ -260,3 +260,14 @@ def test_nothing_is_compiled_again_after_a_step_of_another_kind(monkeypatch):
     monkeypatch.setattr(programs, "differentiate", lambda *args: pytest.fail("traced"))
     trainer.step(batch[:3])
     trainer.evaluate(batch)
+
+
+def test_a_schedule_that_does_not_split_holds_no_more_after_one_that_does():
+    trainer = toy.trainer(2, schedule="bf")
+    kinds = []
+    for schedule in ("bf", "bfw", "bf"):
+        trainer.schedule = schedule
+        trainer.step(toy.microbatches())
+        (programs,) = trainer._engine.library.all_programs("train")
+        kinds.append([set(piece.legs) for stage in programs.values() for piece in stage])
+    assert kinds[0] == kinds[2] != kinds[1]

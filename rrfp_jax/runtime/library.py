@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.tasks import Kind
+from rrfp_jax.core.tasks import FORWARD, Kind
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.piece import PieceShape
@@ -107,7 +107,7 @@ class Library:
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile for these buckets what a step by these rules needs and is not there yet; never inside one.
 
-        What a bucket has is only ever added to, so that a change of schedule back and forth compiles once.
+        What was compiled stays, so that a change of schedule back and forth compiles once.
         """
         if rules != self._rules:
             self._rules, self._complete = rules, set()
@@ -145,7 +145,7 @@ class Library:
         bucket, stage, chunk = place
         before = self._programs.get((bucket, "train" if kinds else "evaluate"), {}).get(stage)
         own = before[chunk] if before else None
-        if own is not None and own.legs.keys() >= set(kinds):
+        if own is not None and own.legs.keys() == {FORWARD, *kinds}:
             return own
         began = perf_counter()
         layers = self._chunks[stage][chunk]

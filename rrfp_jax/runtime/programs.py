@@ -57,7 +57,8 @@ class PiecePrograms:
     Attributes:
         traced: what was compiled, None for forwards only.
         prepare: computes from parameters (`prepare_reads`) alone, once a step, what several programs read.
-        legs: by kind of task; of a forward-only piece, the forward.
+        compiled: all programs that there are, by kind of task.
+        legs: those that the schedule runs; of a forward-only piece, the forward.
         statistics: names of the numbers in the vector that a forward gives besides; empty if there is none.
         inputs: indices of the inputs (fields, then numbers) that any program reads.
         prepared_bytes: what `prepare` gives.
@@ -67,6 +68,7 @@ class PiecePrograms:
     traced: Differentiated | None
     prepare: Compiled | None
     prepare_reads: Sequence[int]
+    compiled: Mapping[Kind, Compiled | None]
     legs: Mapping[Kind, Leg]
     statistics: Sequence[str]
     inputs: frozenset[int]
@@ -85,13 +87,13 @@ class PiecePrograms:
         params, carry, inputs = shape.specs()
         if before is not None and before.traced is not None:
             traced, prepare = before.traced, before.prepare
-            compiled = {kind: leg.program for kind, leg in before.legs.items()}
+            compiled = dict(before.compiled)
         else:
             chosen = shape.trainable, shape.input_gradient
             traced = differentiate(shape.flat, params, carry, inputs, *chosen)
             prepare, compiled = traced.prepare and _compile(traced.prepare, device), {}
-        passage = Passage(traced, carry, inputs, {*kinds, *compiled} - {FORWARD})
-        for kind in (FORWARD, *passage.kinds):
+        passage = Passage(traced, carry, inputs, kinds)
+        for kind in (FORWARD, *kinds):
             if kind not in compiled:
                 compiled[kind] = _compile(passage.program(kind), device)
         legs = passage.legs(compiled)
@@ -99,6 +101,7 @@ class PiecePrograms:
             traced=traced,
             prepare=prepare,
             prepare_reads=() if traced.prepare is None else traced.prepare.reads,
+            compiled=compiled,
             legs=legs,
             statistics=shape.statistics,
             inputs=passage.inputs,
@@ -135,6 +138,7 @@ class PiecePrograms:
             traced=None,
             prepare=None,
             prepare_reads=(),
+            compiled={FORWARD: leg.program},
             legs={FORWARD: leg},
             statistics=shape.statistics,
             inputs=used,
