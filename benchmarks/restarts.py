@@ -43,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
     steps = STEPS_PER_ROUND * options.rounds
     with tempfile.TemporaryDirectory() as scratch:
         folders = [Path(scratch) / name for name in ("undisturbed", "disturbed")]
+        text = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+        (Path(scratch) / "text").write_text(text, encoding="utf-8")  # which nobody edits meanwhile
         calm, shaken = (_run(folder, options.processes, steps, options.rounds) for folder in folders)
         calm.launch()
         if ended(calm) != DONE:
@@ -62,7 +64,7 @@ def _run(folder: Path, processes: int, steps: int, rounds: int) -> Run:
     sizes = {"mesh.pp": processes, "model.n_layers": processes, "model.d_model": 16, "model.d_ff": 16}
     sizes |= {"batch": 8, "microbatches": 4, "sequence_length": 32, "steps": steps}
     settings = sizes | {"checkpoint.every_steps": EVERY, "checkpoint.keep": 3, "name": NAME}
-    settings |= {"path": f"{ROOT}/docs/*.md"}
+    settings |= {"path": f"{folder.parent}/text"}
     command = [
         *(sys.executable, "-m", "launch.local", f"--config={ROOT}/configs/quickstart.py", where),
         *(f"--config.{name}={value}" for name, value in settings.items()),

@@ -216,7 +216,8 @@ def _lines_before(step: int, folder: Path) -> list[str]:
     """
     if step == 0:
         return []
-    own, moved = folder / "metrics.jsonl", folder.parent.glob(f"{folder.name}.*/metrics.jsonl")
+    own, everywhere = folder / "metrics.jsonl", folder.parent.glob(f"{folder.name}.*/metrics.jsonl")
+    moved = [path for path in everywhere if path.parent.suffix[1:].isdecimal()]  # as `move_away` names them
     places = [own] if own.exists() else sorted(moved, key=lambda path: path.stat().st_mtime)
     if not places:
         return []
