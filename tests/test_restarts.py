@@ -215,7 +215,17 @@ def test_whoever_is_impatient_need_not_wait_for_that(launch, tmp_path, second):
 @pytest.mark.parametrize(("well", "status"), [(True, INTERRUPTED), (False, FAILED)])
 def test_a_run_that_was_told_to_end_is_not_started_again(launch, tmp_path, well, status):
     when(both_say("ready", tmp_path), signal.SIGTERM)
-    done = launch(f"print('ready', flush=True)\nif rank == 0 or {well}: time.sleep(60)\nsys.exit(3)")
+    done = launch(
+        "pid = here / 'pid'\n"
+        "if rank == 1: pid.write_text(f'{os.getpid()} ')\n"
+        f"while rank == 0 and not {well}:\n"  # until the launcher knows of the other's end
+        "    known = pid.exists() and pid.read_text().endswith(' ')\n"
+        "    if known and not Path('/proc', pid.read_text().strip()).exists(): break\n"
+        "    time.sleep(0.01)\n"
+        "print('ready', flush=True)\n"
+        f"if rank == 0 or {well}: time.sleep(60)\n"
+        "sys.exit(3)"
+    )
     assert done.status == status and "restart" not in done.err and not list(done.folder.glob("attempt-*"))
 
 
