@@ -214,7 +214,7 @@ class TestRefusals:
             ({"mesh.pp": 0}, ["pp=0", "at least one stage"]),
             ({"mesh.pp": 4}, ["4 stages for 3 layers", "at most 3"]),
             ({"mesh.pp": 9}, ["pp=9", "9 devices", "has 4", "share_devices"]),
-            ({"split": "(1,1)"}, ["split=[1, 1]", "2 positive numbers", "add up to 3"]),
+            ({"split": "(1,1)"}, ["split=[1, 1]", "2 positive whole numbers", "add up to 3"]),
             ({"max_in_flight": 0}, ["max_in_flight=0", "one microbatch"]),
             ({"microbatches": 0}, ["microbatches=0", "multiple"]),
             ({"batch": 3}, ["batch=3", "microbatches=2", "make batch a multiple of microbatches"]),

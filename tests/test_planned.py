@@ -89,7 +89,7 @@ def test_little_is_left_to_gain_in_a_tiny_step():
 def test_refused_candidates_are_named():
     rules, costs = varied(4, 8, limit=2)
     planned = plan(rules, costs, evaluations=0)
-    assert planned.candidates["zb-v"] == "ZB-V is defined for 2 chunks a stage, got 1"
+    assert planned.candidates["zb-v"].startswith("ZB-V is defined for 2 chunks a stage, got 1")
     assert planned.candidates["1f1b"] == "exceeds the limit in flight on stage 0"
     assert planned.evaluations == len(
         [span for span in planned.candidates.values() if isinstance(span, float)]

@@ -52,7 +52,7 @@ def parity(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("parity")
     count = request.param
     status, said = command(
-        "rrfp_jax.train.launch", "-n", count, SCRIPTS / "parity_ranks.py", folder, folder=folder
+        "rrfp_jax.train.launch", "-n", count, SCRIPTS / "parity_ranks.py", folder, folder=folder, limit=400.0
     )
     assert status == 0, said
     return [json.loads((folder / f"parity-{rank}.json").read_text()) for rank in range(count)]
