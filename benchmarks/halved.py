@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
+from rrfp_jax.runtime.autodiff.differentiate import Differentiated
+from rrfp_jax.runtime.autodiff.traced import SCALE, Program
 from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes
-from rrfp_jax.runtime.differentiate import Differentiated
-from rrfp_jax.runtime.traced import SCALE, Program
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from benchmarks import language
 from benchmarks.halved import Halved, dot_flops
 from benchmarks.harness import Aim, finish, parse
 from models.gpt import GPTConfig
-from rrfp_jax.runtime.differentiate import differentiate
+from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import IDS
 

@@ -8,9 +8,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
 from benchmarks.halved import Halved
-from rrfp_jax.runtime.differentiate import differentiate
-from rrfp_jax.runtime.inline import BARRIER, inline
-from rrfp_jax.runtime.traced import REPEATABLE
+from rrfp_jax.runtime.autodiff.differentiate import differentiate
+from rrfp_jax.runtime.autodiff.inline import BARRIER, inline
+from rrfp_jax.runtime.autodiff.traced import REPEATABLE
 
 ROWS, WIDTH, DEPTH = 4, 8, 3
 

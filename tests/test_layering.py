@@ -173,3 +173,10 @@ def test_the_public_api_is_small_and_there():
 )
 def test_the_rules_can_fail(rule, source):
     assert rule(ast.parse(source))
+
+
+@pytest.mark.parametrize("path", sources("rrfp_jax/runtime/autodiff"))
+def test_autodiff_knows_nothing_of_the_runtime_around_it(path):
+    known = ("autodiff", "_jax", "compiling")
+    allowed = ["rrfp_jax.errors", *(f"rrfp_jax.runtime.{name}" for name in known)]
+    assert [name for name in imported(parse(path)) if under(name, OWN) and not under(name, allowed)] == []

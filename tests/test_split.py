@@ -14,9 +14,9 @@ from benchmarks.halved import dot_flops
 from benchmarks.split_backward import piece, weight_share
 from models.gpt import GPTConfig
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.inline import BARRIER, inline
+from rrfp_jax.runtime.autodiff.inline import BARRIER, inline
+from rrfp_jax.runtime.autodiff.remat import rematerialised
 from rrfp_jax.runtime.layers import MicrobatchView
-from rrfp_jax.runtime.remat import rematerialised
 from tests.stages import DEPTH, ROWS, UNARY, WIDTH, dense, from_recipe, halved, norm, outputs_equal, tallies
 
 SMALL = {"d_model": 32, "n_heads": 2, "d_ff": 64, "n_layers": 2, "vocab_size": 32}
@@ -194,5 +194,7 @@ def test_an_unknown_policy_is_refused():
 
 def test_tracing_the_halves_waits_until_they_are_asked_for(monkeypatch):
     stage, shapes = from_recipe([("dense", 0, 0, False)], loss=False)
-    monkeypatch.setattr("rrfp_jax.runtime.differentiate.split", lambda *args: pytest.fail("split at once"))
+    monkeypatch.setattr(
+        "rrfp_jax.runtime.autodiff.differentiate.split", lambda *args: pytest.fail("split at once")
+    )
     halved(stage, shapes, CARRY)

@@ -13,6 +13,7 @@ from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import Part, StepTrace
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.autodiff.remat import check_remat
 from rrfp_jax.runtime.budget import Setting
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.driver import Driver
@@ -22,7 +23,6 @@ from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.library import Bucket, Library, StagePrograms, compile_pool, phase_of, specs_of
 from rrfp_jax.runtime.memory import Memory
 from rrfp_jax.runtime.pipeline import IDS, Pipeline, split_evenly
-from rrfp_jax.runtime.remat import check_remat
 from rrfp_jax.runtime.roles import LeafRoles
 from rrfp_jax.runtime.stage import ModelStep, Stage
 from rrfp_jax.runtime.sums import Sums, add_up
@@ -42,7 +42,7 @@ class Engine:
         layout: where the stages are; this engine has those of its process.
         placement: which stage has which pieces of the model.
         split: layers per piece, in the model's order; None for an even split.
-        remat: what backwards compute again; see `remat.py`.
+        remat: what backwards compute again; see `autodiff/remat.py`.
         optimizer: None if the model is never updated.
         seed: of initial values and random keys, 0 <= seed < 2**32.
         init: initial values from elsewhere, per leaf.

@@ -16,11 +16,11 @@ import numpy as np
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Kind
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.autodiff.remat import NONE
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.programs import PiecePrograms
-from rrfp_jax.runtime.remat import NONE
 from rrfp_jax.runtime.roles import Roles
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -39,7 +39,7 @@ class Library:
         pipe: the model.
         chunks: by stage of this process, the layers of each of its chunks.
         devices: by stage of this process.
-        remat: what backwards compute again; see `remat.py`.
+        remat: what backwards compute again; see `autodiff/remat.py`.
 
     Attributes:
         compile_seconds: by stage of this process, spent so far.

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rrfp_jax.runtime.autodiff.remat import NONE
+from rrfp_jax.runtime.autodiff.traced import Specs
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline, run_layers
 from rrfp_jax.runtime.pipeline import Specs as Fields
-from rrfp_jax.runtime.remat import NONE
-from rrfp_jax.runtime.traced import Specs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class PieceShape:
 
     Attributes:
         shapes: of all layers of the model.
-        remat: what the layers' backwards compute again; see `remat.py`.
+        remat: what the layers' backwards compute again; see `autodiff/remat.py`.
         trainable: which of the piece's parameters have a gradient; None for all.
         input_gradient: whether anything before the piece is trained.
     """

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.autodiff.remat import NONE, rematerialised
 from rrfp_jax.runtime.layers import Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
-from rrfp_jax.runtime.remat import NONE, rematerialised
 
 LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
 Specs: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]

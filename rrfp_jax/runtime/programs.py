@@ -16,10 +16,10 @@ import jax
 
 from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
+from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
+from rrfp_jax.runtime.autodiff.traced import SCALE, Program, reduce
 from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes, temporary_bytes
-from rrfp_jax.runtime.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.piece import PieceShape
-from rrfp_jax.runtime.traced import SCALE, Program, reduce
 
 
 @dataclass(frozen=True, kw_only=True)

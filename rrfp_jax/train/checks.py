@@ -18,8 +18,8 @@ from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.autodiff.dataflow import output_dependence
 from rrfp_jax.runtime.compiling import nbytes
-from rrfp_jax.runtime.dataflow import output_dependence
 from rrfp_jax.runtime.engine import Engine
 from rrfp_jax.runtime.layers import Loss, MicrobatchView, Params
 from rrfp_jax.runtime.paths import leaf_path

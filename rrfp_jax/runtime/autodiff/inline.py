@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
-from rrfp_jax.runtime.traced import spec_of
+from rrfp_jax.runtime.autodiff.traced import spec_of
 
 BARRIER = "optimization_barrier"
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
-from rrfp_jax.runtime.dataflow import dependence
-from rrfp_jax.runtime.traced import CHEAP, quiet, reduce, with_given
+from rrfp_jax.runtime.autodiff.dataflow import dependence
+from rrfp_jax.runtime.autodiff.traced import CHEAP, quiet, reduce, with_given
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 
 from jax.extend.core import ClosedJaxpr
 
+from rrfp_jax.runtime.autodiff.halves import Source, Where
+from rrfp_jax.runtime.autodiff.partition import halve
+from rrfp_jax.runtime.autodiff.traced import Program, reduce
 from rrfp_jax.runtime.compiling import nbytes
-from rrfp_jax.runtime.halves import Source, Where
-from rrfp_jax.runtime.partition import halve
-from rrfp_jax.runtime.traced import Program, reduce
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from rrfp_jax.runtime.hoist import hoist, prepared_too
-from rrfp_jax.runtime.residuals import plan_residuals
-from rrfp_jax.runtime.splitbackward import Split, split
-from rrfp_jax.runtime.traced import (
+from rrfp_jax.runtime.autodiff.hoist import hoist, prepared_too
+from rrfp_jax.runtime.autodiff.residuals import plan_residuals
+from rrfp_jax.runtime.autodiff.splitbackward import Split, split
+from rrfp_jax.runtime.autodiff.traced import (
     SCALE,
     Program,
     Specs,

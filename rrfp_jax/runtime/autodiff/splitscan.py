@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from rrfp_jax.runtime._jax import live_part, scan_counts, scan_like
+from rrfp_jax.runtime.autodiff.halves import Halves, Source, Where
 from rrfp_jax.runtime.compiling import nbytes
-from rrfp_jax.runtime.halves import Halves, Source, Where
 
 Halve: TypeAlias = Callable[[ClosedJaxpr, Sequence[bool], Sequence[Source]], Halves]
 Pairs: TypeAlias = Sequence[tuple[Var, Any]]

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
-from rrfp_jax.runtime.inline import BARRIER, inline, without_barriers
-from rrfp_jax.runtime.traced import REPEATABLE, Program, Specs, quiet, reduce, with_given
+from rrfp_jax.runtime.autodiff.inline import BARRIER, inline, without_barriers
+from rrfp_jax.runtime.autodiff.traced import REPEATABLE, Program, Specs, quiet, reduce, with_given
 
 
 def hoist(backward: Program, fixed: int) -> tuple[Program, Program | None]:
