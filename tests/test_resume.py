@@ -106,3 +106,11 @@ def test_another_run_is_refused(saved, other, said):
 def test_saving_before_the_first_step_is_refused(tmp_path):
     with pytest.raises(rrfp.UsageError, match="before the first step"):
         trainer(1).save(tmp_path)
+
+
+def test_other_data_is_said(saved, capsys):
+    same, other = trainer(1), trainer(1, data=lambda step: toy.microbatches(3, seed=step))
+    same.restore(saved[0])
+    assert "other data" not in capsys.readouterr().out
+    other.restore(saved[0])
+    assert f"the data of step {STEPS - 1} is not what it was" in capsys.readouterr().out

@@ -125,9 +125,10 @@ class Stepper:
             plan_hash=self.last_plan,
         )
 
-    def go_on_from(self, run: RunState, standing: Standing) -> None:
-        """Continue as if the steps up to a checkpoint had been made here."""
+    def go_on_from(self, run: RunState, standing: Standing, data: Data) -> bool:
+        """Continue as if the steps up to a checkpoint had been made here; whether the last had this data."""
         self.steps_done, self.last_plan, self.standing = run.step, run.plan_hash, standing
+        return not run.plan_hash or plan_hash(plan_step(data, run.step - 1)) == run.plan_hash
 
     def _update(self, norm: float, unit: float) -> None:
         """Apply the gradient, whose norm is known; the sums over `unit` are the gradient."""

@@ -339,11 +339,14 @@ class Trainer:
             UsageError: it is of another model, optimizer or seed, or there is none of that step.
             TrainingError: there are only damaged ones.
         """
-        self._start(self._own_data("restore"))
+        data = self._own_data("restore")
+        self._start(data)
         found = self._saves.restore(Path(folder), step)
         if found is None:
             return False
-        self._stepper.go_on_from(*found)
+        same = self._stepper.go_on_from(*found, data)
+        if not same and self._world.rank == 0:
+            print(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
         return True
 
     # Inside.
