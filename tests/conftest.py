@@ -1,10 +1,13 @@
 """Four virtual CPU devices for every test, compiled programs kept between tests and runs, shared fixtures."""
 
+import signal
 from pathlib import Path
 
 import jax
 import pytest
 
+# Shells start background jobs with Ctrl-C ignored, which what tests start would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 # Most of a test's time is XLA compiling programs that another test has compiled before.
