@@ -30,7 +30,8 @@ def check(cell, outcome):
         (Cell(2, "kill", "step"), "was killed by SIGKILL"),
         (Cell(1, "raise", "step"), "raised ValueError: failing in step"),
         (Cell(3, "freeze", "step"), "was frozen (stopped)"),
-        (Cell(1, "cut", "compile"), "was cut off"),
+        # Its watchdog and a thread of JAX hear of it at the same moment; mostly, not always, ours is first.
+        (Cell(1, "cut", "compile"), ("was cut off", "aborted (SIGABRT)")),
         (Cell(0, "kill", "validation"), "was killed by SIGKILL"),
     ],
     ids=str,
@@ -38,7 +39,8 @@ def check(cell, outcome):
 def test_with_the_launcher(cell, how, tmp_path):
     outcome = run_launched(cell, BRISK_SILENCE, tmp_path)
     check(cell, outcome)
-    assert outcome.sentences[0].startswith(f"rrfp-launch: rank {cell.rank} (stage {cell.rank}) {how}")
+    who = f"rrfp-launch: rank {cell.rank} (stage {cell.rank}) "
+    assert outcome.sentences[0].startswith(who) and outcome.sentences[0].removeprefix(who).startswith(how)
     beside = [line for line in outcome.text.splitlines() if line.startswith("  rank ")]
     # Whoever was computing, and not waiting, says instead whom it lost.
     told = [": waited for " in line or f"rank {cell.rank} " in line for line in beside]
