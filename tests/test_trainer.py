@@ -1,5 +1,6 @@
 """The Trainer as an object that is used, misused and used again."""
 
+import dataclasses
 import threading
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.runtime import programs, update
+from rrfp_jax.runtime.pipeline import REPORTED
 from rrfp_jax.runtime.stage import ModelStep
 from tests import toy
 
@@ -232,6 +234,12 @@ def test_a_fixed_order_that_lacks_a_task_is_refused_at_once():
 
     with pytest.raises(rrfp.UsageError, match="schedule Lossy, stage 0: B4 is missing"):
         toy.trainer(2, schedule=Lossy())
+
+
+def test_no_metric_can_take_the_place_of_a_reports_own_figures():
+    report = toy.trainer(1).step(toy.microbatches(1))
+    limited = dataclasses.replace(report, budget_bytes=[1])
+    assert set(limited.as_dict()) - set(report.metrics) <= REPORTED
 
 
 def test_the_schedule_may_change_between_steps_to_one_that_splits():

@@ -25,7 +25,7 @@ REPORTED = frozenset(
     [
         *("step", "total", "loss", "weight", "bubble", "validation_loss"),
         *("gradient_norm", "parameter_norm", "loss_scale", "applied", "skipped"),
-        *("tokens_per_second", "step_seconds", "wall_seconds"),
+        *("tokens_per_second", "step_seconds", "wall_seconds", "peak_bytes", "budget_bytes", "plan"),
     ]
 )
 """Names that a report has for its own figures, so that no metric may have them."""

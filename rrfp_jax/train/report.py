@@ -95,6 +95,7 @@ class Report:
             "applied": self.applied,
             "skipped": self.skipped,
             "peak_bytes": list(self.peak_bytes),
+            "plan": self.plan,
             **({} if set(self.budget_bytes) == {None} else {"budget_bytes": list(self.budget_bytes)}),
             **self.metrics,
         }

@@ -102,7 +102,7 @@ def _steps(
                 found = trainer.evaluate(validation)
         finally:  # a step's line is written even if its validation is broken off
             validated = {"validation_loss": found.loss} if found else {}
-            files.add({**report.as_dict(), "plan": report.plan, **validated})
+            files.add(report.as_dict() | validated)
         display.show(report, found)
         saver.after_step(report, ends=last or stops)
         if stops:
