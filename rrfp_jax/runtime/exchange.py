@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter
 
 import jax
@@ -11,7 +11,7 @@ from rrfp_jax.core.tasks import WEIGHT, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.bell import EventBell
 from rrfp_jax.runtime.interrupts import interrupts_held
-from rrfp_jax.runtime.transport import Key, Transport
+from rrfp_jax.runtime.transport import Arrival, Key, Transport
 from rrfp_jax.runtime.world import LONGEST_SLEEP_SECONDS, World
 
 
@@ -39,41 +39,66 @@ def exchange(
         TrainingError: a transfer failed, or nothing came for so long.
     """
     round = world.next_round()
-    arrived: dict[tuple[int, int], jax.Array] = {}
-    progress = perf_counter()
-
-    def waiting() -> list[str]:
-        stages = sorted({stage for stage, number in expected if (stage, number) not in arrived})
-        to = ", ".join(f"stage {stage}" for stage in stages)
-        return [f"{what} to {to}, since {perf_counter() - progress:.1f} s"]
-
-    bell = world.mailbox or EventBell()
-    world.waiting = waiting
+    pending = _Pending(what, expected)
+    world.waiting = pending.described
     with interrupts_held() as interrupted:
         try:
             transport.begin(round, devices)
-            for (stage, number), array in sends.items():
-                key = Key(round, stage, Task(WEIGHT, 0, number))
-                transport.offer(key, [array])
+            keys = {place: Key(round, place[0], Task(WEIGHT, 0, place[1])) for place in sends}
+            for place, array in sends.items():
+                transport.offer(keys[place], [array])
+            for place, array in sends.items():
                 array.block_until_ready()
-                transport.produced(key, perf_counter())
-            while len(arrived) < len(expected):
+                transport.produced(keys[place], perf_counter())
+            while pending.missing():
                 if interrupted():
                     raise KeyboardInterrupt
-                for (_, stage, task), (array,), _ in transport.poll():
-                    arrived[stage, task.microbatch] = array
-                    progress = perf_counter()
-                if len(arrived) < len(expected):
-                    left = progress + stall_seconds - perf_counter()
-                    if left <= 0:
-                        me = world.describe(world.rank)
-                        raise TrainingError(f"{me} gives up waiting for {waiting()[0]}")
-                    patience = transport.patience()
-                    bell.sleep(min(LONGEST_SLEEP_SECONDS if patience is None else patience, left))
+                pending.add(transport.poll())
+                if pending.missing():
+                    _sleep(pending, world, transport, stall_seconds)
         except BaseException:
             transport.reset()
             raise
     world.waiting = tuple
     # A process that went on at once could end, and with it what others are still pulling from it.
     world.gather(f"{what} to have arrived", None, stall_seconds)
-    return arrived
+    return pending.arrived
+
+
+class _Pending:
+    """What has arrived of an exchange, what has not, and since when nothing has."""
+
+    def __init__(self, what: str, expected: Collection[tuple[int, int]]) -> None:
+        self._what, self._expected = what, expected
+        self.arrived: dict[tuple[int, int], jax.Array] = {}
+        self.progress = perf_counter()
+
+    def add(self, arrivals: Sequence[Arrival]) -> None:
+        """File what has come."""
+        for (_, stage, task), (array,), _ in arrivals:
+            self.arrived[stage, task.microbatch] = array
+            self.progress = perf_counter()
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Stages and numbers of what has not come."""
+        return [place for place in self._expected if place not in self.arrived]
+
+    def described(self) -> list[str]:
+        """The same for messages."""
+        to = ", ".join(f"stage {stage}" for stage in sorted({stage for stage, _ in self.missing()}))
+        return [f"{self._what} to {to}, since {perf_counter() - self.progress:.1f} s"]
+
+
+def _sleep(pending: _Pending, world: World, transport: Transport, stall_seconds: float) -> None:
+    """Until something may have come.
+
+    Raises:
+        TrainingError: nothing has for `stall_seconds`.
+    """
+    left = pending.progress + stall_seconds - perf_counter()
+    if left <= 0:
+        me = world.describe(world.rank)
+        raise TrainingError(f"{me} gives up waiting for {pending.described()[0]}")
+    patience = transport.patience()
+    bell = world.mailbox or EventBell()
+    bell.sleep(min(LONGEST_SLEEP_SECONDS if patience is None else patience, left))
