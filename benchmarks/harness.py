@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
-SIMULATED = Path(__file__).parent.parent / "docs" / "simulated.md"
+REPOSITORY = Path(__file__).parent.parent
+
+SIMULATED = REPOSITORY / "docs" / "simulated.md"
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,27 @@ def machine() -> dict[str, Any]:
         "driver": _driver(),
         "cores": os.cpu_count(),
     }
+
+
+def output_of(command: Sequence[str], seconds: float, env: Mapping[str, str] | None = None) -> str:
+    """What a command prints, run from the repository to its end.
+
+    Raises:
+        RuntimeError: it failed; with what it said.
+        subprocess.TimeoutExpired: it took longer than so many seconds.
+    """
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout
 
 
 def _driver() -> str | None:

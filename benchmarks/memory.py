@@ -15,7 +15,6 @@ import argparse
 import gc
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ import numpy as np
 import optax
 
 import rrfp_jax as rrfp
-from benchmarks.harness import Aim, finish, parse
+from benchmarks.harness import Aim, finish, output_of, parse
 from models import gpt
 from rrfp_jax.core.events import Event, Instruction, Room
 from rrfp_jax.core.orders import FixedOrder
@@ -278,17 +277,7 @@ def measure_resident(split: bool, remat: bool) -> dict[str, Any]:
 def in_process_of_its_own(split: bool, remat: bool) -> dict[str, Any]:
     """`measure_resident` in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.memory", f"--resident={int(split)}{int(remat)}"]
-    done = subprocess.run(
-        command,
-        env=os.environ | RETURNED,
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(output_of(command, RUN_SECONDS, RETURNED).splitlines()[-1])
     return found
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness import output_of
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.costs import WorkloadCosts
 from rrfp_jax.core.rules import StepRules
@@ -24,7 +23,6 @@ from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.train.tracefile import read_trace
 
-REPOSITORY = Path(__file__).parent.parent
 STEPS = 4
 RUN_SECONDS = 300.0
 
@@ -80,17 +78,7 @@ class PacedCase:
                 *(sys.executable, "-m", "launch.local", "--config=configs/quickstart.py"),
                 *(f"--config.{flag}={value}" for flag, value in flags.items()),
             ]
-            done = subprocess.run(
-                command,
-                cwd=REPOSITORY,
-                env=os.environ,
-                capture_output=True,
-                text=True,
-                timeout=RUN_SECONDS,
-                check=False,
-            )
-            if done.returncode:
-                raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+            output_of(command, RUN_SECONDS)
             lines = (folder / "quickstart" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             (traced,) = read_trace(folder / "quickstart" / "trace.json").values()
         return [json.loads(line)["step_seconds"] for line in lines], hop_of(traced, self.workload)

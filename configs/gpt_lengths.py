@@ -13,7 +13,7 @@ from typing import Any
 import optax
 
 import rrfp_jax as rrfp
-from configs.quickstart import is_matrix, loss
+from configs.quickstart import is_matrix, pipeline
 from models import gpt
 
 
@@ -34,13 +34,8 @@ class Lengths(rrfp.RunConfig):
     learning_rate: float = 3e-3
 
     def pipeline(self) -> rrfp.Pipeline:
-        """Embedding, blocks, head; the loss counts real bytes."""
-        layers = [
-            rrfp.layer(gpt.Embed, self.model),
-            rrfp.layer(gpt.Block, self.model, repeat=self.model.n_layers),
-            rrfp.layer(gpt.Head, self.model),
-        ]
-        return rrfp.Pipeline(layers, loss)
+        """The quickstart's; its loss counts real bytes."""
+        return pipeline(self.model)
 
     def optimizer(self) -> optax.GradientTransformation:
         """AdamW with a warm-up of 10 steps; matrices lose weight."""

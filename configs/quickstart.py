@@ -32,13 +32,8 @@ class Quickstart(rrfp.RunConfig):
             )
 
     def pipeline(self) -> rrfp.Pipeline:
-        """Embedding, blocks, head; the loss counts unmasked bytes."""
-        layers = [
-            rrfp.layer(gpt.Embed, self.model),
-            rrfp.layer(gpt.Block, self.model, repeat=self.model.n_layers),
-            rrfp.layer(gpt.Head, self.model),
-        ]
-        return rrfp.Pipeline(layers, loss)
+        """The GPT; its loss counts unmasked bytes."""
+        return pipeline(self.model)
 
     def optimizer(self) -> optax.GradientTransformation:
         """AdamW: warm up for 10 steps, decay linearly over the last 60 %; matrices lose weight."""
@@ -70,6 +65,16 @@ class Quickstart(rrfp.RunConfig):
             split=split,
             seed=self.seed,
         )
+
+
+def pipeline(model: gpt.GPTConfig) -> rrfp.Pipeline:
+    """Embedding, blocks, head."""
+    layers = [
+        rrfp.layer(gpt.Embed, model),
+        rrfp.layer(gpt.Block, model, repeat=model.n_layers),
+        rrfp.layer(gpt.Head, model),
+    ]
+    return rrfp.Pipeline(layers, loss)
 
 
 def loss(logits: jax.Array, mb: Any) -> rrfp.Loss:

@@ -51,21 +51,16 @@ class Meter:
 
 
 def _inputs(chunk: Footprint) -> dict[Kind, int]:
-    return {
-        FORWARD: chunk.activation_in_bytes,
-        BACKWARD: chunk.gradient_in_bytes,
-        INPUT: chunk.gradient_in_bytes,
-        WEIGHT: 0,
-    }
+    return _by_kind(chunk.activation_in_bytes, chunk.gradient_in_bytes)
 
 
 def _outputs(chunk: Footprint) -> dict[Kind, int]:
-    return {
-        FORWARD: chunk.activation_out_bytes,
-        BACKWARD: chunk.gradient_out_bytes,
-        INPUT: chunk.gradient_out_bytes,
-        WEIGHT: 0,
-    }
+    return _by_kind(chunk.activation_out_bytes, chunk.gradient_out_bytes)
+
+
+def _by_kind(activation: int, gradient: int) -> dict[Kind, int]:
+    """Bytes of the message of a task of each kind."""
+    return {FORWARD: activation, BACKWARD: gradient, INPUT: gradient, WEIGHT: 0}
 
 
 def _changes(chunk: Footprint) -> dict[Kind, tuple[int, int]]:

@@ -224,9 +224,8 @@ def _following(equations: Sequence[JaxprEqn], cotangents: Sequence[Var]) -> set[
 
 def _free(equations: Sequence[JaxprEqn], free: Sequence[Var]) -> set[Var]:
     """The values that can be computed cheaply from what costs nothing to hold."""
-    known = set(free)
+    known, cheap = set(free), REPEATABLE | {BARRIER}
     for equation in equations:
-        cheap = equation.primitive.name in REPEATABLE | {BARRIER}
-        if cheap and all(v in known for v in equation.invars if _is_var(v)):
+        if equation.primitive.name in cheap and all(v in known for v in equation.invars if _is_var(v)):
             known.update(equation.outvars)
     return known
