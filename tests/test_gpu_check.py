@@ -8,34 +8,18 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-import rrfp_jax as rrfp
 from benchmarks import gpu_check
 from benchmarks.gpu import (
-    block,
-    configurations,
-    costs,
-    onestage,
-    parity,
-    room,
     run_part,
     supervise,
-    throughput,
-    transformer,
 )
 from benchmarks.gpu.findings import Findings, Unavailable
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.harness import Aim
-from models import gpt
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
-from rrfp_jax.core.trace import Part as TracePart
-from rrfp_jax.core.trace import StepTrace, TaskRecord
 from rrfp_jax.train.gpus import MEMORY, OLD_MEMORY
 
 REPOSITORY = Path(__file__).parent.parent
@@ -338,122 +322,3 @@ class TestFindings:
         found.too_late("the last row")
         found.conclude()
         assert self.verdict(tmp_path) == "ran out of time: not measured: the last row"
-
-
-class TestJudgement:
-    def test_parity_notices_a_wrong_gradient(self, monkeypatch):
-        right = {"0": {"w": np.float32([1.0, -2.0])}, "1": {"w": np.float32([4.0])}}
-        wrong = {"0": {"w": np.float32([1.0, -2.002])}, "1": {"w": np.float32([4.0])}}
-        runs = [("bf", 3.0, right), ("1f1b", 3.0, right)]
-        case = SimpleNamespace(trainer=SimpleNamespace(params=right), pipe=None, data=[])
-        case.gradients = lambda: runs
-        monkeypatch.setattr(parity, "unpipelined_value_and_grad", lambda *_: (3.0, right))
-        monkeypatch.setattr(parity.Case, "of", lambda *_: case)
-        figures = {}
-        assert parity.check("float32", True, figures) == {"bf and 1f1b (run 1)": []}
-        assert figures["schedules"]["bf"]["leaf_error"] == 0
-        runs[1] = ("1f1b", 3.0, wrong)
-        assert parity.check("bfloat16", True, {}) == {"bf and 1f1b (run 1)": ["['0']['w']"]}
-        with pytest.raises(RuntimeError, match=r"1f1b: 0\.w is off by 1\.0e-03, limit 0\.0001"):
-            parity.check("float32", True, figures)
-        assert figures["schedules"]["1f1b"]["leaf"] == "0.w"  # kept, although it failed
-        wrong["1"]["w"][0] = np.nan
-        with pytest.raises(RuntimeError, match=r"1f1b: 1\.w is off by inf"):
-            parity.check("float32", True, {})
-
-    def test_gaps(self):
-        def record(stage, kind, start, end):
-            return TaskRecord(stage, Task(kind, 0, 0), 0, start, start, start, end)
-
-        records = [
-            record(0, FORWARD, 1.0, 2.0),
-            record(1, FORWARD, 2.5, 3.0),
-            record(1, BACKWARD, 3.00001, 5.0),
-        ]
-        found = throughput.gaps([StepTrace(0, 2, [TracePart.of(records)])])
-        assert found["idle_percent_of_step"] == pytest.approx(100 * 0.50001 / 4, abs=1e-3)
-        assert found["long_gaps_per_step"] == 1 and found["longest_gap_us"] == 5e5
-
-    def test_the_smallest_lead_as_good_as_the_best(self):
-        assert room.smallest_as_good_as_best({0.0: 1.2, 1e-3: 1.009, 2e-3: 1.0, 1.0: 1.0}) == 1e-3
-
-    def test_the_shortest_task_without_loss(self):
-        rows = [
-            {"task_us": us, "over_plain_loop": {"1 ms": r}}
-            for us, r in ((9, 1.0), (20, 1.2), (50, 1.01), (90, 1))
-        ]
-        assert room.shortest_without_loss(rows, "1 ms") == 50
-        assert room.shortest_without_loss(rows[:2], "1 ms") is None
-
-    def test_operations_are_those_of_the_compiled_block(self):
-        model = gpt.GPTConfig(d_model=64, n_heads=4, d_ff=128, n_layers=1)
-        layer = rrfp.layer(gpt.Block, model)
-        stage = onestage.OneStage.compile(layer, jax.ShapeDtypeStruct((1, 256, 64), jnp.float32))
-        flops = stage.programs.legs[FORWARD].program.cost_analysis()["flops"]
-        assert block.forward_operations(model, 256) == pytest.approx(flops, rel=0.15)
-
-    def test_bytes_held_are_those_predicted(self, monkeypatch):
-        """By JAX's live arrays, since a CPU does not count."""
-        peak = 0
-
-        def live(what):
-            nonlocal peak
-            now = sum(array.nbytes for array in jax.live_arrays())
-            peak = max(peak, now)
-            return now if what == "bytes_in_use" else peak
-
-        def mlp(params, x, mb):
-            return x + jnp.tanh(x @ params["up"]) @ params["down"]
-
-        def init(key):
-            return {"up": jnp.zeros((64, 128)), "down": jnp.zeros((128, 64))}
-
-        monkeypatch.setattr(block, "allocated", live)
-        carry = jax.ShapeDtypeStruct((1, 32, 64), jnp.float32)
-        stage = onestage.OneStage.compile(rrfp.layer(mlp, init=init), carry)
-        found = block.memory(stage, stage.begin())
-        assert found["allocated"]["held"] == found["predicted"]["held"] >= 32 * (64 + 128) * 4
-        assert found["predicted"]["peak"] > found["predicted"]["held"]
-
-
-PUBLISHED = {  # parameters of all layers: of the whole model, less embeddings where they count
-    "GPT3-Large": 760e6 - (50257 + 2048) * 1536,
-    "Qwen3-1.7B": 1.72e9 - 151936 * 2048,
-    "Qwen3-4B": 4.02e9 - 151936 * 2560,
-    "LLaMA3-8B": 8.03e9 - 2 * 128256 * 4096,
-    "ViT-H/14": 632e6,
-    "ViT-g/14": 1011e6,
-    "ViT-bigG/14": 1843e6,
-    "InternViT-6B": 5.54e9,
-    "ViT-22B/14": 21.7e9,
-}
-
-
-ALL = [*configurations.DECODERS, *configurations.ENCODERS]
-TINY = [configurations.TINY_DECODER, configurations.TINY_ENCODER]
-
-
-class TestLayers:
-    @pytest.mark.parametrize("sizes", ALL, ids=lambda sizes: sizes.model)
-    def test_sizes_add_up_to_the_published_model(self, sizes):
-        total = sizes.layers * sum(math.prod(shape) for shape in transformer._shapes(sizes).values())
-        assert total == pytest.approx(PUBLISHED[sizes.model], rel=0.01)
-        assert sizes.heads % sizes.kv_heads == 0 and sizes.source
-
-    @pytest.mark.parametrize("sizes", TINY, ids=lambda sizes: sizes.model)
-    def test_only_decoders_are_causal(self, sizes):
-        apply = jax.jit(transformer.layer(sizes, "xla").make_apply())
-        random = np.random.default_rng(0)
-        shapes = transformer._shapes(sizes).items()
-        params = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes}
-        x = random.normal(size=(1, 6, sizes.width)).astype(np.float32)
-        changed = x.copy()
-        changed[0, 4] += 1
-        before, after = (np.asarray(apply(params, value, None)) for value in (x, changed))
-        assert before.shape == x.shape and not np.array_equal(before[0, 5], after[0, 5])
-        assert np.array_equal(before[0, :4], after[0, :4]) == sizes.causal
-
-    def test_rows_of_decoders_keep_to_the_models_context(self):
-        row = costs.Row.decoder(configurations.GPT3_LARGE, 8192)
-        assert (row.count, row.length) == (4, 2048)
-        assert costs.Row.decoder(configurations.LLAMA3_8B, 8192).count == 1

@@ -25,6 +25,7 @@ from rrfp_jax.runtime.world import World
 from tests import dying_peer, toy
 from tests import transport_conformance as conformance
 from tests.ordered_link import Link, OrderedTransport, OrderError
+from tests.transport_ends import Ends
 
 ROOT = Path(__file__).parent.parent
 LIMIT_SECONDS = 60.0
@@ -43,7 +44,7 @@ HERE = {
 def test_in_one_process(name, scenario):
     make, devices = HERE[name]
     stages = {stage: jax.devices()[index] for stage, index in enumerate(devices)}
-    scenario(conformance.Ends(make(), stages, [0] * len(stages)))
+    scenario(Ends(make(), stages, [0] * len(stages)))
 
 
 @contextmanager
@@ -84,7 +85,7 @@ def between(tmp_path_factory):
     """All scenarios between two processes, which are started once; errors by transport and scenario."""
     with reserved_port() as port:
         place = {"RRFP_COORDINATOR": f"127.0.0.1:{port}", "RRFP_PROCESSES": "2", "RRFP_BIND": "127.0.0.1"}
-        ranks = [("tests.transport_conformance", place | {"RRFP_RANK": str(rank)}) for rank in range(2)]
+        ranks = [("tests.transport_process", place | {"RRFP_RANK": str(rank)}) for rank in range(2)]
         statuses, said, logs = run(ranks, tmp_path_factory.mktemp("between"))
     found = [{(line["transport"], line["scenario"]): line["error"] for line in lines} for lines in said]
     return statuses, found, logs
@@ -158,7 +159,7 @@ def test_a_process_that_is_ready_first_may_send_at_once(two_worlds):
     other.start()
     transport = SocketTransport(slow, [0, 1])
     transport.begin(7, {0: jax.devices()[0]})
-    ends = conformance.Ends(transport, {0: jax.devices()[0]}, [0, 1], slow)
+    ends = Ends(transport, {0: jax.devices()[0]}, [0, 1], slow)
     ends.round = 7
     ends.until(lambda: key in ends.arrived)
     assert ends.arrived[key].arrays[0].tolist() == [0, 1, 2]
@@ -180,7 +181,7 @@ class TestOrderedLink:
 
     def test_data_comes_in_the_order_of_production(self):
         devices = dict(enumerate(jax.devices()[:2]))
-        ends = conformance.Ends(OrderedTransport(), devices, [0, 0])
+        ends = Ends(OrderedTransport(), devices, [0, 0])
         ends.begin()
         for n in range(3):
             ends.offer(n, conformance.numbers(n))
@@ -211,7 +212,7 @@ class TestOrderedLink:
                 super()._receive(link, key)
 
         devices = dict(enumerate(jax.devices()[:2]))
-        ends = conformance.Ends(Reordering(), devices, [0, 0])
+        ends = Ends(Reordering(), devices, [0, 0])
         ends.begin()
         for n in range(5):
             ends.offer(n, conformance.numbers(n))

@@ -1,15 +1,11 @@
 """What every transport must do, written once against the protocol.
 
 A scenario is a function of `Ends`: every process of the transport runs it, and what a process does not own
-it skips. So the same lines test a transport inside one process and one between several. As a program, this
-module is one process of several: it runs all scenarios and prints a JSON line for each.
+it skips. So the same lines test a transport inside one process and one between several.
 """
 
 import gc
-import json
-import sys
 import time
-import traceback
 from functools import partial
 
 import jax
@@ -18,10 +14,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 
-from rrfp_jax.core.tasks import Placement
-from rrfp_jax.runtime.join import join
-from rrfp_jax.runtime.topology import Layout
-from tests.transport_ends import KIB, MIB, Ends
+from tests.transport_ends import KIB, MIB
 
 OWNERS = {"SocketTransport": [0, 1], "RoutedTransport": [0, 0, 1]}
 """What is tested between two processes: the rank of each stage. The router is on rank 0, which has two."""
@@ -369,35 +362,3 @@ BETWEEN = {
     "RoutedTransport": [*[scenario for scenario in ANYWHERE if scenario not in LONG], a_later_round, reset],
 }
 """`reset` is the last, because what the sender holds then is never pulled."""
-
-
-def ends_of(name, world):
-    """This process's ends of a transport, made as for a run."""
-    owners = OWNERS[name]
-    own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
-    devices = dict(zip(own, jax.local_devices(), strict=False))
-    transport = Layout(world, owners, devices).transport(Placement(len(owners)))
-    assert world.rank or type(transport).__name__ == name
-    return Ends(transport, devices, owners, world)
-
-
-def main():
-    """One process of several: run all scenarios, print a line for each."""
-    jax.config.update("jax_num_cpu_devices", 2)
-    world = join()
-    made = {name: ends_of(name, world) for name in OWNERS}  # together, as two trainers have theirs
-    for name, ends in made.items():
-        for scenario in BETWEEN[name]:
-            began, error = time.perf_counter(), None
-            try:
-                scenario(ends)
-            except Exception:
-                error = traceback.format_exc()
-            line = {"transport": name, "scenario": scenario.__name__, "error": error}
-            print(json.dumps(line | {"seconds": time.perf_counter() - began}), flush=True)
-            if error:  # the other process waits: it will hear of it
-                sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

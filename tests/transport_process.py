@@ -1,0 +1,48 @@
+"""One process of several that test the transports between them: a JSON line for each scenario."""
+
+import json
+import sys
+import time
+import traceback
+
+import jax
+
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.runtime.join import join
+from rrfp_jax.runtime.topology import Layout
+from tests import transport_conformance as conformance
+from tests.transport_ends import Ends
+
+
+def ends_of(name, world):
+    """This process's ends of a transport, made as for a run."""
+    owners = conformance.OWNERS[name]
+    own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
+    devices = dict(zip(own, jax.local_devices(), strict=False))
+    transport = Layout(world, owners, devices).transport(Placement(len(owners)))
+    assert world.rank or type(transport).__name__ == name
+    return Ends(transport, devices, owners, world)
+
+
+def main():
+    """One process of several: run all scenarios, print a line for each."""
+    jax.config.update("jax_num_cpu_devices", 2)
+    world = join()
+    made = {
+        name: ends_of(name, world) for name in conformance.OWNERS
+    }  # together, as two trainers have theirs
+    for name, ends in made.items():
+        for scenario in conformance.BETWEEN[name]:
+            began, error = time.perf_counter(), None
+            try:
+                scenario(ends)
+            except Exception:
+                error = traceback.format_exc()
+            line = {"transport": name, "scenario": scenario.__name__, "error": error}
+            print(json.dumps(line | {"seconds": time.perf_counter() - began}), flush=True)
+            if error:  # the other process waits: it will hear of it
+                sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
