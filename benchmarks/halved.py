@@ -15,7 +15,7 @@ from jax.extend.core import jaxprs_in_params
 
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program
-from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes
+from rrfp_jax.runtime.compiling import Compiled, Compiler, nbytes
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Halved:
     @cached_property
     def compiled(self) -> dict[str, Compiled]:
         """The same, each for itself."""
-        device = jax.local_devices()[0]
-        return {name: compile_for(device, p.__call__, *p.specs) for name, p in self.programs.items()}
+        compiler = Compiler(jax.local_devices()[0])
+        return {name: compiler(p.__call__, *p.specs) for name, p in self.programs.items()}
 
     @cached_property
     def arguments(self) -> list[Any]:

@@ -23,7 +23,7 @@ def lowered(device, factor=1.0):
         return [jnp.tanh(a @ table + b), (a * b).sum()]
 
     where = SingleDeviceSharding(device)
-    return jax.jit(program, donate_argnums=0, out_shardings=where).lower(spec, spec)
+    return jax.jit(program, donate_argnums=0, keep_unused=True, out_shardings=where).lower(spec, spec)
 
 
 def result(compiled, device):

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime import programs, update
+from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.roles import Roles
 from rrfp_jax.runtime.update import UpdatePrograms
 from rrfp_jax.train.lossscale import LossScale
@@ -110,8 +110,7 @@ class TestLossScale:
     def test_no_other_scale_compiles_anything(self, monkeypatch):
         trainer = toy.trainer(4, loss_scale="dynamic")
         assert trainer.step(GOOD).loss_scale == 2.0**15
-        for module in (programs, update):
-            monkeypatch.setattr(module, "compile_for", lambda *args, **kwargs: pytest.fail("compiled"))
+        monkeypatch.setattr(Compiler, "__call__", lambda *args, **kwargs: pytest.fail("compiled"))
         assert not trainer.step(BAD).applied
         report = trainer.step(GOOD)
         assert report.loss_scale == 2.0**14 and report.applied
@@ -161,7 +160,7 @@ class TestSkipping:
 def norms(sums):
     specs = {"0": {"w": jax.ShapeDtypeStruct(np.shape(sums), jnp.float32)}}
     roles = [Roles.of(specs).leaves(specs)]
-    compiled = UpdatePrograms.compile([specs], roles, None, jax.devices()[0])
+    compiled = UpdatePrograms.compile([specs], roles, None, Compiler(jax.devices()[0]))
     leaves = [[jnp.asarray(sums, jnp.float32)]]
     return compiled.norms(leaves, leaves).tolist()
 

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.initial import initial_params
 from rrfp_jax.train.pretrained import Tensor, pretrained
 from tests import toy
@@ -49,7 +50,7 @@ def test_a_stage_gets_its_parameters_from_them_and_asks_for_no_others(folder):
     }
     init = pretrained(folder, lambda path: asked.append(path) or names(path))
     device = jax.devices()[0]
-    params = initial_params(pipe, range(2), pipe.shapes(fields), fields, 0, init, device, {})
+    params = initial_params(pipe, range(2), pipe.shapes(fields), fields, 0, init, Compiler(device), {})
     assert set(asked) == {"0.table", "1.up", "1.down", "1.bias"}
     stored = load_file(folder / "model-2.safetensors")
     assert (params["1"]["up"] == stored["h.0.up.weight"].T).all()

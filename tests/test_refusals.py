@@ -11,15 +11,16 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime import compiling, programs, update
+from rrfp_jax.runtime.programs import PiecePrograms
+from rrfp_jax.runtime.update import UpdatePrograms
 from tests import toy
 from tests.refusals import BATCH, copied, refused, same
 
 
 @pytest.fixture
 def nothing_compiles(monkeypatch):
-    for module in (compiling, programs, update):
-        monkeypatch.setattr(module, "compile_for", lambda *args: pytest.fail("compiled before refusing"))
+    for programs, method in ((PiecePrograms, "training"), (UpdatePrograms, "compile")):
+        monkeypatch.setattr(programs, method, lambda *args: pytest.fail("compiled before refusing"))
 
 
 def make(stages=2, **kwargs):

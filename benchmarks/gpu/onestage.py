@@ -16,7 +16,7 @@ import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Unavailable
 from benchmarks.gpu.work import median_seconds
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
-from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.compiling import Compiler, nbytes
 from rrfp_jax.runtime.layers import LayerSpec
 from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import IDS
@@ -48,7 +48,7 @@ class OneStage:
         shape = PieceShape(
             pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields), remat=remat
         )
-        programs = PiecePrograms.training(shape, jax.local_devices()[0], {BACKWARD, INPUT, WEIGHT})
+        programs = PiecePrograms.training(shape, Compiler(jax.local_devices()[0]), {BACKWARD, INPUT, WEIGHT})
         return cls(pipe, shape, programs, carry)
 
     @property

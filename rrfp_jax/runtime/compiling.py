@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from rrfp_jax.runtime.executables import Executables
+
 Compiled: TypeAlias = Callable[..., Any]
 
 
-def compile_for(
-    device: jax.Device, function: Callable[..., Any], *specs: Any, donate: tuple[int, ...] = ()
-) -> Compiled:
-    """The function compiled for arguments of these specs (trees of them) on a device.
+@dataclass(frozen=True)
+class Compiler:
+    """Compiles for one device.
 
-    Args:
+    Attributes:
         device: on which arguments and results are.
-        function: to be traced.
-        *specs: of its arguments.
-        donate: indices of the arguments whose memory the results may take.
+        executables: where compiled programs are kept.
     """
-    where = SingleDeviceSharding(device)
-    placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), specs)
-    return jax.jit(function, donate_argnums=donate, out_shardings=where).lower(*placed).compile()
+
+    device: jax.Device
+    executables: Executables = field(default_factory=Executables)
+
+    def __call__(self, function: Callable[..., Any], *specs: Any, donate: tuple[int, ...] = ()) -> Compiled:
+        """The function compiled for arguments of these specs (trees of them).
+
+        Args:
+            function: to be traced.
+            *specs: of its arguments.
+            donate: indices of the arguments whose memory the results may take.
+        """
+        where = SingleDeviceSharding(self.device)
+        placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), specs)
+        program = jax.jit(function, donate_argnums=donate, keep_unused=True, out_shardings=where)
+        return self.executables.compiled(program.lower(*placed), self.device)
 
 
 def nbytes(spec: Any) -> int:

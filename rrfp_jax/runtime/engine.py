@@ -15,9 +15,11 @@ from rrfp_jax.core.trace import Part, StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.remat import check_remat
 from rrfp_jax.runtime.budget import Setting
+from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.driver import Driver
 from rrfp_jax.runtime.exchange import exchange
+from rrfp_jax.runtime.executables import Executables
 from rrfp_jax.runtime.initial import InitFunction, initial_params
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.library import Bucket, Library, StagePrograms, compile_pool, phase_of, specs_of
@@ -49,9 +51,11 @@ class Engine:
         stall_seconds: see `Driver`.
         delays: to inject.
         budget: bytes of each device for microbatches in flight.
+        executables: where compiled programs are kept.
 
     Attributes:
         chunks: by stage, of all processes, the layers of each of its chunks.
+        compilers: by stage of this process.
         library: the compiled programs.
         memory: what all stages need, and may hold.
 
@@ -74,6 +78,7 @@ class Engine:
         stall_seconds: float,
         delays: Delays,
         budget: Setting,
+        executables: Executables,
     ) -> None:
         self.pipe = pipe
         self.layout, self.world, self.placement = layout, layout.world, placement
@@ -84,7 +89,8 @@ class Engine:
         self._stall_seconds, self._delays = stall_seconds, delays
         check_remat(remat)
         self.remat = remat
-        self.library = Library(pipe, {s: self.chunks[s] for s in layout.devices}, layout.devices, remat)
+        self.compilers = {s: Compiler(device, executables) for s, device in layout.devices.items()}
+        self.library = Library(pipe, {s: self.chunks[s] for s in layout.devices}, self.compilers, remat)
         self.memory = Memory(budget, layout, self.library)
         self.stages: dict[int, Stage] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
@@ -98,9 +104,22 @@ class Engine:
             raise RuntimeError("the engine has not been started")
         return self._driver
 
+    def as_text(self) -> dict[str, str]:
+        """What must be equal in all processes of the run, by name."""
+        found = {
+            "split": [[len(layers) for layers in chunks] for chunks in self.chunks],
+            "seed": self._seed,
+            "remat": self.remat,
+            "frozen": self.pipe.frozen,
+            "tied": self.pipe.tied,
+            "delays": self._delays,
+            "jax": jax.__version__,
+        }
+        return {name: str(value) for name, value in found.items()}
+
     def all_initial_params(self) -> Params:
         """Initial parameters of all layers, on this process's first device."""
-        return self._initial_params(range(len(self.pipe)), next(iter(self.layout.devices.values())))
+        return self._initial_params(range(len(self.pipe)), next(iter(self.compilers.values())))
 
     def start(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile for a first step and allocate parameters and optimizer state, once."""
@@ -217,8 +236,8 @@ class Engine:
         self._has_gradients = False
 
     def _compile_updates(self, stage: int) -> UpdatePrograms:
-        chunks, device = self._specs_of_chunks(stage), self.layout.devices[stage]
-        return UpdatePrograms.compile(chunks, self._roles(stage), self._optimizer, device)
+        chunks, compiler = self._specs_of_chunks(stage), self.compilers[stage]
+        return UpdatePrograms.compile(chunks, self._roles(stage), self._optimizer, compiler)
 
     def _roles(self, stage: int) -> list[LeafRoles]:
         return [self.library.roles.leaves(specs) for specs in self._specs_of_chunks(stage)]
@@ -239,13 +258,13 @@ class Engine:
         )
 
     def _params_of_chunks(self, stage: int) -> list[Params]:
-        return [self._initial_params(layers, self.layout.devices[stage]) for layers in self.chunks[stage]]
+        return [self._initial_params(layers, self.compilers[stage]) for layers in self.chunks[stage]]
 
-    def _initial_params(self, layers: range, device: jax.Device) -> Params:
+    def _initial_params(self, layers: range, compiler: Compiler) -> Params:
         bucket, shapes = self.library.first
         owners = self.library.roles.owners
         fields = specs_of(bucket)
-        return initial_params(self.pipe, layers, shapes, fields, self._seed, self._init, device, owners)
+        return initial_params(self.pipe, layers, shapes, fields, self._seed, self._init, compiler, owners)
 
     def _load(
         self, step: int, buckets: Sequence[Bucket], programs: Sequence[StagePrograms], load: Load

@@ -12,10 +12,13 @@ import os
 import pickle
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jax
@@ -41,8 +44,12 @@ SEAL_BYTES = 32
 """A file begins with the SHA-256 of its key and its content."""
 
 
+KEPT_DAYS = 30
+"""A file that nobody has used for so long is removed."""
+
+
 class Executables:
-    """A folder of compiled programs; several processes may use it at once.
+    """Compiled programs, each made once, and kept in a folder that several processes may use at once.
 
     Loading a file can run code that is in it: nobody else may be able to write to the folder.
 
@@ -50,35 +57,70 @@ class Executables:
         folder: made when it is needed; None to keep nothing.
         environment: variables of this process.
         say: what to do with a line about a file that cannot be used.
+
+    Attributes:
+        compiles: how many programs have been compiled.
+        loads: how many have been loaded instead.
     """
 
     def __init__(
         self,
-        folder: Path | None,
+        folder: Path | None = None,
         environment: Mapping[str, str] = os.environ,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self._folder, self._environment, self._say = folder, environment, say
         self._writable = True
+        self._lock = Lock()
+        self._made: dict[str, Future[jax.stages.Compiled]] = {}
+        self.compiles = self.loads = 0
 
     def compiled(self, lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
-        """A program for one device: from its file if that is there and sound, else compiled and stored."""
-        if self._folder is None:
-            return lowered.compile()
+        """A program for one device: the same as before, or from its file if that is sound, else compiled.
+
+        It must have been lowered by `jax.jit(..., keep_unused=True)`: which arguments another leaves out
+        cannot be told from its text, nor from anything else that is public.
+        """
         key = self._key(lowered, device)
-        file = self._folder / f"{key}.executable"
-        found = self._load(file, key, device)
-        if found is None:
-            with _cache_hits() as hits:
-                found = lowered.compile()
-            if self._writable and not hits:
-                self._store(file, key, found)
+        with self._lock:
+            first = key not in self._made
+            made = self._made.setdefault(key, Future())
+        if first:
+            try:
+                made.set_result(self._obtain(key, lowered, device))
+            except BaseException as error:
+                made.set_exception(error)
+        return made.result()
+
+    def remove_unused(self) -> None:
+        """Remove the files that have not been used for `KEPT_DAYS`, as far as that is allowed."""
+        oldest = time.time() - KEPT_DAYS * 24 * 3600
+        for file in self._folder.glob("*.executable") if self._folder is not None else ():
+            with suppress(OSError):  # several processes may do this at once
+                if file.stat().st_mtime < oldest:
+                    file.unlink()
+
+    def _obtain(self, key: str, lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
+        file = None if self._folder is None else self._folder / f"{key}.executable"
+        found = file and self._load(file, key, device)
+        if found:
+            with self._lock:
+                self.loads += 1
+            return found
+        with _cache_hits() as hits:
+            found = lowered.compile()
+        with self._lock:
+            self.compiles += 1
+        if file is not None and self._writable and not hits:
+            self._store(file, key, found)
         return found
 
     def _key(self, lowered: jax.stages.Lowered, device: jax.Device) -> str:
         """A hash of all that the compiled program depends on; its device is part of what is stored."""
         parts = [
             lowered.as_text(),
+            lowered.in_tree,
+            lowered.out_tree,
             jax.__version__,
             version("jaxlib"),
             device.client.platform_version,
@@ -97,9 +139,12 @@ class Executables:
             seal, program = content[:SEAL_BYTES], content[SEAL_BYTES:]
             if seal != _seal(key, program):
                 raise ValueError("it is damaged, or of another program")
-            loaded = serialize_executable.deserialize_and_load
+            load = serialize_executable.deserialize_and_load
             serialized, inputs, outputs = pickle.loads(program)
-            return loaded(serialized, inputs, outputs, execution_devices=[device])  # type: ignore[no-any-return]
+            loaded = load(serialized, inputs, outputs, execution_devices=[device])
+            with suppress(OSError):  # somebody else's file, perhaps
+                os.utime(file)
+            return loaded  # type: ignore[no-any-return]
         except (FileNotFoundError, NotADirectoryError):
             return None
         except Exception as error:
@@ -146,8 +191,8 @@ def _seal(key: str, content: bytes) -> bytes:
 
 
 def _first_line(error: Exception) -> str:
-    text: Any = error.strerror if isinstance(error, OSError) else str(error)
-    return (str(text).splitlines() or [type(error).__name__])[0]
+    text = str(error.strerror) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0]
 
 
 def _processor() -> str:

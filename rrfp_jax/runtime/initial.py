@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.compiling import Compiled, Compiler
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.paths import leaf_path, leaf_paths
 from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
 
 InitFunction: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 """(path such as "3.attention.query", spec) -> array, or None for the layer's own initial value."""
+
+NUMBER = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
 def initial_params(
@@ -24,10 +29,10 @@ def initial_params(
     fields: Mapping[str, jax.ShapeDtypeStruct],
     seed: int,
     init: InitFunction | None,
-    device: jax.Device,
+    compiler: Compiler,
     owners: Mapping[str, str],
 ) -> Params:
-    """The parameters of some layers, {layer index as text: tree}, on a device.
+    """The parameters of some layers, {layer index as text: tree}, on the compiler's device.
 
     Values of a layer depend on (seed, layer index) only; those of tied parameters (`owners` has the owner of
     each alias) on their owner's, which is made here once more rather than sent. A layer that `init` gives
@@ -37,8 +42,16 @@ def initial_params(
         UsageError: `init` gives an array of another shape or dtype than the parameter.
     """
 
+    programs: dict[Any, Compiled] = {}
+
     def made(layer: int) -> Params:
-        return pipe.init_layer(layer, seed, shapes[layer], fields, device)
+        leaves, structure = jax.tree.flatten(shapes[layer].carry_in)
+        kind = id(pipe.layers[layer]), structure, tuple(leaves)  # repeats of a layer share a program
+        if kind not in programs:
+            init_layer = partial(pipe.init_layer, layer, shapes[layer], fields)
+            programs[kind] = compiler(init_layer, NUMBER, NUMBER)
+        numbers = jax.device_put((np.uint32(seed), np.uint32(layer)), compiler.device)
+        return programs[kind](*numbers)  # type: ignore[no-any-return]
 
     def value(path: str, spec: jax.ShapeDtypeStruct) -> Any:
         owner = owners.get(path, path)
@@ -57,7 +70,7 @@ def initial_params(
         own = given if _complete(given) else made(i)
         # A copy of what the user gives, because updates donate parameters.
         params[str(i)] = jax.tree.map(
-            lambda g, o: o if g is None else jnp.array(g, device=device, copy=True),
+            lambda g, o: o if g is None else jax.device_put(np.array(g), compiler.device),
             given,
             own,
             is_leaf=lambda g: g is None,

@@ -179,7 +179,7 @@ def _nnx(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerS
         return nnx.to_pure_dict(split(build(key))[1])  # type: ignore[no-any-return]
 
     def make_apply() -> Apply:
-        graph, state = split(nnx.eval_shape(build, jax.random.key(0)))
+        graph, state = split(nnx.eval_shape(build, jax.eval_shape(jax.random.key, 0)))
         structure = jax.tree.structure(state)
 
         def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:

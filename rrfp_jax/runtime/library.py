@@ -17,6 +17,7 @@ from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Kind
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.remat import NONE
+from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
@@ -38,7 +39,7 @@ class Library:
     Args:
         pipe: the model.
         chunks: by stage of this process, the layers of each of its chunks.
-        devices: by stage of this process.
+        compilers: by stage of this process.
         remat: what backwards compute again; see `autodiff/remat.py`.
 
     Attributes:
@@ -49,15 +50,15 @@ class Library:
         self,
         pipe: Pipeline,
         chunks: Mapping[int, Sequence[range]],
-        devices: Mapping[int, jax.Device],
+        compilers: Mapping[int, Compiler],
         remat: str = NONE,
     ) -> None:
-        self._pipe, self._chunks, self._devices, self._remat = pipe, chunks, devices, remat
+        self._pipe, self._chunks, self._compilers, self._remat = pipe, chunks, compilers, remat
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
         self._rules: StepRules | None = None  # of the latest step, for which these buckets are complete:
         self._complete: set[Bucket] = set()
-        self.compile_seconds = dict.fromkeys(devices, 0.0)
+        self.compile_seconds = dict.fromkeys(compilers, 0.0)
 
     @cached_property
     def roles(self) -> Roles:
@@ -161,9 +162,9 @@ class Library:
             remat=self._remat,
         )
         if kinds:
-            programs = PiecePrograms.training(shape, self._devices[stage], kinds, own)
+            programs = PiecePrograms.training(shape, self._compilers[stage], kinds, own)
         else:
-            programs = PiecePrograms.evaluation(shape, self._devices[stage])
+            programs = PiecePrograms.evaluation(shape, self._compilers[stage])
         self.compile_seconds[stage] += perf_counter() - began
         return programs
 

@@ -87,7 +87,6 @@ class Pipeline:
             (owner, alias) for owner, aliases in (tied or {}).items() for alias in _texts("tied", aliases)
         ]
         self._applies: dict[int, Apply] = {}
-        self._inits: dict[Any, Callable[[jax.Array], Params]] = {}
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -126,10 +125,11 @@ class Pipeline:
         """
         shapes: list[LayerShapes] = []
         carry: Any = None
+        key = jax.eval_shape(jax.random.key, 0)
         for index, spec in enumerate(self.layers):
             mb = MicrobatchView(fields, IDS, index)
             try:
-                params = jax.eval_shape(spec.init, jax.random.key(0), carry, mb)
+                params = jax.eval_shape(spec.init, key, carry, mb)
                 out, _ = jax.eval_shape(
                     lambda p, c, m, i=index: self.apply_layer(i, p, c, m), params, carry, mb
                 )
@@ -150,21 +150,22 @@ class Pipeline:
         return shapes
 
     def init_layer(
-        self, index: int, seed: int, shapes: LayerShapes, fields: Specs, device: jax.Device
+        self, index: int, shapes: LayerShapes, fields: Specs, seed: jax.Array, number: jax.Array
     ) -> Params:
-        """Initial parameters of one layer, on a device; they depend on (seed, index) only."""
-        spec = self.layers[index]
-        leaves, structure = jax.tree.flatten((shapes.carry_in, dict(fields)))
-        program = (id(spec), structure, tuple(leaves))  # repeats of a layer share one if they get the same
-        if program not in self._inits:
+        """Initial parameters of a layer, to be traced.
 
-            def init(key: jax.Array) -> Params:
-                mb = MicrobatchView(zeros(dict(fields)), zeros(IDS), index)
-                return spec.init(key, zeros(shapes.carry_in), mb)
+        Repeats of a layer that get equal carries may share one program, and differ in `number` only.
 
-            self._inits[program] = jax.jit(init)
-        key = jax.random.fold_in(jax.random.key(seed), index)
-        return self._inits[program](jax.device_put(key, device))
+        Args:
+            index: of the layer, or of one that it repeats.
+            shapes: of that layer.
+            fields: specs of a microbatch.
+            seed: of the model, a uint32 scalar.
+            number: the layer's index, a uint32 scalar.
+        """
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        mb = MicrobatchView(zeros(dict(fields)), zeros(IDS), index)
+        return self.layers[index].init(key, zeros(shapes.carry_in), mb)
 
     def _misfit(self, index: int, carry: Any, error: Exception) -> str:
         names = [spec.name for spec in self.layers] + ["the loss"]

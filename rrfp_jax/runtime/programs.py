@@ -18,7 +18,7 @@ from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, reduce
-from rrfp_jax.runtime.compiling import Compiled, compile_for, nbytes, temporary_bytes
+from rrfp_jax.runtime.compiling import Compiled, Compiler, nbytes, temporary_bytes
 from rrfp_jax.runtime.piece import PieceShape
 
 
@@ -79,7 +79,7 @@ class PiecePrograms:
     def training(
         cls,
         shape: PieceShape,
-        device: jax.Device,
+        compiler: Compiler,
         kinds: Collection[Kind],
         before: PiecePrograms | None = None,
     ) -> PiecePrograms:
@@ -91,11 +91,11 @@ class PiecePrograms:
         else:
             chosen = shape.trainable, shape.input_gradient
             traced = differentiate(shape.flat, params, carry, inputs, *chosen)
-            prepare, compiled = traced.prepare and _compile(traced.prepare, device), {}
+            prepare, compiled = traced.prepare and _compile(traced.prepare, compiler), {}
         passage = Passage(traced, carry, inputs, kinds)
         for kind in (FORWARD, *kinds):
             if kind not in compiled:
-                compiled[kind] = _compile(passage.program(kind), device)
+                compiled[kind] = _compile(passage.program(kind), compiler)
         legs = passage.legs(compiled)
         return cls(
             traced=traced,
@@ -110,7 +110,7 @@ class PiecePrograms:
         )
 
     @classmethod
-    def evaluation(cls, shape: PieceShape, device: jax.Device) -> PiecePrograms:
+    def evaluation(cls, shape: PieceShape, compiler: Compiler) -> PiecePrograms:
         """Trace and compile a forward without residuals."""
         params, carry, inputs = shape.specs()
         n, m, sends = len(params), len(params) + len(carry), 0
@@ -125,7 +125,7 @@ class PiecePrograms:
         tail = [i - n for i in program.reads if i >= n]
         where = _first_places(_at_forward(len(carry), len(inputs)))
         leg = Leg(
-            program=_compile(program, device),
+            program=_compile(program, compiler),
             head=[i for i in program.reads if i < n],
             takes=[where[i] for i in tail],
             sends=sends,
@@ -290,8 +290,8 @@ def _first_places(values: Sequence[int]) -> dict[int, int]:
     return places
 
 
-def _compile(program: Program, device: jax.Device) -> Compiled | None:
+def _compile(program: Program, compiler: Compiler) -> Compiled | None:
     """The compiled program; None if it gives nothing."""
     if not program.closed.jaxpr.outvars:
         return None
-    return compile_for(device, program.__call__, *program.specs)
+    return compiler(program.__call__, *program.specs)

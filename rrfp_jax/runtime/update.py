@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rrfp_jax.runtime.compiling import Compiled, compile_for
+from rrfp_jax.runtime.compiling import Compiled, Compiler
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.roles import LeafRoles
 
@@ -52,7 +52,7 @@ class UpdatePrograms:
         chunks: Sequence[Params],
         roles: Sequence[LeafRoles],
         optimizer: optax.GradientTransformation | None,
-        device: jax.Device,
+        compiler: Compiler,
     ) -> UpdatePrograms:
         """Trace and compile for the parameters of each chunk."""
         leaves = [jax.tree.leaves(params) for params in chunks]
@@ -67,29 +67,33 @@ class UpdatePrograms:
         if optimizer is not None and any(owned):
             tree = merged([of.owned_tree(own) for of, own in zip(roles, owned, strict=True)])
             state, structure = jax.tree.flatten(jax.eval_shape(optimizer.init, tree))
-            init = compile_for(device, _init_of(optimizer, roles), owned)
+            init = compiler(_init_of(optimizer, roles), owned)
             scale = jax.ShapeDtypeStruct((), jnp.float32)
-            update = compile_for(
-                *(device, _update_of(optimizer, roles, structure), owned, state, owned_sums, scale),
-                donate=(0, 1, 2),
+            update = compiler(
+                *(_update_of(optimizer, roles, structure), owned, state, owned_sums, scale), donate=(0, 1, 2)
             )
         return cls(
-            zeros=compile_for(device, lambda: _zeros(trained)),
-            zero_aliases=compile_for(device, lambda: _zeros(aliases)),
+            zeros=_zeros_program(compiler, trained),
+            zero_aliases=_zeros_program(compiler, aliases),
             accumulate=[
-                compile_for(device, _accumulate, sums, [own[i] for i in of.trained], donate=(0,))
+                compiler(_accumulate, sums, [own[i] for i in of.trained], donate=(0,))
                 for sums, (own, _, of) in zip(trained, parts, strict=True)
             ],
             add_aliases={
-                (chunk, i): compile_for(device, _add_aliases, sums[i], [sums[i]] * count, donate=(0,))
+                (chunk, i): compiler(_add_aliases, sums[i], [sums[i]] * count, donate=(0,))
                 for chunk, (_, sums, of) in enumerate(parts)
                 for i, count in of.owners.items()
             },
-            norms=compile_for(device, _norms, owned, owned_sums),
+            norms=compiler(_norms, owned, owned_sums),
             init=init,
             update=update,
             state_structure=structure,
         )
+
+
+def _zeros_program(compiler: Compiler, specs: list[list[Any]]) -> Compiled:
+    """Of programs without any result, stored ones cannot be loaded."""
+    return compiler(lambda: _zeros(specs)) if any(specs) else lambda: [[] for _ in specs]
 
 
 def merged(chunks: Sequence[Params]) -> Params:

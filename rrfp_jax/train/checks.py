@@ -19,9 +19,9 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.autodiff.dataflow import output_dependence
-from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.compiling import Compiler, nbytes
 from rrfp_jax.runtime.engine import Engine
-from rrfp_jax.runtime.layers import Loss, MicrobatchView, Params
+from rrfp_jax.runtime.layers import MicrobatchView, Params, zeros
 from rrfp_jax.runtime.paths import leaf_path
 from rrfp_jax.runtime.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.topology import Mesh
@@ -138,7 +138,8 @@ def check_model(
         check_optimizer(optimizer, engine.library.updated, engine.chunks)
     last = len(plan) - 1  # the one most likely to differ from the rest
     fields = load_repeatedly(data, 0, last, plan[last])
-    check_loss_is_a_sum(pipe, engine.library.examine(buckets[last])[-1].carry_out, dict(fields))
+    carry = engine.library.examine(buckets[last])[-1].carry_out
+    check_loss_is_a_sum(pipe, carry, dict(fields), next(iter(engine.compilers.values())))
 
 
 def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:
@@ -155,13 +156,16 @@ def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:
             )
 
 
-def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def check_loss_is_a_sum(
+    pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndarray[Any, Any]], compiler: Compiler
+) -> None:
     """Refuse a loss that is a mean: the loss of two rows together must be the sum of the two apart.
 
     Args:
         pipe: whose loss is called, with random numbers of the carry's specs.
         carry: specs of what the last layer gives.
         fields: the arrays of one microbatch; rows are counted along the first axis.
+        compiler: of a device to try it on.
 
     Not done where two rows take more than `LARGEST_LOSS_CHECK` bytes, nor for `Pipeline(additive=False)`.
 
@@ -174,12 +178,9 @@ def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndar
     rows = Counter(leaf.shape[0] for leaf in leaves).most_common(1)[0][0]  # of the first, if none prevails
     if sum(2 * nbytes(leaf) // leaf.shape[0] for leaf in leaves) > LARGEST_LOSS_CHECK:
         return
-    second = min(1, rows - 1)
-    apart = [_loss_of_rows(pipe, carry, fields, rows, [row]) for row in (0, second)]
-    together = _loss_of_rows(pipe, carry, fields, rows, [0, second])
-    for name in ("total", "weight"):
-        whole = float(getattr(together, name))
-        parts = sum(float(getattr(loss, name)) for loss in apart)
+    found = _losses_of_rows(pipe, carry, fields, rows, compiler).T.tolist()
+    for name, (first, second, whole) in zip(("total", "weight"), found, strict=True):
+        parts = first + second
         if np.isfinite(whole) and abs(whole - parts) > SUM_TOLERANCE * max(abs(whole), abs(parts), 1e-6):
             raise UsageError(
                 f"the loss is not a sum: Loss.{name} of two rows together is {whole:.6g}, but {parts:.6g} "
@@ -189,22 +190,39 @@ def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndar
             )
 
 
-def _loss_of_rows(pipe: Pipeline, carry: Any, fields: Any, rows: int, chosen: Sequence[int]) -> Loss:
-    """The loss of rows 0 and 1, or one of them, at random values of the carry."""
+def _losses_of_rows(
+    pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows: int, compiler: Compiler
+) -> np.ndarray[Any, Any]:
+    """Total and weight of row 0, row 1, and both, at random values of the carry: float32[3, 2].
+
+    If there is but one row, that is both.
+    """
     random = np.random.default_rng(0)
+    chosen = [0, min(1, rows - 1)]
 
     def of_carry(spec: Any) -> Any:
         if not _has_rows(spec, rows):
-            return jnp.asarray(random.standard_normal(spec.shape), spec.dtype)
-        return jnp.asarray(random.standard_normal((2, *spec.shape[1:]), np.float32)[chosen], spec.dtype)
+            return random.standard_normal(spec.shape).astype(spec.dtype)
+        return random.standard_normal((2, *spec.shape[1:]), np.float32)[chosen].astype(spec.dtype)
 
     def of_field(array: Any) -> Any:
-        return jnp.asarray(np.asarray(array)[chosen] if _has_rows(array, rows) else array)
+        return np.asarray(array)[chosen] if _has_rows(array, rows) else array
 
-    mb = MicrobatchView(
-        {k: of_field(v) for k, v in fields.items()}, jnp.zeros(IDS.shape, IDS.dtype), len(pipe)
-    )
-    return pipe.apply_loss(jax.tree.map(of_carry, carry), mb)
+    leaves, structure = jax.tree.flatten((carry, dict(fields)))
+    has_rows = [_has_rows(leaf, rows) for leaf in leaves]
+
+    def loss(pair: Sequence[Any], part: slice) -> list[Any]:
+        own = [leaf[part] if has else leaf for leaf, has in zip(pair, has_rows, strict=True)]
+        carry, fields = jax.tree.unflatten(structure, own)
+        found = pipe.apply_loss(carry, MicrobatchView(fields, zeros(IDS), len(pipe)))
+        return [jnp.asarray(found.total, jnp.float32), jnp.asarray(found.weight, jnp.float32)]
+
+    def losses(pair: Sequence[Any]) -> Any:
+        return jnp.array([loss(pair, part) for part in (slice(0, 1), slice(1, 2), slice(0, 2))])
+
+    values = jax.tree.leaves((jax.tree.map(of_carry, carry), {k: of_field(v) for k, v in fields.items()}))
+    pair = jax.device_put(values, compiler.device)
+    return np.asarray(compiler(losses, pair)(pair))
 
 
 def _has_rows(leaf: Any, rows: int) -> bool:

@@ -55,6 +55,8 @@ class RunConfig(ABC):
         jitter, late_readiness, link_delay, link_bandwidth: delays to inject; see `Delays`.
         pace: a workload instead of the model.
         checkpoint: how often the run saves itself, and whether it goes on from there.
+        executables: keep compiled programs in `<directory>/.executables/`, so that another start compiles
+            nothing; False to compile at every start.
         directory: where runs are kept.
 
     Raises:
@@ -83,6 +85,7 @@ class RunConfig(ABC):
     link_bandwidth: float = 0.0
     pace: Pace = field(default_factory=Pace)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    executables: bool = True
     directory: str = "runs"
 
     def __post_init__(self) -> None:
@@ -152,6 +155,7 @@ class RunConfig(ABC):
             seed=self.seed,
             stall_seconds=self.stall_seconds,
             delays=self.delays(),
+            executables=Path(self.directory) / ".executables" if self.executables else None,
         )
 
 

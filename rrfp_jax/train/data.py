@@ -176,6 +176,12 @@ def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Col
     return arrays
 
 
+def load_step(data: Data, step: int) -> list[dict[str, Any]]:
+    """All arrays of a step, by microbatch and name. Raises as `load_checked` does."""
+    plan = plan_step(data, step)
+    return [dict(load_checked(data, step, j, mb, frozenset(mb.fields))) for j, mb in enumerate(plan)]
+
+
 def load_repeatedly(data: Data, step: int, j: int, planned: Microbatch) -> Arrays:
     """Load all fields of a microbatch at once, then each by itself as stages do, and compare.
 

@@ -66,8 +66,8 @@ class RunFolder:
 
     @property
     def path(self) -> Path:
-        """Where it is now."""
-        places = [self.staging, self.final, *sorted(self.final.parent.glob(f"{self.final.name}.*"))]
+        """Where it is now, in whatever run's name."""
+        places = [self.staging, self.final, *sorted(self.final.parent.glob("*"))]
         return next((place for place in places if _identity(place) == self._identity), self.staging)
 
     @property

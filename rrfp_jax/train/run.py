@@ -57,7 +57,8 @@ def train(config: RunConfig) -> None:
     began = perf_counter()
     table = trainer.start()
     say(stage_table(table))
-    say(f"ready after {perf_counter() - began:.1f} s of compiling and allocating")
+    compiled, loaded = trainer.programs
+    say(f"ready after {perf_counter() - began:.1f} s: {compiled} programs compiled, {loaded} loaded")
     saver = Saver(trainer, config.checkpoint, Path(config.directory) / f"{config.name}.checkpoints", say)
     done = saver.resume(as_json(config), world)
     if done >= config.steps:
@@ -202,8 +203,9 @@ class RunFiles:
             return
         if self.folder.exists():
             print(f"an earlier run is kept as {move_away(self.folder)}", flush=True)
-        if made is None:
-            self.folder.mkdir(parents=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        if made is None or not made.parent.samefile(self.folder.parent):
+            self.folder.mkdir()
         else:
             made.rename(self.folder)
 

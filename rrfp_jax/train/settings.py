@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
@@ -68,6 +67,6 @@ class Settings:
             forward_only=forward_only,
         )
 
-    def as_text(self) -> Mapping[str, str]:
+    def as_text(self) -> dict[str, str]:
         """By name, for comparing them across processes."""
         return {item.name: str(getattr(self, item.name)) for item in fields(self)}

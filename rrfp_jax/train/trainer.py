@@ -16,6 +16,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.budget import Setting, parse_setting
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.engine import Engine
+from rrfp_jax.runtime.executables import Executables
 from rrfp_jax.runtime.initial import InitFunction
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.ledger import StageLedger
@@ -31,7 +32,7 @@ from rrfp_jax.train.data import (
     as_data,
     buckets_of,
     declared_buckets,
-    load_checked,
+    load_step,
     plan_step,
 )
 from rrfp_jax.train.lossscale import LossScale, loss_scale_of
@@ -83,6 +84,8 @@ class Trainer:
         on_step: called with every `Report`.
         stall_seconds: without any progress for so long, a step is given up, naming what it waited for.
         delays: to inject, for experiments.
+        executables: a folder to keep compiled programs in, so that another start compiles nothing; None to
+            compile at every start. Nobody else may be able to write to it: loading can run code from a file.
 
     Raises:
         UsageError: whatever cannot work, with value, cause and remedy.
@@ -110,6 +113,7 @@ class Trainer:
         on_step: Callable[[Report], None] | None = None,
         stall_seconds: float = 300.0,
         delays: Delays | None = None,
+        executables: str | Path | None = None,
     ) -> None:
         mesh = mesh or Mesh()
         check_types(pipe, mesh, split)
@@ -124,10 +128,11 @@ class Trainer:
         self._pipe, self._optimizer, self._on_step = pipe, optimizer, on_step
         self._seed = seed
         self._data = None if data is None else as_data(data)
-        self._delays = delays or Delays()
         self._layout = mesh.lay_out()
         self._world = self._layout.world
         self._world.stall_seconds = stall_seconds
+        self._executables = Executables(None if executables is None else Path(executables))
+        self._programs = 0, 0
         self._engine = Engine(
             pipe,
             self._layout,
@@ -138,8 +143,9 @@ class Trainer:
             seed=seed,
             init=init,
             stall_seconds=stall_seconds,
-            delays=self._delays,
+            delays=delays or Delays(),
             budget=parse_setting(activation_budget),
+            executables=self._executables,
         )
         self._settings = settings if self._engine.memory.limited else settings.limited(2 * mesh.pp)
         self._saves = Saves(self._engine, seed)
@@ -252,11 +258,7 @@ class Trainer:
                 f"has all parameters then; call it before the first step"
             )
         table = self.start()
-        plan = plan_step(data, self.steps_done)
-        microbatches = [
-            dict(load_checked(data, self.steps_done, j, mb, frozenset(mb.fields)))
-            for j, mb in enumerate(plan)
-        ]
+        microbatches = load_step(data, self.steps_done)
         loss, gradient = self.value_and_grad(microbatches)
         params = self._engine.all_initial_params() if self._world.size > 1 else self.params
         own = compare(self._pipe, params, microbatches, (self._seed, self.steps_done), loss, gradient, table)
@@ -265,6 +267,11 @@ class Trainer:
         if self._world.rank == 0:
             print(report)
         return report
+
+    @property
+    def programs(self) -> tuple[int, int]:
+        """How many programs all processes compiled for the first step, and how many they loaded instead."""
+        return self._programs
 
     @property
     def params(self) -> Params:
@@ -365,21 +372,18 @@ class Trainer:
             return
         plan = plan_step(data, 0)
         self._check_model(data, plan)
-        self._world.agree("what is to be run", self._fingerprint(plan))
         buckets, rules = buckets_of(plan), self._stepper.rules(len(plan), "train")
+        agreed = {"rules": str(rules), "loss_scale": str(self.loss_scale)}
+        agreed |= self._engine.as_text() | self._settings.as_text()
+        self._world.agree("what is to be run", agreed)
         self._engine.start(list(dict.fromkeys([*buckets, *declared_buckets(data)])), rules)
         self._engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         # So that the first step waits for nobody's start.
-        self._world.gather("everybody to be ready", None, START_SECONDS)
-
-    def _fingerprint(self, plan: Sequence[Microbatch]) -> Mapping[str, str]:
-        """Whatever must be equal on all processes of the run, by name."""
-        split = [[len(layers) for layers in chunks] for chunks in self._engine.chunks]
-        found = {"rules": self._stepper.rules(len(plan), "train"), "split": split, "seed": self._seed}
-        found |= {"frozen": self._pipe.frozen, "tied": self._pipe.tied, "jax": jax.__version__}
-        found |= {"remat": self._engine.remat, "delays": self._delays, "loss_scale": self.loss_scale}
-        found |= self._settings.as_text()
-        return {name: str(value) for name, value in found.items()}
+        mine = self._executables.compiles, self._executables.loads
+        counts = self._world.gather("everybody to be ready", mine, START_SECONDS)
+        self._programs = sum(made for made, _ in counts), sum(loaded for _, loaded in counts)
+        if self._world.rank == 0:
+            self._executables.remove_unused()
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if not self._checked:
