@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax import weights
 
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "rrfp_jax"
@@ -22,6 +23,7 @@ MAY_IMPORT = {  # of rrfp_jax's own parts, besides itself
     "errors": set(),
     "schedules": {"core"},
     "data": {"corpus", "train"},
+    "weights": {"train"},
     "__init__": {"errors", "schedules", "data", "sim", "runtime", "train"},
 }
 PRIVATE_JAX = re.compile(r"jax\._(?!_)|jax\.(lib|interpreters)\b|jaxlib\b")
@@ -76,11 +78,11 @@ def private_jax(tree):
 
 
 def not_public(tree):
-    """What a module takes from rrfp_jax that is not in its `__all__`, nor in those of its two namespaces."""
-    public = {f"rrfp_jax.{name}" for name in rrfp.__all__}
+    """What a module takes from rrfp_jax that is not in its `__all__`, nor in those of its namespaces."""
+    public = {f"rrfp_jax.{name}" for name in (*rrfp.__all__, "weights")}
     inside = {
-        f"rrfp_jax.{space}": {f"rrfp_jax.{space}.{name}" for name in getattr(rrfp, space).__all__}
-        for space in ("schedules", "data")
+        module.__name__: {f"{module.__name__}.{name}" for name in module.__all__}
+        for module in (rrfp.schedules, rrfp.data, weights)
     }
     taken = [n for n in (*imported(tree), *used(tree)) if under(n, ["rrfp_jax"]) and n != "rrfp_jax"]
     return [

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.initial import initial_params
-from rrfp_jax.train.pretrained import Tensor, pretrained
+from rrfp_jax.weights import Tensor, pretrained
 from tests import toy
 
 

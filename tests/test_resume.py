@@ -7,7 +7,7 @@ import pytest
 import rrfp_jax as rrfp
 from tests import toy
 
-STEPS = 6
+STEPS = 40
 
 
 def trainer(stages=4, **kwargs):

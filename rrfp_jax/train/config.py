@@ -18,6 +18,7 @@ from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.budget import parse_setting
 from rrfp_jax.runtime.delays import Delays
+from rrfp_jax.runtime.initial import InitFunction
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.train.checkpointing import Checkpointing
@@ -120,6 +121,10 @@ class RunConfig(ABC):
         """Validation data with a number of `steps`, or None for no validation."""
         return None
 
+    def init(self) -> InitFunction | None:
+        """Initial values from elsewhere, such as `rrfp_jax.weights.pretrained(...)`; None for the layers' own."""
+        return None
+
     def delays(self) -> Delays:
         """The delays to inject."""
         return Delays(
@@ -153,6 +158,7 @@ class RunConfig(ABC):
             on_nonfinite=self.on_nonfinite,
             loss_scale=self.loss_scale,
             seed=self.seed,
+            init=self.init(),
             stall_seconds=self.stall_seconds,
             delays=self.delays(),
             executables=Path(self.directory) / ".executables" if self.executables else None,
