@@ -122,7 +122,7 @@ class RunConfig(ABC):
         return None
 
     def init(self) -> InitFunction | None:
-        """Initial values from elsewhere, such as `rrfp_jax.weights.pretrained(...)`; None for the layers' own."""
+        """Initial values from elsewhere, as from `rrfp_jax.weights.pretrained`; None for the layers' own."""
         return None
 
     def delays(self) -> Delays:
