@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -241,6 +242,17 @@ class TestRefusals:
             "params.3.up is float32[8, 5] instead of float32[8, 6]",
         ):
             assert part in str(refused.value)
+
+    def test_one_of_a_later_version(self, made):
+        @dataclass(frozen=True)
+        class Later(RunState):
+            weather: str = "fair"
+
+        checkpoints = made()
+        checkpoints.save(Later(step=10), stored.leaves(ALL, 10))
+        checkpoints.advance(to_the_end=True)
+        with pytest.raises(UsageError, match=r"checkpoints/10 has weather, which this version"):
+            made().restore(specs(stored.leaves(ALL, 0)))
 
     def test_a_step_of_which_there_is_none(self, made):
         save(made(), 10)

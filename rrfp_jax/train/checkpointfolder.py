@@ -13,10 +13,11 @@ import shutil
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rrfp_jax.errors import UsageError
 from rrfp_jax.train.folders import move_away
 from rrfp_jax.train.orbaxfiles import METADATA, Damaged, Leaf, read_file, tree_metadata, write_file
 
@@ -116,6 +117,7 @@ class CheckpointFolder:
 
         Raises:
             Damaged: the manifest or the metadata are not as they were written.
+            UsageError: a later version wrote it, and keeps more than this one knows.
         """
         manifest = self.final(step) / MANIFEST
         intact = False
@@ -132,7 +134,13 @@ class CheckpointFolder:
         size, checksum = content["files"][METADATA]
         metadata = bytearray(size)
         read_file(self.final(step) / METADATA, checksum, memoryview(metadata))
-        return RunState(**json.loads(metadata)["custom_metadata"]), content["leaves"]
+        state = json.loads(metadata)["custom_metadata"]
+        if unknown := sorted(state.keys() - {item.name for item in fields(RunState)}):
+            raise UsageError(
+                f"{self.final(step)} has {', '.join(unknown)}, which this version of rrfp_jax does not know: "
+                f"go on with the version that wrote it"
+            )
+        return RunState(**state), content["leaves"]
 
 
 def _remove(checkpoint: Path) -> None:
