@@ -20,7 +20,7 @@ from benchmarks.gpu import (
 from benchmarks.gpu.findings import Findings, Unavailable
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.harness import Aim
-from rrfp_jax.train.gpus import MEMORY, OLD_MEMORY
+from rrfp_jax.runtime.gpus import MEMORY, OLD_MEMORY
 
 REPOSITORY = Path(__file__).parent.parent
 

@@ -11,11 +11,13 @@ from contextlib import suppress
 from typing import Any
 
 import jax
-from jax._src import clusters, distributed, xla_bridge
+from jax._src import distributed, xla_bridge
 from jax._src.interpreters import partial_eval
 from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import SingleDeviceSharding
+
+from rrfp_jax.runtime.proxies import directly
 
 try:
     from jax._src import flattree  # type: ignore[attr-defined]  # jax 0.12
@@ -75,19 +77,6 @@ def provide_cpu_devices(count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
 
 
-def detected_run() -> tuple[str, int, int]:
-    """Coordinator (host:port), processes and rank, in the cluster that JAX finds itself in, such as SLURM's.
-
-    Raises:
-        RuntimeError: it finds none.
-    """
-    detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
-    coordinator, processes, rank, _ = detect(None, None, None, None, None, None)
-    if coordinator is None or processes is None or rank is None:
-        raise RuntimeError("JAX finds no cluster in the environment")
-    return coordinator, processes, rank
-
-
 def place_in_run() -> tuple[int, int] | None:
     """(rank, number of processes) if `jax.distributed` has been initialised, else None."""
     state = distributed.global_state
@@ -97,6 +86,10 @@ def place_in_run() -> tuple[int, int] | None:
 def join_run(coordinator: str, processes: int, rank: int) -> None:
     """`jax.distributed.initialize`, such that the death of another process is no death sentence for this one.
 
+    Whatever proxy the environment names, the coordinator is called directly. JAX looks for no cluster: in a
+    SLURM step it would let a process use the GPU that has its local rank among those that it sees, which is
+    none where each task sees its own only.
+
     Args:
         coordinator: host:port of the coordination service, which runs already, or will.
         processes: in the run.
@@ -104,10 +97,12 @@ def join_run(coordinator: str, processes: int, rank: int) -> None:
     """
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
+    jax.config.update("jax_check_proxy_envs", False)  # it would warn of what the next line sees to
+    os.environ.update(directly(coordinator.rpartition(":")[0].strip("[]"), os.environ))
     start_service = _jax.get_distributed_runtime_service  # which rank 0 would call
     _jax.get_distributed_runtime_service = lambda *args, **kwargs: None
     try:
-        jax.distributed.initialize(coordinator, processes, rank)
+        jax.distributed.initialize(coordinator, processes, rank, cluster_detection_method="deactivate")
     finally:
         _jax.get_distributed_runtime_service = start_service
 

@@ -20,8 +20,10 @@ from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime.blackbox import BlackBox
 from rrfp_jax.runtime.coordinator import Coordinator
 from rrfp_jax.runtime.farewell import say_farewell_at_exit
+from rrfp_jax.runtime.gpus import step_gpus
 from rrfp_jax.runtime.handshake import connect, listen
 from rrfp_jax.runtime.mailbox import Mailbox
+from rrfp_jax.runtime.slurm import SlurmStep
 from rrfp_jax.runtime.world import World
 
 SILENCE_SECONDS = 25.0
@@ -103,12 +105,11 @@ def join() -> World:
         UsageError: the environment says half of what is needed, or nonsense, or JAX was in use already.
         TrainingError: the others cannot be reached.
     """
-    place, silence = Place.of(os.environ), silence_seconds(os.environ)
+    place, silence = Place.of(os.environ) or _place_in_step(), silence_seconds(os.environ)
     folder = None if place is None else place.folder
     box = None if place is None or folder is None else BlackBox(folder / f"box-{place.rank}", place.rank, "")
-    several = place is not None and place.processes > 1
     coordinator = None
-    if _jax.place_in_run() is None and (several or (place is None and _is_slurm_step(os.environ))):
+    if place is not None and place.processes > 1 and _jax.place_in_run() is None:
         if _jax.in_use():
             raise UsageError(
                 "JAX was in use before this process joined the others, so it cannot join them any more: make "
@@ -125,13 +126,18 @@ def join() -> World:
     return world
 
 
-def _meet(place: Place | None) -> Coordinator | None:
-    """Wait for all processes of the run, and serve them if this is rank 0 and there is no launcher.
+def _place_in_step() -> Place | None:
+    """What SLURM says; this task then sees its share of the GPUs if `srun` shows it those of all tasks."""
+    step = SlurmStep.of(os.environ)
+    if step is None:
+        return None
+    os.environ.update(step_gpus(os.environ, step))
+    return Place(step.coordinator, step.processes, step.rank, folder=None)
 
-    Without a place, JAX finds it in what SLURM says.
-    """
+
+def _meet(place: Place) -> Coordinator | None:
+    """Wait for all processes of the run, and serve them if this is rank 0 and there is no launcher."""
     try:
-        place = place or Place(*_jax.detected_run(), folder=None)
         serves = place.rank == 0 and place.folder is None
         port = place.coordinator.rpartition(":")[2]
         coordinator = Coordinator(f"[::]:{port}", place.processes) if serves else None
@@ -155,11 +161,6 @@ def in_company() -> bool:
     """Whether this process has joined a run of several."""
     found = _jax.place_in_run()
     return found is not None and found[1] > 1
-
-
-def _is_slurm_step(environment: Mapping[str, str]) -> bool:
-    """Whether `srun` started this process as one of several; a batch script itself is none of them."""
-    return "SLURM_STEP_NODELIST" in environment and environment.get("SLURM_NTASKS", "1") != "1"
 
 
 def _connect(rank: int, size: int) -> Mailbox:

@@ -1,0 +1,100 @@
+"""What SLURM's variables say about a process: whether `srun` started it as one of several, and as which.
+
+Only `srun` sets the variables of a step; shells of `salloc`, batch scripts and ssh sessions have some of the
+others, and all that they start inherits them. JAX would take the number of tasks of the *job* for that of the
+processes; here a process has company only if its own step has several tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rrfp_jax.errors import UsageError
+
+FIRST_PORT, PORTS = 61440, 4096
+"""Coordinators listen on one of these, so that jobs on one node rarely meet (as JAX has it)."""
+
+ANOTHER_STEP = 997
+
+
+@dataclass(frozen=True)
+class SlurmStep:
+    """One task of a step with several.
+
+    Attributes:
+        coordinator: host:port, on the step's first node, where task 0 is; equal for all tasks.
+        processes, rank: tasks in the step, and which one this is.
+        local_rank, node: which one of its node, and which node of the step.
+        tasks_per_node: for each node of the step.
+    """
+
+    coordinator: str
+    processes: int
+    rank: int
+    local_rank: int
+    node: int
+    tasks_per_node: tuple[int, ...]
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> SlurmStep | None:
+        """Read the variables of a step; None for a process that is no task, or the only one.
+
+        JAX_COORDINATOR_PORT, if it is set, is the coordinator's port, as in JAX.
+
+        Raises:
+            UsageError: some variables of a step with several tasks are missing, or no numbers.
+        """
+        if not environment.get("SLURM_STEP_NODELIST") or not environment.get("SLURM_PROCID"):
+            return None
+        processes = _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+        if processes == 1:
+            return None
+        job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID", default=0)
+        usual = FIRST_PORT + (job + ANOTHER_STEP * step) % PORTS
+        port = _number(environment, "JAX_COORDINATOR_PORT", default=usual)
+        return cls(
+            coordinator=f"{first_host(environment['SLURM_STEP_NODELIST'])}:{port}",
+            processes=processes,
+            rank=_number(environment, "SLURM_PROCID"),
+            local_rank=_number(environment, "SLURM_LOCALID"),
+            node=_number(environment, "SLURM_NODEID", default=0),
+            tasks_per_node=tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE") or str(processes)),
+        )
+
+    @property
+    def tasks_here(self) -> int:
+        """How many tasks this node has."""
+        return self.tasks_per_node[self.node] if self.node < len(self.tasks_per_node) else 1
+
+
+def first_host(nodes: str) -> str:
+    """The first of a SLURM list of nodes, such as "node007" of "node[007-009,012],other"."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    assert first is not None  # it matches the empty text, too
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first.group())
+
+
+def tasks_per_node(text: str) -> tuple[int, ...]:
+    """Of SLURM's way to write it: "2(x3),1" is (2, 2, 2, 1).
+
+    Raises:
+        UsageError: it is written otherwise.
+    """
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    if not all(parts):
+        raise UsageError(f"SLURM_STEP_TASKS_PER_NODE={text} is no number of tasks per node; {REMEDY}")
+    return tuple(int(part[1]) for part in parts if part for _ in range(int(part[2] or 1)))
+
+
+REMEDY = "start ranks with srun, or alone without SLURM's variables: unset ${!SLURM_@}"
+
+
+def _number(environment: Mapping[str, str], *names: str, default: int | None = None) -> int:
+    """Of the first of these variables that is set."""
+    name = next((name for name in names if environment.get(name)), names[0])
+    text = environment.get(name) or ("" if default is None else str(default))
+    if not text.isdecimal():
+        raise UsageError(f"SLURM_PROCID is set, but {name} is {text or 'missing'}; {REMEDY}")
+    return int(text)
