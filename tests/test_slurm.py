@@ -1,14 +1,35 @@
-"""The SLURM file as far as it can be checked without SLURM (launch/README.md says what was run with it)."""
+"""The SLURM file with a stand-in for `srun`; launch/slurm.md says what was run on a SLURM."""
 
+import json
 import os
 import re
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
-FILE = Path(__file__).parent.parent / "launch" / "slurm.sbatch"
+import pytest
 
-SBATCH_OPTIONS = {"ntasks", "gpus-per-task", "signal", "nodes", "time", "partition", "job-name", "requeue"}
+from tests.test_processes import REPOSITORY, environment
+
+FILE = REPOSITORY / "launch" / "slurm.sbatch"
+
+SBATCH_OPTIONS = {
+    "ntasks",
+    "gpus-per-task",
+    "signal",
+    "nodes",
+    "time",
+    "requeue",
+    "distribution",
+    "open-mode",
+}
 """Some of those that `sbatch --help` lists. It refuses a file with any other, such as srun's own."""
+
+LIMIT_SECONDS = 300.0
+
+STOPPED = "SIGTERM: stopped after step 6; resumes from runs/a.checkpoints/7"
 
 
 def test_every_option_is_one_of_sbatch():
@@ -16,15 +37,93 @@ def test_every_option_is_one_of_sbatch():
     assert options and set(options) <= SBATCH_OPTIONS
 
 
-def test_arguments_reach_every_task(tmp_path):
-    stub = tmp_path / "srun"
-    stub.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
-    stub.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+@pytest.fixture
+def job(tmp_path):
+    """Start the file as a batch script of SLURM; what `srun` and `scontrol` do is given as shell commands."""
+    started = []
+
+    def start(*arguments, srun):
+        stubs = {"srun": srun, "scontrol": 'echo "$@" >> scontrol.txt'}
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        for name, text in stubs.items():
+            stub = tmp_path / "bin" / name
+            stub.write_text(f"#!/bin/bash\n{text}\n")
+            stub.chmod(0o755)
+        own = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NAME": "trial", "SLURM_NTASKS": "4"}
+        path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        proxy = {"http_proxy": "http://127.0.0.1:9"}  # nobody is there
+        script = subprocess.Popen(
+            ["bash", FILE, *arguments],
+            cwd=tmp_path,
+            env={**environment(), **own, **proxy, "PATH": path},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(script)
+        return script
+
+    start.log = tmp_path / f"trial-{os.getpid()}.log"
+    start.requeued = tmp_path / "scontrol.txt"
+    yield start
+    for script in started:
+        if script.poll() is None:
+            os.killpg(script.pid, signal.SIGKILL)
+        script.wait()
+        script.stdout.close()
+
+
+def test_arguments_reach_every_task(job):
     arguments = ["--config=a file.py", "--config.steps=3"]
-    done = subprocess.run(
-        ["bash", FILE, *arguments], env=environment, capture_output=True, text=True, check=True
-    )
-    given = done.stdout.splitlines()
+    said, _ = job(*arguments, srun='printf "%s\\n" "$@"').communicate(timeout=LIMIT_SECONDS)
+    given = said.splitlines()
     assert given[-5:] == ["python", "-m", "rrfp_jax.train.main", *arguments]
-    assert "--kill-on-bad-exit=1" in given[:-5]
+    assert {"--kill-on-bad-exit=1", "--label", f"--output={job.log.name}"} <= set(given[:-5])
+
+
+@pytest.mark.parametrize(
+    ("srun", "status", "requeued"),
+    [
+        ("echo '1: step 6'", 0, False),
+        (f"echo '0: {STOPPED}' >> trial-$SLURM_JOB_ID.log", 0, True),
+        (f"echo ' 0: {STOPPED}' >> trial-$SLURM_JOB_ID.log; exit 9", 9, False),
+        ("echo '0: SIGTERM: stopped after step 6; nothing is saved' >> trial-$SLURM_JOB_ID.log", 0, False),
+    ],
+    ids=["ended", "stopped", "failed", "nothing-saved"],
+)
+def test_only_a_run_that_saved_itself_is_requeued(job, srun, status, requeued):
+    job.log.write_text(f"0: {STOPPED}\n")  # of an earlier start
+    assert job(srun=srun).wait(LIMIT_SECONDS) == status
+    assert job.requeued.exists() == requeued
+
+
+def wait_for(text, log, script):
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not (log.exists() and text in log.read_text()):
+        assert script.poll() is None and time.monotonic() < deadline, log.exists() and log.read_text()
+        time.sleep(0.05)
+
+
+def test_a_job_on_two_nodes_is_stopped_requeued_and_goes_on(job, tmp_path):
+    """Four tasks on two addresses, with a proxy in their environment that must not be asked."""
+    (tmp_path / "text.txt").write_bytes(bytes(range(256)) * 40)
+    arguments = [
+        f"--config={REPOSITORY}/configs/quickstart.py",
+        *("--config.model.n_layers=2", "--config.model.d_model=16", "--config.model.d_ff=16"),
+        *("--config.batch=4", "--config.microbatches=2", "--config.path=text.txt"),
+        "--config.checkpoint.every_steps=100000",
+    ]
+    srun = f'echo $$ > srun.pid; exec python {REPOSITORY}/tests/stub_srun.py "$@"'
+    script = job(*arguments, "--config.steps=100000", srun=srun)
+    wait_for("0: step     3", job.log, script)
+    os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGTERM)
+    assert script.wait(LIMIT_SECONDS) == 0, job.log.read_text()
+    done = int(re.search(r"0: SIGTERM: stopped after step (\d+); resumes from", job.log.read_text())[1]) + 1
+    assert job.requeued.read_text() == f"requeue {os.getpid()}\n"
+    script = job(*arguments, f"--config.steps={done + 2}", srun=srun)
+    assert script.wait(LIMIT_SECONDS) == 0, job.log.read_text()
+    assert f"0: resumes after {done} steps" in job.log.read_text()
+    assert "validation loss" in job.log.read_text() and "proxy" not in job.log.read_text()
+    assert job.requeued.read_text().count("requeue") == 1
+    lines = (tmp_path / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(done + 2))

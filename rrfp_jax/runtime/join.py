@@ -166,11 +166,12 @@ def in_company() -> bool:
 def _connect(rank: int, size: int) -> Mailbox:
     """Connections to all other ranks; addresses and the token go through the key-value store."""
     store = _jax.key_value_store()
+    address = own_address()
     try:
-        listener = listen(own_address())
+        listener = listen(address)
     except OSError as error:
         raise UsageError(
-            f"rank {rank} cannot listen on {own_address()}: {error.strerror}; set RRFP_BIND to an address of "
+            f"rank {rank} cannot listen on {address}: {error.strerror}; set RRFP_BIND to an address of "
             f"this machine that the other ranks reach"
         ) from None
     if rank == 0:
@@ -193,10 +194,19 @@ def _connect(rank: int, size: int) -> Mailbox:
 
 
 def own_address() -> str:
-    """The address to listen on: RRFP_BIND, or the one from which the coordinator is reached."""
+    """The address that this process of a run listens on."""
+    return address_towards(_jax.coordinator_host())
+
+
+def address_towards(coordinator: str) -> str:
+    """The address to listen on: RRFP_BIND, or the one from which the coordinator's host is reached.
+
+    Raises:
+        OSError: there is no such host, or no way to it.
+    """
     if chosen := os.environ.get("RRFP_BIND"):
         return chosen
-    family, _, _, _, address = socket.getaddrinfo(_jax.coordinator_host(), 9, type=socket.SOCK_DGRAM)[0]
+    family, _, _, _, address = socket.getaddrinfo(coordinator, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing: the kernel only chooses a route
         return str(probe.getsockname()[0])

@@ -1,0 +1,126 @@
+"""`rrfp-doctor`: whether a run would work where this is started, and what to do if not."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rrfp_jax.errors import DONE, FAILED, UsageError
+from rrfp_jax.train.commandline import Parser, exit_status
+from rrfp_jax.train.preflight import devices, machine, network, placement
+from rrfp_jax.train.preflight.findings import Finding
+from rrfp_jax.train.preflight.meeting import LIMIT_SECONDS, meet
+from rrfp_jax.train.preflight.surroundings import Surroundings, look
+
+COMMAND = "rrfp-doctor"
+
+DESCRIPTION = """\
+Checks, before a run is started, the place where it would be: start it as you would start the run, alone, by
+srun, or with RRFP_COORDINATOR, RRFP_PROCESSES and RRFP_RANK. Several tasks call each other. Rank 0 prints
+every check, the others what is wrong with them."""
+
+EPILOG = """\
+exit status: 0 nothing fails, 1 something does, 2 refused, 130 interrupted
+
+examples:
+  rrfp-doctor
+  srun --ntasks=8 --nodes=2 --gpus-per-task=1 rrfp-doctor --tp=2"""
+
+CHECKS: Sequence[Callable[[Surroundings], Finding | None]] = (
+    placement.check_place,
+    placement.check_other_launchers,
+    devices.check_versions,
+    devices.check_gpus,
+    devices.check_shares,
+    devices.check_binding,
+    network.check_address,
+    network.check_port,
+    network.check_proxy,
+    network.check_peers,
+    network.check_clock,
+    placement.check_groups,
+    machine.check_open_files,
+    machine.check_shm,
+    machine.check_folder,
+)
+"""Each answers, or None where there is nothing to check."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; its exit status."""
+    return exit_status(COMMAND, lambda: _examine(arguments))
+
+
+def _examine(arguments: Sequence[str]) -> int:
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit:  # of --help
+        return DONE
+    if options.tp < 1:
+        raise UsageError(f"--tp={options.tp}: give the ranks of a tensor-parallel group, 1 for none")
+    found = look(os.environ, folder=options.directory, tp=options.tp)
+    place = found.place
+    several = place is not None and place.processes > 1
+    if place is not None and several and place.folder is None and not found.address_error:
+        meeting = meet(place, found.host, found.address, Path(options.directory), options.limit)
+        found = dataclasses.replace(found, meeting=meeting)
+    findings = examine(found)
+    rank = 0 if place is None else place.rank
+    for finding in findings:
+        if rank == 0 or finding.level != "ok":
+            print(f"rank {rank}: {finding}" if several else finding, flush=True)
+    if options.json is not None:
+        file = options.json if rank == 0 else options.json.with_name(f"{options.json.name}.{rank}")
+        _write(file, findings)
+    return FAILED if any(finding.level == "FAIL" for finding in findings) else DONE
+
+
+def examine(found: Surroundings) -> list[Finding]:
+    """What all checks that apply say."""
+    answers = (check(found) for check in CHECKS)
+    return [answer for answer in answers if answer is not None]
+
+
+def _write(file: Path, findings: Sequence[Finding]) -> None:
+    text = json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1)
+    try:
+        file.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=COMMAND,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks in a tensor-parallel group (1)")
+    parser.add_argument("--directory", default="runs", metavar="DIR", help="where runs are kept (runs)")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=LIMIT_SECONDS,
+        metavar="SECONDS",
+        help=f"for all tasks to call ({LIMIT_SECONDS:g})",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE.json", help="the findings of rank 0; of rank 2: FILE.json.2"
+    )
+    return parser
+
+
+def run() -> None:
+    """Entry point of the `rrfp-doctor` command."""
+    sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

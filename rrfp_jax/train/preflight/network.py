@@ -1,0 +1,87 @@
+"""Checks: addresses, ports and proxies, and whether the tasks reach each other."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from rrfp_jax.runtime.proxies import proxy_for
+from rrfp_jax.train.preflight.findings import Finding
+from rrfp_jax.train.preflight.surroundings import Surroundings
+
+SKEW_SECONDS = 1.0
+"""By which clocks of nodes may differ: logs and the times of files are still in order."""
+
+
+def check_address(found: Surroundings) -> Finding:
+    """Whether this process can listen where others reach it."""
+    fix = "export RRFP_BIND=an address of this node that the others reach (hostname -I lists them)"
+    if found.address_error:
+        return Finding("FAIL", "address", f"cannot listen on {found.address_error}", fix)
+    connected = found.meeting is not None and not found.meeting.error
+    if _nodes(found) > 1 and _is_loopback(found.address) and not connected:
+        said = f"{found.address} is a loopback, which no other node reaches: see {found.host} in /etc/hosts"
+        return Finding("FAIL", "address", said, fix)
+    return Finding("ok", "address", f"listens on {found.address}")
+
+
+def check_port(found: Surroundings) -> Finding | None:
+    """Whether rank 0 can serve the others at the coordinator's port."""
+    if found.place is None or found.meeting is None or found.place.rank:
+        return None
+    host, _, port = found.place.coordinator.rpartition(":")
+    if not found.meeting.port_taken:
+        return Finding("ok", "port", f"{port} is free for the coordinator")
+    fix = f"export JAX_COORDINATOR_PORT={1024 + (int(port) + 4321) % 60000}"
+    if found.step is None:
+        fix = f"export RRFP_COORDINATOR={host}:{1024 + (int(port) + 4321) % 60000} on all ranks"
+    return Finding("FAIL", "port", f"cannot serve at {port}: {found.meeting.port_taken}", fix)
+
+
+def check_peers(found: Surroundings) -> Finding | None:
+    """Whether the ranks have met and reach each other."""
+    if found.meeting is None:
+        return None
+    if found.meeting.error:
+        fix = "firewall between nodes? RRFP_BIND for the right network; all tasks started? srun rrfp-doctor"
+        return Finding("FAIL", "peers", found.meeting.error, fix)
+    return Finding("ok", "peers", f"connected to all of {len(found.meeting.hosts)} ranks")
+
+
+def check_proxy(found: Surroundings) -> Finding:
+    """Whether a proxy stands between a rank and the coordinator."""
+    host = "" if found.place is None else found.place.coordinator.rpartition(":")[0].strip("[]")
+    proxy = proxy_for(host, found.environment) if host else None
+    if proxy is None:
+        return Finding("ok", "proxy", "none between the ranks")
+    said = (
+        f"{proxy}={found.environment[proxy]} would be asked for {host}. Our runs call it directly; a program "
+        f"that calls jax.distributed.initialize itself is aborted after five minutes"
+    )
+    return Finding("warn", "proxy", said, f"export no_proxy=$no_proxy,{host}")
+
+
+def check_clock(found: Surroundings) -> Finding | None:
+    """Whether this node's clock agrees with rank 0's."""
+    meeting = found.meeting
+    if meeting is None or meeting.error:
+        return None
+    if abs(meeting.ahead) - meeting.ahead_error <= SKEW_SECONDS:
+        most = abs(meeting.ahead) + meeting.ahead_error
+        return Finding("ok", "clock", f"within {most:.3f} s of rank 0's")
+    said = f"rank 0's is {meeting.ahead:+.1f} s from this one: logs and times of files are out of order"
+    return Finding(
+        "warn", "clock", said, "chronyc tracking, or timedatectl: is this node's time synchronised?"
+    )
+
+
+def _nodes(found: Surroundings) -> int:
+    if found.meeting is not None and found.meeting.hosts:
+        return len(set(found.meeting.hosts))
+    return 1 if found.step is None else len(found.step.tasks_per_node)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,205 @@
+"""What a run finds where it starts, collected so that the checks need nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.gpus import PROC, step_gpus
+from rrfp_jax.runtime.handshake import listen
+from rrfp_jax.runtime.join import Place, address_towards
+from rrfp_jax.runtime.slurm import SlurmStep
+
+PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin")
+
+PROBE_SECONDS = 180.0
+"""Limit for JAX to find its devices."""
+
+PROBE = """\
+import json, jax
+found = jax.local_devices()
+print(json.dumps([found[0].platform, len(found)]))
+"""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Of the runs: its name, why nothing can be written there (empty if it can), free bytes."""
+
+    name: str = "runs"
+    error: str = ""
+    free: int = 1 << 40
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a task learned when it called the others.
+
+    Attributes:
+        hosts: the node of each rank; empty if they did not come together.
+        error: why they did not: the first thing that went wrong.
+        port_taken: rank 0 could not listen on the coordinator's port, for this reason.
+        ahead: seconds by which rank 0's clock is before this one's, and the error of that.
+        sees_folder: whether what rank 0 writes into the folder of the runs is seen here.
+    """
+
+    hosts: tuple[str, ...] = ()
+    error: str = ""
+    port_taken: str = ""
+    ahead: float = 0.0
+    ahead_error: float = 0.0
+    sees_folder: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """All that the checks look at.
+
+    Attributes:
+        environment: variables of this process.
+        place: of this process in its run, as `join` would have it; None if alone, or if `place_error`.
+        place_error: why `join` would refuse the variables.
+        step: of SLURM, whether `place` comes from it or not.
+        tp: ranks in a tensor-parallel group.
+        host, address: this machine's name, and the address to listen on.
+        address_error: why nothing can listen there; empty if it can.
+        versions: of JAX's packages that are installed.
+        gpus, gpu_files: GPUs that the driver lists, and those whose /dev/nvidia* is there.
+        platform, devices: what JAX finds with these GPUs.
+        probe_error: why it finds nothing.
+        open_files: soft and hard limit.
+        shm_free: bytes free in /dev/shm.
+        folder: of the runs.
+        meeting: with the other tasks; None if there are none.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    place: Place | None = None
+    place_error: str = ""
+    step: SlurmStep | None = None
+    tp: int = 1
+    host: str = "n1"
+    address: str = "10.0.0.1"
+    address_error: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    gpu_files: int = 0
+    platform: str = "cpu"
+    devices: int = 1
+    probe_error: str = ""
+    open_files: tuple[int, int] = (1 << 16, 1 << 16)
+    shm_free: int = 1 << 34
+    folder: Folder = Folder()
+    meeting: Meeting | None = None
+
+
+def found_place(environment: Mapping[str, str]) -> tuple[Place | None, SlurmStep | None, str]:
+    """This process's place in its run, its SLURM step, and why the variables would be refused, if so."""
+    try:
+        step = SlurmStep.of(environment)
+        place = Place.of(environment)
+    except UsageError as error:
+        return None, None, str(error)
+    if place is None and step is not None:
+        place = Place(step.coordinator, step.processes, step.rank, folder=None)
+    return place, step, ""
+
+
+def found_versions() -> dict[str, str]:
+    """Of JAX's packages that are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def found_gpus() -> tuple[int, int]:
+    """GPUs that the driver lists, and those whose device file is there."""
+    listed = sum(1 for _ in PROC.iterdir()) if PROC.is_dir() else 0
+    return listed, sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia*"))
+
+
+def found_devices(environment: Mapping[str, str], step: SlurmStep | None) -> tuple[str, int, str]:
+    """Platform and number of the devices that JAX finds, in a process of its own, or else why none."""
+    own = {} if step is None else step_gpus(environment, step)
+    calm = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE],
+            env={**environment, **own, **calm},
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+            check=True,
+        )
+        platform, devices = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return "", 0, f"it has not found its devices in {PROBE_SECONDS:g} s"
+    except subprocess.CalledProcessError as error:
+        return "", 0, (error.stderr.strip() or f"status {error.returncode}").splitlines()[-1]
+    return platform, devices, ""
+
+
+def found_folder(name: str) -> Folder:
+    """The folder of the runs; made if it is missing, as a run would."""
+    path = Path(name)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        test = path / f".doctor-{socket.gethostname()}-{os.getpid()}"
+        test.write_text("")
+        test.unlink()
+        return Folder(name, "", shutil.disk_usage(path).free)
+    except OSError as error:
+        return Folder(name, error.strerror or str(error))
+
+
+def found_address(coordinator: str | None) -> tuple[str, str]:
+    """The address that this process would listen on, and why it cannot, if so."""
+    host = "localhost" if coordinator is None else coordinator.rpartition(":")[0].strip("[]")
+    address = ""
+    try:
+        address = address_towards(host)
+        listen(address).close()
+    except OSError as error:
+        return address, f"{address or host}: {error.strerror or error}"
+    return address, ""
+
+
+def look(environment: Mapping[str, str], *, folder: str, tp: int) -> Surroundings:
+    """Everything but the meeting with other tasks."""
+    place, step, place_error = found_place(environment)
+    address, address_error = found_address(None if place is None else place.coordinator)
+    gpus, gpu_files = found_gpus()
+    platform, devices, probe_error = found_devices(environment, step)
+    return Surroundings(
+        environment=environment,
+        place=place,
+        place_error=place_error,
+        step=step,
+        tp=tp,
+        host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+        address=address,
+        address_error=address_error,
+        versions=found_versions(),
+        gpus=gpus,
+        gpu_files=gpu_files,
+        platform=platform,
+        devices=devices,
+        probe_error=probe_error,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        shm_free=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+        folder=found_folder(folder),
+    )
