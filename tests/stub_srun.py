@@ -3,8 +3,8 @@
     python stub_srun.py --output=FILE [--other=option ...] COMMAND [ARGUMENT ...]
 
 SLURM_JOB_ID and SLURM_NTASKS come from the job. Each task gets the variables that srun 22.05 sets, as seen on
-two slurmd of one machine. SIGTERM is passed on to the tasks, as slurmstepd signals them; one that ends badly
-ends the others, as --kill-on-bad-exit has it.
+two slurmd of one machine. SIGTERM is passed on to the tasks and all that they have started, as slurmstepd
+signals a step; a task that ends badly ends the others, as --kill-on-bad-exit has it.
 """
 
 import os
@@ -13,6 +13,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+
+import psutil
 
 NODES = ("127.0.0.2", "127.0.0.3")
 
@@ -51,7 +53,12 @@ def main(arguments):
             )
             for task in range(tasks)
         ]
-        signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in running])
+
+        def terminate(*_):
+            for process in psutil.Process().children(recursive=True):
+                process.terminate()
+
+        signal.signal(signal.SIGTERM, terminate)
 
         def copy(task, process):
             for line in process.stdout:

@@ -42,8 +42,8 @@ def job(tmp_path):
     """Start the file as a batch script of SLURM; what `srun` and `scontrol` do is given as shell commands."""
     started = []
 
-    def start(*arguments, srun):
-        stubs = {"srun": srun, "scontrol": 'echo "$@" >> scontrol.txt'}
+    def start(*arguments, srun, scontrol='echo "$@" >> scontrol.txt'):
+        stubs = {"srun": srun, "scontrol": scontrol}
         (tmp_path / "bin").mkdir(exist_ok=True)
         for name, text in stubs.items():
             stub = tmp_path / "bin" / name
@@ -81,6 +81,7 @@ def test_arguments_reach_every_task(job):
     assert {"--kill-on-bad-exit=1", "--label", f"--output={job.log.name}"} <= set(given[:-5])
 
 
+@pytest.mark.parametrize("before", ["", f"0: {STOPPED}\n"], ids=["first-start", "later-start"])
 @pytest.mark.parametrize(
     ("srun", "status", "requeued"),
     [
@@ -91,10 +92,23 @@ def test_arguments_reach_every_task(job):
     ],
     ids=["ended", "stopped", "failed", "nothing-saved"],
 )
-def test_only_a_run_that_saved_itself_is_requeued(job, srun, status, requeued):
-    job.log.write_text(f"0: {STOPPED}\n")  # of an earlier start
+def test_only_a_run_that_saved_itself_is_requeued(job, before, srun, status, requeued):
+    if before:
+        job.log.write_text(before)
     assert job(srun=srun).wait(LIMIT_SECONDS) == status
     assert job.requeued.exists() == requeued
+
+
+def test_a_job_that_slurm_does_not_requeue_has_ended_well(job):
+    srun = f"echo '0: {STOPPED}' >> trial-$SLURM_JOB_ID.log"
+    assert job(srun=srun, scontrol="exit 1").wait(LIMIT_SECONDS) == 0
+
+
+def test_a_requeued_run_knows_that_it_is(job, monkeypatch):
+    """Or it would begin anew if it was told not to resume."""
+    assert job(srun="echo $RRFP_RESTARTS").communicate(timeout=LIMIT_SECONDS)[0] == "0\n"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert job(srun="echo $RRFP_RESTARTS").communicate(timeout=LIMIT_SECONDS)[0] == "2\n"
 
 
 def wait_for(text, log, script):

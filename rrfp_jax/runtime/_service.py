@@ -3,8 +3,10 @@
     python -P _service.py ADDRESS PROCESSES LINGER_SECONDS
 
 It imports nothing but jaxlib, so that it is there in half a second, and writes a line once it serves. A line
-on standard input ends it at once. If its parent dies instead, it serves on for LINGER_SECONDS: JAX aborts
-every process that loses the service, and first they should be able to say whom they lost.
+on standard input ends it at once. Signals that ask a run to end it ignores, for SLURM sends them to every
+process of a step, and the ranks need it until they have saved. If its parent dies, it serves on for
+LINGER_SECONDS: JAX aborts every process that loses the service, and first they should be able to say whom
+they lost.
 
 Tried on jaxlib 0.10.2 and 0.12.0.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 
@@ -21,6 +24,8 @@ from jaxlib import _jax  # type: ignore[attr-defined]
 HEARTBEAT_SECONDS = 100
 SHUTDOWN_SECONDS = 5
 POLL_SECONDS = 0.2
+
+FOR_THE_RANKS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def was_told(parent: int) -> bool:
@@ -35,6 +40,8 @@ def was_told(parent: int) -> bool:
 
 
 if __name__ == "__main__":
+    for number in FOR_THE_RANKS:
+        signal.signal(number, signal.SIG_IGN)
     started_by = os.getppid()
     service = _jax.get_distributed_runtime_service(
         sys.argv[1],

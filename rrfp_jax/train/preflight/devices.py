@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rrfp_jax.runtime.gpus import MEMORY, OLD_MEMORY, visible_gpus
-from rrfp_jax.train.preflight.findings import Finding
+from rrfp_jax.train.preflight.findings import Finding, Level
 from rrfp_jax.train.preflight.surroundings import Surroundings
 
 OLDEST = (0, 10, 2)
@@ -35,44 +37,43 @@ def _release(version: str) -> tuple[int, ...]:
 
 def check_gpus(found: Surroundings) -> Finding:
     """Whether JAX sees the GPUs that are here, and if not, what hides them."""
-    environment = found.environment
-    given = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS")
-    if found.platform and found.platform != "cpu":
+    given = found.environment.get("SLURM_STEP_GPUS") or found.environment.get("SLURM_JOB_GPUS")
+    if found.platform not in {"", "cpu"}:
         return Finding("ok", "gpus", f"JAX sees {found.devices} of {found.gpus}")
-    if not found.gpus:
-        if given:
-            said = f"SLURM has given GPU {given}, but no driver lists any"
-            return Finding(
-                "FAIL", "gpus", said, "nvidia-smi on this node; in a container: --nv or --gpus all"
-            )
-        return _without_gpus(found, "none here; JAX uses the CPU")
-    said = f"JAX sees none of {found.gpus}"
-    if environment.get("JAX_PLATFORMS", "").startswith("cpu"):
-        said = f"{said}: JAX_PLATFORMS={environment['JAX_PLATFORMS']}"
-        return Finding("warn", "gpus", said, "unset JAX_PLATFORMS")
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and (not visible_gpus(environment) or visible.startswith(("-", "No"))):
-        fix = "srun --gpus-per-task=1 ..." if "SLURM_JOB_ID" in environment else "unset CUDA_VISIBLE_DEVICES"
-        return Finding("FAIL", "gpus", f"{said}: CUDA_VISIBLE_DEVICES={visible!r} hides them", fix)
-    if not found.gpu_files:
-        fix = "srun --gpus-per-task=1 ...; in a container: --nv or --gpus all"
-        return Finding("FAIL", "gpus", f"{said}: there is no /dev/nvidia* for this process", fix)
-    if not any(name in found.versions for name in PLUGINS):
-        return Finding("FAIL", "gpus", f"{said}: its CUDA plugin is not installed", INSTALL)
-    why = found.probe_error or "the plugin finds no device"
-    return Finding(
-        "FAIL",
-        "gpus",
-        f"{said}: {why}",
-        "unset LD_LIBRARY_PATH; nvidia-smi for the driver's CUDA version, and then " + INSTALL,
-    )
-
-
-def _without_gpus(found: Surroundings, said: str) -> Finding:
+    if found.gpus:
+        level, why, fix = _what_hides_them(found)
+        return Finding(level, "gpus", f"JAX sees none of {found.gpus}: {why}", fix)
+    if given:
+        said = f"SLURM has given GPU {given}, but no driver lists any"
+        return Finding("FAIL", "gpus", said, "nvidia-smi on this node; in a container: --nv or --gpus all")
     if found.probe_error:
         fix = "python -c 'import jax; jax.devices()'; JAX_PLATFORMS names a platform that is not here?"
         return Finding("FAIL", "gpus", f"JAX finds no device: {found.probe_error}", fix)
-    return Finding("ok", "gpus", said)
+    return Finding("ok", "gpus", "none here; JAX uses the CPU")
+
+
+def _what_hides_them(found: Surroundings) -> tuple[Level, str, str]:
+    """The first cause that applies: level, why, fix."""
+    platforms = found.environment.get("JAX_PLATFORMS", "")
+    visible = found.environment.get("CUDA_VISIBLE_DEVICES", "all")
+    shown = bool(visible_gpus({"CUDA_VISIBLE_DEVICES": visible})) and not visible.startswith(("-", "No"))
+    ask = (
+        "srun --gpus-per-task=1 ..." if "SLURM_JOB_ID" in found.environment else "unset CUDA_VISIBLE_DEVICES"
+    )
+    driver = f"unset LD_LIBRARY_PATH; nvidia-smi for the driver's CUDA version, and then {INSTALL}"
+    causes: Sequence[tuple[bool, Level, str, str]] = (
+        (platforms.startswith("cpu"), "warn", f"JAX_PLATFORMS={platforms}", "unset JAX_PLATFORMS"),
+        (not shown, "FAIL", f"CUDA_VISIBLE_DEVICES={visible!r} hides them", ask),
+        (
+            not found.gpu_files,
+            "FAIL",
+            "there is no /dev/nvidia* for this process",
+            "srun --gpus-per-task=1 ...; in a container: --nv or --gpus all",
+        ),
+        (not set(PLUGINS) & set(found.versions), "FAIL", "its CUDA plugin is not installed", INSTALL),
+        (True, "FAIL", found.probe_error or "the plugin finds no device", driver),
+    )
+    return next((level, why, fix) for applies, level, why, fix in causes if applies)
 
 
 def check_shares(found: Surroundings) -> Finding | None:

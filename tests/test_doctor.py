@@ -1,0 +1,293 @@
+"""The preflight: every check on made-up surroundings, and the meeting of tasks on this machine."""
+
+import dataclasses
+import json
+import re
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from rrfp_jax.runtime.gpus import MEMORY, OLD_MEMORY
+from rrfp_jax.runtime.join import Place
+from rrfp_jax.train import doctor
+from rrfp_jax.train.doctor import CHECKS, examine
+from rrfp_jax.train.preflight import devices, machine, network, placement
+from rrfp_jax.train.preflight.findings import Finding
+from rrfp_jax.train.preflight.meeting import meet
+from rrfp_jax.train.preflight.surroundings import Folder, Meeting, Surroundings, found_place
+from tests.test_slurm_step import BATCH, JOB, LAST, STEP
+
+PLACE = Place("n1:7000", 4, 0, folder=None)
+MET = Meeting(hosts=("n1", "n1", "n2", "n2"))
+LOST = Meeting(error="rank 0 cannot be reached")
+VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2"}
+CUDA = {**VERSIONS, "jax-cuda13-plugin": "0.10.2"}
+GPUS = {"gpus": 2, "gpu_files": 2, "versions": CUDA}
+SEEN = {**GPUS, "platform": "gpu", "devices": 2}
+PROXY = {"http_proxy": "http://proxy:3128"}
+
+
+def in_step(environment=LAST, **more):
+    place, step, _ = found_place(environment)
+    return {"environment": {**environment, **more}, "place": place, "step": step}
+
+
+TABLE = {  # check: what it finds, the level, what it says, what its fix says
+    placement.check_place: [
+        ({}, "ok", "alone on n1", ""),
+        ({"place": PLACE}, "ok", "rank 0 of 4 on n1, by RRFP_RANK; all meet at n1:7000", ""),
+        (in_step(), "ok", "rank 3 of 4 on n1, by srun; all meet at n1:61446", ""),
+        ({"environment": {**JOB, "SLURM_NTASKS": "1"}}, "ok", "alone", ""),
+        ({"environment": JOB}, "warn", "in job 6 of 4 tasks but no task of srun", "srun python"),
+        ({"environment": BATCH}, "warn", "in job 6 of 4 tasks but no task of srun", "srun python"),
+        ({"place_error": "RRFP_RANK is missing"}, "FAIL", "RRFP_RANK is missing", "unset"),
+        (
+            {**in_step(), "place": Place("n1:1", 4, 0, Path("runs"))},
+            "FAIL",
+            "launcher of its own",
+            "ntasks=1",
+        ),
+    ],
+    placement.check_other_launchers: [
+        ({"environment": {"WORLD_SIZE": "1"}}, None, "", ""),
+        ({"environment": {"WORLD_SIZE": "4"}, "place": PLACE}, None, "", ""),
+        ({"environment": {"OMPI_COMM_WORLD_SIZE": "4"}}, "FAIL", "mpirun", "RRFP_RANK=$OMPI_COMM_WORLD_RANK"),
+        ({"environment": {"WORLD_SIZE": "4"}}, "FAIL", "torchrun", "RRFP_PROCESSES=$WORLD_SIZE"),
+    ],
+    placement.check_groups: [
+        ({"meeting": MET}, None, "", ""),
+        ({"tp": 2, "meeting": LOST}, None, "", ""),
+        ({"tp": 2, "meeting": MET}, "ok", "on one node", ""),
+        ({"tp": 4, "meeting": MET}, "FAIL", "ranks 0 to 3, a group, are on n1, n2", "multiple of 4"),
+        ({"tp": 3, "meeting": MET}, "FAIL", "4 ranks are not whole groups", "multiple of 3"),
+        ({"tp": 2, "meeting": Meeting(hosts=("a", "b") * 2)}, "FAIL", "ranks 0 to 1", "--distribution=block"),
+    ],
+    devices.check_versions: [
+        ({"versions": VERSIONS}, "ok", "jaxlib 0.10.2", ""),
+        ({"versions": CUDA}, "ok", "jax-cuda13-plugin 0.10.2", ""),
+        ({"versions": {**VERSIONS, "jax": "0.9.4"}}, "FAIL", "too old", "jax>=0.10.2"),
+        ({"versions": {**CUDA, "jaxlib": "0.12.0"}}, "FAIL", "not jaxlib's version", "cuda13"),
+        ({"versions": {**CUDA, "jax-cuda12-plugin": "0.10.2"}}, "FAIL", "two plugins", "uninstall"),
+    ],
+    devices.check_gpus: [
+        ({}, "ok", "none here", ""),
+        (SEEN, "ok", "JAX sees 2 of 2", ""),
+        ({"environment": {"SLURM_STEP_GPUS": "0,1"}}, "FAIL", "given GPU 0,1, but no driver", "--gpus all"),
+        ({"probe_error": "Unknown backend", "platform": ""}, "FAIL", "Unknown backend", "JAX_PLATFORMS"),
+        (
+            {**GPUS, "environment": {"JAX_PLATFORMS": "cpu"}},
+            "warn",
+            "JAX_PLATFORMS=cpu",
+            "unset JAX_PLATFORMS",
+        ),
+        ({**GPUS, "environment": {"CUDA_VISIBLE_DEVICES": ""}}, "FAIL", "hides them", "unset CUDA_VISIBLE"),
+        ({**GPUS, "environment": {"CUDA_VISIBLE_DEVICES": "-1"}}, "FAIL", "hides them", "unset CUDA_VISIBLE"),
+        ({**GPUS, "environment": {**LAST, "CUDA_VISIBLE_DEVICES": ""}}, "FAIL", "hides", "--gpus-per-task=1"),
+        ({**GPUS, "gpu_files": 0}, "FAIL", "no /dev/nvidia*", "--gpus-per-task=1"),
+        ({**GPUS, "versions": VERSIONS}, "FAIL", "plugin is not installed", "cuda13"),
+        ({**GPUS, "probe_error": "libcudnn"}, "FAIL", "libcudnn", "LD_LIBRARY_PATH"),
+        ({**GPUS}, "FAIL", "finds no device", "LD_LIBRARY_PATH"),
+    ],
+    devices.check_shares: [
+        ({}, None, "", ""),
+        ({**SEEN, **in_step(CUDA_VISIBLE_DEVICES="1", SLURM_GPUS_ON_NODE="2")}, None, "", ""),
+        ({**SEEN, **in_step(CUDA_VISIBLE_DEVICES="0")}, "warn", "2 ranks share 1", "--gpus-per-task=1"),
+        ({**SEEN, **in_step(CUDA_VISIBLE_DEVICES="0", **{MEMORY: "0.4"})}, "warn", "2 ranks share 1", ""),
+        (
+            {**SEEN, **in_step(CUDA_VISIBLE_DEVICES="0", **{MEMORY: "0.8"})},
+            "FAIL",
+            "each takes 0.8",
+            f"{MEMORY}=0.45",
+        ),
+        (
+            {"environment": {MEMORY: ".5", OLD_MEMORY: ".5"}},
+            "FAIL",
+            "which JAX refuses",
+            f"unset {OLD_MEMORY}",
+        ),
+    ],
+    devices.check_binding: [
+        (in_step(CUDA_VISIBLE_DEVICES="1", SLURM_GPUS_ON_NODE="2"), None, "", ""),
+        ({"tp": 2, **in_step(CUDA_VISIBLE_DEVICES="0,1", SLURM_GPUS_ON_NODE="2")}, None, "", ""),
+        (
+            {"tp": 2, **in_step(CUDA_VISIBLE_DEVICES="1", SLURM_GPUS_ON_NODE="2")},
+            "warn",
+            "1 of 2 GPUs",
+            "--gpus-per-node=2",
+        ),
+    ],
+    network.check_address: [
+        ({}, "ok", "listens on 10.0.0.1", ""),
+        ({"address": "127.0.0.1"}, "ok", "listens on", ""),
+        ({**in_step(), "address": "127.0.1.1", "meeting": MET}, "ok", "listens on", ""),
+        ({**in_step(), "address": "127.0.1.1", "meeting": LOST}, "FAIL", "is a loopback", "RRFP_BIND"),
+        ({"address_error": "10.9.9.9: Cannot assign"}, "FAIL", "cannot listen on 10.9.9.9", "RRFP_BIND"),
+    ],
+    network.check_port: [
+        ({}, None, "", ""),
+        ({"place": dataclasses.replace(PLACE, rank=1), "meeting": LOST}, None, "", ""),
+        ({"place": PLACE, "meeting": MET}, "ok", "7000 is free", ""),
+        (
+            {"place": PLACE, "meeting": Meeting(port_taken="in use")},
+            "FAIL",
+            "7000: in use",
+            "COORDINATOR=n1:1",
+        ),
+        (
+            {**in_step(STEP), "meeting": Meeting(port_taken="in use")},
+            "FAIL",
+            "in use",
+            "JAX_COORDINATOR_PORT=",
+        ),
+    ],
+    network.check_proxy: [
+        ({"environment": PROXY}, "ok", "none", ""),
+        ({"environment": {**PROXY, "no_proxy": "n1"}, "place": PLACE}, "ok", "none", ""),
+        ({"environment": PROXY, "place": PLACE}, "warn", "http_proxy=http://proxy", "no_proxy=$no_proxy,n1"),
+    ],
+    network.check_peers: [
+        ({}, None, "", ""),
+        ({"meeting": MET}, "ok", "all of 4 ranks", ""),
+        ({"meeting": LOST}, "FAIL", "rank 0 cannot be reached", "firewall"),
+    ],
+    network.check_clock: [
+        ({}, None, "", ""),
+        ({"meeting": LOST}, None, "", ""),
+        ({"meeting": dataclasses.replace(MET, ahead=2.5, ahead_error=2)}, "ok", "within 4.500 s", ""),
+        ({"meeting": dataclasses.replace(MET, ahead=-2.5, ahead_error=1)}, "warn", "-2.5 s", "chronyc"),
+    ],
+    machine.check_open_files: [
+        ({"open_files": (1024, 1024)}, "ok", "1024", ""),
+        ({"open_files": (-1, -1)}, "ok", "", ""),
+        ({"open_files": (256, 4096)}, "FAIL", "1 ranks may need 264", "ulimit -n 264"),
+        ({"open_files": (256, 256), "place": PLACE}, "FAIL", "may need 288", "limits.conf"),
+    ],
+    machine.check_shm: [
+        ({}, "ok", "16384 MiB", ""),
+        ({"shm_free": 64 << 20}, "warn", "64 MiB", "--shm-size"),
+        ({"shm_free": 64 << 20, "gpus": 2}, "FAIL", "64 MiB", "--shm-size"),
+    ],
+    machine.check_folder: [
+        ({}, "ok", "runs: writable", ""),
+        ({"folder": Folder("r", "Read-only file system")}, "FAIL", "r: Read-only", "--config.directory"),
+        ({"folder": Folder("r", "", 1 << 29)}, "warn", "512 MiB free", "--config.directory"),
+        (
+            {"meeting": dataclasses.replace(MET, sees_folder=False)},
+            "FAIL",
+            "is not seen on n1",
+            "all nodes share",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("check", "case"), [(check, case) for check, cases in TABLE.items() for case in cases]
+)
+def test_a_check(check, case):
+    surroundings, level, said, fix = case
+    found = check(Surroundings(**surroundings))
+    if level is None:
+        assert found is None
+    else:
+        assert found.level == level and said in found.said and fix in found.fix, found
+        assert bool(found.fix) == (level != "ok")
+
+
+def test_every_check_is_shown_to_pass_and_to_fail():
+    assert set(TABLE) == set(CHECKS)
+    for check, cases in TABLE.items():
+        levels = {level for _, level, _, _ in cases}
+        assert levels & {"ok", None} and levels & {"warn", "FAIL"}, check
+
+
+def test_a_finding_is_a_line_and_a_line_to_paste():
+    assert str(Finding("ok", "gpus", "JAX sees 2 of 2")) == "ok    gpus: JAX sees 2 of 2"
+    assert str(Finding("FAIL", "gpus", "none", "unset X")) == "FAIL  gpus: none\n      fix: unset X"
+
+
+# The meeting.
+
+
+def free_port():
+    with socket.create_server(("", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def met(ranks, folder, port, limit=20.0, count=3, sees=None):
+    """What these ranks of `count` learn from each other."""
+    found = {}
+
+    def one(rank):
+        place = Place(f"127.0.0.1:{port}", count, rank, folder=None)
+        found[rank] = meet(place, f"n{rank // 2}", "127.0.0.1", folder, limit)
+
+    threads = [threading.Thread(target=one, args=[rank]) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    return found
+
+
+def test_all_meet(tmp_path):
+    found = met(range(3), tmp_path, free_port())
+    for meeting in found.values():
+        assert (meeting.hosts, meeting.error) == (("n0", "n0", "n1"), "")
+        assert meeting.sees_folder and abs(meeting.ahead) <= meeting.ahead_error + 0.1
+    assert len(found) == 3 and not list(tmp_path.iterdir())
+
+
+def test_one_that_does_not_come_is_named(tmp_path):
+    found = met([0, 2], tmp_path, free_port(), limit=1.0)
+    assert {one.error for one in found.values()} == {"ranks 1 have not called rank 0 in time"}
+
+
+def test_without_rank_0_nobody_meets(tmp_path):
+    port = free_port()
+    assert f"rank 0 cannot be reached at 127.0.0.1:{port}" in met([1], tmp_path, port, limit=0.5)[1].error
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.create_server(("", 0)) as other:
+        found = met([0], tmp_path, other.getsockname()[1])[0]
+    assert "in use" in found.port_taken and "rank 0 could not serve" in found.error
+
+
+def test_a_folder_that_cannot_be_written_is_seen_by_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("rrfp_jax.train.preflight.meeting.ANSWER_SECONDS", 1.0)
+    found = met(range(2), tmp_path / "missing", free_port(), count=2)
+    assert [found[rank].sees_folder for rank in (0, 1)] == [False, False]
+
+
+# The command.
+
+
+def test_the_command_prints_findings_writes_them_and_ends_with_0(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "found.json"
+    monkeypatch.setattr(doctor, "look", lambda environment, **_: Surroundings(versions=VERSIONS))
+    assert doctor.main([f"--json={file}"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("ok    ") for line in said)
+    assert [one["level"] for one in json.loads(file.read_text())] == ["ok"] * len(said)
+    monkeypatch.setattr(doctor, "look", lambda environment, **_: Surroundings(versions={}))
+    assert doctor.main([]) == 1
+    assert "FAIL  versions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argument", ["--tp=0", "--json=/missing/found.json", "--what"])
+def test_the_command_refuses(argument, capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "look", lambda environment, **_: Surroundings())
+    assert doctor.main([argument]) == 2
+    assert re.match("rrfp-doctor: .*", capsys.readouterr().err)
+
+
+def test_what_is_found_here(tmp_path, monkeypatch):
+    """The real thing, but for JAX's devices, which the test's own process has in use."""
+    monkeypatch.setattr("rrfp_jax.train.preflight.surroundings.found_devices", lambda *_: ("cpu", 1, ""))
+    found = doctor.look({}, folder=str(tmp_path / "runs"), tp=1)
+    assert found.place is None and found.versions["jax"] and not found.address_error
+    assert found.folder.free > 0 and not found.folder.error and not list((tmp_path / "runs").iterdir())
+    assert len(examine(found)) > 5
