@@ -68,6 +68,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
         head, *lines = archive.read(commands).decode().splitlines()
     assert head == "[console_scripts]"
     assert {line for line in lines if line} == {
+        "rrfp-doctor = rrfp_jax.train.doctor:run",
         "rrfp-launch = rrfp_jax.train.launch:run",
         "rrfp-sim = rrfp_jax.train.sim:run",
         "rrfp-train = rrfp_jax.train.main:run",
