@@ -61,13 +61,13 @@ def rms_norm(x: jax.Array, scale: nnx.Param) -> jax.Array:
     return jnp.multiply(unit, scale[...]).astype(x.dtype)
 
 
-def rope(x: jax.Array) -> jax.Array:
+def rope(x: jax.Array, base: float = ROPE_BASE) -> jax.Array:
     """Turn channel pairs (i, i + K/2) of position t by t * base**(-2i/K) radians; float[B, T, H, K] -> same.
 
     The inner product of a rotated query and a rotated key depends on positions only by their difference.
     """
     half = x.shape[-1] // 2
-    frequency = ROPE_BASE ** -(jnp.arange(half, dtype=jnp.float32) / half)
+    frequency = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
     angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequency  # [T, 1, K/2]
     cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
     a, b = jnp.split(x, 2, axis=-1)

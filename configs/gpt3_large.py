@@ -1,0 +1,100 @@
+"""GPT-3 Large (arXiv:2005.14165, table 2.1), on random tokens: for planning and for measuring speed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import rrfp_jax as rrfp
+from configs.quickstart import is_matrix, loss
+from models import decoder
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """Microbatches of equally likely tokens, other ones for each (seed, step, microbatch)."""
+
+    vocab_size: int
+    shape: tuple[int, int]  # sequences, tokens of each
+    microbatches: int
+    seed: int
+
+    def plan(self, step: int) -> list[rrfp.Microbatch]:
+        """Shapes only."""
+        dtypes = {"tokens": np.int32, "labels": np.int32, "mask": np.float32}
+        fields = {name: jax.ShapeDtypeStruct(self.shape, dtype) for name, dtype in dtypes.items()}
+        weight = float(self.shape[0] * self.shape[1])
+        return [rrfp.Microbatch(fields, (self.seed, step, j), weight) for j in range(self.microbatches)]
+
+    def load(self, microbatch: rrfp.Microbatch, fields: Collection[str]) -> Mapping[str, Any]:
+        """Labels are the tokens, one further."""
+        batch, length = self.shape
+        drawn = np.random.default_rng(microbatch.source).integers(self.vocab_size, size=(batch, length + 1))
+        arrays = {
+            "tokens": drawn[:, :-1].astype(np.int32),
+            "labels": drawn[:, 1:].astype(np.int32),
+            "mask": np.ones(self.shape, np.float32),
+        }
+        return {name: arrays[name] for name in fields}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder(rrfp.RunConfig):
+    """A published decoder and a batch."""
+
+    model: decoder.DecoderConfig
+    tied: bool = False  # one matrix for embedding and head
+    sequence_length: int = 2048
+    batch: int = 1  # sequences of a microbatch
+    microbatches: int = 32
+    learning_rate: float = 2.5e-4
+
+    def pipeline(self) -> rrfp.Pipeline:
+        """Embedding, blocks, head."""
+        layers = [
+            rrfp.layer(decoder.Embed, self.model),
+            rrfp.layer(decoder.Block, self.model, repeat=self.model.n_layers),
+            rrfp.layer(decoder.Head, self.model),
+        ]
+        tied = {"0.tokens.embedding": "-1.tokens.embedding"} if self.tied else None
+        return rrfp.Pipeline(layers, loss, tied=tied)
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """AdamW; matrices lose weight."""
+        return optax.adamw(self.learning_rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=is_matrix)
+
+    def train_data(self) -> RandomTokens:
+        """Nothing that could be learnt."""
+        shape = self.batch, self.sequence_length
+        return RandomTokens(self.model.vocab_size, shape, self.microbatches, self.seed)
+
+
+def get_config() -> Decoder:
+    """760 M parameters; LayerNorm, GELU, learned positions, tied embedding."""
+    return Decoder(
+        name="gpt3_large",
+        steps=100,
+        mesh=rrfp.Mesh(pp=4),
+        clip_norm=1.0,
+        tied=True,
+        batch=2,
+        model=decoder.DecoderConfig(
+            d_model=1536,
+            n_layers=24,
+            n_heads=16,
+            n_kv_heads=16,
+            head_size=96,
+            d_ff=6144,
+            vocab_size=50257,
+            norm="layer",
+            gated=False,
+            biases=True,
+            positions="learned",
+            max_length=2048,
+        ),
+    )

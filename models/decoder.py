@@ -1,0 +1,161 @@
+"""Decoders of published families (GPT-3, LLaMA, Qwen) as a list of layers; plain flax NNX.
+
+Every layer is `layer(carry, mb) -> carry`: `Embed` reads `mb["tokens"]`, `Block` and `Head` only the carry.
+
+Shapes: B batch, T sequence, D d_model, H heads, G key and value heads, K head size, F d_ff, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from models.gpt import causal_attention, rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Sizes and family of a decoder; a ValueError says what does not fit.
+
+    Attributes:
+        n_kv_heads: key and value heads, each shared by n_heads / n_kv_heads query heads.
+        norm: "rms" or "layer" (with biases), before attention and before the MLP.
+        gated: SwiGLU instead of GELU.
+        biases: of all matrix products but the last.
+        qk_norm: queries and keys are normalised per head.
+        positions: "rotary", or "learned" ones for `max_length` tokens.
+        init_scale: standard deviation that matrices and embeddings start with.
+    """
+
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_size: int
+    d_ff: int
+    vocab_size: int
+    norm: Literal["rms", "layer"] = "rms"
+    gated: bool = True
+    biases: bool = False
+    qk_norm: bool = False
+    positions: Literal["rotary", "learned"] = "rotary"
+    max_length: int = 0
+    rope_base: float = 10_000.0
+    init_scale: float = 0.02
+    dtype: DTypeLike = jnp.bfloat16  # of activations and matrix products
+    param_dtype: DTypeLike = jnp.float32
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_size", "d_ff", "vocab_size"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value}: give a whole number, at least 1")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads={self.n_heads} is no multiple of n_kv_heads={self.n_kv_heads}")
+        if self.positions == "learned" and self.max_length < 1:
+            raise ValueError(f"max_length={self.max_length}: learned positions need their number")
+
+
+def _norm(cfg: DecoderConfig, size: int, rngs: nnx.Rngs) -> nnx.Module:
+    """float[..., size] -> same; statistics in float32."""
+    kind = nnx.RMSNorm if cfg.norm == "rms" else nnx.LayerNorm
+    return kind(size, epsilon=1e-5, dtype=cfg.dtype, param_dtype=cfg.param_dtype, rngs=rngs)
+
+
+def _linear(cfg: DecoderConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
+    return nnx.Linear(
+        inputs,
+        outputs,
+        use_bias=cfg.biases,
+        dtype=cfg.dtype,
+        param_dtype=cfg.param_dtype,
+        kernel_init=nnx.initializers.normal(cfg.init_scale),
+        rngs=rngs,
+    )
+
+
+def _table(cfg: DecoderConfig, rows: int, rngs: nnx.Rngs) -> nnx.Embed:
+    """A matrix [rows, D]."""
+    return nnx.Embed(
+        rows,
+        cfg.d_model,
+        dtype=cfg.dtype,
+        param_dtype=cfg.param_dtype,
+        embedding_init=nnx.initializers.normal(cfg.init_scale),
+        rngs=rngs,
+    )
+
+
+class Embed(nnx.Module):  # type: ignore[misc]
+    """Tokens, and positions if they are learned; (None, int32[B, T] in `mb["tokens"]`) -> dtype[B, T, D]."""
+
+    def __init__(self, cfg: DecoderConfig, *, rngs: nnx.Rngs):
+        self.tokens = _table(cfg, cfg.vocab_size, rngs)
+        self.positions = _table(cfg, cfg.max_length, rngs) if cfg.positions == "learned" else None
+
+    def __call__(self, carry: None, mb: Mapping[str, jax.Array]) -> jax.Array:
+        """Look the tokens up; the first layer has no carry to read."""
+        x: jax.Array = self.tokens(mb["tokens"])
+        return x if self.positions is None else x + self.positions(jnp.arange(x.shape[1]))
+
+
+class Block(nnx.Module):  # type: ignore[misc]
+    """Causal attention, then an MLP: each reads the normed stream and adds to it; dtype[B, T, D] -> same."""
+
+    def __init__(self, cfg: DecoderConfig, *, rngs: nnx.Rngs):
+        self.cfg = cfg
+        D, K = cfg.d_model, cfg.head_size
+        self.attention_norm = _norm(cfg, D, rngs)
+        self.query = _linear(cfg, D, cfg.n_heads * K, rngs)
+        self.key_value = _linear(cfg, D, 2 * cfg.n_kv_heads * K, rngs)
+        self.query_norm = _norm(cfg, K, rngs) if cfg.qk_norm else None
+        self.key_norm = _norm(cfg, K, rngs) if cfg.qk_norm else None
+        self.out = _linear(cfg, cfg.n_heads * K, D, rngs)
+        self.mlp_norm = _norm(cfg, D, rngs)
+        self.up = _linear(cfg, D, cfg.d_ff, rngs)
+        self.gate = _linear(cfg, D, cfg.d_ff, rngs) if cfg.gated else None
+        self.down = _linear(cfg, cfg.d_ff, D, rngs)
+
+    def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
+        """Add both branches to the stream."""
+        x = carry + self._attention(self.attention_norm(carry), mb.get("segments"))
+        return x + self._mlp(self.mlp_norm(x))
+
+    def _attention(self, x: jax.Array, segments: jax.Array | None) -> jax.Array:
+        cfg, (B, T, _) = self.cfg, x.shape
+        q = self.query(x).reshape(B, T, cfg.n_heads, cfg.head_size)
+        k, v = jnp.split(self.key_value(x).reshape(B, T, 2 * cfg.n_kv_heads, cfg.head_size), 2, axis=2)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if cfg.positions == "rotary":
+            q, k = rope(q, cfg.rope_base), rope(k, cfg.rope_base)
+        k, v = (jnp.repeat(y, cfg.n_heads // cfg.n_kv_heads, axis=2) for y in (k, v))
+        attended: jax.Array = self.out(causal_attention(q, k, v, segments).reshape(B, T, -1))
+        return attended
+
+    def _mlp(self, x: jax.Array) -> jax.Array:
+        up = self.up(x)
+        hidden = nnx.gelu(up) if self.gate is None else nnx.silu(self.gate(x)) * up
+        result: jax.Array = self.down(hidden)
+        return result
+
+
+class Head(nnx.Module):  # type: ignore[misc]
+    """The last norm and the projection to the vocabulary; dtype[B, T, D] -> float32[B, T, V].
+
+    Its matrix is [V, D] as that of `Embed`, so that the two may be tied.
+    """
+
+    def __init__(self, cfg: DecoderConfig, *, rngs: nnx.Rngs):
+        self.norm = _norm(cfg, cfg.d_model, rngs)
+        self.tokens = _table(cfg, cfg.vocab_size, rngs)
+
+    def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
+        """Logits, float32 in any dtype of computation: the loss takes the softmax of them."""
+        matrix = self.tokens.embedding[...].astype(carry.dtype)
+        return jnp.einsum("btd,vd->btv", self.norm(carry), matrix, preferred_element_type=jnp.float32)

@@ -1,0 +1,131 @@
+"""Cutting a row of layers into consecutive pieces so that the slowest piece takes least.
+
+    phase 1     the least that the largest time of a piece can be, over all cuts within the budget
+    phase 2     among the cuts that reach it, the least that the largest number of bytes can be
+
+Each is a dynamic programme over (pieces so far, layers so far). Of a prefix only its largest value counts, so
+either is exact; one programme for both at once would not be, since a prefix that is slower, yet not the
+slowest of all, may need fewer bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerLoad:
+    """What one layer puts on the device that it is on.
+
+    Attributes:
+        seconds: of a step, all microbatches.
+        fixed_bytes: whatever the microbatches are: weights, optimizer state, gradient sums.
+        held_bytes: of each microbatch in flight.
+        transient_bytes: while a program runs; of a piece the largest of its layers counts.
+    """
+
+    seconds: float
+    fixed_bytes: int = 0
+    held_bytes: int = 0
+    transient_bytes: int = 0
+
+
+class TooLarge(ValueError):
+    """No cut keeps within the budget.
+
+    Attributes:
+        split: the cut whose largest piece needs least.
+        piece, bytes: that piece, and its need.
+        budget: what each may have.
+    """
+
+    def __init__(self, split: Sequence[int], piece: int, needed: int, budget: int) -> None:
+        super().__init__(
+            f"no split into {len(split)} pieces keeps within {budget} bytes each: the best, {list(split)}, "
+            f"needs {needed} for piece {piece}"
+        )
+        self.split, self.piece, self.bytes, self.budget = split, piece, needed, budget
+
+
+def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int | None = None) -> list[int]:
+    """Numbers of layers per piece: the largest time of a piece is as small as it can be.
+
+    Of several such cuts, one whose largest number of bytes is smallest.
+
+    Args:
+        layers: in the model's order.
+        in_flight: for each piece, how many microbatches it holds at once.
+        budget: bytes that no piece may exceed; None for no limit.
+
+    Raises:
+        TooLarge: no cut keeps within the budget.
+        ValueError: no pieces, or more of them than layers.
+    """
+    if not 0 < len(in_flight) <= len(layers):
+        raise ValueError(f"{len(layers)} layers for {len(in_flight)} pieces: each needs at least one")
+    loads, limit = _Loads(layers, in_flight), math.inf if budget is None else budget
+
+    def time(piece: int, first: int, end: int) -> float:
+        return loads.seconds(first, end) if loads.bytes(piece, first, end) <= limit else math.inf
+
+    def bytes_if_fast(piece: int, first: int, end: int) -> float:
+        return loads.bytes(piece, first, end) if time(piece, first, end) <= slowest else math.inf
+
+    slowest, _ = _least(time, len(layers), len(in_flight))
+    if slowest < math.inf:
+        return _least(bytes_if_fast, len(layers), len(in_flight))[1]
+    assert budget is not None
+    needed, split = _least(loads.bytes, len(layers), len(in_flight))
+    ends = accumulate(split)
+    sizes = [loads.bytes(v, end - n, end) for v, (n, end) in enumerate(zip(split, ends, strict=True))]
+    raise TooLarge(split, sizes.index(needed), int(needed), budget)
+
+
+class _Loads:
+    """What layers `first` to `end` - 1 come to as a piece."""
+
+    def __init__(self, layers: Sequence[LayerLoad], in_flight: Sequence[int]) -> None:
+        self._in_flight = in_flight
+        self._seconds = [0.0, *accumulate(layer.seconds for layer in layers)]
+        self._fixed = [0, *accumulate(layer.fixed_bytes for layer in layers)]
+        self._held = [0, *accumulate(layer.held_bytes for layer in layers)]
+        self._transient = [
+            [0, *accumulate((layer.transient_bytes for layer in layers[first:]), max)]
+            for first in range(len(layers))
+        ]
+
+    def seconds(self, first: int, end: int) -> float:
+        return self._seconds[end] - self._seconds[first]
+
+    def bytes(self, piece: int, first: int, end: int) -> float:
+        held = self._in_flight[piece] * (self._held[end] - self._held[first])
+        return self._fixed[end] - self._fixed[first] + held + self._transient[first][end - first]
+
+
+_Cost: TypeAlias = Callable[[int, int, int], float]
+"""(piece, first layer, end) -> what is to be small."""
+
+
+def _least(cost: _Cost, layers: int, pieces: int) -> tuple[float, list[int]]:
+    """The least possible largest cost of a piece, and the numbers of layers that have it."""
+    best = [0.0, *[math.inf] * layers]  # by number of layers in the pieces so far
+    cuts: list[list[int]] = []  # where the last of them begins
+    for piece in range(pieces):
+        after, cut = [math.inf] * (layers + 1), [piece] * (layers + 1)
+        for end in range(piece + 1, layers - (pieces - piece - 1) + 1):
+            for first in range(piece, end):
+                if best[first] < after[end]:  # else no cost could make it better
+                    value = max(best[first], cost(piece, first, end))
+                    if value < after[end]:
+                        after[end], cut[end] = value, first
+        best = after
+        cuts.append(cut)
+    split, end = [], layers
+    for cut in reversed(cuts):
+        split.append(end - cut[end])
+        end = cut[end]
+    return best[layers], split[::-1]

@@ -1,0 +1,86 @@
+"""The published decoders at a tiny size: shapes, causality, shared heads, tied embeddings."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import rrfp_jax as rrfp
+from models.decoder import Block, DecoderConfig, Embed, Head
+
+SIZES = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_size": 6, "d_ff": 48}
+QWEN = DecoderConfig(**SIZES, vocab_size=50, qk_norm=True, dtype=jnp.float32, init_scale=0.2)
+GPT3 = replace(
+    QWEN,
+    n_kv_heads=4,
+    norm="layer",
+    gated=False,
+    biases=True,
+    qk_norm=False,
+    positions="learned",
+    max_length=12,
+)
+TOKENS = jnp.array(np.random.default_rng(0).integers(0, 50, (2, 12)), jnp.int32)
+
+
+def logits(cfg, tokens, segments=None):
+    mb = {"tokens": tokens} | ({} if segments is None else {"segments": segments})
+    carry = None
+    for i, kind in enumerate([Embed, *[Block] * cfg.n_layers, Head]):
+        carry = kind(cfg, rngs=nnx.Rngs(i))(carry, mb)
+    return carry
+
+
+@pytest.mark.parametrize("cfg", [QWEN, GPT3], ids=["qwen", "gpt3"])
+def test_a_token_changes_no_logits_before_it(cfg):
+    before = logits(cfg, TOKENS)
+    assert (before.shape, before.dtype) == ((2, 12, 50), jnp.float32)
+    after = logits(cfg, TOKENS.at[0, 5].add(1))
+    np.testing.assert_array_equal(after[0, :5], before[0, :5])
+    np.testing.assert_array_equal(after[1], before[1])
+    assert (after[0, 5:] != before[0, 5:]).any(axis=-1).all()
+
+
+def test_no_attention_between_segments():
+    segments = jnp.array([[0] * 5 + [1] * 7] * 2)
+    before, after = (logits(QWEN, tokens, segments) for tokens in (TOKENS, TOKENS.at[0, 2].add(1)))
+    np.testing.assert_array_equal(after[0, 5:], before[0, 5:])
+
+
+def test_shared_heads_are_equal_heads():
+    """Two key and value heads for four are four that are equal in pairs."""
+    shared, apart = Block(QWEN, rngs=nnx.Rngs(0)), Block(replace(QWEN, n_kv_heads=4), rngs=nnx.Rngs(0))
+    state = nnx.state(shared)
+    kernel = state["key_value"]["kernel"][...].reshape(32, 2, 2, 6)  # [D, keys or values, G, K]
+    state["key_value"]["kernel"] = nnx.Param(jnp.repeat(kernel, 2, axis=2).reshape(32, -1))
+    nnx.update(apart, state)
+    x = jax.random.normal(jax.random.key(1), (2, 12, 32))
+    np.testing.assert_allclose(shared(x, {}), apart(x, {}), atol=1e-6)
+
+
+def test_embedding_and_head_can_be_tied():
+    layers = [rrfp.layer(Embed, QWEN), rrfp.layer(Block, QWEN, repeat=2), rrfp.layer(Head, QWEN)]
+    tied = {"0.tokens.embedding": "-1.tokens.embedding"}
+
+    def loss(x, mb):
+        return rrfp.Loss((x**2).sum(), weight=1.0)
+
+    fields = {"tokens": jax.ShapeDtypeStruct(TOKENS.shape, jnp.int32)}
+    shapes = rrfp.Pipeline(layers, loss, tied=tied).shapes(fields)
+    assert shapes[0].params["tokens"] == shapes[-1].params["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_kv_heads": 3}, "n_heads=4 is no multiple of n_kv_heads=3"),
+        ({"d_ff": 0}, "d_ff=0"),
+        ({"positions": "learned"}, "max_length=0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        replace(QWEN, **changes)
