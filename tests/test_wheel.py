@@ -70,6 +70,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
     assert {line for line in lines if line} == {
         "rrfp-doctor = rrfp_jax.train.doctor:run",
         "rrfp-launch = rrfp_jax.train.launch:run",
+        "rrfp-plan = rrfp_jax.train.plan:run",
         "rrfp-sim = rrfp_jax.train.sim:run",
         "rrfp-train = rrfp_jax.train.main:run",
     }

@@ -124,22 +124,15 @@ class Pipeline:
             UsageError: a layer that cannot take what the one before gives, naming both; a wrong loss.
         """
         shapes: list[LayerShapes] = []
+        known: dict[Any, LayerShapes] = {}  # repeats of a layer are alike if they get the same
         carry: Any = None
-        key = jax.eval_shape(jax.random.key, 0)
         for index, spec in enumerate(self.layers):
-            mb = MicrobatchView(fields, IDS, index)
-            try:
-                params = jax.eval_shape(spec.init, key, carry, mb)
-                out, _ = jax.eval_shape(
-                    lambda p, c, m, i=index: self.apply_layer(i, p, c, m), params, carry, mb
-                )
-                _check_carry(out)
-            except UsageError as error:
-                raise UsageError(f"layer {index} ({spec.name}): {error}") from None
-            except Exception as error:
-                raise UsageError(self._misfit(index, carry, error)) from error
-            shapes.append(LayerShapes(params, carry, out))
-            carry = out
+            leaves, structure = jax.tree.flatten(carry)
+            kind = id(spec), structure, tuple(leaves)
+            if kind not in known:
+                known[kind] = self._shapes_of_layer(index, carry, fields)
+            shapes.append(known[kind])
+            carry = known[kind].carry_out
         mb = MicrobatchView(fields, IDS, len(self.layers))
         try:
             jax.eval_shape(self.apply_loss, carry, mb)
@@ -148,6 +141,20 @@ class Pipeline:
         except Exception as error:
             raise UsageError(self._misfit(len(self.layers), carry, error)) from error
         return shapes
+
+    def _shapes_of_layer(self, index: int, carry: Any, fields: Specs) -> LayerShapes:
+        """Specs of a layer that gets `carry`."""
+        spec, mb = self.layers[index], MicrobatchView(fields, IDS, index)
+        key = jax.eval_shape(jax.random.key, 0)
+        try:
+            params = jax.eval_shape(spec.init, key, carry, mb)
+            out, _ = jax.eval_shape(partial(self.apply_layer, index), params, carry, mb)
+            _check_carry(out)
+        except UsageError as error:
+            raise UsageError(f"layer {index} ({spec.name}): {error}") from None
+        except Exception as error:
+            raise UsageError(self._misfit(index, carry, error)) from error
+        return LayerShapes(params, carry, out)
 
     def init_layer(
         self, index: int, shapes: LayerShapes, fields: Specs, seed: jax.Array, number: jax.Array

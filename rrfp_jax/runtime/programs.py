@@ -106,7 +106,7 @@ class PiecePrograms:
             statistics=shape.statistics,
             inputs=passage.inputs,
             prepared_bytes=0 if traced.prepare is None else _bytes(traced.prepare.outputs),
-            footprint=_footprint(legs, carry, passage.sent, passage.cotangents, passage.flowing),
+            footprint=footprint_of(legs, carry, passage.sent, passage.cotangents, passage.flowing),
         )
 
     @classmethod
@@ -143,7 +143,7 @@ class PiecePrograms:
             statistics=shape.statistics,
             inputs=used,
             prepared_bytes=0,
-            footprint=_footprint({FORWARD: leg}, carry, program.outputs[:sends], (), ()),
+            footprint=footprint_of({FORWARD: leg}, carry, program.outputs[:sends], (), ()),
         )
 
 
@@ -259,14 +259,21 @@ def _at_forward(carry: int, fields: int) -> list[int]:
     return [*range(carry, carry + fields), *range(carry)]
 
 
-def _footprint(
+def footprint_of(
     legs: Mapping[Kind, Leg],
     carry: Sequence[Any],
     sent: Sequence[Any],
     cotangents: Sequence[Any],
     flowing: Sequence[Any],
 ) -> Footprint:
-    """Of the programs, and specs: activations that arrive and are only sent on, gradients likewise."""
+    """What a microbatch takes, from its programs.
+
+    Args:
+        legs: by kind.
+        carry: specs of what arrives.
+        sent: of what is only sent on.
+        cotangents, flowing: of the gradients that arrive and are sent.
+    """
     return Footprint(
         activation_in_bytes=_bytes(carry),
         activation_out_bytes=_bytes(sent),

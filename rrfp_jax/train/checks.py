@@ -46,8 +46,8 @@ def check_types(pipe: Any, mesh: Any, split: Any) -> None:
                 f"Trainer: the {name} is of type {type(value).__name__}, not {wanted.__name__}: "
                 f"Trainer(rrfp.Pipeline(layers, loss), optimizer, mesh=rrfp.Mesh(pp=4), ...)"
             )
-    if split is not None and not isinstance(split, Sequence):
-        raise UsageError(f"split={split!r}: give a list with the number of layers of each stage")
+    if split not in (None, "auto") and (isinstance(split, str) or not isinstance(split, Sequence)):
+        raise UsageError(f"split={split!r}: give 'auto', or a list with the number of layers of each stage")
 
 
 def check_optimizer(

@@ -21,6 +21,7 @@ from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.initial import InitFunction
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.train.autosplit import AUTO
 from rrfp_jax.train.checkpointing import Checkpointing
 from rrfp_jax.train.pace import Pace
 from rrfp_jax.train.settings import OnNonfinite
@@ -36,7 +37,7 @@ class RunConfig(ABC):
         steps: training steps.
         mesh: stages, and whether they may share devices.
         split: layers per stage, or per piece in the model's order if stages have several chunks; empty for
-            an even split.
+            an even split; "auto" for one by predicted costs.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v, or
             csv:FILE, an order in a file.
         remat: what backwards compute again instead of keeping it: none, full, or the name of a policy of
@@ -67,7 +68,7 @@ class RunConfig(ABC):
     name: str
     steps: int
     mesh: Mesh = field(default_factory=Mesh)
-    split: tuple[int, ...] = ()
+    split: tuple[int | str, ...] | str = ()
     schedule: str = "bf"
     remat: str = "none"
     max_in_flight: int | None = None
@@ -90,6 +91,8 @@ class RunConfig(ABC):
     directory: str = "runs"
 
     def __post_init__(self) -> None:
+        if isinstance(self.split, str):  # as a tuple, of which command lines make others
+            object.__setattr__(self, "split", (self.split,))
         if self.steps < 1:
             raise UsageError(f"steps={self.steps}: a run needs at least one step")
         if self.validate_every < 0:
@@ -125,6 +128,11 @@ class RunConfig(ABC):
         """Initial values from elsewhere, as from `rrfp_jax.weights.pretrained`; None for the layers' own."""
         return None
 
+    @property
+    def layers_per_piece(self) -> Any:
+        """What `split` is to a Trainer."""
+        return AUTO if self.split == (AUTO,) else self.split or None
+
     def delays(self) -> Delays:
         """The delays to inject."""
         return Delays(
@@ -148,7 +156,7 @@ class RunConfig(ABC):
             data=self.train_data(),
             mesh=self.mesh,
             schedule=self.schedule,
-            split=self.split or None,
+            split=self.layers_per_piece,
             remat=self.remat,
             max_in_flight=self.max_in_flight,
             activation_budget=self.activation_budget,

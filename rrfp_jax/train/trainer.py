@@ -23,6 +23,7 @@ from rrfp_jax.runtime.ledger import StageLedger
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
+from rrfp_jax.train.autosplit import auto_split
 from rrfp_jax.train.checkpoint import OnError
 from rrfp_jax.train.checks import check_losses, check_model, check_order, check_types
 from rrfp_jax.train.data import (
@@ -61,7 +62,7 @@ class Trainer:
         mesh: number of stages and where they run.
         schedule: a hint or a fixed order, its name, or "csv:FILE" for an order in a file.
         split: layers per stage, or per piece in the model's order if stages have several chunks; None for an
-            even split.
+            even split, "auto" for one by predicted costs (`docs/plan.md`).
         remat: what the backward of each layer computes again instead of keeping: "none", "full" (all but the
             layer's input), or the name of a policy of `jax.checkpoint_policies`.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages,
@@ -99,7 +100,7 @@ class Trainer:
         data: Any = None,
         mesh: Mesh | None = None,
         schedule: Schedule | str = "bf",
-        split: Sequence[int] | None = None,
+        split: Sequence[int] | str | None = None,
         remat: str = "none",
         max_in_flight: int | None = None,
         activation_budget: Setting | str = "auto",
@@ -124,7 +125,7 @@ class Trainer:
             clip_norm=clip_norm,
             on_nonfinite=on_nonfinite,
         )
-        first = schedule_of(schedule)
+        first, limit = schedule_of(schedule), parse_setting(activation_budget)
         self._pipe, self._optimizer, self._on_step = pipe, optimizer, on_step
         self._seed = seed
         self._data = None if data is None else as_data(data)
@@ -133,6 +134,8 @@ class Trainer:
         self._world.stall_seconds = stall_seconds
         self._executables = Executables(None if executables is None else Path(executables))
         self._programs = 0, 0
+        if isinstance(split, str):  # "auto"
+            split = auto_split(pipe, optimizer, self._data, settings, mesh, first, remat, limit, self._layout)
         self._engine = Engine(
             pipe,
             self._layout,
@@ -144,7 +147,7 @@ class Trainer:
             init=init,
             stall_seconds=stall_seconds,
             delays=delays or Delays(),
-            budget=parse_setting(activation_budget),
+            budget=limit,
             executables=self._executables,
         )
         self._settings = settings if self._engine.memory.limited else settings.limited(2 * mesh.pp)
@@ -351,8 +354,7 @@ class Trainer:
         found = self._saves.restore(Path(folder), step)
         if found is None:
             return False
-        same = self._stepper.go_on_from(*found, data)
-        if not same and self._world.rank == 0:
+        if not self._stepper.go_on_from(*found, data) and self._world.rank == 0:
             print(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
         return True
 

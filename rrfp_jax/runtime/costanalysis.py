@@ -1,0 +1,130 @@
+"""What a traced program costs, found without compiling it: no device is touched.
+
+Operations are what XLA's analysis counts before it compiles. Its count of bytes is of no use then, for it has
+every operation read and write memory; a compiled program fuses most of them. So bytes are counted here, as if
+elementwise operations and moves were computed where they are used, by reductions too, but not by products:
+
+    written     results of the program, of products and all else that is not fused, and what these read
+    read        by each of them, and by each reduction, whatever is written of what it follows from
+
+XLA counts the body of a loop once. A scan's is analysed by itself and counted as often as it runs; a loop of
+unknown length counts once. What a custom kernel does is not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
+
+from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
+from rrfp_jax.runtime.autodiff.traced import REPEATABLE, spec_of
+from rrfp_jax.runtime.compiling import nbytes
+
+FUSED = REPEATABLE | {
+    *("exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erf_inv", "sin", "cos", "pow"),
+    *("sqrt", "rsqrt", "cbrt", "floor", "ceil", "round", "rem", "is_finite", "stop_gradient"),
+}
+"""Primitives that are computed where they are used."""
+
+SCAN = "scan"
+
+
+@dataclass(frozen=True)
+class ProgramCost:
+    """What one run of a program takes.
+
+    Attributes:
+        flops: operations, by the dtype of the matrix products that most of them belong to.
+        bytes: moved between memory and processor.
+        temporary_bytes: held while it runs, besides arguments and results, if every operation's result is
+            kept to its last use.
+    """
+
+    flops: Mapping[str, float]
+    bytes: float
+    temporary_bytes: int
+
+
+def program_cost(closed: ClosedJaxpr) -> ProgramCost:
+    """The cost of a program."""
+    flops, products = _operations(closed)
+    whole = sum(products.values())
+    shares = {dtype: n / whole for dtype, n in products.items()} if whole else {"float32": 1.0}
+    return ProgramCost(
+        flops={dtype: flops * share for dtype, share in shares.items()},
+        bytes=_bytes_moved(closed),
+        temporary_bytes=_temporary_bytes(closed),
+    )
+
+
+def _operations(closed: ClosedJaxpr) -> tuple[float, Counter[str]]:
+    """How many, as XLA counts them, and those of products by their dtype."""
+    specs = [spec_of(var) for var in closed.jaxpr.invars]
+    analysis = jax.jit(jaxpr_as_fun(closed)).lower(*specs).cost_analysis() or {}
+    flops, products = analysis.get("flops", 0.0), Counter[str]()
+    for equation in inline(closed).jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            dtype = max((atom.aval.dtype for atom in equation.invars), key=lambda d: d.itemsize)
+            contracted, _ = equation.params["dimension_numbers"]
+            depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted[0])
+            products[dtype.name] += 2 * equation.outvars[0].aval.size * depth
+        elif equation.primitive.name == SCAN:
+            times, (inside, of_products) = equation.params["length"], _operations(equation.params["jaxpr"])
+            flops += (times - 1) * inside
+            products.update({dtype: times * count for dtype, count in of_products.items()})
+    return flops, products
+
+
+def _bytes_moved(closed: ClosedJaxpr) -> float:
+    flat = without_barriers(inline(closed)).jaxpr
+    written = _read(flat.outvars)  # values that are in memory at some time
+    for equation in flat.eqns:
+        name = equation.primitive.name
+        if name not in FUSED:
+            written |= set(equation.outvars)
+            if not name.startswith("reduce_"):
+                written |= _read(equation.invars)
+    origins: dict[Any, Set[Any]] = {}  # of fused values, what is in memory
+    moved = 0.0
+    for equation in flat.eqns:
+        sources: Set[Any] = frozenset().union(*(origins.get(a, {a}) for a in _read(equation.invars)))
+        if equation.primitive.name == SCAN:
+            moved += equation.params["length"] * _bytes_moved(equation.params["jaxpr"])
+        elif any(var in written for var in equation.outvars):
+            moved += _equation_bytes(equation, sources)
+        else:
+            origins.update(dict.fromkeys(equation.outvars, sources))
+    return moved
+
+
+def _equation_bytes(equation: JaxprEqn, sources: Set[Any]) -> float:
+    """What a fused group that ends with this equation reads and writes."""
+    results = sum(nbytes(var.aval) for var in equation.outvars)
+    if equation.primitive.name in ("gather", "dynamic_slice"):  # which read what they give
+        return 2 * results
+    return results + sum(nbytes(atom.aval) for atom in sources)
+
+
+def _temporary_bytes(closed: ClosedJaxpr) -> int:
+    """The most bytes of intermediate results that are needed at once, operations taken in their order."""
+    flat = without_barriers(inline(closed)).jaxpr
+    kept = {*flat.invars, *flat.constvars, *_read(flat.outvars)}
+    reads = [_read(equation.invars) for equation in flat.eqns]
+    last_use = {atom: place for place, own in enumerate(reads) for atom in own}
+    held = most = 0
+    for place, equation in enumerate(flat.eqns):
+        inside = _temporary_bytes(equation.params["jaxpr"]) if equation.primitive.name == SCAN else 0
+        held += sum(nbytes(var.aval) for var in equation.outvars if var in last_use and var not in kept)
+        most = max(most, held + inside)
+        held -= sum(nbytes(a.aval) for a in reads[place] if last_use[a] == place and a not in kept)
+    return most
+
+
+def _read(atoms: Any) -> set[Any]:
+    return {atom for atom in atoms if not isinstance(atom, Literal)}

@@ -1,0 +1,236 @@
+"""What each layer of a model takes of a device in time and memory, predicted from shapes alone.
+
+Every distinct layer is traced and analysed once by itself, as a piece of the model of one layer. A piece of
+several layers takes what they take together, so any split can be judged without tracing it. That misses what
+layers share when they are compiled together: next to nothing, since only the carry is between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rrfp_jax.core.footprint import Footprint
+from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
+from rrfp_jax.runtime.autodiff.differentiate import differentiate
+from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.costanalysis import ProgramCost, program_cost
+from rrfp_jax.runtime.ledger import BucketLedger
+from rrfp_jax.runtime.library import Bucket, specs_of
+from rrfp_jax.runtime.paths import leaf_paths
+from rrfp_jax.runtime.piece import PieceShape
+from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline
+from rrfp_jax.runtime.programs import Passage, footprint_of
+from rrfp_jax.runtime.roles import Roles
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """One layer for one microbatch of a bucket.
+
+    Attributes:
+        programs: what each kind of task costs; a kind that computes nothing here costs nothing.
+        footprint: of the layer as a piece by itself.
+        prepared_bytes: made of parameters once a step.
+        inputs: indices of the fields and numbers that it reads.
+        carry_bytes: what it gives to the next layer.
+    """
+
+    programs: Mapping[Kind, ProgramCost]
+    footprint: Footprint
+    prepared_bytes: int
+    inputs: frozenset[int]
+    carry_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerState:
+    """What one layer keeps whatever the microbatches are.
+
+    Attributes:
+        parameters: their number.
+        gradient_bytes: of the gradient of one microbatch; sums of them are float32 or wider.
+    """
+
+    parameters: int
+    weight_bytes: int
+    optimizer_bytes: int
+    sum_bytes: int
+    gradient_bytes: int
+
+    @property
+    def adding_bytes(self) -> int:
+        """Moved to add a microbatch's gradient to the sums."""
+        return self.gradient_bytes + 2 * self.sum_bytes
+
+    @property
+    def update_bytes(self) -> int:
+        """Moved once a step: norms read parameters and sums, the update reads and writes all there is."""
+        return 3 * (self.weight_bytes + self.sum_bytes) + 2 * self.optimizer_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCosts:
+    """All layers of a model.
+
+    Attributes:
+        layers: by bucket, in the model's order.
+        states: in the model's order.
+        parameters: their number, tied ones once.
+    """
+
+    layers: Mapping[Bucket, Sequence[LayerCost]]
+    states: Sequence[LayerState]
+    parameters: int
+
+    @classmethod
+    def of(
+        cls,
+        pipe: Pipeline,
+        buckets: Iterable[Bucket],
+        optimizer: optax.GradientTransformation | None,
+        *,
+        kinds: Collection[Kind],
+        remat: str,
+    ) -> ModelCosts:
+        """Analyse a model; nothing is allocated or compiled.
+
+        Args:
+            pipe: the model.
+            buckets: at least one.
+            optimizer: None if nothing is updated.
+            kinds: of backward tasks that its schedule has.
+            remat: see `autodiff/remat.py`.
+
+        Raises:
+            UsageError: a model that does not work; see `Pipeline.shapes` and `Roles.of`.
+        """
+        shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
+        params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
+        roles = Roles.of(params, pipe.frozen, pipe.tied)
+        return cls(
+            layers={b: _layer_costs(pipe, b, own, roles, kinds, remat) for b, own in shapes.items()},
+            states=[_state({layer: own}, roles, optimizer) for layer, own in params.items()],
+            parameters=sum(
+                leaf.size
+                for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
+                if path not in roles.owners
+            ),
+        )
+
+    def bucket_ledger(
+        self, bucket: Bucket, chunks: Sequence[range], kinds: Sequence[Collection[Kind]]
+    ) -> BucketLedger:
+        """What a bucket needs on a stage with these pieces of the model; `kinds` of backward are by piece."""
+        inputs = [*specs_of(bucket).values(), IDS]
+        pieces = [[self.layers[bucket][i] for i in layers] for layers in chunks]
+        read = frozenset().union(*(layer.inputs for piece in pieces for layer in piece))
+        return BucketLedger(
+            data_bytes=sum(nbytes(inputs[i]) for i in read),
+            prepared_bytes=sum(layer.prepared_bytes for piece in pieces for layer in piece),
+            chunks=[
+                _joined([layer.footprint for layer in piece], own)
+                for piece, own in zip(pieces, kinds, strict=True)
+            ],
+        )
+
+
+def _layer_costs(
+    pipe: Pipeline,
+    bucket: Bucket,
+    shapes: Sequence[LayerShapes],
+    roles: Roles,
+    kinds: Collection[Kind],
+    remat: str,
+) -> list[LayerCost]:
+    known: dict[Any, LayerCost] = {}
+    costs = []
+    for i, own in enumerate(shapes):
+        trained = set(roles.leaves({str(i): own.params}).trained)
+        shape = PieceShape(
+            pipe=pipe,
+            layers=range(i, i + 1),
+            fields=specs_of(bucket),
+            shapes=shapes,
+            trainable=[place in trained for place in range(len(jax.tree.leaves(own.params)))],
+            input_gradient=roles.first_trained < i,
+            remat=remat,
+        )
+        leaves, structure = jax.tree.flatten(own.carry_in)
+        last = i == len(pipe) - 1  # which has the loss as well
+        alike = id(pipe.layers[i]), structure, *leaves, *sorted(trained), shape.input_gradient, last
+        if alike not in known:
+            known[alike] = _layer_cost(shape, kinds)
+        costs.append(known[alike])
+    return costs
+
+
+def _layer_cost(shape: PieceShape, kinds: Collection[Kind]) -> LayerCost:
+    params, carry, inputs = shape.specs()
+    traced = differentiate(shape.flat, params, carry, inputs, shape.trainable, shape.input_gradient)
+    passage = Passage(traced, carry, inputs, kinds)
+    legs = passage.legs(dict.fromkeys((FORWARD, *kinds)))
+    programs = {kind: program_cost(passage.program(kind).closed) for kind in legs}
+    temporary = {kind.letter: cost.temporary_bytes for kind, cost in programs.items()}
+    footprint = footprint_of(legs, carry, passage.sent, passage.cotangents, passage.flowing)
+    return LayerCost(
+        programs=programs,
+        footprint=replace(
+            footprint,
+            temporary_bytes=temporary,
+            transient_bytes={k: size + footprint.transient_bytes[k] for k, size in temporary.items()},
+        ),
+        prepared_bytes=0 if traced.prepare is None else sum(map(nbytes, traced.prepare.outputs)),
+        inputs=passage.inputs,
+        carry_bytes=sum(map(nbytes, traced.forward.outputs[: traced.out])),
+    )
+
+
+def _state(
+    params: Mapping[str, Any], roles: Roles, optimizer: optax.GradientTransformation | None
+) -> LayerState:
+    """Of one layer, {index as text: tree}."""
+    own, leaves = roles.leaves(params), jax.tree.leaves(params)
+    owned = own.owned_tree([leaves[place] for place in own.owned])
+    state = jax.eval_shape(optimizer.init, owned) if optimizer is not None and own.owned else ()
+    trained = [leaves[place] for place in own.trained]
+    return LayerState(
+        parameters=sum(leaf.size for leaf in leaves),
+        weight_bytes=sum(map(nbytes, leaves)),
+        optimizer_bytes=sum(map(nbytes, jax.tree.leaves(state))),
+        sum_bytes=sum(leaf.size * jnp.promote_types(leaf.dtype, jnp.float32).itemsize for leaf in trained),
+        gradient_bytes=sum(map(nbytes, trained)),
+    )
+
+
+def _joined(layers: Sequence[Footprint], kinds: Collection[Kind]) -> Footprint:
+    """Of layers in a row, between which activations and gradients are temporary."""
+    first, last, letters = layers[0], layers[-1], [kind.letter for kind in (FORWARD, *kinds)]
+    temporary = {kind: max(layer.temporary_bytes[kind] for layer in layers) for kind in letters}
+    halfway = sum(layer.held_after_input_bytes for layer in layers)
+    return Footprint(
+        activation_in_bytes=first.activation_in_bytes,
+        activation_out_bytes=last.activation_out_bytes,
+        gradient_in_bytes=last.gradient_in_bytes,
+        gradient_out_bytes=first.gradient_out_bytes,
+        held_after_forward_bytes=sum(layer.held_after_forward_bytes for layer in layers),
+        held_after_input_bytes=halfway if INPUT in kinds else 0,
+        temporary_bytes=temporary,
+        transient_bytes={kind: size + _dropped(kind, layers) for kind, size in temporary.items()},
+    )
+
+
+def _dropped(kind: str, layers: Sequence[Footprint]) -> int:
+    """Arguments of a piece's program that nobody needs after it."""
+    own = [layer.transient_bytes[kind] - layer.temporary_bytes[kind] for layer in layers]
+    if kind == FORWARD.letter:
+        return own[0]
+    if kind == WEIGHT.letter:
+        return sum(own)
+    inner = zip(own[:-1], layers, strict=False)  # whose gradients do not arrive as arguments
+    return own[-1] + sum(max(size - layer.gradient_in_bytes, 0) for size, layer in inner)

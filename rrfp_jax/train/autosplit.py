@@ -1,0 +1,97 @@
+"""`split="auto"`: layers on stages by predicted costs, the same on every process."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import optax
+
+from rrfp_jax.core.cards import CPU, LINKS, card_of_kind
+from rrfp_jax.core.partition import TooLarge
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.budget import Setting, in_words
+from rrfp_jax.runtime.layercosts import ModelCosts
+from rrfp_jax.runtime.ledger import memory_limit
+from rrfp_jax.runtime.pipeline import Pipeline
+from rrfp_jax.runtime.topology import Layout, Mesh
+from rrfp_jax.train.checks import check_order
+from rrfp_jax.train.data import Data, buckets_of, plan_step
+from rrfp_jax.train.forecast import Devices, Prospect
+from rrfp_jax.train.settings import Settings
+
+AUTO = "auto"
+
+REMEDY = "take more stages, smaller microbatches, remat='full' or a larger device"
+
+
+def auto_split(
+    pipe: Pipeline,
+    optimizer: optax.GradientTransformation | None,
+    data: Data | None,
+    settings: Settings,
+    mesh: Mesh,
+    schedule: Schedule,
+    remat: str,
+    setting: Setting,
+    layout: Layout,
+) -> list[int]:
+    """The split that `Prospect.suggested` finds for the first step.
+
+    Nothing is measured: costs follow from the shapes of the first step and the data sheet of rank 0's first
+    device, or a CPU's rates where that is not known, so all processes get the same. They ask together.
+
+    Args:
+        pipe, optimizer: to be run.
+        data: whose first step is planned, not loaded.
+        settings, mesh, schedule, remat: of the Trainer.
+        setting: its `activation_budget`.
+        layout: where the stages are.
+
+    Raises:
+        UsageError: there is no data, or no split fits.
+    """
+    if data is None:
+        raise UsageError("split='auto' goes by the shapes of a first step: give Trainer(..., data=...)")
+    devices = list(layout.devices.values())
+    sharing = max(Counter(devices).values())
+    limits = [limit // sharing for device in devices if (limit := memory_limit(device)) is not None]
+    found = layout.world.gather("the devices, for split='auto'", [devices[0].device_kind, limits])
+    card = card_of_kind(found[0][0]) or CPU
+    memory = min((limit for _, own in found for limit in own), default=None)
+    on = Devices(card=card, link=LINKS[card.link], memory=memory, setting=setting)
+    prospect = prospect_of(pipe, optimizer, data, settings, mesh, schedule, remat, on)
+    try:
+        return list(prospect.suggested().split)
+    except TooLarge as error:
+        where = f"layers {sum(error.split[: error.piece])} to {sum(error.split[: error.piece + 1]) - 1}"
+        raise UsageError(
+            f"split='auto': no split fits: even the best leaves piece {error.piece} ({where}) with "
+            f"{in_words(error.bytes)} of {in_words(error.budget)}; {REMEDY}"
+        ) from None
+
+
+def prospect_of(
+    pipe: Pipeline,
+    optimizer: optax.GradientTransformation | None,
+    data: Data,
+    settings: Settings,
+    mesh: Mesh,
+    schedule: Schedule,
+    remat: str,
+    devices: Devices,
+) -> Prospect:
+    """The first step of a Trainer with these arguments.
+
+    Raises:
+        UsageError: a model or a schedule that does not work.
+    """
+    buckets = buckets_of(plan_step(data, 0))
+    if not devices.limited:
+        settings = settings.limited(2 * mesh.pp)
+    rules = settings.rules(mesh.placement(schedule), len(buckets), schedule, forward_only=False)
+    check_order(rules)
+    stages = range(mesh.pp)
+    kinds = sorted({kind for s in stages for own in rules.backward_kinds(s) for kind in own})
+    model = ModelCosts.of(pipe, buckets, optimizer, kinds=kinds, remat=remat)
+    return Prospect(model=model, buckets=buckets, rules=rules, devices=devices)

@@ -1,0 +1,145 @@
+"""`rrfp-plan --config=configs/gpt3_large.py --card=h100`: what a run would need, and how fast it would go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from rrfp_jax.core.cards import CARDS, LINKS, Card, Link, card_of_kind
+from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.runtime.measuredcard import measured_card
+from rrfp_jax.train.commandline import Parser, exit_status
+from rrfp_jax.train.overrides import configured
+from rrfp_jax.train.planning import plan_run
+from rrfp_jax.train.spawn import THREADS_FLAG
+
+COMMAND = "rrfp-plan"
+
+MEASURED = "measured"
+
+MEMORY_SHARE = 0.75
+"""Part of a GPU's memory that JAX takes unless XLA_CLIENT_MEM_FRACTION says otherwise."""
+
+DESCRIPTION = """\
+Predicts a run's step from its config alone: parameters, bytes and FLOPs of every stage, step time, bubble and
+memory on a given device, and the split of the layers that its costs suggest. Nothing is allocated, compiled
+or loaded: shapes are abstract, costs are XLA's analysis of every distinct layer, the step is simulated."""
+
+EPILOG = f"""\
+--config.FIELD=VALUE may be given as for rrfp-train (--config=FILE --help lists them), such as
+--config.schedule=1f1b, --config.remat=full, --config.split=auto.
+
+devices: {", ".join(CARDS)}, and {MEASURED}: this machine's, two rates measured in seconds
+links: {", ".join(LINKS)}, or BYTES_PER_SECOND,SECONDS such as 12.5e9,50e-6
+
+columns: GFLOP = forward and backward of a microbatch; fixed = weights, optimizer state, gradient sums and
+parked gradients; held = per microbatch in flight; peak = the most on the device in the simulated order
+
+exit status: 0 done, whether or not the run fits; 1 failed, 2 refused, 130 interrupted"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; its exit status (0 done, 1 failed, 2 refused, 130 interrupted)."""
+    return exit_status(COMMAND, lambda: _plan(arguments))
+
+
+def _plan(arguments: Sequence[str]) -> int:
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if options.pp is not None:
+        rest.append(f"--config.mesh.pp={options.pp}")
+    if options.help:
+        parser.print_help()
+        rest = [*rest, "--help"]
+        if not any(argument.startswith("--config") for argument in rest):
+            return DONE
+    for name in ("efficiency", "memory_share"):
+        if not 0 < (value := getattr(options, name)) <= 1:
+            raise UsageError(f"--{name.replace('_', '-')}={value}: give a share above 0, at most 1")
+    if options.json is not None and not options.json.parent.is_dir():
+        raise UsageError(f"--json={options.json}: there is no folder {options.json.parent}")
+    link = None if options.link is None else _link(options.link)
+    config = configured(rest, "")
+    if config is None:
+        return DONE
+    card = _card(options.card)
+    memory = card.memory
+    if memory is not None and card.name != MEASURED:  # which has what JAX takes
+        memory = int(memory * options.memory_share)
+    planned = plan_run(config, card.at(options.efficiency), link or LINKS[card.link], memory)
+    if options.json is not None:
+        try:
+            options.json.write_text(json.dumps(planned.as_json_object(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--json={options.json}: cannot be written: {error.strerror}") from None
+    print(planned, flush=True)
+    return DONE
+
+
+def _card(name: str | None) -> Card:
+    """The card of a name; without one, of this machine's device."""
+    if name in CARDS:
+        jax.config.update("jax_platforms", "cpu")  # to be told of shapes; leaves GPUs to those who compute
+        return CARDS[str(name)]
+    if name not in (None, MEASURED):
+        raise UsageError(f"--card={name}: choose one of {', '.join(CARDS)}, or {MEASURED}")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {THREADS_FLAG}=false".strip()
+    device = jax.local_devices()[0]
+    known = None if name == MEASURED or device.platform == "cpu" else card_of_kind(device.device_kind)
+    return known or measured_card(device)
+
+
+def _link(text: str) -> Link:
+    if text in LINKS:
+        return LINKS[text]
+    try:
+        rate, latency = map(float, text.split(","))
+    except ValueError:
+        rate = latency = -1.0
+    if not (rate > 0 and 0 <= latency < float("inf")):
+        raise UsageError(f"--link={text}: choose one of {', '.join(LINKS)}, or BYTES_PER_SECOND,SECONDS")
+    return Link(bytes_per_second=rate, latency=latency)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=COMMAND,
+        usage=f"{COMMAND} --config=FILE.py [--card=NAME] [--link=NAME] [--config.FIELD=VALUE ...]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("--help", "-h", action="store_true", help="this, and the fields of --config if given")
+    parser.add_argument("--card", metavar="NAME", help="every stage's device (this machine's)")
+    parser.add_argument("--link", metavar="NAME", help="between neighbours (what the card usually has)")
+    parser.add_argument("--pp", metavar="N", help="stages; short for --config.mesh.pp=N")
+    parser.add_argument(
+        "--efficiency", type=float, default=1.0, metavar="X", help="share of the card's peaks reached (1)"
+    )
+    parser.add_argument(
+        "--memory-share",
+        type=float,
+        default=MEMORY_SHARE,
+        metavar="X",
+        help=f"part of the card's memory that JAX takes ({MEMORY_SHARE})",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
+    return parser
+
+
+def run() -> None:
+    """Entry point of the `rrfp-plan` command."""
+    sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,208 @@
+"""What a run would need and how fast it would go, from its config alone: abstract shapes, no weights."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from rrfp_jax.core.cards import Card, Link
+from rrfp_jax.core.partition import TooLarge
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.budget import parse_setting
+from rrfp_jax.runtime.ledger import name_of
+from rrfp_jax.train.autosplit import AUTO, REMEDY, prospect_of
+from rrfp_jax.train.config import RunConfig
+from rrfp_jax.train.data import as_data
+from rrfp_jax.train.forecast import Devices, Forecast, Prospect
+from rrfp_jax.train.named import schedule_of
+from rrfp_jax.train.settings import Settings
+
+GIB, MIB = 2**30, 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A run's prospects. Printed it is a table for its own split and one for the split suggested.
+
+    Attributes:
+        headline: what has been planned, in words.
+        prospect: of a step.
+        own: with the config's split; None if that is "auto".
+        suggested: with the split by cost.
+        none_fits: why that is only the best of those that are too large; None if it fits.
+    """
+
+    headline: str
+    prospect: Prospect
+    own: Forecast | None
+    suggested: Forecast
+    none_fits: str | None
+
+    def as_json_object(self) -> dict[str, Any]:
+        """All figures; seconds and bytes."""
+        card, link = self.prospect.devices.card, self.prospect.devices.link
+        return {
+            "run": self.headline,
+            "card": {name: getattr(card, name) for name in ("name", "half", "single", "bytes_per_second")},
+            "link": {"bytes_per_second": link.bytes_per_second, "latency": link.latency},
+            "device_bytes": self.prospect.devices.memory,
+            "own": None if self.own is None else _plain(self.own),
+            "suggested": _plain(self.suggested),
+            "none_fits": self.none_fits,
+        }
+
+    def __str__(self) -> str:
+        parts = [self.headline]
+        if self.own is not None:
+            parts += [self._told("split", self.own)]
+        if self.own is None or list(self.own.split) != list(self.suggested.split):
+            parts += [self._told("suggested split", self.suggested)]
+        else:
+            parts += ["The suggested split is the same."]
+        if self.none_fits is not None:
+            parts += [f"No split into these pieces fits: {self.none_fits}"]
+        return "\n\n".join(parts)
+
+    def _told(self, name: str, forecast: Forecast) -> str:
+        memory = self.prospect.devices.memory
+        peak = max(stage.peak_bytes for stage in forecast.stages)
+        flops = sum(stage.flops_of_step for stage in forecast.stages)
+        rate = flops / forecast.step_seconds / len(forecast.stages) / 1e12
+        lines = [
+            f"{name} {_runs(forecast.split)}",
+            self._table(forecast),
+            f"step {_seconds(forecast.step_seconds)}, of which {_seconds(forecast.update_seconds)} for the "
+            f"update; bubble {forecast.bubble:.1%}; {rate:.3g} TFLOP/s a device; at most {peak / GIB:.2f} "
+            "GiB on a device" + ("" if memory is None else f", which gives {memory / GIB:.2f} GiB"),
+        ]
+        if forecast.does_not_fit is not None:
+            lines.append(f"DOES NOT FIT: {forecast.does_not_fit}")
+        return "\n".join(lines)
+
+    def _table(self, forecast: Forecast) -> str:
+        buckets = [name_of(bucket) for bucket in self.prospect.distinct]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        flops = ["GFLOP"] if len(buckets) == 1 else [f"GFLOP {i}" for i in range(len(buckets))]
+        for column in ("stage", "layers", "parameters", *flops, "compute", "idle", "fixed", "held", "peak"):
+            table.add_column(column, justify="right")
+        for index, stage in enumerate(forecast.stages):
+            ledger = stage.ledger
+            table.add_row(
+                str(index),
+                " ".join(f"{first}-{end - 1}" for first, end in ledger.layers),
+                f"{ledger.parameters:,}",
+                *(_three_digits(flops / 1e9) for flops in stage.flops),
+                _seconds(stage.compute_seconds),
+                f"{1 - stage.compute_seconds / forecast.makespan:.1%}",
+                f"{ledger.fixed_bytes / GIB:.2f} GiB",
+                f"{ledger.largest.held_bytes / MIB:,.1f} MiB",
+                f"{stage.peak_bytes / GIB:.2f} GiB",
+            )
+        text = io.StringIO()
+        Console(file=text, width=160).print(table)
+        if len(buckets) > 1:
+            text.write("".join(f"GFLOP {i}: {name}\n" for i, name in enumerate(buckets)))
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
+
+
+def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> Planned:
+    """Forecast a run's step, with its own split and with the one by cost.
+
+    Args:
+        config: of the run; its data is planned, not loaded.
+        card, link: every stage's device, and what is between neighbours.
+        memory: bytes that each device gives; None if that is not known.
+
+    Raises:
+        UsageError: a run that could not work.
+    """
+    if config.pace.workload:
+        raise UsageError(
+            f"pace.workload={config.pace.workload}: there is no model; for a workload use rrfp-sim"
+        )
+    schedule = schedule_of(config.schedule)
+    settings = Settings(
+        max_in_flight=config.max_in_flight,
+        accumulation=config.accumulation,
+        spare_gradients=config.spare_gradients,
+        clip_norm=config.clip_norm,
+        on_nonfinite=config.on_nonfinite,
+    )
+    setting = parse_setting(config.activation_budget)
+    devices = Devices(card=card, link=link, memory=memory, setting=setting)
+    model, data = (config.pipeline(), config.optimizer()), as_data(config.train_data())
+    prospect = prospect_of(*model, data, settings, config.mesh, schedule, config.remat, devices)
+    given = config.layers_per_piece
+    own = None if given == AUTO else prospect.forecast(given)
+    suggested, none_fits = _suggested(prospect)
+    return Planned(
+        headline=_headline(config, prospect),
+        prospect=prospect,
+        own=own,
+        suggested=suggested,
+        none_fits=none_fits,
+    )
+
+
+def _suggested(prospect: Prospect) -> tuple[Forecast, str | None]:
+    try:
+        return prospect.suggested(), None
+    except TooLarge as error:
+        return prospect.forecast(error.split), f"{error}; {REMEDY}"
+
+
+def _headline(config: RunConfig, prospect: Prospect) -> str:
+    placement, card, link = prospect.rules.placement, prospect.devices.card, prospect.devices.link
+    chunks = "" if placement.chunks == 1 else f" of {placement.chunks} chunks"
+    cores = "" if card.together is None else f"; {card.together} compute at the same time"
+    layers, parameters = len(prospect.model.states), prospect.model.parameters
+    return (
+        f"{config.name}: {layers} layers, {parameters:,} parameters, on {placement.stages} stages{chunks}, "
+        f"schedule {config.schedule}, {prospect.rules.microbatches} microbatches a step\n"
+        f"device {card.name} ({card.source}): {card.half / 1e12:.3g} TFLOP/s in half precision, "
+        f"{card.single / 1e12:.3g} in float32, {card.bytes_per_second / 1e9:.4g} GB/s{cores}; "
+        f"link {link.bytes_per_second / 1e9:.4g} GB/s, {link.latency * 1e6:.0f} us"
+    )
+
+
+def _plain(forecast: Forecast) -> dict[str, Any]:
+    return {
+        "split": list(forecast.split),
+        "step_seconds": forecast.step_seconds,
+        "makespan": forecast.makespan,
+        "update_seconds": forecast.update_seconds,
+        "bubble": forecast.bubble,
+        "does_not_fit": forecast.does_not_fit,
+        "stages": [
+            {
+                "layers": list(stage.ledger.layers),
+                "parameters": stage.ledger.parameters,
+                "flops": dict(zip(stage.ledger.buckets, stage.flops, strict=True)),
+                "compute_seconds": stage.compute_seconds,
+                "peak_bytes": stage.peak_bytes,
+                "ledger": stage.ledger.plain(),
+            }
+            for stage in forecast.stages
+        ],
+    }
+
+
+def _runs(split: Sequence[int]) -> str:
+    """2,1,1,1,2 as "2, 1 (3 times), 2"."""
+    runs = [(size, len(list(own))) for size, own in groupby(split)]
+    return ", ".join(f"{size}" if times == 1 else f"{size} ({times} times)" for size, times in runs)
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _seconds(time: float) -> str:
+    return f"{time:.3f} s" if time >= 1 else f"{time * 1e3:.2f} ms"

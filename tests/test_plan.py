@@ -1,0 +1,285 @@
+"""`rrfp-plan` and `split="auto"`: predictions against what a started Trainer says of itself."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import rrfp_jax as rrfp
+from configs import gpt3_large, llama3_70b, quickstart, qwen3_4b
+from models import gpt
+from rrfp_jax.core.cards import CARDS, LINKS
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.workload import constant
+from rrfp_jax.runtime.engine import layers_of_chunks
+from rrfp_jax.runtime.layercosts import ModelCosts
+from rrfp_jax.runtime.ledger import name_of
+from rrfp_jax.train.data import as_data, buckets_of, plan_step
+from rrfp_jax.train.named import schedule_of
+from rrfp_jax.train.plan import main
+from rrfp_jax.train.planning import plan_run
+from tests import toy
+from tests.refusals import BATCH, refused
+from tests.test_processes import command
+
+ROOT = Path(__file__).parent.parent
+H100, NVLINK = CARDS["h100"], LINKS["nvlink4"]
+TINY = {"model.n_layers": 3, "mesh.pp": 2, "model.d_model": 16, "model.n_heads": 2, "model.d_ff": 16}
+TINY |= {"sequence_length": 8, "batch": 4, "microbatches": 4, "steps": 2}
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("XLA_FLAGS", "")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("the cat sat on the mat, " * 100)
+    return path
+
+
+def tiny(text, **overrides):
+    given = {**TINY, "path": text, **overrides}
+    return [
+        f"--config={ROOT / 'configs' / 'quickstart.py'}",
+        *(f"--config.{name}={value}" for name, value in given.items()),
+    ]
+
+
+def heavy_head(stages=2, **kwargs):
+    """Embedding, four blocks, and a head over a large vocabulary."""
+    cfg = gpt.GPTConfig(d_model=16, n_heads=2, d_ff=16, n_layers=4, vocab_size=4096)
+    layers = [
+        rrfp.layer(gpt.Embed, cfg),
+        rrfp.layer(gpt.Block, cfg, repeat=4),
+        rrfp.layer(gpt.Head, cfg),
+    ]
+    pipe = rrfp.Pipeline(layers, quickstart.loss)
+    return rrfp.Trainer(
+        pipe, optax.adam(1e-3), mesh=rrfp.Mesh(pp=stages, share_devices=True), **{"data": BATCH, **kwargs}
+    )
+
+
+class TestLedger:
+    """What is predicted of a stage, against what its Trainer says once it has started."""
+
+    @pytest.mark.parametrize(
+        ("schedule", "options"), [("bfw", {}), ("interleaved-1f1b", {"frozen": "0.*", "remat": "full"})]
+    )
+    def test_is_that_of_a_started_trainer(self, schedule, options):
+        mesh = rrfp.Mesh(pp=2, share_devices=True, chunks=2 if "interleaved" in schedule else None)
+        optimizer = optax.adamw(1e-3)
+        remat = options.get("remat", "none")
+        pipe = toy.pipeline(frozen=options.get("frozen", ()))
+        data = [*BATCH, BATCH[0]]
+        trainer = rrfp.Trainer(pipe, optimizer, data=data, mesh=mesh, schedule=schedule, remat=remat)
+        found = trainer.start()
+        buckets = buckets_of(plan_step(as_data(data), 0))
+        rules = trainer._stepper.rules(len(data), "train")
+        kinds = {kind for s in range(2) for own in rules.backward_kinds(s) for kind in own}
+        model = ModelCosts.of(pipe, buckets, optimizer, kinds=kinds, remat=remat)
+        for s, chunks in enumerate(layers_of_chunks(len(pipe), rules.placement, None)):
+            ledger, kinds = found[s], rules.backward_kinds(s)
+            states = [model.states[i] for layers in chunks for i in layers]
+            for name, expected in (
+                ("parameters", ledger.parameters),
+                ("weight_bytes", ledger.weight_bytes),
+                ("sum_bytes", ledger.accumulator_bytes),
+            ):
+                assert sum(getattr(state, name) for state in states) == expected
+            predicted = model.bucket_ledger(buckets[0], chunks, kinds)
+            actual = ledger.buckets[name_of(buckets[0])]
+            counters = 4 * len(states)  # of Adam, one a layer here and one a stage there
+            assert abs(sum(s.optimizer_bytes for s in states) - ledger.optimizer_bytes) <= counters
+            assert predicted.data_bytes == actual.data_bytes
+            for mine, theirs in zip(predicted.chunks, actual.chunks, strict=True):
+                for name in ("activation_in_bytes", "gradient_in_bytes", "gradient_out_bytes"):
+                    assert getattr(mine, name) == getattr(theirs, name), name
+                sent = theirs.activation_out_bytes  # less what an earlier layer of the piece holds as well
+                assert sent <= mine.activation_out_bytes <= 1.05 * sent
+                for name in ("held_after_forward_bytes", "held_after_input_bytes"):
+                    assert getattr(mine, name) == pytest.approx(getattr(theirs, name), rel=0.1), name
+
+
+class TestForecast:
+    def test_published_sizes(self):
+        expected = {gpt3_large: 760_300_032, qwen3_4b: 4_022_468_096, llama3_70b: 70_553_706_496}
+        for module, parameters in expected.items():
+            config = module.get_config()
+            planned = plan_run(config, H100, NVLINK, 60 * 10**9)
+            model = planned.prospect.model
+            assert model.parameters == parameters
+            assert planned.own.does_not_fit is None and planned.none_fits is None
+            (layers,) = model.layers.values()
+            tokens, block = config.batch * config.sequence_length, config.model
+            (forward,) = [sum(c.flops.values()) for kind, c in layers[1].programs.items() if kind == 0]
+            attention = 4 * tokens * config.sequence_length * block.n_heads * block.head_size
+            assert forward == pytest.approx(2 * model.states[1].parameters * tokens + attention, rel=0.03)
+
+    def test_doubling_what_the_card_does_halves_the_compute(self):
+        config = quickstart.get_config()
+        fast, slow = (plan_run(config, H100.at(x), NVLINK, None).own for x in (1.0, 0.5))
+        assert slow.step_seconds == pytest.approx(2 * fast.step_seconds, rel=0.1)
+        assert [s.flops for s in slow.stages] == [s.flops for s in fast.stages]
+
+    @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "bfw"])
+    def test_every_schedule(self, schedule):
+        config = dataclasses.replace(quickstart.get_config(), schedule=schedule)
+        own = plan_run(config, CARDS["cpu"], LINKS["loopback"], None).own
+        work = max(stage.compute_seconds for stage in own.stages)
+        assert work <= own.makespan <= 2 * work and 0 < own.bubble < 0.5
+        assert isinstance(schedule_of(schedule), FixedOrder) == (schedule != "bfw")
+
+    def test_shared_cores_do_no_more_than_there_are(self):
+        config, card = quickstart.get_config(), CARDS["cpu"]
+        alone, shared = (
+            plan_run(config, dataclasses.replace(card, together=n), LINKS["loopback"], None).own
+            for n in (None, 1)
+        )
+        assert shared.makespan == sum(stage.compute_seconds for stage in alone.stages)
+        assert shared.makespan > 2 * alone.makespan
+
+    def test_too_little_memory_is_said(self):
+        planned = plan_run(qwen3_4b.get_config(), H100, NVLINK, 20 * 10**9)
+        assert "needs" in planned.own.does_not_fit and "no split into 8 pieces" in planned.none_fits
+        assert "DOES NOT FIT" in str(planned) and "No split into these pieces fits" in str(planned)
+
+
+class TestCommand:
+    def test_table_and_figures(self, text, tmp_path, capsys):
+        file = tmp_path / "plan.json"
+        arguments = [*tiny(text), "--card=a100-80", "--link=1e9,1e-5", "--efficiency=0.5", f"--json={file}"]
+        assert main(arguments) == 0
+        out, err = capsys.readouterr()
+        assert "quickstart: 5 layers" in out and "on 2 stages" in out and "156 TFLOP/s" in out and err == ""
+        figures = json.loads(file.read_text())
+        own = figures["own"]
+        assert own["split"] == [3, 2] and len(own["stages"]) == 2 and own["step_seconds"] > own["makespan"]
+        assert figures["device_bytes"] == 60e9 and figures["link"]["bytes_per_second"] == 1e9
+        assert sum(stage["parameters"] for stage in own["stages"]) == 13_680
+        assert len(own["stages"][0]["flops"]) == 1 and own["stages"][1]["peak_bytes"] > 0
+
+    def test_stages_by_a_flag(self, text, capsys):
+        assert main([*tiny(text), "--pp=3", "--card=h200", "--config.split=auto"]) == 0
+        out, _ = capsys.readouterr()
+        assert "on 3 stages" in out and out.count("step ") == 1 and "suggested split" in out
+
+    def test_nothing_is_loaded(self, text, monkeypatch, capsys):
+        monkeypatch.setattr(rrfp.data.ByteText, "load", lambda *args: pytest.fail("loaded"))
+        assert main([*tiny(text), "--card=h100"]) == 0
+
+    def test_help(self, capsys):
+        assert main(["--help"]) == 0
+        assert "h100-pcie" in capsys.readouterr().out
+        assert main([f"--config={ROOT / 'configs' / 'llama3_70b.py'}", "--help"]) == 0
+        assert "--config.model.d_ff=28672" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--card=h100"], "no --config given"),
+            (["--config=none.py", "--card=h100"], "--config=none.py: no such file"),
+            ([..., "--card=abacus"], "--card=abacus: choose one of a100-40"),
+            ([..., "--card=h100", "--link=fast"], "--link=fast: choose one of nvlink3"),
+            ([..., "--card=h100", "--link=0,0"], "--link=0,0"),
+            ([..., "--card=h100", "--efficiency=0"], "--efficiency=0.0: give a share above 0"),
+            ([..., "--card=h100", "--memory-share=2"], "--memory-share=2.0: give a share"),
+            ([..., "--card=h100", "--json=no/where.json"], "there is no folder no"),
+            ([..., "--card=h100", "--pp=9"], "9 stages for 5 layers"),
+            ([..., "--card=h100", "--pp=x"], "--config.mesh.pp=x"),
+            ([..., "--card=h100", "--config.split=(1,1)"], "add up to 5"),
+            ([..., "--card=h100", "--config.split=even"], "split=['even']"),
+            ([..., "--card=h100", "--steps=3"], "--steps=3: no such flag"),
+            ([..., "--card=h100", "--config.schedule=zb"], "no such schedule"),
+        ],
+        ids=lambda value: value[-1] if isinstance(value, list) else "",
+    )
+    def test_refusals(self, text, arguments, said, capsys):
+        given = [*tiny(text), *arguments[1:]] if arguments[0] is ... else arguments
+        assert main(given) == 2
+        out, err = capsys.readouterr()
+        assert said in err and err.startswith("rrfp-plan: ") and err.count("\n") == 1 and out == ""
+
+    def test_a_workload_is_no_model(self, text, tmp_path, capsys):
+        file = tmp_path / "W.json"
+        file.write_text(json.dumps(constant(2, 4, 1.0).as_json_object()))
+        assert main([*tiny(text), "--card=h100", f"--config.pace.workload={file}"]) == 2
+        assert "use rrfp-sim" in capsys.readouterr().err
+
+    def test_this_machine(self, text):
+        """In a process of its own: it measures with one thread."""
+        status, said = command("rrfp_jax.train.plan", *tiny(text), folder=ROOT)
+        assert status == 0 and "device measured (measured on cpu)" in said
+
+
+class TestAuto:
+    def test_a_heavy_head_gets_a_stage_of_its_own(self):
+        trainer = heavy_head(split="auto")
+        assert trainer._engine.chunks == [[range(5)], [range(5, 6)]]
+        even = heavy_head()
+        assert even._engine.chunks == [[range(3)], [range(3, 6)]]
+        reports = [next(iter(own.steps(1))) for own in (trainer, even)]
+        np.testing.assert_allclose(reports[0].loss, reports[1].loss, rtol=1e-5)
+
+    def test_it_is_the_same_every_time(self):
+        assert len({str(heavy_head(3, split="auto")._engine.chunks) for _ in range(3)}) == 1
+
+    def test_chunks(self):
+        trainer = heavy_head(2, split="auto", schedule="interleaved-1f1b", data=[*BATCH, BATCH[0]])
+        sizes = [len(layers) for chunks in trainer._engine.chunks for layers in chunks]
+        assert sum(sizes) == 6 and len(sizes) == 4
+        assert trainer._engine.placement == Placement(2, 2)
+
+    def test_an_order_that_is_not_defined_is_refused(self):
+        with refused("interleaved 1F1B needs", "3 microbatches"):
+            heavy_head(2, split="auto", schedule="interleaved-1f1b")
+
+    def test_it_needs_data(self):
+        with refused("split='auto'", "data="):
+            heavy_head(split="auto", data=None)
+
+    def test_other_words_are_refused(self):
+        with refused("split='even'", "give 'auto', or a list"):
+            heavy_head(split="even")
+
+    def test_too_little_memory_is_refused(self, monkeypatch):
+        monkeypatch.setattr("rrfp_jax.train.autosplit.memory_limit", lambda device: 10**5)
+        with refused("split='auto': no split fits", "layers 5 to 5", "of 95,000 bytes", "more stages"):
+            heavy_head(split="auto")
+
+    def test_in_a_config(self):
+        config = dataclasses.replace(quickstart.get_config(), split="auto")
+        assert (config.split, config.layers_per_piece) == (("auto",), "auto")
+
+    def test_all_processes_agree(self, text, tmp_path):
+        given = [*tiny(text), "--config.split=auto", f"--config.directory={tmp_path}"]
+        status, said = command("launch.local", *given, folder=ROOT, limit=400.0)
+        assert status == 0, said
+        stages = json.loads((tmp_path / "quickstart" / "memory.json").read_text())
+        assert [layer for stage in stages for layer in stage["layers"]] == [[0, 3], [3, 5]]
+
+
+def test_random_tokens():
+    config = gpt3_large.get_config()
+    small = dataclasses.replace(config.model, d_model=16, n_layers=2, n_heads=2, n_kv_heads=2, head_size=8)
+    small = dataclasses.replace(small, d_ff=32, vocab_size=64, max_length=8)
+    config = dataclasses.replace(
+        config, model=small, sequence_length=8, microbatches=2, activation_budget=None
+    )
+    config = dataclasses.replace(config, mesh=rrfp.Mesh(pp=2, share_devices=True))
+    data = config.train_data()
+    planned = data.plan(3)[1]
+    arrays = data.load(planned, ["tokens", "labels"])
+    assert np.array_equal(arrays["tokens"][:, 1:], arrays["labels"][:, :-1])
+    report = next(iter(config.trainer().steps(1)))
+    assert report.loss == pytest.approx(np.log(64), abs=0.3)
+    assert jax.tree.all(jax.tree.map(np.array_equal, arrays, data.load(planned, ["tokens", "labels"])))
