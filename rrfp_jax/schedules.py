@@ -1,4 +1,4 @@
-"""The schedules a Trainer takes: hints (`BF` and others) and fixed orders (`OneFOneB` and others).
+"""The schedules a Trainer takes: hints (`BF` and others), fixed orders (`OneFOneB` and others), `Planned`.
 
 Write your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a planned order).
 """
@@ -7,6 +7,7 @@ from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, Ranked,
 from rrfp_jax.core.orders import ZBH1, ZBH2, ZBV, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.sim.ahead import Planned
 
 __all__ = [
     "BACKWARD",
@@ -27,6 +28,7 @@ __all__ = [
     "Interleaved1F1B",
     "OneFOneB",
     "Placement",
+    "Planned",
     "Ranked",
     "Runnable",
     "Schedule",

@@ -21,7 +21,7 @@ MAY_IMPORT = {  # of rrfp_jax's own parts, besides itself
     "corpus": {"errors"},
     "train": {"core", "sim", "runtime", "corpus", "errors", "schedules"},
     "errors": set(),
-    "schedules": {"core"},
+    "schedules": {"core", "sim"},
     "data": {"corpus", "train"},
     "weights": {"train"},
     "__init__": {"errors", "schedules", "data", "sim", "runtime", "train"},

@@ -49,7 +49,7 @@ def run(trainer, transport):
     """One step's trace and gradients."""
     engine = trainer._engine
     engine.driver.transport = transport
-    _, sums = trainer._stepper.run("train", trainer._data, 0)
+    sums = trainer._stepper.run("train", trainer._data, 0).sums
     gradients = jax.device_get([stage.gradients for stage in engine.stages.values()])
     engine.reset_gradients()
     return sums.trace, gradients

@@ -105,10 +105,16 @@ class WorkloadCosts(Costs):
         destination = self.placement.destination(stage, task)
         if destination is None or destination[0] == stage:
             return None
-        to = destination[0]
-        if task.kind is FORWARD:
-            return self.workload.transfer_forward[min(stage, to) if self.placement.shape == "v" else stage]
-        return self.workload.transfer_backward[max(stage, to) if self.placement.shape == "v" else stage]
+        row = link_row(self.placement, stage, destination[0], task.kind)
+        forward = task.kind is FORWARD
+        return (self.workload.transfer_forward if forward else self.workload.transfer_backward)[row]
+
+
+def link_row(placement: Placement, stage: int, to: int, kind: Kind) -> int:
+    """The row of a workload's transfers that has the link which a task's output crosses."""
+    if placement.shape != "v":
+        return stage
+    return min(stage, to) if kind is FORWARD else max(stage, to)
 
 
 @dataclass(frozen=True)

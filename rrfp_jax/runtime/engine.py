@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import jax
@@ -32,8 +33,8 @@ from rrfp_jax.runtime.ties import Tie, collect_gradients, locate, spread_gradien
 from rrfp_jax.runtime.topology import Layout
 from rrfp_jax.runtime.update import UpdatePrograms
 
-Load: TypeAlias = Callable[[int, frozenset[str]], Mapping[str, Any]]
-"""(microbatch, fields) -> arrays by name."""
+Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any]]]
+"""The fields wanted of each microbatch -> their arrays by name."""
 
 
 class Engine:
@@ -161,7 +162,7 @@ class Engine:
             step: number of the step, which random keys depend on.
             rules: of the step.
             buckets: of each microbatch; compiled first if they have not been.
-            load: gives the arrays of a microbatch; asked only for fields that a stage here reads.
+            load: gives the arrays of all microbatches; asked once, and only for what a stage here reads.
             loss_scale: by which gradients are multiplied.
 
         Raises:
@@ -175,7 +176,9 @@ class Engine:
         for stage in self.stages.values():
             stage.scale_loss(loss_scale)
         programs = [self.library.programs(bucket, phase) for bucket in distinct]
+        began = perf_counter()
         inputs = self._load(step, buckets, [programs[n] for n in numbers], load)
+        load_seconds = perf_counter() - began
         parts = {
             s: ModelStep(stage, phase, [own[s] for own in programs], numbers, inputs[s])
             for s, stage in self.stages.items()
@@ -194,6 +197,7 @@ class Engine:
         found, norms = jax.device_get(({s: part.statistics for s, part in parts.items()}, norms))
         part = Part.of(records, *self.world.clock)
         mine: dict[str, Any] = {"part": part.plain(), "norms": [(s, n.tolist()) for s, n in norms.items()]}
+        mine["load_seconds"] = load_seconds
         mine["peaks"] = [(s, part.meter.peak) for s, part in parts.items()]
         mine["pieces"] = [
             (self.placement.virtual_stage(s, c), j, programs[numbers[j]][s][c].statistics, vector.tolist())
@@ -203,6 +207,12 @@ class Engine:
         results = self.world.gather(f"the results of {phase} step {step}", mine)
         trace = StepTrace(step, rules.placement, [Part(*result["part"]) for result in results])
         return add_up(results, len(buckets), trace, memory.totals)
+
+    def reads(self, bucket: Bucket) -> frozenset[str]:
+        """The fields that this process loads of such a microbatch in training; none before it is compiled."""
+        if bucket not in self.library.buckets("train"):
+            return frozenset()
+        return _fields_read(bucket, self.library.programs(bucket, "train"))
 
     def update(self, scale: float) -> None:
         """One optimizer step on every stage with the gradient sums times `scale`.
@@ -271,15 +281,20 @@ class Engine:
     ) -> dict[int, list[list[jax.Array | None]]]:
         """Per stage and microbatch, the inputs that its programs read, on its device."""
         host: dict[int, list[list[Any]]] = {s: [] for s in self.stages}
-        for j, (bucket, stages) in enumerate(zip(buckets, programs, strict=True)):
-            names = [name for name, _, _ in bucket]
-            read = {s: frozenset().union(*(piece.inputs for piece in own)) for s, own in stages.items()}
-            wanted = frozenset(names[i] for used in read.values() for i in used if i < len(names))
-            arrays = load(j, wanted) if wanted else {}
+        wanted = [_fields_read(bucket, own) for bucket, own in zip(buckets, programs, strict=True)]
+        for j, arrays in enumerate(load(wanted)):
+            names = [name for name, _, _ in buckets[j]]
             values = [*(arrays.get(name) for name in names), np.array([self._seed, step, j], IDS.dtype)]
-            for s, used in read.items():
+            for s, own in programs[j].items():
+                used = frozenset().union(*(piece.inputs for piece in own))
                 host[s].append([value if i in used else None for i, value in enumerate(values)])
         return {s: jax.device_put(values, self.layout.devices[s]) for s, values in host.items()}
+
+
+def _fields_read(bucket: Bucket, programs: StagePrograms) -> frozenset[str]:
+    """The names of a bucket's fields that these programs read."""
+    used = frozenset().union(*(piece.inputs for own in programs.values() for piece in own))
+    return frozenset(name for i, (name, _, _) in enumerate(bucket) if i in used)
 
 
 def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | None) -> list[list[range]]:

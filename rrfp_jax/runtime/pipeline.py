@@ -26,6 +26,7 @@ REPORTED = frozenset(
         *("step", "total", "loss", "weight", "bubble", "validation_loss"),
         *("gradient_norm", "parameter_norm", "loss_scale", "applied", "skipped"),
         *("tokens_per_second", "step_seconds", "wall_seconds", "peak_bytes", "budget_bytes", "plan"),
+        *("load_seconds", "planning_seconds", "predicted_seconds"),
     ]
 )
 """Names that a report has for its own figures, so that no metric may have them."""

@@ -25,6 +25,7 @@ class Sums:
     trace: StepTrace
     peak_bytes: Sequence[int]  # by stage, the most that was there for microbatches
     budget_bytes: Sequence[int | None]  # by stage, for that
+    load_seconds: float  # of the process that waited longest for the step's data
 
     @property
     def total(self) -> float:
@@ -42,7 +43,8 @@ def add_up(
 
     Args:
         results: of each process: `pieces`, tuples of piece, microbatch, names and values of statistics;
-            `norms`, tuples of stage and what `UpdatePrograms.norms` gives; `peaks`, of stage and bytes.
+            `norms`, tuples of stage and what `UpdatePrograms.norms` gives; `peaks`, of stage and bytes;
+            `load_seconds`.
         microbatches: their number.
         trace: of the step.
         budgets: bytes for microbatches, by stage.
@@ -64,4 +66,5 @@ def add_up(
         trace=trace,
         peak_bytes=[peak for _, peak in sorted(tuple(own) for result in results for own in result["peaks"])],
         budget_bytes=budgets,
+        load_seconds=max(result["load_seconds"] for result in results),
     )

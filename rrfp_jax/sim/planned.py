@@ -194,9 +194,11 @@ class _Planner:
         """Why orders cannot be followed within the limits; None if they can."""
         rules, chunks = self._rules, self._rules.placement.chunks
         for stage, row in enumerate(rows):
-            if rules.limit is not None and peak_of_order(row, chunks) > rules.limit:
-                return f"exceeds the limit in flight on stage {stage}"
             budget = self._budgets[stage] if self._budgets else None
+            limits = rules.limit, None if budget is None else budget.most
+            most = min((limit for limit in limits if limit is not None), default=len(row))
+            if peak_of_order(row, chunks) > most:
+                return f"exceeds the limit in flight on stage {stage}"
             if budget is not None and peak_of_order(row, chunks, budget.costs) > budget.limit:
                 return f"exceeds the limit in bytes on stage {stage}"
             accumulator = Accumulator(chunks, rules.accumulation, rules.spare_gradients)

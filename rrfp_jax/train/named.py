@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rrfp_jax.core.csvorder import read_csv
 from rrfp_jax.core.deadlock import check_can_end
-from rrfp_jax.core.hints import Hint
+from rrfp_jax.core.hints import BFW, Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.errors import UsageError
+from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.train.pace import read_costs
 
 CSV = "csv:"
 
+PLANNED: Mapping[str, Planned] = {"planned": Planned(), "planned-split": Planned(base=BFW())}
+"""Planned orders by name; "NAME:FILE" has costs of a file."""
 
-def schedule_of(given: Schedule | str) -> Schedule:
+
+def planned_or_schedule(given: Schedule | Planned | str) -> Schedule | Planned:
+    """The schedule that is meant, or that orders are planned, with the costs that they go by.
+
+    Raises:
+        UsageError: see `schedule_of`, or costs that cannot be read.
+    """
+    if isinstance(given, str):
+        name, _, file = given.partition(":")
+        if name not in PLANNED:
+            return schedule_of(given, (*PLANNED, *(f"{known}:FILE" for known in PLANNED)))
+        given = replace(PLANNED[name], costs=file or None)
+    if isinstance(given, Planned):
+        if not isinstance(given.costs, str):
+            return given
+        return replace(given, costs=read_costs(Path(given.costs), f"costs={given.costs}"))
+    return schedule_of(given)
+
+
+def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:
     """The schedule that is meant; `csv:FILE` is an order in PyTorch's CSV form (`core/csvorder.py`).
+
+    Args:
+        given: as users give it.
+        others: what else may be given where this is called, for messages.
 
     Raises:
         UsageError: no such name or file, or an order that lacks or repeats a task, has one before another
@@ -27,7 +56,7 @@ def schedule_of(given: Schedule | str) -> Schedule:
     try:
         schedule = by_name(given) if isinstance(given, str) else given
     except ValueError as error:
-        raise UsageError(f"{error}, or {CSV}FILE") from None
+        raise UsageError(", or ".join([str(error), *others, f"{CSV}FILE"])) from None
     if not isinstance(schedule, (Hint, FixedOrder)):
         raise UsageError(f"schedule={given!r}: give a name or an object of rrfp.schedules, such as BF()")
     return schedule

@@ -1,14 +1,19 @@
-"""What a run on paced devices does: a workload's durations instead of a model's."""
+"""Durations from files: those of paced devices instead of a model's, and cost tables."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
+from rrfp_jax.core.costtable import CostTable
 from rrfp_jax.core.workload import Workload
 from rrfp_jax.errors import UsageError
+
+T = TypeVar("T")
 
 
 def read_workload(path: Path, where: str) -> Workload:
@@ -17,12 +22,21 @@ def read_workload(path: Path, where: str) -> Workload:
     Raises:
         UsageError: no such file, or one that is no workload.
     """
+    return _read(path, where, Workload.from_json_object, "workload")
+
+
+def read_costs(path: Path, where: str) -> CostTable:
+    """The cost table of a JSON file; see `read_workload`."""
+    return _read(path, where, CostTable.from_json_object, "cost table")
+
+
+def _read(path: Path, where: str, parse: Callable[[object], T], what: str) -> T:
     try:
-        return Workload.from_json_object(json.loads(path.read_text(encoding="utf-8")))
+        return parse(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: no workload: {error}") from None
+        raise UsageError(f"{where}: no {what}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

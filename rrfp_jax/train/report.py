@@ -23,7 +23,10 @@ class Report:
         weight: summed weight (tokens, for a language model).
         metrics: the loss function's named metrics, each divided by the weight.
         step_seconds: from the first task's dispatch to the end of the last task, over all stages.
-        wall_seconds: the whole step: data, tasks, waiting for the update before.
+        wall_seconds: the whole step: data, planning, tasks, waiting for the update before.
+        load_seconds: how long it waited for its data, in the process where that took longest.
+        planning_seconds: how long its order was planned before it (`schedules.Planned`); None if it was not.
+        predicted_seconds: how long `step_seconds` would be by the costs that the plan went by.
         bubble: per stage, the share of `step_seconds` in which it did not compute.
         gradient_norm: of the whole gradient before clipping; tied parameters count once, frozen ones do not.
         parameter_norm: of the same parameters, before the update.
@@ -43,6 +46,9 @@ class Report:
     metrics: Mapping[str, float]
     step_seconds: float
     wall_seconds: float
+    load_seconds: float
+    planning_seconds: float | None = None
+    predicted_seconds: float | None = None
     bubble: Sequence[float]
     gradient_norm: float
     parameter_norm: float
@@ -63,6 +69,7 @@ class Report:
             weight=sums.weight,
             metrics={name: value / sums.weight for name, value in sums.metrics.items()},
             step_seconds=sums.trace.makespan,
+            load_seconds=sums.load_seconds,
             bubble=sums.trace.bubble(),
             parameter_norm=math.sqrt(sums.squared_parameter_norm),
             peak_bytes=sums.peak_bytes,
@@ -88,6 +95,7 @@ class Report:
             "tokens_per_second": self.tokens_per_second,
             "step_seconds": self.step_seconds,
             "wall_seconds": self.wall_seconds,
+            "load_seconds": self.load_seconds,
             "bubble": list(self.bubble),
             "gradient_norm": self.gradient_norm,
             "parameter_norm": self.parameter_norm,
@@ -97,9 +105,16 @@ class Report:
             "peak_bytes": list(self.peak_bytes),
             "plan": self.plan,
             **({} if set(self.budget_bytes) == {None} else {"budget_bytes": list(self.budget_bytes)}),
+            **self._planning,
             **self.metrics,
         }
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+
+    @property
+    def _planning(self) -> Mapping[str, float]:
+        if self.planning_seconds is None or self.predicted_seconds is None:
+            return {}
+        return {"planning_seconds": self.planning_seconds, "predicted_seconds": self.predicted_seconds}
 
     def __str__(self) -> str:
         return f"step {self.step:5d}  {self.summary}"

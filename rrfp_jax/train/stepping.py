@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
@@ -15,16 +15,29 @@ from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.engine import Engine
 from rrfp_jax.runtime.interrupts import interrupts_held
-from rrfp_jax.runtime.library import Phase
+from rrfp_jax.runtime.ledger import name_of
+from rrfp_jax.runtime.library import Bucket, Phase
 from rrfp_jax.runtime.sums import Sums
+from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.checkpointfolder import RunState
 from rrfp_jax.train.checks import check_order
-from rrfp_jax.train.data import Data, Microbatch, buckets_of, load_checked, plan_hash, plan_step
+from rrfp_jax.train.data import Data, Microbatch, buckets_of, plan_hash
+from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
+from rrfp_jax.train.stepplan import PlannedStep, plan_ahead
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.settings import Settings
 from rrfp_jax.train.snapshot import Saves
 from rrfp_jax.train.tracefile import TRACED_STEPS
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A step whose tasks have all run; `ahead` if its order was planned."""
+
+    plan: Sequence[Microbatch]
+    sums: Sums
+    ahead: PlannedStep | None
 
 
 class Stepper:
@@ -41,27 +54,40 @@ class Stepper:
         steps_done: how many, steps that were left out among them; the number of the next one.
         last_plan: hash of the latest step's plan; empty before the first.
         traces: of the latest steps.
+        loader: through which all data is read.
     """
 
     def __init__(
-        self, engine: Engine, settings: Settings, saves: Saves, schedule: Schedule, standing: Standing
+        self,
+        engine: Engine,
+        settings: Settings,
+        saves: Saves,
+        schedule: Schedule | Planned,
+        standing: Standing,
     ) -> None:
         self._engine, self._settings, self._saves = engine, settings, saves
         self.schedule, self.standing = schedule, standing
         self.steps_done = 0
         self.last_plan = ""
         self.traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
+        self.loader = Loader(engine.reads)
+        self._names: deque[Sequence[str]] = deque(maxlen=TRACED_STEPS)  # of the microbatches' buckets
         self._last_rules: StepRules | None = None
 
-    def train(self, data: Data) -> Report:
+    def train(self, data: Data, more: bool = False) -> Report:
         """One training step.
+
+        Args:
+            data: of the step.
+            more: whether another one on the same data comes next.
 
         Raises:
             TrainingError: see `Trainer.steps`.
         """
         began, step, scale = perf_counter(), self.steps_done, self.standing.loss_scale.value
         self._saves.step_begins()
-        plan, sums = self.run("train", data, step)
+        ran = self.run("train", data, step, more)
+        sums = ran.sums
         unit = sums.weight * scale  # the gradient sums over this are the gradient
         norm, applied = math.sqrt(sums.squared_norm) / unit, is_finite(sums)
         if applied:
@@ -71,10 +97,13 @@ class Stepper:
             self.standing = leave_out(self.standing, policy, step, sums, self._engine.not_finite)
             self.steps_done += 1
         self.traces.append(sums.trace)
-        self.last_plan = plan_hash(plan)
+        self._names.append([name_of(bucket) for bucket in buckets_of(ran.plan)])
+        self.last_plan = plan_hash(ran.plan)
         return Report.of(
             sums,
             wall_seconds=perf_counter() - began,
+            planning_seconds=ran.ahead and ran.ahead.planning_seconds,
+            predicted_seconds=ran.ahead and ran.ahead.predicted_seconds,
             gradient_norm=norm,
             loss_scale=scale,
             applied=applied,
@@ -82,24 +111,30 @@ class Stepper:
             plan=self.last_plan,
         )
 
-    def run(self, phase: Phase, data: Data, step: int) -> tuple[Sequence[Microbatch], Sums]:
-        """All tasks of a step; what they add up to. Gradients stay in the stages' sums.
+    def run(self, phase: Phase, data: Data, step: int, more: bool = False) -> Ran:
+        """All tasks of a step. Gradients stay in the stages' sums.
 
         Raises:
             TrainingError: see `Engine.run`; or nothing is counted.
         """
         engine = self._engine
         engine.world.box.phase(f"{'step' if phase == 'train' else 'validation'} {step}")
-        plan = plan_step(data, step)
+        plan = self.loader.plan(data, step)
         engine.world.agree(f"the plan of {phase} step {step}", plan_hash(plan))
         buckets = buckets_of(plan)
         rules = self.rules(len(plan), phase)
+        ahead = self._plan_ahead(step, rules, buckets) if phase == "train" else None
+        if ahead is not None:
+            rules = ahead.rules
         if rules != self._last_rules:  # the schedule may be set between steps
             check_order(rules)
             self._last_rules = rules
 
-        def load(j: int, fields: frozenset[str]) -> Mapping[str, Any]:
-            return load_checked(data, step, j, plan[j], fields)
+        def load(fields: Sequence[frozenset[str]]) -> Sequence[Mapping[str, Any]]:
+            arrays = self.loader.load(data, step, plan, fields)
+            if more:
+                self.loader.begin(data, step + 1)
+            return arrays
 
         sums = engine.run(step, rules, buckets, load, self.standing.loss_scale.value)
         if phase == "train" and sums.weight <= 0:
@@ -107,12 +142,22 @@ class Stepper:
                 f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
             )
-        return plan, sums
+        return Ran(plan, sums, ahead)
+
+    def _plan_ahead(self, step: int, rules: StepRules, buckets: Sequence[Bucket]) -> PlannedStep | None:
+        """The order of a step that trains, equal on all processes; None if it is not planned."""
+        if not isinstance(self.schedule, Planned):
+            return None
+        earlier = zip(self.traces, self._names, strict=True)
+        ahead = plan_ahead(self.schedule, rules, buckets, earlier, self._engine)
+        if ahead is not None:
+            self._engine.world.agree(f"the planned order of step {step}", str(ahead.rules.schedule))
+        return ahead
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
-        """The rules of a step by the present schedule."""
-        forward_only = phase == "evaluate"
-        return self._settings.rules(self._engine.placement, microbatches, self.schedule, forward_only)
+        """The rules of a step by the present schedule, or by its base if orders are planned."""
+        schedule, forward_only = base_of(self.schedule), phase == "evaluate"
+        return self._settings.rules(self._engine.placement, microbatches, schedule, forward_only)
 
     def state(self, seed: int, config: Any) -> RunState:
         """What is kept of it with a checkpoint; the position in the data is the number of the next step."""
@@ -128,7 +173,7 @@ class Stepper:
     def go_on_from(self, run: RunState, standing: Standing, data: Data) -> bool:
         """Continue as if the steps up to a checkpoint had been made here; whether the last had this data."""
         self.steps_done, self.last_plan, self.standing = run.step, run.plan_hash, standing
-        return not run.plan_hash or plan_hash(plan_step(data, run.step - 1)) == run.plan_hash
+        return not run.plan_hash or plan_hash(self.loader.plan(data, run.step - 1)) == run.plan_hash
 
     def _update(self, norm: float, unit: float) -> None:
         """Apply the gradient, whose norm is known; the sums over `unit` are the gradient."""

@@ -23,6 +23,7 @@ from rrfp_jax.runtime.ledger import StageLedger
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import START_SECONDS
+from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.autosplit import auto_split
 from rrfp_jax.train.checkpoint import OnError
 from rrfp_jax.train.checks import check_losses, check_model, check_order, check_types
@@ -37,8 +38,9 @@ from rrfp_jax.train.data import (
     plan_step,
 )
 from rrfp_jax.train.lossscale import LossScale, loss_scale_of
-from rrfp_jax.train.named import schedule_of
+from rrfp_jax.train.named import planned_or_schedule
 from rrfp_jax.train.nonfinite import Standing
+from rrfp_jax.train.planning import check_costs
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.settings import OnNonfinite, Settings
@@ -60,7 +62,7 @@ class Trainer:
             returns microbatches (dicts of arrays), or one list of them for every step. May be left out if
             microbatches are given to `step` and `value_and_grad`.
         mesh: number of stages and where they run.
-        schedule: a hint or a fixed order, its name, or "csv:FILE" for an order in a file.
+        schedule: a hint, a fixed order, or `Planned`; its name, or "csv:FILE" for an order in a file.
         split: layers per stage, or per piece in the model's order if stages have several chunks; None for an
             even split, "auto" for one by predicted costs (`docs/plan.md`).
         remat: what the backward of each layer computes again instead of keeping: "none", "full" (all but the
@@ -99,7 +101,7 @@ class Trainer:
         *,
         data: Any = None,
         mesh: Mesh | None = None,
-        schedule: Schedule | str = "bf",
+        schedule: Schedule | Planned | str = "bf",
         split: Sequence[int] | str | None = None,
         remat: str = "none",
         max_in_flight: int | None = None,
@@ -125,7 +127,7 @@ class Trainer:
             clip_norm=clip_norm,
             on_nonfinite=on_nonfinite,
         )
-        first, limit = schedule_of(schedule), parse_setting(activation_budget)
+        first, limit = planned_or_schedule(schedule), parse_setting(activation_budget)
         self._pipe, self._optimizer, self._on_step = pipe, optimizer, on_step
         self._seed = seed
         self._data = None if data is None else as_data(data)
@@ -139,7 +141,7 @@ class Trainer:
         self._engine = Engine(
             pipe,
             self._layout,
-            mesh.placement(first),
+            mesh.placement(base_of(first)),
             split=split,
             remat=remat,
             optimizer=optimizer,
@@ -159,13 +161,13 @@ class Trainer:
             self._check_model(self._data, plan_step(self._data, 0))
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> Schedule | Planned:
         """The schedule of the next step; may be set between steps, to an object or a name."""
         return self._stepper.schedule
 
     @schedule.setter
-    def schedule(self, schedule: Schedule | str) -> None:
-        self._stepper.schedule = schedule_of(schedule)
+    def schedule(self, schedule: Schedule | Planned | str) -> None:
+        self._stepper.schedule = planned_or_schedule(schedule)
 
     @property
     def loss_scale(self) -> LossScale:
@@ -194,8 +196,8 @@ class Trainer:
         data = self._own_data("steps")
         self._require_optimizer()
         self.start()
-        for _ in range(count):
-            yield self._train(data)
+        for left in reversed(range(count)):
+            yield self._train(data, more=left > 0)
 
     def step(self, microbatches: Sequence[Mapping[str, Any]]) -> Report:
         """One training step on these microbatches (dicts of arrays). Raises as `steps` does."""
@@ -214,7 +216,7 @@ class Trainer:
         """
         data = InMemory(microbatches)
         self._start(data)
-        _, sums = self._stepper.run("train", data, self.steps_done)
+        sums = self._stepper.run("train", data, self.steps_done).sums
         check_losses(sums.totals, self.steps_done, "; the step is not applied")
         unit = sums.weight * self.loss_scale.value
         gradient = jax.tree.map(lambda g: g / unit, self._engine.gradients())
@@ -234,7 +236,7 @@ class Trainer:
         self._start(data)
         found = []
         for step in range(count):
-            found.append(self._stepper.run("evaluate", data, step)[1])
+            found.append(self._stepper.run("evaluate", data, step).sums)
             check_losses(found[-1].totals, step, "")
         return Evaluation.of(found)
 
@@ -261,6 +263,7 @@ class Trainer:
                 f"has all parameters then; call it before the first step"
             )
         table = self.start()
+        self._stepper.loader.settle()
         microbatches = load_step(data, self.steps_done)
         loss, gradient = self.value_and_grad(microbatches)
         params = self._engine.all_initial_params() if self._world.size > 1 else self.params
@@ -375,10 +378,13 @@ class Trainer:
         plan = plan_step(data, 0)
         self._check_model(data, plan)
         buckets, rules = buckets_of(plan), self._stepper.rules(len(plan), "train")
-        agreed = {"rules": str(rules), "loss_scale": str(self.loss_scale)}
+        agreed = {"rules": str(rules), "loss_scale": str(self.loss_scale), "schedule": str(self.schedule)}
         agreed |= self._engine.as_text() | self._settings.as_text()
         self._world.agree("what is to be run", agreed)
-        self._engine.start(list(dict.fromkeys([*buckets, *declared_buckets(data)])), rules)
+        every = list(dict.fromkeys([*buckets, *declared_buckets(data)]))
+        if isinstance(self.schedule, Planned):
+            check_costs(self.schedule, rules.placement, every)
+        self._engine.start(every, rules)
         self._engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         # So that the first step waits for nobody's start.
         mine = self._executables.compiles, self._executables.loads
@@ -393,8 +399,8 @@ class Trainer:
             check_model(self._pipe, self._engine, self._optimizer, data, plan)
             self._checked = True
 
-    def _train(self, data: Data) -> Report:
-        report = self._stepper.train(data)
+    def _train(self, data: Data, more: bool = False) -> Report:
+        report = self._stepper.train(data, more)
         if self._on_step is not None:
             self._on_step(report)
         return report

@@ -1,0 +1,86 @@
+"""The order of a step under `Planned`, found before it begins, the same on all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from rrfp_jax.core.costs import WorkloadCosts
+from rrfp_jax.core.costtable import CostTable, measured
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.engine import Engine
+from rrfp_jax.runtime.ledger import name_of
+from rrfp_jax.runtime.library import Bucket
+from rrfp_jax.sim.ahead import Planned
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step whose order has been found.
+
+    Attributes:
+        rules: of the step, with the order.
+        predicted_seconds: how long the step takes if costs are as they are known.
+        planning_seconds: that finding the order took.
+    """
+
+    rules: StepRules
+    predicted_seconds: float
+    planning_seconds: float
+
+
+def plan_ahead(
+    planned: Planned,
+    rules: StepRules,
+    buckets: Sequence[Bucket],
+    earlier: Iterable[tuple[StepTrace, Sequence[str]]],
+    engine: Engine,
+) -> PlannedStep | None:
+    """The order for a step; None if there are no costs yet for one of its buckets.
+
+    Nothing here depends on the process: records of earlier steps were gathered by all of them.
+
+    Args:
+        planned: whose order it is.
+        rules: of the step, as under the base of `planned`.
+        buckets: of each microbatch.
+        earlier: steps that have run, with the names of their microbatches' buckets.
+        engine: that will run the step, for its budgets in bytes.
+
+    Raises:
+        UsageError: the given costs lack a bucket.
+    """
+    began = perf_counter()
+    names = [name_of(bucket) for bucket in buckets]
+    table = planned.costs
+    if not isinstance(table, CostTable):
+        assert table is None, "files have been read"
+        table = measured(earlier)
+        if table is None or not table.buckets.keys() >= set(names):
+            return None
+    engine.library.prepare(buckets, rules)  # the budgets follow from the programs
+    budgets = engine.memory.of_step(replace(rules, schedule=planned.hint), buckets).budgets
+    try:
+        costs = WorkloadCosts(table.workload(names), rules.placement)
+        found = planned.plan(rules, costs, budgets)
+    except ValueError as error:
+        raise UsageError(f"schedule {planned}: {error}") from None
+    order = replace(rules, schedule=found.order)
+    return PlannedStep(order, found.makespan, perf_counter() - began)
+
+
+def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket]) -> None:
+    """Refuse given costs that lack one of these buckets, or are for another number of stages.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if isinstance(planned.costs, CostTable):
+        try:
+            WorkloadCosts(planned.costs.workload([name_of(bucket) for bucket in buckets]), placement)
+        except ValueError as error:
+            raise UsageError(f"schedule {planned}: {error}") from None
