@@ -321,7 +321,7 @@ def test_lines_survive_a_rank_0_that_is_killed_while_it_starts(tmp_path):
     killed = []  # what is open stays so, with whatever was not written yet
 
     def start(folder=None):
-        killed.append(RunFiles(config, World(folder=folder), lambda path: None, 5).__enter__())
+        killed.append(RunFiles(config, World(folder=folder), {}, 5).__enter__())
 
     start()
     moved = RunFolder(tmp_path, "trial")

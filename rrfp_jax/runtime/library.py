@@ -56,8 +56,8 @@ class Library:
         self._pipe, self._chunks, self._compilers, self._remat = pipe, chunks, compilers, remat
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
-        self._rules: StepRules | None = None  # of the latest step, for which these buckets are complete:
-        self._complete: set[Bucket] = set()
+        self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
+        self._complete: set[Bucket] = set()  # those with programs for all these kinds
         self.compile_seconds = dict.fromkeys(compilers, 0.0)
 
     @cached_property
@@ -110,14 +110,14 @@ class Library:
 
         What was compiled stays, so that a change of schedule back and forth compiles once.
         """
-        if rules != self._rules:
-            self._rules, self._complete = rules, set()
+        kinds = {s: rules.backward_kinds(s) for s in self._chunks}
+        if kinds != self._kinds:
+            self._kinds, self._complete = kinds, set()
         missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
         if not missing:
             return
         for bucket in missing:
             self.examine(bucket)
-        kinds = {s: rules.backward_kinds(s) for s in self._chunks}
         jobs = [(b, s, c) for b in missing for s, own in self._chunks.items() for c in range(len(own))]
         with compile_pool() as pool:
             results = pool.map(lambda job: self._compile(job, kinds[job[1]][job[2]]), jobs)

@@ -73,7 +73,9 @@ class Memory:
             return StepMemory(nothing, nothing)
         step = rules, tuple(buckets)
         if step != self._latest[0]:
-            needed = rules, frozenset(buckets)  # which programs there are follows from these everywhere
+            # Which programs there are follows from these everywhere.
+            kinds = tuple(tuple(rules.backward_kinds(stage)) for stage in range(rules.placement.stages))
+            needed = kinds, frozenset(buckets)
             if needed not in self._known:
                 self._ledgers = self.ledgers()
                 self._known.add(needed)

@@ -24,9 +24,10 @@ from rrfp_jax.core.trace import Part, StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.driver import Driver
 from rrfp_jax.runtime.world import START_SECONDS
+from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.config import RunConfig
-from rrfp_jax.train.named import schedule_of
+from rrfp_jax.train.named import planned_or_schedule
 from rrfp_jax.train.report import summary_of_bubbles
 from rrfp_jax.train.tracefile import TRACED_STEPS, write_trace
 
@@ -113,26 +114,28 @@ class PacedRun:
             raise UsageError(
                 "mesh.share_devices with pace.workload: every paced stage has a device of its own"
             )
-        schedule = schedule_of(config.schedule)
+        schedule = planned_or_schedule(config.schedule)
         mesh = replace(config.mesh, pp=workload.stages)
-        placement, layout = mesh.placement(schedule), mesh.lay_out()
+        placement, layout = mesh.placement(base_of(schedule)), mesh.lay_out()
         self.steps_done = 0
         self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
         self._world = layout.world
         self._world.stall_seconds = config.stall_seconds
+        delays, costs = config.delays(), WorkloadCosts(workload, placement)
         self._rules = StepRules(
             placement=placement,
             microbatches=workload.microbatches,
-            schedule=schedule,
+            schedule=base_of(schedule),
             limit=config.max_in_flight or 2 * workload.stages,
             accumulation=config.accumulation,
             spare_gradients=config.spare_gradients,
         )
         check_order(self._rules)
-        settings = {"rules": str(self._rules), "delays": str(config.delays())}
+        if isinstance(schedule, Planned):  # what the workload says is all that there is to be known
+            self._rules = replace(self._rules, schedule=schedule.plan(self._rules, costs).order)
+        settings = {"rules": str(self._rules), "delays": str(delays)}
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
         self._world.agree("what is to be run", settings | {"the hash of pace.workload": tables})
-        delays, costs = config.delays(), WorkloadCosts(workload, placement)
         self._driver = Driver(
             layout.devices,
             self._world,

@@ -55,20 +55,21 @@ def train(config: RunConfig) -> None:
         f"schedule {config.schedule}"
     )
     began = perf_counter()
-    table = trainer.start()
+    table = trainer.start(validation)
     say(stage_table(table))
     compiled, loaded = trainer.programs
     say(f"ready after {perf_counter() - began:.1f} s: {compiled} programs compiled, {loaded} loaded")
     saver = Saver(trainer, config.checkpoint, Path(config.directory) / f"{config.name}.checkpoints", say)
     done = saver.resume(as_json(config), world)
     if done >= config.steps:
-        with RunFiles(config, world, lambda path: None, done):
+        with RunFiles(config, world, {}, done):
             say(
                 f"{done} steps have been trained already: nothing is left to do. For more set "
                 f"--config.steps, to begin anew --config.checkpoint.resume=False"
             )
         return
-    files = RunFiles(config, world, trainer.write_trace, done)
+    writes = {"trace.json": trainer.write_trace, "costs.json": trainer.write_costs}
+    files = RunFiles(config, world, writes, done)
     display = Display(config.steps, silent=world.rank > 0)
     with files, sigterm_noted(world, save_seconds(os.environ)), display:
         files.write("memory.json", [row.plain() for row in table])
@@ -79,7 +80,7 @@ def train(config: RunConfig) -> None:
         if world.rank == 0 and isinstance(data, ByteText) and isinstance(validation, ByteText):
             say(f"           beside it {bigram_loss(data, validation):.4f}: a byte bigram model, same files")
     say(
-        f"files: {files.folder}/config.json, memory.json, metrics.jsonl, "
+        f"files: {files.folder}/config.json, memory.json, metrics.jsonl, costs.json, "
         f"trace.json (open it at ui.perfetto.dev)"
     )
 
@@ -124,7 +125,7 @@ def _run_paced(config: RunConfig) -> None:
         f"{workload.microbatches} microbatches, messages of {config.pace.message_bytes} bytes, "
         f"schedule {config.schedule}, jitter {config.jitter}"
     )
-    files = RunFiles(config, world, run.write_trace)
+    files = RunFiles(config, world, {"trace.json": run.write_trace})
     with files, Display(config.steps, silent=world.rank > 0) as display:
         for report in run.steps(config.steps):
             files.add(report.as_dict())
@@ -137,22 +138,26 @@ def _say_on_rank_0(world: World) -> Callable[[str], None]:
 
 
 class RunFiles:
-    """What rank 0 writes: the config, the ledger, a line per step, the trace of the latest steps.
+    """What rank 0 writes: the config, the ledger, a line per step, trace and costs of the latest steps.
 
     Where a launcher has made a folder for the logs, that becomes the run's folder.
 
     Args:
         config: of the run.
         world: its processes.
-        write_trace: writes the trace to a file.
+        writes: files that are written at the end, each by a function of its path.
         done: steps of the run before this start, whose lines are kept.
     """
 
     def __init__(
-        self, config: RunConfig, world: World, write_trace: Callable[[Path], None], done: int = 0
+        self,
+        config: RunConfig,
+        world: World,
+        writes: Mapping[str, Callable[[Path], None]],
+        done: int = 0,
     ) -> None:
         self.folder = Path(config.directory) / config.name
-        self._config, self._world, self._write_trace = config, world, write_trace
+        self._config, self._world, self._writes = config, world, writes
         self._steps, self._done = 0, done
         parent = Path(config.directory)
         while not parent.exists():
@@ -192,7 +197,8 @@ class RunFiles:
         if self._world.rank > 0:
             return
         self._metrics.close()
-        self._write_trace(self.folder / "trace.json")
+        for name, write in self._writes.items():
+            write(self.folder / name)
         if kind is not None:
             how = "interrupted" if kind is KeyboardInterrupt else "broken off"
             print(f"\n{how} after {self._steps} steps; files: {self.folder}/", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
@@ -21,7 +21,7 @@ from rrfp_jax.runtime.sums import Sums
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.checkpointfolder import RunState
 from rrfp_jax.train.checks import check_order
-from rrfp_jax.train.data import Data, Microbatch, buckets_of, plan_hash
+from rrfp_jax.train.data import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
 from rrfp_jax.train.stepplan import PlannedStep, plan_ahead
@@ -73,6 +73,11 @@ class Stepper:
         self.loader = Loader(engine.reads)
         self._names: deque[Sequence[str]] = deque(maxlen=TRACED_STEPS)  # of the microbatches' buckets
         self._last_rules: StepRules | None = None
+
+    @property
+    def measured_steps(self) -> Iterable[tuple[StepTrace, Sequence[str]]]:
+        """The latest steps, with the names of their microbatches' buckets."""
+        return zip(self.traces, self._names, strict=True)
 
     def train(self, data: Data, more: bool = False) -> Report:
         """One training step.
@@ -148,11 +153,16 @@ class Stepper:
         """The order of a step that trains, equal on all processes; None if it is not planned."""
         if not isinstance(self.schedule, Planned):
             return None
-        earlier = zip(self.traces, self._names, strict=True)
-        ahead = plan_ahead(self.schedule, rules, buckets, earlier, self._engine)
+        ahead = plan_ahead(self.schedule, rules, buckets, self.measured_steps, self._engine)
         if ahead is not None:
             self._engine.world.agree(f"the planned order of step {step}", str(ahead.rules.schedule))
         return ahead
+
+    def prepare_evaluation(self, data: Data) -> None:
+        """Compile what passes over other data will need."""
+        plan = self.loader.plan(data, 0)
+        buckets = declared_buckets(data) or buckets_of(plan)
+        self._engine.library.prepare(buckets, self.rules(len(plan), "evaluate"))
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
         """The rules of a step by the present schedule, or by its base if orders are planned."""

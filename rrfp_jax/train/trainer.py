@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax
 import optax
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.costtable import measured
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.budget import Setting, parse_setting
@@ -242,9 +244,13 @@ class Trainer:
 
     # What the model is and needs.
 
-    def start(self) -> Sequence[StageLedger]:
-        """Compile and allocate, unless that has been done; what each stage needs."""
-        self._start(self._own_data("start"))
+    def start(self, evaluate: Any = None) -> Sequence[StageLedger]:
+        """Compile and allocate, unless that has been done; what each stage needs.
+
+        Args:
+            evaluate: data that will be evaluated between steps, for which to compile at once, too.
+        """
+        self._start(self._own_data("start"), None if evaluate is None else as_data(evaluate))
         return self._engine.memory.ledgers()
 
     def check(self) -> CheckReport:
@@ -293,6 +299,14 @@ class Trainer:
     def write_trace(self, path: str | Path) -> None:
         """The latest steps as a trace that Perfetto opens."""
         write_trace(Path(path), {"run": self._stepper.traces})
+
+    def write_costs(self, path: str | Path) -> None:
+        """What tasks and transfers took in the latest steps, by bucket, for `schedules.Planned`; JSON.
+
+        Nothing is written before the first step.
+        """
+        if (table := measured(self._stepper.measured_steps)) is not None:
+            Path(path).write_text(json.dumps(table.as_json_object(), indent=1), encoding="utf-8")
 
     # Saving.
 
@@ -372,7 +386,7 @@ class Trainer:
             raise UsageError(f"Trainer.{method}() needs data: Trainer(..., data=...)")
         return self._data
 
-    def _start(self, data: Data) -> None:
+    def _start(self, data: Data, evaluate: Data | None = None) -> None:
         if self._engine.stages:
             return
         plan = plan_step(data, 0)
@@ -386,6 +400,8 @@ class Trainer:
             check_costs(self.schedule, rules.placement, every)
         self._engine.start(every, rules)
         self._engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
+        if evaluate is not None:
+            self._stepper.prepare_evaluation(evaluate)
         # So that the first step waits for nobody's start.
         mine = self._executables.compiles, self._executables.loads
         counts = self._world.gather("everybody to be ready", mine, START_SECONDS)

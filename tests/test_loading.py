@@ -1,0 +1,143 @@
+"""Data is loaded while the step before runs: the same arrays, errors where they belong, no thread left."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.train.data import InMemory, bucket_of
+from rrfp_jax.train.loading import Loader
+from tests import toy
+
+FIELDS = {"tokens", "labels", "mask"}
+
+
+class Watched:
+    """Notes who asks for what, and that nobody asks while another does; may wait, or fail at a step."""
+
+    def __init__(self, seconds=0.0, fails_at=None, plan_fails_at=None):
+        self.asked, self.seconds = [], seconds
+        self.fails_at, self.plan_fails_at = fails_at, plan_fails_at
+        self._data = InMemory(lambda step: toy.microbatches(3, seed=step))
+        self._busy = threading.Lock()
+
+    def plan(self, step):
+        assert self._busy.acquire(blocking=False)
+        self.asked.append(("plan", step, threading.current_thread() is threading.main_thread()))
+        self._busy.release()
+        if step == self.plan_fails_at:
+            raise rrfp.UsageError(f"no step {step}")
+        return self._data.plan(step)
+
+    def load(self, microbatch, fields):
+        assert self._busy.acquire(blocking=False)
+        time.sleep(self.seconds)
+        step, _ = microbatch.source
+        self.asked.append(("load", step, threading.current_thread() is threading.main_thread()))
+        self._busy.release()
+        if step == self.fails_at:
+            raise OSError(f"disk of step {step}")
+        return self._data.load(microbatch, fields)
+
+
+def loads(data):
+    """By step, whether its loads were made on the main thread."""
+    return {step: main for what, step, main in data.asked if what == "load"}
+
+
+def no_thread_is_left():
+    for thread in threading.enumerate():
+        if thread.name == "rrfp-load":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_all_but_the_first_step_are_loaded_ahead_and_nothing_after_the_last():
+    data, plain = Watched(), toy.trainer(2)
+    expected = [plain.step(toy.microbatches(3, seed=step)).loss for step in range(4)]
+    trainer = toy.trainer(2, data=data)
+    trainer.start()
+    data.asked.clear()
+    losses = []
+    for report in trainer.steps(4):
+        losses.append(report.loss)
+        trainer.evaluate(toy.microbatches())  # waits for nobody's data, changes nothing
+        assert 0 <= report.load_seconds < report.wall_seconds
+        assert report.as_dict()["load_seconds"] == report.load_seconds
+    assert losses == expected
+    assert loads(data) == {0: True, 1: False, 2: False, 3: False}
+    counted = [(what, step) for what, step, _ in data.asked]
+    assert all(counted.count(("plan", step)) == 1 for step in range(4))
+    assert all(counted.count(("load", step)) == 3 for step in range(4))
+    assert not any(thread.name == "rrfp-load" for thread in threading.enumerate())
+
+
+def test_the_time_that_a_step_waits_is_told():
+    reports = list(toy.trainer(1, data=Watched(seconds=0.05)).steps(3))
+    assert reports[0].load_seconds >= 0.15  # three microbatches, nothing was there
+    slow = Watched(seconds=0.0)
+    trainer = toy.trainer(1, data=slow)
+    steps = trainer.steps(2)
+    next(steps)
+    time.sleep(0.2)
+    slow.seconds = 1.0
+    assert next(steps).load_seconds < 1.0  # it was there already
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"fails_at": 2}, OSError, "disk of step 2"),
+        ({"plan_fails_at": 2}, rrfp.UsageError, "no step 2"),
+    ],
+)
+def test_an_error_belongs_to_the_step_that_needs_the_data(wrong, error, said):
+    trainer = toy.trainer(2, data=Watched(**wrong))
+    steps = trainer.steps(5)
+    assert [next(steps).step for _ in range(2)] == [0, 1]
+    with pytest.raises(error, match=said) as raised:
+        next(steps)
+    assert raised.value.__context__ is None and trainer.steps_done == 2
+    no_thread_is_left()
+    trainer.step(toy.microbatches(3, seed=2))  # by hand, it goes on
+    assert next(trainer.steps(1)).step == 3
+
+
+def test_what_was_loaded_is_not_taken_for_another_step(tmp_path):
+    def run():
+        return toy.trainer(2, data=Watched())
+
+    whole = [report.loss for report in run().steps(5)]
+    trainer, losses = run(), []
+    for report in trainer.steps(5):
+        losses.append(report.loss)
+        if report.step == 2:
+            trainer.save(tmp_path)
+            break  # step 3 has been loaded
+    again = run()
+    assert again.restore(tmp_path)
+    assert [report.loss for report in again.steps(2)] == whole[3:]
+    trainer.restore(tmp_path)
+    assert losses + [report.loss for report in trainer.steps(2)] == whole
+
+
+def test_only_fields_that_are_read_are_loaded_and_others_when_asked_for():
+    asked = []
+
+    class Data(InMemory):
+        def load(self, microbatch, fields):
+            asked.append(set(fields))
+            return super().load(microbatch, fields)
+
+    data = Data(lambda step: toy.microbatches(2, seed=step))
+    loader = Loader(lambda bucket: {"tokens"} if bucket == bucket_of(data.plan(1)[0].fields) else set())
+    loader.begin(data, 1)
+    plan = loader.plan(data, 1)
+    assert asked == [{"tokens"}] * 2
+    found = loader.load(data, 1, plan, [frozenset(["tokens"]), frozenset(["tokens", "mask"])])
+    assert asked[2:] == [{"tokens", "mask"}]
+    np.testing.assert_array_equal(found[1]["mask"], toy.microbatches(2, seed=1)[1]["mask"])
+    assert loader.load(data, 2, loader.plan(data, 2), [frozenset()] * 2) == [{}, {}]
+    assert set(loader.load_all(data, 1)[0]) == FIELDS
