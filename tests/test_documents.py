@@ -17,7 +17,7 @@ from models import gpt
 from rrfp_jax.errors import UsageError
 from rrfp_jax.train.config import load_config
 from rrfp_jax.train.data import Data, InMemory, load_repeatedly, plan_hash, plan_step
-from tests import toy
+from tests import toy, unpadded
 
 ROOT = Path(__file__).parent.parent
 RANDOM = np.random.default_rng(0)
@@ -212,6 +212,9 @@ def test_a_load_that_draws_anew_is_caught():
     noisy = Noisy([{"tokens": np.zeros((2, 9), np.int32), "labels": np.zeros((2, 9), np.int32)}])
     with pytest.raises(UsageError, match=r"microbatch 0: load\(\) gave different values for field 'labels'"):
         load_repeatedly(noisy, 0, 0, plan_step(noisy, 0)[0])
+    noisy = Noisy(toy.microbatches(2))
+    with pytest.raises(UsageError, match=r"microbatch 1: load\(\) gave different values"):
+        toy.trainer(2, data=noisy)
 
 
 # Training.
@@ -224,11 +227,6 @@ def gpt_layers():
     return [rrfp.layer(kind, CFG) for kind in GPT]
 
 
-def toy_layers():
-    block = rrfp.layer(toy.block, init=toy.block_init, repeat=2)
-    return [rrfp.layer(toy.embed, init=toy.embed_init), block, rrfp.layer(toy.head, init=toy.head_init)]
-
-
 def run_gpt(params, mb):
     carry = None
     for i, kind in enumerate(GPT):
@@ -238,66 +236,23 @@ def run_gpt(params, mb):
     return carry
 
 
-def run_toy(params, mb):
-    carry = toy.embed(params["0"], None, mb)
-    for i in (1, 2):
-        carry = toy.block(params[str(i)], carry, mb)
-    return toy.head(params["3"], carry, mb)
-
-
-def alone(run, params, data, plan):
-    """Loss and gradient of all documents of a plan, each by itself in one row without any padding."""
-
-    @jax.jit
-    @jax.value_and_grad
-    def step(params, tokens):
-        mb = {"tokens": tokens[None, :-1], "labels": tokens[None, 1:], "mask": np.float32(1)}
-        return toy.sums(run(params, mb), mb)[0]
-
-    plain, pieces = jax.device_get(params), data.pieces
-    total, gradient, weight = 0.0, jax.tree.map(np.zeros_like, plain), 0
-    for row in (row for mb in plan for row in mb.source[2:]):
-        for piece in data.rows_of_split.pieces(row):
-            begin, size = int(pieces.begin[piece]), int(pieces.size[piece])
-            tokens = data.corpus.tokens(int(pieces.document[piece]), begin, begin + size + 1)
-            value, own = step(plain, tokens.astype(np.int32))
-            total, weight = total + float(value), weight + size
-            gradient = jax.tree.map(lambda a, b: a + np.asarray(b), gradient, own)
-    return total / weight, jax.tree.map(lambda g: g / weight, gradient)
-
-
-def of_few_sizes(**settings):
-    """Documents of 2, 4, 7, 8, or 8 and 4 predictions: few shapes to compile."""
-    random = np.random.default_rng(1)
-    texts = [random.integers(0, toy.VOCABULARY, n) for n in [3, 5, 8, 9, 13] * 4]
-    corpus = dataclasses.replace(CORPUS, source=rrfp.data.Examples(texts, field=""))
-    return documents(corpus=corpus, lengths=(4, 8), microbatches=5, **settings)
-
-
-def differences(trainer, run, data, expected=None):
-    """Of the loss and of the worst leaf, relative; and what they were held against."""
-    plan = data.plan(0)
-    loss, gradient = trainer.value_and_grad([data.load(mb, mb.fields) for mb in plan])
-    expected = expected or alone(run, trainer.params, data, plan)
-    return abs(loss - expected[0]) / expected[0], toy.worst_leaf(gradient, expected[1]), expected
-
-
 def test_mixed_buckets_equal_the_unpadded_unpipelined_reference():
-    data, expected = of_few_sizes(), None
+    data, expected = unpadded.documents(), None
+    pipe = rrfp.Pipeline(unpadded.layers(), toy.loss)
     assert {mb.fields["tokens"].shape for mb in data.plan(0)} == {(4, 4), (2, 8)}
     for stages in (1, 2, 4):
-        trainer = rrfp.Trainer(rrfp.Pipeline(toy_layers(), toy.loss), data=data, mesh=rrfp.Mesh(pp=stages))
+        trainer = rrfp.Trainer(pipe, data=data, mesh=rrfp.Mesh(pp=stages))
         for schedule in ("bf", "bfw"):
             trainer.schedule = schedule
-            loss, leaf, expected = differences(trainer, run_toy, data, expected)
+            loss, leaf, expected = unpadded.differences(trainer, unpadded.run, data, expected)
             assert loss <= 1e-6 and leaf <= 1e-5
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_attention_sees_neither_padding_nor_other_documents(packed):
-    data = of_few_sizes(packed=packed)
+    data = unpadded.documents(packed=packed)
     trainer = rrfp.Trainer(rrfp.Pipeline(gpt_layers(), toy.loss), data=data, mesh=rrfp.Mesh(pp=1))
-    loss, leaf, expected = differences(trainer, run_gpt, data)
+    loss, leaf, expected = unpadded.differences(trainer, run_gpt, data)
     assert loss <= 1e-6 and leaf <= 1e-5
     if packed:  # told nothing of its documents, a model sees the ones before
         fields = [{**data.load(mb, ["tokens", "labels", "mask"])} for mb in data.plan(0)]
