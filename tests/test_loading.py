@@ -11,8 +11,6 @@ from rrfp_jax.train.data import InMemory, bucket_of
 from rrfp_jax.train.loading import Loader
 from tests import toy
 
-FIELDS = {"tokens", "labels", "mask"}
-
 
 class Watched:
     """Notes who asks for what, and that nobody asks while another does; may wait, or fail at a step."""
@@ -140,4 +138,3 @@ def test_only_fields_that_are_read_are_loaded_and_others_when_asked_for():
     assert asked[2:] == [{"tokens", "mask"}]
     np.testing.assert_array_equal(found[1]["mask"], toy.microbatches(2, seed=1)[1]["mask"])
     assert loader.load(data, 2, loader.plan(data, 2), [frozenset()] * 2) == [{}, {}]
-    assert set(loader.load_all(data, 1)[0]) == FIELDS

@@ -14,20 +14,22 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.engine import Engine
+from rrfp_jax.runtime.executables import Executables
 from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.ledger import name_of
 from rrfp_jax.runtime.library import Bucket, Phase
 from rrfp_jax.runtime.sums import Sums
+from rrfp_jax.runtime.world import START_SECONDS
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.checkpointfolder import RunState
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.data import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
-from rrfp_jax.train.stepplan import PlannedStep, plan_ahead
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.settings import Settings
 from rrfp_jax.train.snapshot import Saves
+from rrfp_jax.train.stepplan import PlannedStep, check_costs, plan_ahead
 from rrfp_jax.train.tracefile import TRACED_STEPS
 
 
@@ -44,7 +46,7 @@ class Stepper:
     """The steps of a Trainer, whose all processes call every method at the same point.
 
     Args:
-        engine: started before the first step.
+        engine: what steps run on.
         settings: of the run.
         saves: that steps go on beside.
         schedule: of the next step; may be changed between steps.
@@ -73,6 +75,41 @@ class Stepper:
         self.loader = Loader(engine.reads)
         self._names: deque[Sequence[str]] = deque(maxlen=TRACED_STEPS)  # of the microbatches' buckets
         self._last_rules: StepRules | None = None
+
+    def start(
+        self, data: Data, plan: Sequence[Microbatch], evaluate: Data | None, executables: Executables
+    ) -> tuple[int, int]:
+        """Compile and allocate.
+
+        Args:
+            data: to train on.
+            plan: of its first step.
+            evaluate: what will be evaluated between steps.
+            executables: where compiled programs are kept.
+
+        Returns:
+            How many programs all processes compiled, and how many they loaded instead.
+
+        Raises:
+            UsageError: the budget in bytes is too small, or costs of planned orders lack a bucket.
+        """
+        engine, buckets, rules = self._engine, buckets_of(plan), self.rules(len(plan), "train")
+        every = list(dict.fromkeys([*buckets, *declared_buckets(data)]))
+        if isinstance(self.schedule, Planned):
+            check_costs(self.schedule, rules.placement, every)
+        agreed = {"rules": rules, "loss_scale": self.standing.loss_scale, "schedule": self.schedule}
+        agreed |= engine.as_text() | self._settings.as_text()
+        engine.world.agree("what is to be run", {name: str(value) for name, value in agreed.items()})
+        engine.start(every, rules)
+        engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
+        if evaluate is not None:
+            self._prepare_evaluation(evaluate)
+        # So that the first step waits for nobody's start.
+        mine = executables.compiles, executables.loads
+        counts = engine.world.gather("everybody to be ready", mine, START_SECONDS)
+        if engine.world.rank == 0:
+            executables.remove_unused()
+        return sum(made for made, _ in counts), sum(loaded for _, loaded in counts)
 
     @property
     def measured_steps(self) -> Iterable[tuple[StepTrace, Sequence[str]]]:
@@ -149,6 +186,11 @@ class Stepper:
             )
         return Ran(plan, sums, ahead)
 
+    def _prepare_evaluation(self, data: Data) -> None:
+        plan = self.loader.plan(data, 0)
+        buckets = declared_buckets(data) or buckets_of(plan)
+        self._engine.library.prepare(buckets, self.rules(len(plan), "evaluate"))
+
     def _plan_ahead(self, step: int, rules: StepRules, buckets: Sequence[Bucket]) -> PlannedStep | None:
         """The order of a step that trains, equal on all processes; None if it is not planned."""
         if not isinstance(self.schedule, Planned):
@@ -157,12 +199,6 @@ class Stepper:
         if ahead is not None:
             self._engine.world.agree(f"the planned order of step {step}", str(ahead.rules.schedule))
         return ahead
-
-    def prepare_evaluation(self, data: Data) -> None:
-        """Compile what passes over other data will need."""
-        plan = self.loader.plan(data, 0)
-        buckets = declared_buckets(data) or buckets_of(plan)
-        self._engine.library.prepare(buckets, self.rules(len(plan), "evaluate"))
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
         """The rules of a step by the present schedule, or by its base if orders are planned."""

@@ -24,25 +24,14 @@ from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.ledger import StageLedger
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Mesh
-from rrfp_jax.runtime.world import START_SECONDS
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.autosplit import auto_split
 from rrfp_jax.train.checkpoint import OnError
 from rrfp_jax.train.checks import check_losses, check_model, check_order, check_types
-from rrfp_jax.train.data import (
-    Data,
-    InMemory,
-    Microbatch,
-    as_data,
-    buckets_of,
-    declared_buckets,
-    load_step,
-    plan_step,
-)
+from rrfp_jax.train.data import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.train.lossscale import LossScale, loss_scale_of
 from rrfp_jax.train.named import planned_or_schedule
 from rrfp_jax.train.nonfinite import Standing
-from rrfp_jax.train.planning import check_costs
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.settings import OnNonfinite, Settings
@@ -391,23 +380,7 @@ class Trainer:
             return
         plan = plan_step(data, 0)
         self._check_model(data, plan)
-        buckets, rules = buckets_of(plan), self._stepper.rules(len(plan), "train")
-        agreed = {"rules": str(rules), "loss_scale": str(self.loss_scale), "schedule": str(self.schedule)}
-        agreed |= self._engine.as_text() | self._settings.as_text()
-        self._world.agree("what is to be run", agreed)
-        every = list(dict.fromkeys([*buckets, *declared_buckets(data)]))
-        if isinstance(self.schedule, Planned):
-            check_costs(self.schedule, rules.placement, every)
-        self._engine.start(every, rules)
-        self._engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
-        if evaluate is not None:
-            self._stepper.prepare_evaluation(evaluate)
-        # So that the first step waits for nobody's start.
-        mine = self._executables.compiles, self._executables.loads
-        counts = self._world.gather("everybody to be ready", mine, START_SECONDS)
-        self._programs = sum(made for made, _ in counts), sum(loaded for _, loaded in counts)
-        if self._world.rank == 0:
-            self._executables.remove_unused()
+        self._programs = self._stepper.start(data, plan, evaluate, self._executables)
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if not self._checked:
