@@ -3,8 +3,8 @@
     python -m benchmarks.lengths [--json=FILE] [--check] [--rounds=6]
 
 `configs/gpt_lengths.py`, one stage a process. A few steps give its cost table (medians by bucket). Then all
-cases take turns, round by round, on the same documents of the same step, each thrice: on real compute, on paced
-devices whose tasks last as the table says, and simulated with the table. Planned orders know the table.
+cases take turns, round by round, on the same documents of the same step, each thrice: on real compute, on
+paced devices whose tasks last as the table says, and simulated with it. Planned orders know the table.
 
 Balanced microbatches hold other numbers of documents, so times are compared per token: each case's over BFW's
 in the same round, medians over the rounds.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,10 +19,14 @@ from rrfp_jax.core.workload import Workload, log_normal
 from rrfp_jax.runtime.ledger import name_of
 from rrfp_jax.schedules import BF, BFW, Planned
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.train.config import load_config
 from rrfp_jax.train.data import InMemory, buckets_of
-from rrfp_jax.train.pace import read_costs
+from rrfp_jax.train.pace import Pace, read_costs
+from rrfp_jax.train.paced import PacedRun
 from tests import toy
 from tests.programs import COMPILED
+
+ROOT = Path(__file__).parent.parent
 
 LENGTHS = (4, 8, 16)
 
@@ -187,6 +192,22 @@ class TestTraining:
         assert len(read_costs(tmp_path / "costs.json", "").buckets) == 3
         (report,) = toy.trainer(2, data=mixed, schedule=f"planned:{tmp_path}/costs.json").steps(1)
         assert report.planning_seconds > 0
+
+
+def test_paced_devices_follow_the_plan_for_their_workload(tmp_path):
+    workload = log_normal(2, 6, forward=0.004, sigma=0.5, shared=0.9, seed=1)
+    (tmp_path / "w.json").write_text(json.dumps(workload.as_json_object()))
+    pace = Pace(workload=str(tmp_path / "w.json"), message_bytes=64)
+    config = load_config(str(ROOT / "configs" / "quickstart.py"))
+    (report,) = PacedRun(dataclasses.replace(config, pace=pace, schedule="planned")).steps(1)
+    rules = StepRules(placement=Placement(2), microbatches=6, schedule=BF(), limit=4)
+    found = Planned().plan(rules, WorkloadCosts(workload, Placement(2)))
+    assert orders(report) == list(map(list, found.order.rows))
+
+
+def test_the_simulator_refuses_it_as_an_object():
+    with pytest.raises(rrfp.UsageError, match=r"Planned\(.*or planned"):
+        rrfp.simulate("log-normal", Planned())
 
 
 def test_nothing_is_compiled_for_a_plan():

@@ -38,7 +38,8 @@ class RunConfig(ABC):
         mesh: stages, and whether they may share devices.
         split: layers per stage, or per piece in the model's order if stages have several chunks; empty for
             an even split; "auto" for one by predicted costs.
-        schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v, or
+        schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v;
+            planned or planned-split, by what was measured, or with costs of a file (planned:FILE); or
             csv:FILE, an order in a file.
         remat: what backwards compute again instead of keeping it: none, full, or the name of a policy of
             jax.checkpoint_policies.

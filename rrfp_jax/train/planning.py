@@ -17,11 +17,12 @@ from rrfp_jax.core.partition import TooLarge
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.budget import parse_setting
 from rrfp_jax.runtime.ledger import name_of
+from rrfp_jax.sim.ahead import base_of
 from rrfp_jax.train.autosplit import AUTO, REMEDY, prospect_of
 from rrfp_jax.train.config import RunConfig
 from rrfp_jax.train.data import as_data
 from rrfp_jax.train.forecast import Devices, Forecast, Prospect
-from rrfp_jax.train.named import schedule_of
+from rrfp_jax.train.named import planned_or_schedule
 from rrfp_jax.train.settings import Settings
 
 GIB, MIB = 2**30, 2**20
@@ -127,7 +128,7 @@ def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> P
         raise UsageError(
             f"pace.workload={config.pace.workload}: there is no model; for a workload use rrfp-sim"
         )
-    schedule = schedule_of(config.schedule)
+    schedule = base_of(planned_or_schedule(config.schedule))
     settings = Settings(
         max_in_flight=config.max_in_flight,
         accumulation=config.accumulation,

@@ -21,6 +21,7 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import NAMED, Schedule, by_name
 from rrfp_jax.core.workload import Workload
 from rrfp_jax.errors import UsageError
+from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
 from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.families import Step
@@ -177,7 +178,7 @@ def simulate(
     _check_counts(1, stages=stages, microbatches=microbatches, seeds=seeds, chunks=chunks)
     _check_counts(1, evaluations=evaluations, limit=limit, byte_limit=byte_limit)
     _check_counts(0, spare_gradients=spare_gradients)
-    policies = [policies] if isinstance(policies, str | Hint | FixedOrder) else policies
+    policies = [policies] if isinstance(policies, str | Hint | FixedOrder | Planned) else policies
     if not policies:
         raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
     try:

@@ -128,7 +128,9 @@ class Trainer:
         self._executables = Executables(None if executables is None else Path(executables))
         self._programs = 0, 0
         if isinstance(split, str):  # "auto"
-            split = auto_split(pipe, optimizer, self._data, settings, mesh, first, remat, limit, self._layout)
+            split = auto_split(
+                pipe, optimizer, self._data, settings, mesh, base_of(first), remat, limit, self._layout
+            )
         self._engine = Engine(
             pipe,
             self._layout,
