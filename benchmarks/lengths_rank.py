@@ -1,6 +1,6 @@
 """One of the four processes that `benchmarks.lengths` starts; rank 0 writes what all of them found.
 
-rrfp-launch -n 4 -m benchmarks.lengths_rank FILE ROUNDS
+rrfp-launch -n 4 -m benchmarks.lengths_rank FILE ROUNDS [COSTS]
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import rrfp_jax as rrfp
 from configs import gpt_lengths
 from rrfp_jax.core.costs import WorkloadCosts
 from rrfp_jax.core.costtable import CostTable, measured
-from rrfp_jax.core.csvorder import write_csv
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.core.workload import Workload
 from rrfp_jax.runtime.join import join
 from rrfp_jax.runtime.ledger import name_of
@@ -28,13 +28,16 @@ from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.train.data import Arrays, Microbatch, buckets_of
 from rrfp_jax.train.named import planned_or_schedule
-from rrfp_jax.train.pace import Pace
+from rrfp_jax.train.pace import Pace, read_costs
 from rrfp_jax.train.paced import PacedRun
 
 EVALUATIONS = 100
 """Simulations for a planned order."""
 
-MEASURED_ROUNDS = 8
+FORWARD_SECONDS, PACED_STEPS = 0.02, 3
+"""A mean forward on paced devices, and how often a step is repeated there."""
+
+MEASURED_ROUNDS = 6
 """BFW steps on either data from which the cost table is made; the first of each is left out."""
 
 
@@ -74,37 +77,77 @@ class Turns:
         """See `Data.load`."""
         return self._data[self.turn[0]].load(microbatch, fields)
 
+    def tokens(self) -> float:
+        """Real ones of the present turn."""
+        return sum(mb.weight or 0.0 for mb in self.plan(0))
+
     def names(self) -> list[str]:
         """Of the buckets of the present turn's microbatches."""
         return [name_of(bucket) for bucket in buckets_of(self.plan(0))]
 
 
-def main(file: str, rounds: int) -> None:
-    """Measure; all ranks do the same."""
+def main(file: str, rounds: int, costs: str | None = None) -> None:
+    """Measure; all ranks do the same. With a cost table of an earlier time nothing is trained."""
     config = gpt_lengths.get_config()
     data = Turns(config.train_data(), replace(config, balance=True).train_data())
-    trainer = rrfp.Trainer(config.pipeline(), config.optimizer(), data=data, mesh=config.mesh, schedule="bfw")
+    if costs is None:
+        table, rows = trained(config, data, rounds)
+    else:
+        table, rows = read_costs(Path(costs), costs), []
+    for step in steps_known(table, data, rounds):
+        for case in CASES:
+            data.turn = case.balanced, step
+            found = {"case": case.name, "step": step, "tokens": data.tokens()}
+            rows.append(found | paced(config, case, table.workload(data.names())))
+            say(rows[-1])
+    if join().rank == 0:
+        result = {"costs": table.as_json_object(), "rows": rows}
+        Path(file).write_text(json.dumps(result), encoding="utf-8")
+
+
+def trained(config: gpt_lengths.Lengths, data: Turns, rounds: int) -> tuple[CostTable, list[dict[str, Any]]]:
+    """The cost table of the run, and its steps under all cases."""
+    trainer = rrfp.Trainer(
+        config.pipeline(),
+        config.optimizer(),
+        data=data,
+        mesh=config.mesh,
+        schedule="bfw",
+        executables=Path(config.directory) / ".executables",
+    )
     trainer.start()
-    table = cost_table(trainer, data)
-    steps = range(MEASURED_ROUNDS, MEASURED_ROUNDS + 10 * rounds)
-    known = [step for step in steps if all(knows(table, data, (half, step)) for half in (False, True))]
-    found = []
+    table, rows = cost_table(trainer, data), []
     for case in CASES:  # compiles what is needed, in steps that do not count
         trainer.schedule, data.turn = schedule_of(case, table), (case.balanced, 0)
         next(trainer.steps(1))
-    for step in known[:rounds]:
+    for step in steps_known(table, data, rounds):
         for case in CASES:
             trainer.schedule, data.turn = schedule_of(case, table), (case.balanced, step)
             (report,) = trainer.steps(1)
-            row = {"case": case.name, "step": step, "tokens": report.weight, "real": report.step_seconds}
-            row |= {"load": report.load_seconds, "planning": report.planning_seconds}
-            row |= {"predicted": report.predicted_seconds}
-            found.append(row | stand_ins(case, report.trace, table.workload(data.names())))
-            if join().rank == 0:
-                print(row, flush=True)
+            found = {"case": case.name, "step": step, "tokens": report.weight, "real": report.step_seconds}
+            rows.append(found | {"planning": report.planning_seconds, "predicted": report.predicted_seconds})
+            say(rows[-1])
+    return table, rows
+
+
+def say(row: Mapping[str, Any]) -> None:
+    """On rank 0, so that a long run can be watched."""
     if join().rank == 0:
-        result = {"costs": table.as_json_object(), "rows": found}
-        Path(file).write_text(json.dumps(result), encoding="utf-8")
+        print(row, flush=True)
+
+
+def steps_known(table: CostTable, data: Turns, rounds: int) -> list[int]:
+    """The first steps of whose buckets, on either data, the table has all; it may lack a rare one."""
+    found: list[int] = []
+    step = MEASURED_ROUNDS
+    while len(found) < rounds:
+        names: set[str] = set()
+        for balanced in (False, True):
+            data.turn = balanced, step
+            names.update(data.names())
+        found += [step] if table.buckets.keys() >= names else []
+        step += 1
+    return found
 
 
 def cost_table(trainer: rrfp.Trainer, data: Turns) -> CostTable:
@@ -121,12 +164,6 @@ def cost_table(trainer: rrfp.Trainer, data: Turns) -> CostTable:
     return table
 
 
-def knows(table: CostTable, data: Turns, turn: tuple[bool, int]) -> bool:
-    """Whether the table has all buckets of a turn's step; a rare one may be missing."""
-    data.turn = turn
-    return table.buckets.keys() >= set(data.names())
-
-
 def schedule_of(case: Case, table: CostTable) -> Any:
     """As a Trainer takes it; planned by the table."""
     schedule = planned_or_schedule(case.schedule)
@@ -135,34 +172,33 @@ def schedule_of(case: Case, table: CostTable) -> Any:
     return replace(schedule, costs=table, evaluations=EVALUATIONS)
 
 
-def stand_ins(case: Case, trace: StepTrace, workload: Workload) -> dict[str, float]:
-    """The same step on paced devices, with messages but no model, and simulated (s).
+def paced(config: gpt_lengths.Lengths, case: Case, workload: Workload) -> dict[str, float]:
+    """A step on paced devices and simulated (s), its tasks as in the workload but for one common factor.
 
-    The table's transfers are those of real messages, which paced devices have, too. Where the order was
-    planned it is the one that `trace` has.
+    Messages are real on paced devices and take no time in the simulator. Planned orders know the workload.
     """
-    placement, none = trace.placement, ((0.0,) * workload.microbatches,) * workload.stages
-    schedule = planned_or_schedule(case.schedule)
-    if isinstance(schedule, Planned):
-        rows = tuple(tuple(trace.order(stage)) for stage in range(placement.stages))
-        schedule = ListedOrder(placement, workload.microbatches, rows)
+    mean = fmean(chain(*workload.forward))
+    factors = ((FORWARD_SECONDS / mean,) * workload.microbatches,) * workload.stages
+    none = ((0.0,) * workload.microbatches,) * workload.stages
+    scaled = replace(workload, transfer_forward=none, transfer_backward=none).scaled(factors, factors)
     with tempfile.TemporaryDirectory() as folder:
-        path, name = Path(folder) / "workload.json", case.schedule
-        if isinstance(schedule, ListedOrder):
-            (Path(folder) / "order.csv").write_text(write_csv(schedule, placement, workload.microbatches))
-            name = f"csv:{folder}/order.csv"
-        without = replace(workload, transfer_forward=none, transfer_backward=none)
-        path.write_text(json.dumps(without.as_json_object()), encoding="utf-8")
-        run = PacedRun(replace(gpt_lengths.get_config(), schedule=name, pace=Pace(workload=str(path))))
-        paced = min(report.step_seconds for report in run.steps(2))
+        path = Path(folder) / "workload.json"
+        path.write_text(json.dumps(scaled.as_json_object()), encoding="utf-8")
+        run = PacedRun(replace(config, schedule=case.schedule, pace=Pace(workload=str(path))))
+        reports = list(run.steps(PACED_STEPS))
+    placement, schedule = reports[0].trace.placement, planned_or_schedule(case.schedule)
+    if isinstance(schedule, Planned):
+        rows = tuple(tuple(reports[0].trace.order(stage)) for stage in range(placement.stages))
+        schedule = ListedOrder(placement, workload.microbatches, rows)
     rules = StepRules(
         placement=placement,
         microbatches=workload.microbatches,
         schedule=schedule,
         limit=2 * placement.stages,
     )
-    return {"paced": paced, "simulated": simulate(rules, WorkloadCosts(workload, placement)).makespan}
+    simulated = simulate(rules, WorkloadCosts(scaled, placement)).makespan
+    return {"paced": median(report.step_seconds for report in reports), "simulated": simulated}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

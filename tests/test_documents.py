@@ -207,7 +207,7 @@ def test_a_load_that_draws_anew_is_caught():
 
         def load(self, microbatch, fields):
             found = super().load(microbatch, fields)
-            return {k: v + self.random.integers(2, size=v.shape, dtype=v.dtype) for k, v in found.items()}
+            return {k: v + self.random.integers(2, size=v.shape).astype(v.dtype) for k, v in found.items()}
 
     noisy = Noisy([{"tokens": np.zeros((2, 9), np.int32), "labels": np.zeros((2, 9), np.int32)}])
     with pytest.raises(UsageError, match=r"microbatch 0: load\(\) gave different values for field 'labels'"):

@@ -1,5 +1,8 @@
 """Data is loaded while the step before runs: the same arrays, errors where they belong, no thread left."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,6 +13,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.train.data import InMemory, bucket_of
 from rrfp_jax.train.loading import Loader
 from tests import toy
+from tests.test_processes import environment
 
 
 class Watched:
@@ -138,3 +142,34 @@ def test_only_fields_that_are_read_are_loaded_and_others_when_asked_for():
     assert asked[2:] == [{"tokens", "mask"}]
     np.testing.assert_array_equal(found[1]["mask"], toy.microbatches(2, seed=1)[1]["mask"])
     assert loader.load(data, 2, loader.plan(data, 2), [frozenset()] * 2) == [{}, {}]
+
+
+def test_ctrl_c_does_not_wait_for_data(tmp_path):
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import time\n"
+        "from rrfp_jax.train.data import InMemory\n"
+        "from tests import toy\n"
+        "class Slow(InMemory):\n"
+        "    def load(self, microbatch, fields):\n"
+        "        time.sleep(600 if microbatch.source[0] == 2 else 0)\n"
+        "        return super().load(microbatch, fields)\n"
+        "data = Slow(lambda step: toy.microbatches(2, seed=step))\n"
+        "for report in toy.trainer(2, data=data).steps(4): print('done', report.step, flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "rrfp_jax.train.launch", "-n", "2", script],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as launched:
+        said = []
+        for line in launched.stdout:
+            said.append(line)
+            if "[0] done 1" in line:
+                launched.send_signal(signal.SIGINT)
+        status = launched.wait(60)
+    assert status == 130 and "done 2" not in "".join(said), said

@@ -209,6 +209,8 @@ def test_a_named_run_trains_and_validates(tmp_path):
     assert [line["step"] for line in lines] == [0, 1]
     assert lines[1]["validation_loss"] > 0 and len(lines[1]["bubble"]) == 2
     assert json.loads((tmp_path / "runs/quickstart/config.json").read_text())["mesh"]["pp"] == 2
+    (costs,) = json.loads((tmp_path / "runs/quickstart/costs.json").read_text()).values()
+    assert len(costs["forward"]) == 2 and lines[0]["load_seconds"] >= 0
     assert "2 processes" in said and "validation loss" in said
 
 
