@@ -4,7 +4,7 @@
 
 `configs/gpt_lengths.py`, one stage a process. A few steps give its cost table (medians by bucket). Then all
 cases take turns, round by round, on the same documents of the same step: on real compute; then on paced
-devices whose tasks last as the table says, times a common factor that makes a mean forward 20 ms, and
+devices whose tasks last as the table says, times a common factor that makes a mean forward 100 ms, and
 simulated with the same durations. Planned orders know the table.
 
 Balanced microbatches hold other numbers of documents, so times are compared per token: each case's over BFW's

@@ -34,7 +34,7 @@ from rrfp_jax.train.paced import PacedRun
 EVALUATIONS = 100
 """Simulations for a planned order."""
 
-FORWARD_SECONDS, PACED_STEPS = 0.02, 3
+FORWARD_SECONDS, PACED_STEPS = 0.1, 2
 """A mean forward on paced devices, and how often a step is repeated there."""
 
 MEASURED_ROUNDS = 6
