@@ -29,7 +29,7 @@ GIB, MIB = 2**30, 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class RunPlan:
     """A run's prospects. Printed it is a table for its own split and one for the split suggested.
 
     Attributes:
@@ -113,7 +113,7 @@ class Planned:
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
 
 
-def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> Planned:
+def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> RunPlan:
     """Forecast a run's step, with its own split and with the one by cost.
 
     Args:
@@ -143,7 +143,7 @@ def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> P
     given = config.layers_per_piece
     own = None if given == AUTO else prospect.forecast(given)
     suggested, none_fits = _suggested(prospect)
-    return Planned(
+    return RunPlan(
         headline=_headline(config, prospect),
         prospect=prospect,
         own=own,
