@@ -3,7 +3,7 @@
 import pytest
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Chosen, Dispatch, IllegalEvent, Room
-from rrfp_jax.core.group import member, recipients
+from rrfp_jax.core.group import member, partners, recipients
 from rrfp_jax.core.hints import BF, BPriority
 from rrfp_jax.core.leader import Decision, Report
 from rrfp_jax.core.orders import OneFOneB
@@ -90,9 +90,9 @@ class TestFollower:
     def test_runs_decisions_in_order_each_once_its_input_is_there(self):
         follower = rank(1)
         assert told(follower, Arrived(F(1)), Decision(1, F(1)), ROOM) == [Report(1, F(1))]
-        assert follower.awaited() == "rank 0's decision"
+        assert follower.awaited() == "the leader's decision"
         assert told(follower, Decision(0, F(0)), ROOM) == []
-        assert follower.awaited() == "the input of F0, which rank 0 chose"
+        assert follower.awaited() == "the input of F0, which the leader chose"
         assert told(follower, Arrived(F(0)), ROOM, ROOM) == [
             Report(1, F(0)),
             Dispatch(F(0)),
@@ -130,15 +130,15 @@ class TestUnanimous:
     def test_all_run_what_all_propose(self):
         voter = self.voter()
         assert told(voter, Arrived(F(0)), ROOM) == [Proposal(0, 0, F(0))]
-        assert voter.awaited() == "the proposals of ranks 1"
+        assert voter.awaited() == "the proposals of members 1"
         assert told(voter, ROOM, Proposal(0, 1, F(0))) == [Dispatch(F(0))]
 
     def test_nobody_runs_otherwise_and_nothing_advances(self):
         voter = self.voter(stage=0)
         told(voter, ROOM, Proposal(0, 1, F(0)), Arrived(B(0)))  # BF's next turn is a backward's
         for number, other in ((1, F(1)), (0, None)):
-            assert told(voter, ROOM, Proposal(number, 1, other)) == [Proposal(number, 0, B(0))]
-        assert told(voter, ROOM, Proposal(1, 1, B(0))) == [
+            assert told(voter, Proposal(number, 1, other), ROOM) == [Proposal(number, 0, B(0))]
+        assert told(voter, Proposal(1, 1, B(0)), ROOM) == [
             *(Proposal(1, 0, B(0)), Dispatch(B(0))),
             Accumulate(0, 0),
         ]
@@ -148,6 +148,15 @@ class TestUnanimous:
         told(voter, Arrived(F(1)), ROOM, Arrived(F(0)))
         assert told(voter, Proposal(0, 1, F(1))) == [Dispatch(F(1))]
         assert voter.scheduler.ready_tasks() == [F(0), B(1)]
+
+    def test_proposes_anew_once_something_arrives_or_another_does(self):
+        voter = self.voter()
+        told(voter, Arrived(F(0)), ROOM, Proposal(0, 1, F(1)))
+        assert told(voter, ROOM) == []
+        assert told(voter, Proposal(1, 1, F(0)), ROOM) == [Proposal(1, 0, F(0)), Dispatch(F(0))]
+        voter = self.voter()
+        told(voter, Arrived(F(0)), ROOM, Proposal(0, 1, F(1)))
+        assert told(voter, Arrived(F(1)), ROOM) == [Proposal(1, 0, F(0))]
 
     def test_silent_as_long_as_nobody_has_anything(self):
         voter = self.voter()
@@ -185,6 +194,12 @@ def test_recipients():
     assert list(recipients(Report(2, F(0)), 4)) == [0]
     assert list(recipients(Decision(0, F(0)), 4)) == [1, 2, 3]
     assert list(recipients(Proposal(0, 2, None), 4)) == [0, 1, 3]
+
+
+def test_partners_are_whoever_a_message_is_for():
+    assert list(partners(2, 4, "leader")) == [0]
+    assert list(partners(0, 3, "leader")) == [1, 2]
+    assert list(partners(1, 3, "unanimous")) == [0, 2]
 
 
 def test_late_tasks_run_when_nothing_else_can():

@@ -18,9 +18,10 @@ one that every rank can follow to the end. A driver hides the way of a decision 
 
 *Unanimous* (the paper, section 4.2 and appendix D). A rank that has room proposes the task that it would run,
 or none. With the proposals of all, a round ends: if all name the same task, all run it; if not, nobody does,
-no hint's state advances, and everybody proposes anew when next given room. What arrives after a rank's own
-proposal counts from the next round on, so that the task proposed is the task run. Once everything has arrived
-everywhere, all propose the same, since their schedulers have the same state.
+no hint's state advances, and whoever has got something new since, or hears a new proposal, proposes anew when
+next given room. What arrives after a rank's own proposal counts from the next round on, so that the task
+proposed is the task run. Ranks differ only as long as something is yet to arrive somewhere, and are given it
+then; once everything has arrived everywhere, all propose the same, since their schedulers have equal states.
 """
 
 from __future__ import annotations
@@ -60,5 +61,11 @@ def recipients(message: Message, ranks: int) -> Sequence[int]:
     """The ranks of a group of so many that a message is for."""
     if isinstance(message, Report):
         return (0,)
-    sender = message.rank if isinstance(message, Proposal) else 0
-    return [rank for rank in range(ranks) if rank != sender]
+    return partners(message.rank if isinstance(message, Proposal) else 0, ranks, "unanimous")
+
+
+def partners(rank: int, ranks: int, agreement: Agreement) -> Sequence[int]:
+    """The ranks of a group of so many that hear all messages of one of them, and that it hears itself."""
+    if agreement == "leader" and rank:
+        return (0,)
+    return [other for other in range(ranks) if other != rank]

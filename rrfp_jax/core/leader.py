@@ -112,8 +112,8 @@ class Follower:
         """See `StageScheduler.awaited`."""
         task = self._decided.get(self._position)
         if task is None:
-            return "rank 0's decision" if not self.scheduler.finished else self.scheduler.awaited()
-        return f"the input of {task}, which rank 0 chose"
+            return "the leader's decision" if not self.scheduler.finished else self.scheduler.awaited()
+        return f"the input of {task}, which the leader chose"
 
     def key(self) -> Hashable:
         """See `StageScheduler.key`; the position follows from what was dispatched."""

@@ -35,6 +35,7 @@ class Unanimous:
         self._round = 0
         self._proposals: list[dict[int, Task | None]] = [{}, {}]  # by round, then by rank
         self._later: list[Arrived] = []  # came after this rank's proposal
+        self._in_vain = False  # the latest round brought nothing, and nothing has arrived since
 
     def handle(self, event: Event | Proposal) -> tuple[Instruction | Proposal, ...]:
         """Take in `Arrived`, `Room` or a `Proposal`. Room is kept from a rank's proposal to its round's end.
@@ -54,6 +55,7 @@ class Unanimous:
             if self._pending:
                 self._later.append(event)
                 return ()
+            self._in_vain = False
             return self.scheduler.handle(event)
         raise self.scheduler.illegal(event, "arrivals, room and proposals")
 
@@ -62,12 +64,12 @@ class Unanimous:
         if not self._pending:
             return self.scheduler.awaited()
         silent = sorted(set(range(self.ranks)) - set(self._proposals[self._round]))
-        return f"the proposals of ranks {', '.join(map(str, silent))}"
+        return f"the proposals of members {', '.join(map(str, silent))}"
 
     def key(self) -> Hashable:
         """See `StageScheduler.key`."""
         proposals = tuple(frozenset(of_round.items()) for of_round in self._proposals)
-        return self.scheduler.key(), self._round, proposals, frozenset(self._later)
+        return self.scheduler.key(), self._round, proposals, frozenset(self._later), self._in_vain
 
     @property
     def _pending(self) -> bool:
@@ -75,8 +77,8 @@ class Unanimous:
 
     def _propose(self) -> tuple[Instruction | Proposal, ...]:
         proposals, choice = self._proposals[self._round], self.scheduler.choice()
-        if self._pending or (choice is None and not proposals):
-            return ()  # nobody needs to hear that nobody has anything to run
+        if self._pending or (not proposals and (choice is None or self._in_vain)):
+            return ()  # nobody needs to hear that there is nothing to run, or the same again
         proposals[self.rank] = choice
         return Proposal(self._round, self.rank, choice), *self._close()
 
@@ -88,6 +90,7 @@ class Unanimous:
         instructions = self.scheduler.handle(ROOM) if len(named) == 1 and None not in named else ()
         proposals.clear()
         self._round = 1 - self._round
+        self._in_vain = not instructions and not self._later
         for event in self._later:
             self.scheduler.handle(event)
         self._later.clear()
