@@ -142,6 +142,8 @@ def say_farewell_at_exit(
             if (gone := _in_trouble(world)) is not None:
                 give_up(gone)
         leave_run()  # while the watchdog sees to it that this ends
+        for act in world.on_leaving:
+            act()
         if coordinator is not None:
             coordinator.close()
         watchdog.stop()

@@ -121,6 +121,7 @@ def join() -> World:
         return World(folder=folder, box=box)
     rank, size = found
     world = World(rank, size, _connect(rank, size), folder, box)
+    world.silence_seconds = silence
     say_farewell_at_exit(world, silence, coordinator)
     world.set_clock()
     return world

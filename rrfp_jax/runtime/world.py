@@ -6,6 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -41,7 +42,9 @@ class World:
         stages: the stages of each rank as text, once a mesh has been laid out.
         stop_requested: this process was asked to stop at a step boundary; set by any thread.
         stop_agreed: some process was, as of the latest gather; equal everywhere at the same point.
+        silence_seconds: after so long a silence whoever must answer is given up.
         waiting: what the main thread waits for just now, for whoever has to say so.
+        on_leaving: called once this process has left the run in good order, before it ends.
         ending: held, for ever, by the thread that ends this process: main thread or watchdog, never both.
     """
 
@@ -61,8 +64,9 @@ class World:
         self.stages: Sequence[str] = [""] * size
         self.stop_requested = self.stop_agreed = False
         self.waiting: Callable[[], Sequence[str]] = tuple
+        self.on_leaving: list[Callable[[], None]] = []
         self.ending = threading.Lock()
-        self.stall_seconds = 300.0
+        self.stall_seconds, self.silence_seconds = 300.0, inf
         self._gathers = self._agreements = self._rounds = 0
         self._gathered: dict[int, dict[int, tuple[str, Any, bool]]] = {}
         self._pieces: dict[tuple[int, int], list[bytes]] = {}

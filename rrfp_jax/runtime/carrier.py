@@ -1,0 +1,90 @@
+"""What carries the messages of a group's agreement between its processes, by either of two ways.
+
+A process tells all its partners the same and hears all that they tell, in order per sender; for a follower
+the only partner is its leader (`core.group.partners`). Messages are plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias
+
+from rrfp_jax.runtime.world import World
+
+Plain: TypeAlias = Sequence[Any]
+"""A message as plain data."""
+
+
+class Carrier(Protocol):
+    """Use as a context manager, once a step: whatever it does it does inside."""
+
+    @property
+    def calls(self) -> int:
+        """Calls of the key-value store so far."""
+
+    def post(self, message: Plain) -> None:
+        """Tell all partners; returns at once."""
+
+    def poll(self) -> list[Plain]:
+        """What has come since the last call. What comes later wakes the driver.
+
+        Raises:
+            TrainingError: the carrier is out of order.
+        """
+
+    def heard(self) -> Mapping[int, int]:
+        """How many parcels, which hold one message or several, have come of each partner's rank so far."""
+
+    def forget(self, parcels: int) -> None:
+        """All partners have so many of this process's parcels, which need not be kept any longer."""
+
+    def __enter__(self) -> Carrier: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class SocketCarrier:
+    """By the control sockets. Made by all processes of a run together, before the first step.
+
+    Args:
+        world: the run.
+        partners: their ranks.
+    """
+
+    calls = 0
+
+    def __init__(self, world: World, partners: Sequence[int]) -> None:
+        assert world.mailbox is not None
+        self._mailbox, self._partners = world.mailbox, partners
+        self._topic = f"group {world.next_round()}"
+        self._come: list[Plain] = []
+        self._mailbox.on(self._topic, lambda rank, *message: self._come.append(message))
+
+    def post(self, message: Plain) -> None:
+        """See `Carrier.post`."""
+        for rank in self._partners:
+            self._mailbox.post(rank, self._topic, *message)
+
+    def poll(self) -> list[Plain]:
+        """See `Carrier.poll`."""
+        self._mailbox.pump()
+        come, self._come = self._come, []
+        return come
+
+    def heard(self) -> Mapping[int, int]:
+        """See `Carrier.heard`: nothing is kept, so nobody needs to know."""
+        return {}
+
+    def forget(self, parcels: int) -> None:
+        """See `Carrier.forget`."""
+
+    def __enter__(self) -> SocketCarrier:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is done outside `post` and `poll`."""

@@ -1,0 +1,198 @@
+"""The messages of a group by the key-value store of `jax.distributed`.
+
+A process writes numbered parcels of messages, and a thread for each partner waits for that one's next
+parcel with a long poll. Another thread does the writing, so that the driver never waits for the store;
+whatever has collected while a call was under way makes one parcel, so several messages share a parcel only
+where they come faster than the store takes them. What all partners have read is deleted by the block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Protocol
+
+import msgpack
+
+from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.carrier import Plain
+
+POLL_SECONDS = 2.0
+"""How long one call waits for a parcel before it asks anew."""
+
+CLOSE_SECONDS = 1.0
+
+BLOCK = 64
+"""Parcels that are deleted together."""
+
+
+class Store(Protocol):
+    """What is needed of the store's client. Calls may come from several threads, and raise RuntimeError."""
+
+    def key_value_set_bytes(self, key: str, value: bytes) -> None:
+        """Write a key that there is not."""
+
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
+        """Wait until there is a key, and read it; DEADLINE_EXCEEDED if there is none in time."""
+
+    def key_value_delete(self, key: str) -> None:
+        """Delete a key, or all below it."""
+
+
+class StoreCarrier:
+    """See `Carrier`. Its threads live until `close`, and rest between steps.
+
+    Args:
+        store: the client.
+        name: of this carrier, equal on all processes and never used before.
+        rank: of this process.
+        partners: their ranks.
+        ring: wakes the driver; called in any thread.
+        silence_seconds: if the store does not answer for so long, it is given up.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        rank: int,
+        partners: Sequence[int],
+        ring: Callable[[], None],
+        silence_seconds: float,
+    ) -> None:
+        self._store, self._name, self._rank = store, f"rrfp/{name}", rank
+        self._ring, self._silence = ring, silence_seconds
+        self._outbox: SimpleQueue[Plain | str] = SimpleQueue()  # messages; folders to delete
+        self._come: deque[bytes] = deque()
+        self._heard = dict.fromkeys(partners, 0)
+        self._forgotten = 0  # blocks
+        # By the partner that a thread serves, this process's own rank for writing:
+        self._calls = dict.fromkeys([rank, *partners], 0)
+        self._overdue = dict.fromkeys([rank, *partners], inf)  # when the call under way will be
+        self._failure: RuntimeError | None = None
+        self._open, self._closed = threading.Event(), False
+        self._threads = [_thread(self._write)]
+        self._threads += [_thread(partial(self._read, partner)) for partner in partners]
+
+    @property
+    def calls(self) -> int:
+        """See `Carrier.calls`."""
+        return sum(self._calls.values())
+
+    def post(self, message: Plain) -> None:
+        """See `Carrier.post`."""
+        self._outbox.put(message)
+
+    def poll(self) -> list[Plain]:
+        """See `Carrier.poll`.
+
+        Raises:
+            TrainingError: the store failed, or does not answer.
+        """
+        come: list[Plain] = []
+        while self._come:
+            come += msgpack.unpackb(self._come.popleft())
+        what = "the key-value store, through which its group agrees on what to run,"
+        if self._failure is not None:
+            raise TrainingError(f"{what} failed: {self._failure}")
+        if min(self._overdue.values()) < perf_counter():
+            raise TrainingError(
+                f"{what} has not answered for {self._silence:g} s: is the process that serves it, started by "
+                f"the launcher or rank 0, frozen or cut off?"
+            )
+        return come
+
+    def heard(self) -> Mapping[int, int]:
+        """See `Carrier.heard`."""
+        return dict(self._heard)
+
+    def forget(self, parcels: int) -> None:
+        """See `Carrier.forget`."""
+        blocks = max(parcels // BLOCK, self._forgotten)
+        for block in range(self._forgotten, blocks):
+            self._outbox.put(f"{self._name}/{self._rank}/{block}")
+        self._forgotten = blocks
+
+    def __enter__(self) -> StoreCarrier:
+        self._open.set()
+        for thread in self._threads:
+            if thread.ident is None:
+                thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.clear()
+
+    def close(self) -> None:
+        """End the threads, once the client has been shut down, which ends its calls.
+
+        At Python's end a thread inside the client would abort the process.
+        """
+        self._closed = True
+        self._outbox.put("")
+        self._open.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(CLOSE_SECONDS)
+
+    def _write(self) -> None:
+        number = 0
+        while not self._closed:
+            items = [self._outbox.get()]
+            with suppress(Empty):
+                while True:
+                    items.append(self._outbox.get_nowait())
+            messages = [item for item in items if not isinstance(item, str)]
+            if messages:
+                key, parcel = self._key(self._rank, number), msgpack.packb(messages)
+                self._call(self._rank, 0.0, self._store.key_value_set_bytes, key, parcel)
+                number += 1
+            for item in items:
+                if isinstance(item, str) and not self._closed:
+                    self._call(self._rank, 0.0, self._store.key_value_delete, item)
+
+    def _read(self, partner: int) -> None:
+        while self._open.wait() and not self._closed:
+            key, limit = self._key(partner, self._heard[partner]), int(1000 * POLL_SECONDS)
+            try:
+                get = self._store.blocking_key_value_get_bytes
+                self._come.append(self._call(partner, POLL_SECONDS, get, key, limit))
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+            else:
+                self._heard[partner] += 1
+                self._ring()
+
+    def _call(self, who: int, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the store, which may take so many seconds and the time after which it counts as silent."""
+        self._calls[who] += 1
+        self._overdue[who] = perf_counter() + seconds + self._silence
+        try:
+            return function(*arguments)
+        except RuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                self._failure = error
+            raise
+        finally:
+            self._overdue[who] = inf
+
+    def _key(self, rank: int, number: int) -> str:
+        return f"{self._name}/{rank}/{number // BLOCK}/{number}"
+
+
+def _thread(body: Callable[[], None]) -> threading.Thread:
+    def run() -> None:
+        with suppress(RuntimeError):  # it has been noted
+            body()
+
+    return threading.Thread(target=run, name="rrfp-group", daemon=True)

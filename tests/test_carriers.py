@@ -1,0 +1,169 @@
+"""What carries a group's messages: one suite for both ways; and what only the key-value store's way does."""
+
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime import storecarrier
+from rrfp_jax.runtime.carrier import SocketCarrier
+from rrfp_jax.runtime.storecarrier import BLOCK, StoreCarrier
+from rrfp_jax.runtime.world import World
+from tests.mailboxes import all_joined
+
+RANKS = 3
+
+
+class FakeStore:
+    """A key-value store in this process; `silent` makes it answer nobody, `broken` refuse everybody."""
+
+    def __init__(self):
+        self.keys, self.changed = {}, threading.Condition()
+        self.silent, self.broken = threading.Event(), False
+
+    def key_value_set_bytes(self, key, value):
+        self._answer()
+        with self.changed:
+            assert key not in self.keys
+            self.keys[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get_bytes(self, key, timeout_in_ms):
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.keys or self.broken, timeout_in_ms / 1000):
+                raise RuntimeError(f"DEADLINE_EXCEEDED: {key}")
+            if self.broken:
+                raise RuntimeError("UNAVAILABLE: it is gone")
+            return self.keys[key]
+
+    def key_value_delete(self, key):
+        with self.changed:
+            self.keys = {k: v for k, v in self.keys.items() if not k.startswith(f"{key}/")}
+
+    def _answer(self):
+        if self.silent.is_set():
+            time.sleep(1.0)
+        if self.broken:
+            raise RuntimeError("UNAVAILABLE: it is gone")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Threads that are told to end do so soon."""
+    monkeypatch.setattr(storecarrier, "POLL_SECONDS", 0.2)
+
+
+def partners(rank):
+    """As of a leader and its followers."""
+    return [0] if rank else list(range(1, RANKS))
+
+
+def store_carriers(stack, store, silence=5.0):
+    rung = [threading.Event() for _ in range(RANKS)]
+    made = [StoreCarrier(store, "n", r, partners(r), rung[r].set, silence) for r in range(RANKS)]
+    for carrier in made:
+        stack.callback(carrier.close)
+        stack.enter_context(carrier)
+    return made, rung
+
+
+@pytest.fixture(params=["kv", "socket"])
+def carriers(request, all_closed):
+    """One a rank: rank 0's partners are all others, theirs is rank 0."""
+    with ExitStack() as stack:
+        if request.param == "kv":
+            yield store_carriers(stack, FakeStore())[0]
+        else:
+            worlds = [World(r, RANKS, mailbox) for r, mailbox in enumerate(all_joined(RANKS))]
+            yield [SocketCarrier(world, partners(world.rank)) for world in worlds]
+
+
+def come(carrier, count):
+    """The next messages, so many."""
+    found, deadline = [], time.monotonic() + 10.0
+    while len(found) < count and time.monotonic() < deadline:
+        found += [list(message) for message in carrier.poll()]
+        time.sleep(0.005)
+    return found
+
+
+class TestConformance:
+    def test_all_partners_hear_everything_once_and_in_order(self, carriers):
+        sent = [[7, 0.25, 1, number, [0, 0, number]] for number in range(2 * BLOCK)]
+        for message in sent:
+            carriers[0].post(message)
+        for follower in carriers[1:]:
+            assert come(follower, len(sent)) == sent
+        assert [carrier.poll() for carrier in carriers] == [[]] * RANKS
+
+    def test_nobody_else_does(self, carriers):
+        carriers[1].post([1, None])
+        assert come(carriers[0], 1) == [[1, None]]
+        carriers[0].post([2])  # whatever came before would have come by now
+        assert come(carriers[2], 1) == [[2]]
+
+    def test_a_sender_that_is_ahead_is_heard_later(self, carriers):
+        with carriers[0]:
+            carriers[0].post([1])
+        carriers[0].post([2])
+        with carriers[1]:
+            assert come(carriers[1], 2) == [[1], [2]]
+
+    def test_what_all_have_need_not_be_kept(self, carriers):
+        for number in range(3):
+            carriers[0].post([number])
+            for follower in carriers[1:]:
+                come(follower, 1)
+            carriers[0].forget(min((f.heard().get(0, 0) for f in carriers[1:]), default=0))
+        carriers[0].post(["last"])
+        assert [come(follower, 1) for follower in carriers[1:]] == [[["last"]]] * 2
+
+
+class TestStore:
+    def test_a_message_wakes_the_driver(self):
+        with ExitStack() as stack:
+            made, rung = store_carriers(stack, FakeStore())
+            made[0].post([1])
+            assert all(event.wait(5.0) for event in rung[1:]) and not rung[0].is_set()
+
+    def test_what_was_read_by_all_is_deleted_by_the_block(self):
+        store = FakeStore()
+        with ExitStack() as stack:
+            made, _ = store_carriers(stack, store)
+            for number in range(BLOCK + 2):
+                made[0].post([number])
+                come(made[1], 1)
+            come(made[2], BLOCK + 2)
+            assert made[1].heard() == {0: BLOCK + 2} and len(store.keys) == BLOCK + 2
+            made[0].forget(BLOCK - 1)
+            made[0].forget(BLOCK + 1)
+            made[0].post(["after"])
+            assert come(made[1], 1) == [["after"]]
+            assert len(store.keys) == 3
+
+    def test_calls_are_counted(self):
+        with ExitStack() as stack:
+            made, _ = store_carriers(stack, FakeStore())
+            made[1].post([1])
+            come(made[0], 1)
+            assert made[1].calls >= 2 and made[0].calls >= 3  # a write and a read; two reads and one more
+
+    def test_a_silent_store_is_given_up(self):
+        store = FakeStore()
+        with ExitStack() as stack:
+            made, _ = store_carriers(stack, store, silence=0.1)
+            store.silent.set()
+            made[0].post([1])
+            with pytest.raises(TrainingError, match=r"store.* has not answered for 0.1 s"):
+                come(made[0], 1)
+
+    def test_a_broken_store_is_told(self):
+        store = FakeStore()
+        with ExitStack() as stack:
+            made, _ = store_carriers(stack, store)
+            store.broken = True
+            made[0].post([1])
+            with pytest.raises(TrainingError, match=r"store.* failed: UNAVAILABLE: it is gone"):
+                come(made[0], 1)
