@@ -58,6 +58,30 @@ def test_a_killed_rank_is_named_with_what_it_did_and_what_the_others_waited_for(
     ]
 
 
+def ring(rank, tasks, first=1):
+    """A black box of stage 1 that holds these microbatches' backwards, the first of them at a position."""
+    last = [BoxEntry(at, 12, 1, Task(BACKWARD, 0, j), 99.0) for at, j in enumerate(tasks, first)]
+    return BoxReading(rank, 1, "stage 1", "step 12", 99.0, 99.0, tuple(last))
+
+
+def test_ranks_of_a_stage_that_dispatched_different_tasks_are_named_whatever_came_of_it():
+    boxes = ring(2, [0, 1, 2, 3, 5]), ring(3, [2, 4, 3], first=3)
+    found = diagnose([lost(0, 3), end(2, -SIGABRT, box=boxes[0]), end(3, -SIGABRT, box=boxes[1])])
+    assert found.status == 1
+    assert found.text.startswith(
+        "rank 2 (stage 1) and rank 3 (stage 1) dispatched different tasks as number 4, in step 12: the first "
+        "B3, the second B4; "
+    )
+    assert "\n  rank 0 (stage 0): waited for " in found.text and "\n  rank 3 (stage 1), in " in found.text
+
+
+def test_ranks_of_a_stage_may_be_at_different_positions():
+    boxes = ring(2, [0, 1, 2, 3]), ring(3, [1, 2], first=2)
+    assert "rank 3 (stage 1) was killed" in first_line(
+        lost(2, 3), end(2, 1, box=boxes[0]), end(3, -SIGKILL, box=boxes[1])
+    )
+
+
 def test_an_exception_is_shown_with_its_traceback_once():
     found = diagnose([lost(0, 1), failed(1), end(2, -SIGTERM, by_launcher=True)])
     assert found.text.startswith("rank 1 (stage 1) raised ValueError: bad value\n")

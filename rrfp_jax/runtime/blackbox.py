@@ -68,7 +68,7 @@ class BlackBox:
         BEAT.pack_into(self._memory, BEAT_AT, time.time())
 
     def dispatched(self, step: int, stage: int, task: Task) -> None:
-        """Say that a task was dispatched. Takes about half a microsecond."""
+        """Say that a task is being dispatched. Takes about half a microsecond."""
         self._position = position = self._position + 1
         kind, chunk, microbatch = task
         at = RING_AT + position % ENTRIES * ENTRY.size
@@ -117,6 +117,11 @@ class BoxReading:
         """The training step that it was in, if it was in one."""
         number = self.phase.removeprefix("step ")
         return int(number) if number.isdecimal() else None
+
+    @property
+    def tasks(self) -> dict[int, Task]:
+        """The latest dispatches by position."""
+        return {entry.position: entry.task for entry in self.last}
 
     def sentence(self, now: float) -> str:
         """What it did last, with times before `now`, the seconds of `time.time()` at which it ended."""

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+CLOSE_SECONDS = 5.0
+
 LINGER_SECONDS = 10.0
 """How long the service outlives a process that dies without ending it."""
 
@@ -51,8 +53,12 @@ class Coordinator:
 
     def close(self) -> None:
         """End it."""
-        with suppress(BrokenPipeError):  # it has ended before
-            self._process.communicate(b"\n")
+        try:
+            with suppress(BrokenPipeError):  # it has ended before
+                self._process.communicate(b"\n", CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:  # it stands still
+            self._process.kill()
+            self._process.wait()
 
 
 @contextmanager

@@ -29,6 +29,7 @@ class Delays:
     Attributes:
         jitter: level J0 (none) to J3 of the paper's section 7.6: tasks take longer at random.
         late_readiness: every arrival is noticed so much later (s).
+        skew: every arrival is noticed later at random, at most so much (s), differently on every process.
         link_delay: every transfer between stages takes so much longer (s).
         link_bandwidth: of each directed link, whose transfers queue up (bytes/s); 0 for no limit.
         seed: of the jitter.
@@ -39,6 +40,7 @@ class Delays:
 
     jitter: str = "J0"
     late_readiness: float = 0.0
+    skew: float = 0.0
     link_delay: float = 0.0
     link_bandwidth: float = 0.0
     seed: int = 0
@@ -48,7 +50,7 @@ class Delays:
             jitter.by_name(self.jitter)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        for name in ("late_readiness", "link_delay", "link_bandwidth"):
+        for name in ("late_readiness", "skew", "link_delay", "link_bandwidth"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UsageError(f"{name}={getattr(self, name)}: give a finite number, at least 0")
 
@@ -70,11 +72,13 @@ class Delays:
             return DeviceQueue
         return lambda name, wake: JitteredQueue(name, wake, delay)
 
-    def transport(self, inner: Transport, placement: Placement, costs: Costs | None = None) -> Transport:
-        """A transport that holds every arrival until it would have come; `inner` if nothing is asked."""
-        if not (costs or self.late_readiness or self.link_delay or self.link_bandwidth):
+    def transport(
+        self, inner: Transport, placement: Placement, costs: Costs | None = None, rank: int = 0
+    ) -> Transport:
+        """A transport that holds every arrival until it would have come here; `inner` if nothing is asked."""
+        if not (costs or self.late_readiness or self.skew or self.link_delay or self.link_bandwidth):
             return inner
-        return DelayedTransport(inner, _Links(self, placement, costs).release)
+        return DelayedTransport(inner, _Links(self, placement, costs, rank).release)
 
 
 class DelayedTransport:
@@ -131,12 +135,12 @@ class DelayedTransport:
 class _Links:
     """When arrivals are released: after the link, after their transfer by the costs, noticed late."""
 
-    def __init__(self, delays: Delays, placement: Placement, costs: Costs | None) -> None:
-        self._delays, self._placement, self._costs = delays, placement, costs
+    def __init__(self, delays: Delays, placement: Placement, costs: Costs | None, rank: int) -> None:
+        self._delays, self._placement, self._costs, self._rank = delays, placement, costs, rank
         self._free: dict[tuple[int, int], float] = {}  # when each directed link is
 
     def release(self, arrival: Arrival, now: float) -> float:
-        delays, (_, stage, task) = self._delays, arrival.key
+        delays, (round, stage, task) = self._delays, arrival.key
         source = self._placement.source(stage, task)
         assert source is not None, f"nobody sends the input of {task}"
         if source[0] == stage:
@@ -148,4 +152,7 @@ class _Links:
             self._free[link] = at
         if self._costs is not None:
             at += self._costs.transfer(*source)
-        return max(now, at + delays.link_delay) + delays.late_readiness
+        late = delays.late_readiness
+        if delays.skew:
+            late += delays.skew * jitter.uniforms(delays.seed ^ (self._rank << 32), round, stage, task)[0]
+        return max(now, at + delays.link_delay) + late

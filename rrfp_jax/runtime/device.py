@@ -23,6 +23,9 @@ LONGEST_JOIN_SECONDS = 1.0
 LEAD_SECONDS = 1e-3
 """See `DeviceQueue`; what is best on a GPU is not known yet (docs/gpu.md)."""
 
+DEEPEST = 8
+"""Most programs on a device at a time where a group decides ahead."""
+
 LEAD_SPREAD = 0.1
 """Durations vary; "may end" allows for twice their mean deviation, up to this share of their mean."""
 
@@ -68,13 +71,13 @@ class DeviceQueue:
     Args:
         name: of the device, for the thread's name.
         wake: called in that thread when a watched program has ended.
-        lead: a second program is queued when the running one may end within this time (s).
+        lead: another program is queued when those that there are may all end within this time (s).
     """
 
     def __init__(self, name: str, wake: Callable[[], None], lead: float = LEAD_SECONDS) -> None:
         self._name = name
         self._wake = wake
-        self._lead = lead
+        self._lead, self._ahead, self._most = lead, 0.0, 2
         self._running: deque[Running] = deque()
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
         self._last_watched: Running | None = None
@@ -126,13 +129,20 @@ class DeviceQueue:
         """When one more program may be queued: `now` or before means at once, inf not before an end."""
         if not self._running:
             return now
-        head = self._running[0]
-        usual = self._usual.get(head.cost)
-        if len(self._running) > 1 or usual is None:
+        if len(self._running) >= self._most:
             return float("inf")
-        mean, deviation = usual
-        earliest = mean - min(2 * deviation, LEAD_SPREAD * mean)
-        return max(head.dispatched, self._free_since) + earliest - self._lead
+        end = max(self._running[0].dispatched, self._free_since)
+        for running in self._running:
+            usual = self._usual.get(running.cost)
+            if usual is None:
+                return float("inf")
+            mean, deviation = usual
+            end += mean - min(2 * deviation, LEAD_SPREAD * mean)
+        return end - self._lead - self._ahead
+
+    def decide_ahead(self, seconds: float) -> None:
+        """Have room so much earlier than usual, from now on."""
+        self._ahead, self._most = seconds, DEEPEST if seconds else 2
 
     def next_event(self, now: float) -> float:
         """When, after `now`, something happens here of which no thread tells; inf if nothing will."""

@@ -19,6 +19,7 @@ from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 from rrfp_jax.core.trace import TaskRecord
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.agreement import Agreement
 from rrfp_jax.runtime.bell import Bell, EventBell
 from rrfp_jax.runtime.device import DeviceQueue, Running
 from rrfp_jax.runtime.interrupts import interrupts_held
@@ -43,6 +44,7 @@ class Driver:
         stall_seconds: without any progress for so long, a step is given up and what it waited for is named.
         queue: makes the queue of a device, from its name and what wakes the driver.
         scheduler: makes a stage's scheduler for a step; see also core/replay.py.
+        agreement: with the other processes of this process's stage, if there are any.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class Driver:
         stall_seconds: float = 300.0,
         queue: Callable[[str, Callable[[], None]], DeviceQueue] = DeviceQueue,
         scheduler: Callable[[int, StepRules, Budget | None], StageScheduler] = StageScheduler,
+        agreement: Agreement | None = None,
     ) -> None:
-        self.scheduler = scheduler
+        self.scheduler, self.agreement = scheduler, agreement
         self.transport: Transport = transport or LocalTransport()
         self.devices = devices
         self._world = world
@@ -87,6 +90,8 @@ class Driver:
         with interrupts_held() as interrupted, precise_timers(), ExitStack() as open_queues:
             for queue in self._queues:
                 open_queues.enter_context(queue)
+            if self.agreement is not None:
+                open_queues.enter_context(self.agreement.carrier)
             round = self._world.next_round()
             try:
                 under_way = _Step(self, rules, step, round, parts, budgets)
@@ -115,6 +120,13 @@ class _Step:
         self._schedulers = {
             stage: driver.scheduler(stage, rules, budgets[stage] if budgets else None) for stage in parts
         }
+        self._machines: dict[int, StageScheduler | Agreement] = {**self._schedulers}
+        self._agreement = driver.agreement
+        if self._agreement is not None:
+            ((stage, scheduler),) = self._schedulers.items()
+            self._agreement.begin(round, scheduler)
+            self._machines[stage] = self._agreement
+            driver._queues[0].decide_ahead(self._agreement.lead)
         for part in parts.values():
             part.meter.begin()
         self._began = self._progress = perf_counter()
@@ -166,12 +178,13 @@ class _Step:
                 )
         for key, arrays, _ in self._transport.poll():
             moved = True
-            scheduler = self._schedulers[key.stage]
-            scheduler.handle(Arrived(key.task))
-            task = scheduler.named(key.task)
+            self._machines[key.stage].handle(Arrived(key.task))
+            task = self._schedulers[key.stage].named(key.task)
             self._parts[key.stage].receive(task, arrays)
             self._ready[key.stage][task] = perf_counter()
             self._idle[key.stage] = False
+        if self._agreement is not None and self._agreement.hear():
+            self._idle = dict.fromkeys(self._idle, False)
         return moved
 
     def _fill(self) -> bool:
@@ -186,7 +199,7 @@ class _Step:
         for stage in stages:
             if self._idle[stage]:
                 continue
-            instructions = self._schedulers[stage].handle(ROOM)
+            instructions = self._machines[stage].handle(ROOM)
             if instructions:
                 self._dispatch(queue, stage, instructions, now)
                 return True
@@ -197,13 +210,13 @@ class _Step:
         self, queue: DeviceQueue, stage: int, instructions: Sequence[Instruction], now: float
     ) -> None:
         part, task = self._parts[stage], instructions[0].task  # type: ignore[union-attr]
+        self._box.dispatched(self._step, stage, task)  # before: a collective out of order may end the process
         try:
             outputs, token = part.run(task)
         except Exception as error:
             raise TrainingError(f"step {self._step}: {task} on stage {stage} failed: {error}") from error
         ready = self._ready[stage].pop(task, self._began)
         bucket = part.buckets[task.microbatch]
-        self._box.dispatched(self._step, stage, task)
         cost = part.phase, stage, task.chunk, task.kind, bucket
         queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now))
         part.meter.dispatched(task)
@@ -247,13 +260,14 @@ class _Step:
     def _waiting(self) -> list[str]:
         """What this process waits for and since when, for messages."""
         since = f"in step {self._step}, since {perf_counter() - self._progress:.1f} s"
-        waits = [f"{c.awaited()} on stage {s} {since}" for s, c in self._schedulers.items() if not c.finished]
+        unfinished = [s for s, scheduler in self._schedulers.items() if not scheduler.finished]
+        waits = [f"{self._machines[s].awaited()} on stage {s} {since}" for s in unfinished]
         running = [task for queue in self._driver._queues for task in queue.running]
         return waits + [f"the end of {task} {since}" for task in running]
 
     def _stalled(self) -> str:
         seconds = perf_counter() - self._progress
-        waits = "; ".join(f"stage {s} waits for {c.awaited()}" for s, c in self._schedulers.items())
+        waits = "; ".join(f"stage {s} waits for {c.awaited()}" for s, c in self._machines.items())
         running = ", ".join(str(task) for queue in self._driver._queues for task in queue.running)
         return (
             f"step {self._step}: nothing moved for {seconds:.0f} s; running: {running or 'nothing'}; {waits}"

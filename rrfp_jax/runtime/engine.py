@@ -14,6 +14,7 @@ from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.trace import Part, StepTrace
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.agreement import Terms
 from rrfp_jax.runtime.autodiff.remat import check_remat
 from rrfp_jax.runtime.budget import Setting
 from rrfp_jax.runtime.compiling import Compiler
@@ -53,6 +54,7 @@ class Engine:
         delays: to inject.
         budget: bytes of each device for microbatches in flight.
         executables: where compiled programs are kept.
+        terms: by which the processes of a stage agree, where there are several.
 
     Attributes:
         chunks: by stage, of all processes, the layers of each of its chunks.
@@ -80,6 +82,7 @@ class Engine:
         delays: Delays,
         budget: Setting,
         executables: Executables,
+        terms: Terms,
     ) -> None:
         self.pipe = pipe
         self.layout, self.world, self.placement = layout, layout.world, placement
@@ -87,7 +90,7 @@ class Engine:
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
             raise UsageError(f"seed={seed!r}: give a whole number from 0 to {2**32 - 1}")
         self._optimizer, self._seed, self._init = optimizer, seed, init
-        self._stall_seconds, self._delays = stall_seconds, delays
+        self._stall_seconds, self._delays, self._terms = stall_seconds, delays, terms
         check_remat(remat)
         self.remat = remat
         self.compilers = {s: Compiler(device, executables) for s, device in layout.devices.items()}
@@ -140,9 +143,14 @@ class Engine:
         self._transport = self.layout.transport(
             self.placement
         )  # delays are injected into tasks' messages only
-        transport = self._delays.transport(self._transport, self.placement)
-        queue = self._delays.queue()
-        self._driver = Driver(self.layout.devices, self.world, transport, self._stall_seconds, queue)
+        self._driver = Driver(
+            self.layout.devices,
+            self.world,
+            self._delays.transport(self._transport, self.placement, rank=self.world.rank),
+            self._stall_seconds,
+            self._delays.queue(),
+            agreement=self.layout.agreement(self._terms),
+        )
         self.memory.start(list(made.values()), rules)
         self.stages = made  # last: says that everything has been started
 
@@ -204,7 +212,13 @@ class Engine:
             for s, vectors in found.items()
             for (c, j), vector in vectors.items()
         ]
-        results = self.world.gather(f"the results of {phase} step {step}", mine)
+        agreement = self.driver.agreement
+        account = agreement.account(records) if agreement is not None else None
+        told = [mine if self.layout.member == 0 else None, account]  # of every stage once
+        gathered = self.world.gather(f"the results of {phase} step {step}", told)
+        if agreement is not None:
+            agreement.settle([account for _, account in gathered], step)
+        results = [result for result, _ in gathered if result is not None]
         trace = StepTrace(step, rules.placement, [Part(*result["part"]) for result in results])
         return add_up(results, len(buckets), trace, memory.totals)
 

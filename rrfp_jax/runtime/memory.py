@@ -53,7 +53,7 @@ class Memory:
                 self._spare_gradients,
                 self._library.compile_seconds[stage.index],
             ).plain()
-            for stage in self._stages
+            for stage in (self._stages if self._layout.member == 0 else ())
         ]
         rows = self._layout.world.gather("the ledgers of all stages", own)
         return [StageLedger.of_plain(plain) for plains in rows for plain in plains]

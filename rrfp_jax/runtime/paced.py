@@ -61,7 +61,8 @@ class PacedQueue(DeviceQueue):
         """See `DeviceQueue.room_at`; here durations are known."""
         if not self._running:
             return now
-        return float("inf") if len(self._running) > 1 else self._last_due - self._lead
+        full = len(self._running) >= self._most
+        return float("inf") if full else self._last_due - self._lead - self._ahead
 
     def next_event(self, now: float) -> float:
         """See `DeviceQueue.next_event`."""

@@ -16,6 +16,7 @@ import optax
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.agreement import CarrierName, Protocol, Terms
 from rrfp_jax.runtime.budget import parse_setting
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.initial import InitFunction
@@ -52,10 +53,12 @@ class RunConfig(ABC):
         clip_norm: of the whole gradient; None for no clipping.
         on_nonfinite: "stop" at a loss or gradient that is not finite, or "skip" the update.
         loss_scale: for float16: a number, or "dynamic"; None for none.
+        agreement: by what the processes of a stage agree, where there are several: "kv" or "socket".
+        protocol: how they agree: "leader" or "unanimous".
         seed: of initial values, random keys and data order.
         validate_every: steps between validations; 0 for one at the end.
         stall_seconds: a step without progress for so long is given up.
-        jitter, late_readiness, link_delay, link_bandwidth: delays to inject; see `Delays`.
+        jitter, late_readiness, skew, link_delay, link_bandwidth: delays to inject; see `Delays`.
         pace: a workload instead of the model.
         checkpoint: how often the run saves itself, and whether it goes on from there.
         executables: keep compiled programs in `<directory>/.executables/`, so that another start compiles
@@ -79,11 +82,14 @@ class RunConfig(ABC):
     clip_norm: float | None = None
     on_nonfinite: OnNonfinite = "stop"
     loss_scale: str | float | None = None
+    agreement: CarrierName = "kv"
+    protocol: Protocol = "leader"
     seed: int = 0
     validate_every: int = 0
     stall_seconds: float = 300.0
     jitter: str = "J0"
     late_readiness: float = 0.0
+    skew: float = 0.0
     link_delay: float = 0.0
     link_bandwidth: float = 0.0
     pace: Pace = field(default_factory=Pace)
@@ -99,6 +105,7 @@ class RunConfig(ABC):
         if self.validate_every < 0:
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
         self.delays()
+        self.terms()
         if parse_setting(self.activation_budget) not in (None, "auto") and self.pace.workload:
             raise UsageError(
                 f"activation_budget={self.activation_budget} with pace.workload: a stand-in for the model "
@@ -139,15 +146,20 @@ class RunConfig(ABC):
         return Delays(
             jitter=self.jitter,
             late_readiness=self.late_readiness,
+            skew=self.skew,
             link_delay=self.link_delay,
             link_bandwidth=self.link_bandwidth,
             seed=self.seed,
         )
 
+    def terms(self) -> Terms:
+        """How the processes of a stage agree."""
+        return Terms(carrier=self.agreement, protocol=self.protocol)
+
     @property
     def processes(self) -> int:
-        """How many processes the run asks for when it is launched on one machine: one per stage."""
-        return self.pace.stages or self.mesh.pp
+        """How many processes the run asks for when it is launched on one machine: one per device."""
+        return (self.pace.stages or self.mesh.pp) * self.mesh.tp
 
     def trainer(self) -> Trainer:
         """The run's Trainer."""
@@ -166,6 +178,8 @@ class RunConfig(ABC):
             clip_norm=self.clip_norm,
             on_nonfinite=self.on_nonfinite,
             loss_scale=self.loss_scale,
+            agreement=self.agreement,
+            protocol=self.protocol,
             seed=self.seed,
             init=self.init(),
             stall_seconds=self.stall_seconds,

@@ -1,7 +1,8 @@
 """Why a run of several processes ended, from what each of them left behind. Pure: no files, no processes.
 
 When one rank is lost the others end too, each saying that it lost somebody; only one of them is the cause.
-Found in this order of belief:
+If the black boxes of two ranks that share a stage hold different tasks at one position, that is it: their
+collectives did not fit together, whatever came of that. Else, in this order of belief:
 
 1. a rank that says it failed by itself (or refused while others did not), with its traceback;
 2. one that died of a signal that the launcher did not send. It comes first if it died before any other
@@ -19,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
+from rrfp_jax.runtime.blackbox import BoxReading
+from rrfp_jax.runtime.orders import difference, first_difference
 from rrfp_jax.train.rankend import RankEnd
 
 
@@ -44,6 +47,8 @@ def diagnose(ranks: Sequence[RankEnd], *, interrupted: bool = False) -> Diagnosi
         return Diagnosis(DONE, "")
     if all(r.kind == "refused" for r in ranks):
         return Diagnosis(REFUSED, _by_sentence(ranks))
+    if differing := _differing_orders(ranks):
+        return Diagnosis(FAILED, "\n".join([differing, *(f"  {r.beside()}" for r in ranks)]))
     failed = [r for r in ranks if r.kind == "failed"]
     if len(ranks) > 1 and len(failed) == len(ranks) and len({r.sentence for r in failed}) == 1:
         first = min(failed, key=lambda r: r.spoke)
@@ -102,6 +107,20 @@ def _named_by_others(ranks: Sequence[RankEnd]) -> Sequence[RankEnd]:
     most = max(votes.values(), default=0)
     named = [by_rank[rank] for rank in sorted(votes) if votes[rank] == most]
     return named if not ends else sorted(named, key=lambda r: r.ended)[:1]
+
+
+def _differing_orders(ranks: Sequence[RankEnd]) -> str:
+    """Two ranks of a stage that dispatched different tasks, in words; "" if there are none."""
+    groups: dict[str, list[tuple[RankEnd, BoxReading]]] = {}
+    for rank in ranks:
+        if rank.box is not None and rank.box.stages:
+            groups.setdefault(rank.box.stages, []).append((rank, rank.box))
+    for (one, box), *others in groups.values():
+        tasks, steps = box.tasks, {entry.position: entry.step for entry in box.last}
+        for other, its in others:
+            if (number := first_difference(tasks, its.tasks)) is not None:
+                return difference(one.name, other.name, number, steps[number], tasks, its.tasks)
+    return ""
 
 
 def _by_sentence(ranks: Sequence[RankEnd]) -> str:

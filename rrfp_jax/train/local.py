@@ -43,7 +43,7 @@ def _launch(argv: Sequence[str]) -> int:
     count = most if asked is None else asked
     if not 1 <= count <= most or most % count:
         raise UsageError(
-            f"-n {count}: its {most} stages are shared out evenly, so give a number that divides {most}"
+            f"-n {count}: its {most} devices are shared out evenly, so give a number that divides {most}"
         )
     patience = Patience.of(os.environ)
     folder = RunFolder(Path(config.directory), config.name)

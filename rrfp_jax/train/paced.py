@@ -133,15 +133,17 @@ class PacedRun:
         check_order(self._rules)
         if isinstance(schedule, Planned):  # what the workload says is all that there is to be known
             self._rules = replace(self._rules, schedule=schedule.plan(self._rules, costs).order)
-        settings = {"rules": str(self._rules), "delays": str(delays)}
+        settings = {"rules": str(self._rules), "delays": str(delays), "agreement": str(config.terms())}
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
         self._world.agree("what is to be run", settings | {"the hash of pace.workload": tables})
+        self._member = layout.member
         self._driver = Driver(
             layout.devices,
             self._world,
-            delays.transport(layout.transport(placement), placement, costs),
+            delays.transport(layout.transport(placement), placement, costs, layout.world.rank),
             config.stall_seconds,
             delays.queue(costs),
+            agreement=layout.agreement(config.terms()),
         )
         self._parts = {
             stage: StandIn(config.pace.message_bytes, workload.microbatches, placement.chunks, device)
@@ -163,8 +165,13 @@ class PacedRun:
         for step in range(count):
             began = perf_counter()
             self._world.box.phase(f"step {step}")
-            part = Part.of(self._driver.run(self._rules, step, self._parts), *self._world.clock)
-            parts = [Part(*plain) for plain in self._world.gather(f"the end of step {step}", part.plain())]
+            records = self._driver.run(self._rules, step, self._parts)
+            part, agreement = Part.of(records, *self._world.clock), self._driver.agreement
+            account = agreement.account(records) if agreement is not None else None
+            gathered = self._world.gather(f"the end of step {step}", [self._member, part.plain(), account])
+            if agreement is not None:
+                agreement.settle([account for _, _, account in gathered], step)
+            parts = [Part(*plain) for member, plain, _ in gathered if member == 0]
             trace = StepTrace(step, self._rules.placement, parts)
             self._traces.append(trace)
             self.steps_done += 1

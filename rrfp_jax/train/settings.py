@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.agreement import Terms
 
 OnNonfinite: TypeAlias = Literal["stop", "skip"]
 
@@ -29,6 +30,7 @@ class Settings:
     spare_gradients: int
     clip_norm: float | None
     on_nonfinite: OnNonfinite
+    terms: Terms = field(default_factory=Terms)
 
     def __post_init__(self) -> None:
         for name in ("max_in_flight", "spare_gradients"):

@@ -69,7 +69,8 @@ class Saves:
         """Begin to write a checkpoint, once an earlier one is complete."""
         self.finish()
         self._latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
-        self._latest.save(run, leaves_of(self._engine.stages.values()))
+        own = self._engine.stages.values() if self._engine.layout.member == 0 else ()
+        self._latest.save(run, leaves_of(own))
 
     def finish(self) -> None:
         """Wait for the one under way."""

@@ -15,6 +15,7 @@ from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.costtable import measured
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.agreement import CarrierName, Protocol, Terms
 from rrfp_jax.runtime.budget import Setting, parse_setting
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.engine import Engine
@@ -60,9 +61,8 @@ class Trainer:
             layer's input), or the name of a policy of `jax.checkpoint_policies`.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages,
             or as many as fit if there is a budget in bytes.
-        activation_budget: bytes of each device for what depends on the microbatches in flight, as a number or
-            as text ("2GiB"); "auto" for what the device has left, which CPUs do not tell; None for no limit.
-            A fixed order that may hold more is refused.
+        activation_budget: bytes of each device for microbatches in flight, a number or text ("2GiB"); "auto"
+            for what is left (CPUs say nothing); None for none. Fixed orders that may hold more are refused.
         accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever
             the order of tasks; "arrival" adds them as they come.
         spare_gradients: gradients per stage that may be parked until their turn, each as large as the stage's
@@ -72,9 +72,10 @@ class Trainer:
             TrainingError, or "skip" its update, up to 20 times in a row.
         loss_scale: what the loss is multiplied by before it is differentiated, for models that compute in
             float16: a number, or "dynamic", which finds one by skipping steps; None for 1.
+        agreement, protocol: by what and how the processes of a stage agree on what to run: "kv" or "socket",
+            with a "leader" or "unanimous" (`docs/agreement.md`).
         seed: of initial values and random keys.
-        init: `init(path, spec) -> array or None`, initial values from elsewhere, asked leaf by leaf on the
-            stage that owns it; None keeps the layer's own.
+        init: `init(path, spec) -> array`, asked on each leaf's stage; or None, to keep the layer's own.
         on_step: called with every `Report`.
         stall_seconds: without any progress for so long, a step is given up, naming what it waited for.
         delays: to inject, for experiments.
@@ -102,6 +103,8 @@ class Trainer:
         clip_norm: float | None = None,
         on_nonfinite: OnNonfinite = "stop",
         loss_scale: float | str | LossScale | None = None,
+        agreement: CarrierName = "kv",
+        protocol: Protocol = "leader",
         seed: int = 0,
         init: InitFunction | None = None,
         on_step: Callable[[Report], None] | None = None,
@@ -117,16 +120,15 @@ class Trainer:
             spare_gradients=spare_gradients,
             clip_norm=clip_norm,
             on_nonfinite=on_nonfinite,
+            terms=Terms(carrier=agreement, protocol=protocol),
         )
         first, limit = planned_or_schedule(schedule), parse_setting(activation_budget)
-        self._pipe, self._optimizer, self._on_step = pipe, optimizer, on_step
-        self._seed = seed
+        self._pipe, self._optimizer, self._on_step, self._seed = pipe, optimizer, on_step, seed
         self._data = None if data is None else as_data(data)
         self._layout = mesh.lay_out()
         self._world = self._layout.world
         self._world.stall_seconds = stall_seconds
         self._executables = Executables(None if executables is None else Path(executables))
-        self._programs = 0, 0
         if isinstance(split, str):  # "auto"
             split = auto_split(
                 pipe, optimizer, self._data, settings, mesh, base_of(first), remat, limit, self._layout
@@ -144,12 +146,13 @@ class Trainer:
             delays=delays or Delays(),
             budget=limit,
             executables=self._executables,
+            terms=settings.terms,
         )
         self._settings = settings if self._engine.memory.limited else settings.limited(2 * mesh.pp)
         self._saves = Saves(self._engine, seed)
         standing = Standing(loss_scale=loss_scale_of(loss_scale))
         self._stepper = Stepper(self._engine, self._settings, self._saves, first, standing)
-        self._checked = False
+        self._checked, self._programs = False, (0, 0)
         if self._data is not None:
             self._check_model(self._data, plan_step(self._data, 0))
 

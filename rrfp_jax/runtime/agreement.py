@@ -1,0 +1,203 @@
+"""One process's part in its group's agreement: the core's machine, what carries its messages, and checks.
+
+It stands between the driver and the stage scheduler and looks like one: told an event, it gives the driver's
+instructions, and sends on the messages among them. Messages that come are heard at any time, and told to the
+machine when the device has room, because only then can something follow from them.
+
+Decisions are made ahead: this process's device has room earlier by the time that nine of ten messages took
+to reach the others, which each measures, by rank 0's clock, and tells when a step ends. At that point the
+hash of all that each rank has dispatched is compared, too (orders.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal, TypeAlias, get_args
+
+from rrfp_jax.core import group
+from rrfp_jax.core.events import Event, Instruction, Room
+from rrfp_jax.core.group import Message, member, partners
+from rrfp_jax.core.leader import Decision, Report
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.tasks import Kind, Task
+from rrfp_jax.core.trace import TaskRecord
+from rrfp_jax.core.unanimous import Proposal
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime._jax import key_value_store
+from rrfp_jax.runtime.carrier import Carrier, Plain, SocketCarrier
+from rrfp_jax.runtime.orders import OrderHash, check_orders
+from rrfp_jax.runtime.storecarrier import StoreCarrier
+from rrfp_jax.runtime.world import World
+
+CarrierName: TypeAlias = Literal["kv", "socket"]
+
+Protocol: TypeAlias = group.Agreement
+
+FIRST_LEAD_SECONDS = 2e-3
+"""How far ahead decisions are made until their way has been measured."""
+
+LONGEST_LEAD_SECONDS = 0.05
+
+MEASURED = 256
+"""Latest messages whose way counts."""
+
+KINDS: Sequence[Callable[..., Message]] = (Report, Decision, Proposal)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How the processes of a stage agree on the order of its tasks.
+
+    Attributes:
+        carrier: "kv", the key-value store of `jax.distributed`, or "socket", the control sockets.
+        protocol: "leader", the first process decides, or "unanimous", all vote; see core/group.py.
+
+    Raises:
+        UsageError: an unknown carrier or protocol.
+    """
+
+    carrier: CarrierName = "kv"
+    protocol: Protocol = "leader"
+
+    def __post_init__(self) -> None:
+        if self.carrier not in get_args(CarrierName):
+            raise UsageError(f"agreement={self.carrier!r}: choose 'kv' or 'socket'")
+        if self.protocol not in get_args(Protocol):
+            raise UsageError(f"protocol={self.protocol!r}: choose 'leader' or 'unanimous'")
+
+
+class Agreement:
+    """See above. Made by all processes of a run together, before the first step.
+
+    Args:
+        world: the run.
+        groups: by stage, the ranks that share it; this process is in one of them.
+        terms: how they agree.
+
+    Attributes:
+        carrier: of its messages, to be opened for every step.
+        decided: by place in the step, when (s) this process knew which task comes there.
+    """
+
+    def __init__(self, world: World, groups: Sequence[Sequence[int]], terms: Terms) -> None:
+        self._world, self._groups, self._protocol = world, groups, terms.protocol
+        self._group = next(ranks for ranks in groups if world.rank in ranks)
+        self._member = self._group.index(world.rank)
+        others = [self._group[i] for i in partners(self._member, len(self._group), terms.protocol)]
+        self.carrier = _carrier(world, others, terms.carrier)
+        self.decided: dict[int, float] = {}
+        self._decides = self._member == 0 or terms.protocol == "unanimous"
+        self._lead = FIRST_LEAD_SECONDS
+        self._round, self._began, self._dispatched = 0, 0.0, 0
+        self._scheduler: StageScheduler | None = None
+        self._machine: Any = None
+        self._early: list[Plain] = []  # of a step that has not begun here
+        self._heard: deque[Message] = deque()
+        self._ways: deque[float] = deque(maxlen=MEASURED)  # seconds that messages took
+        self._order = OrderHash()
+
+    def begin(self, round: int, scheduler: StageScheduler) -> None:
+        """A step begins, in this round, with a new scheduler of this process's stage."""
+        self._round, self._began = round, perf_counter()
+        self._scheduler = scheduler
+        self._machine = member(scheduler, self._member, len(self._group), self._protocol)
+        self._dispatched = 0
+        self.decided.clear()
+        self._heard.clear()
+        early, self._early = self._early, []
+        for message in early:
+            self._file(message)
+
+    @property
+    def lead(self) -> float:
+        """By how much earlier than without a group (s) this process's device must have room in this step."""
+        return self._lead if self._decides and self._machine is not self._scheduler else 0.0
+
+    def hear(self) -> bool:
+        """Take in what has come, to be told to the machine at the next room; whether anything has.
+
+        Raises:
+            TrainingError: see `Carrier.poll`.
+        """
+        come = self.carrier.poll()
+        for message in come:
+            self._file(message)
+        return bool(come)
+
+    def handle(self, event: Event) -> Sequence[Instruction]:
+        """See `StageScheduler.handle`; at most one dispatch follows."""
+        if isinstance(event, Room):
+            while self._heard:
+                if instructions := self._sorted(self._machine.handle(self._heard.popleft())):
+                    return instructions
+        return self._sorted(self._machine.handle(event))
+
+    def awaited(self) -> str:
+        """See `StageScheduler.awaited`."""
+        ranks = ", ".join(map(str, self._group))
+        return f"{self._machine.awaited()} (its group is ranks {ranks})"
+
+    def account(self, records: Sequence[TaskRecord]) -> dict[str, Any]:
+        """What the group's other processes must know of a step when it ends, as plain data."""
+        ways = sorted(self._ways)
+        return {
+            "hash": self._order.add(record.task for record in records),
+            "way": ways[len(ways) * 9 // 10] if ways else None,
+            "heard": dict(self.carrier.heard()),
+        }
+
+    def settle(self, accounts: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Go by the accounts of all processes, by rank; all call this at the same point.
+
+        Raises:
+            Disagreement: processes of a stage have dispatched different tasks.
+        """
+        check_orders(self._world, self._groups, [own["hash"] for own in accounts], self._order, step)
+        others = [accounts[rank] for rank in self._group if rank != self._world.rank]
+        ways = [own["way"] for own in others if own["way"] is not None]
+        self._lead = min(max(ways, default=self._lead), LONGEST_LEAD_SECONDS)
+        heard = [own["heard"][self._world.rank] for own in others if self._world.rank in own["heard"]]
+        self.carrier.forget(min(heard, default=0))
+
+    def _sorted(self, instructions: Sequence[Instruction | Message]) -> Sequence[Instruction]:
+        """Send the messages on; the rest is for the driver."""
+        own: list[Instruction] = []
+        for instruction in instructions:
+            if isinstance(instruction, Message):
+                kind, now = KINDS.index(type(instruction)), perf_counter() + self._world.clock[0]
+                self.carrier.post([self._round, now, kind, *instruction])
+            else:
+                own.append(instruction)
+        if own:
+            self.decided.setdefault(self._dispatched, perf_counter())
+            self._dispatched += 1
+        return own
+
+    def _file(self, plain: Plain) -> None:
+        round, sent, kind, *numbers, task = plain
+        if round > self._round:
+            self._early.append(plain)
+        elif round == self._round:
+            now = perf_counter()
+            sent -= self._world.clock[0]
+            if sent > self._began:  # else it may have waited for this process
+                self._ways.append(now - sent)
+            message = KINDS[kind](*numbers, task and Task(Kind(task[0]), *task[1:]))
+            if isinstance(message, Decision):
+                self.decided[message.position] = now
+            self._heard.append(message)
+
+
+def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrier:
+    if name == "socket":
+        return SocketCarrier(world, partners)
+    assert world.mailbox is not None
+    number, ring = world.next_round(), world.mailbox.ring
+    carrier = StoreCarrier(
+        key_value_store(), f"group/{number}", world.rank, partners, ring, world.silence_seconds
+    )
+    world.on_leaving.append(carrier.close)
+    return carrier

@@ -1,0 +1,46 @@
+"""Which processes share a stage."""
+
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.runtime.topology import Layout
+from rrfp_jax.runtime.world import World
+
+
+@pytest.mark.parametrize(
+    ("pp", "tp", "processes", "groups"),
+    [
+        (4, 1, 2, [[0], [0], [1], [1]]),
+        (2, 2, 1, [[0], [0]]),
+        (2, 2, 2, [[0], [1]]),
+        (2, 2, 4, [[0, 1], [2, 3]]),
+        (2, 4, 4, [[0, 1], [2, 3]]),
+        (1, 2, 2, [[0, 1]]),
+        (4, 2, 2, [[0], [0], [1], [1]]),
+        (3, 4, 12, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]),
+    ],
+)
+def test_groups(pp, tp, processes, groups):
+    assert rrfp.Mesh(pp=pp, tp=tp).groups(processes) == groups
+
+
+@pytest.mark.parametrize(("pp", "tp", "processes"), [(4, 1, 3), (2, 2, 3), (3, 4, 2), (2, 2, 8)])
+def test_devices_that_cannot_be_shared_out_are_refused(pp, tp, processes):
+    with pytest.raises(rrfp.UsageError, match=rf"Mesh\(pp={pp}.*on {processes} processes.* of 1, "):
+        rrfp.Mesh(pp=pp, tp=tp).groups(processes)
+
+
+def test_no_devices():
+    with pytest.raises(rrfp.UsageError, match="tp=0"):
+        rrfp.Mesh(tp=0)
+
+
+def test_messages_go_to_the_like_in_the_other_groups():
+    layout = Layout(World(3, 4), [[0, 1], [2, 3]], {1: None})
+    assert (layout.member, layout.group, layout.owners) == (1, [2, 3], [1, 3])
+
+
+def test_unknown_terms_are_refused():
+    for wrong in ({"agreement": "pigeon"}, {"protocol": "dictator"}):
+        with pytest.raises(rrfp.UsageError, match=next(iter(wrong.values()))):
+            rrfp.Trainer(rrfp.Pipeline([rrfp.layer(lambda c, mb: c)], lambda c, mb: None), **wrong)
