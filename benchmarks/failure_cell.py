@@ -28,11 +28,17 @@ HANG_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Cell:
-    """Which rank fails, how, and when."""
+    """Which rank fails, how, and when; `tp` ranks share a stage."""
 
     rank: int
     way: str
     phase: str
+    tp: int = 1
+
+    @property
+    def stage(self) -> int:
+        """The rank's."""
+        return self.rank // self.tp
 
     def __str__(self) -> str:
         return f"{self.rank}/{self.way}/{self.phase}"
@@ -67,7 +73,7 @@ def run_launched(cell: Cell, silence: float, folder: Path) -> Outcome:
     """A cell with the launcher; its files go to a folder."""
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "rrfp_jax.train.launch", "-n", str(COUNT), f"--directory={folder}/runs"]
-    launcher = _start([*command, *_script(cell, mark)], folder, silence, "launcher", {})
+    launcher = _start([*command, *_script(cell, mark)], folder, silence, "launcher", {"TP": str(cell.tp)})
     ended = _wait({0: launcher}, silence, folder)
     left = len(processes_with(mark)) if ended else 0
     _kill(mark, {0: launcher})
@@ -89,7 +95,7 @@ def run_by_hand(cell: Cell, silence: float, folder: Path) -> Outcome:
     """A cell without the launcher: ranks are told where they belong, and rank 0 hosts the coordination."""
     mark = uuid.uuid4().hex
     with reserved_port() as port:
-        place = {"RRFP_COORDINATOR": f"127.0.0.1:{port}", "RRFP_PROCESSES": str(COUNT)}
+        place = {"RRFP_COORDINATOR": f"127.0.0.1:{port}", "RRFP_PROCESSES": str(COUNT), "TP": str(cell.tp)}
         command = [sys.executable, *_script(cell, mark)]
         ranks = {
             rank: _start(command, folder, silence, f"rank-{rank}", place | {"RRFP_RANK": str(rank)})

@@ -1,12 +1,14 @@
 """Every rank failing in every way in every phase of a run of four processes: how it ends, what it says.
 
-    python -m benchmarks.failures [--json=FILE] [--check] [--cells=RANK/WAY/PHASE,...] [--without-launcher]
+    python -m benchmarks.failures [--json=FILE] [--check] [--cells=RANK/WAY/PHASE,...] [--tp=N]
+        [--without-launcher]
 
 Ways: kill (SIGKILL), freeze (SIGSTOP), cut (all its TCP connections shut down; it lives on), raise (an
 exception in the user's code). Phases: start (joined, nothing compiled), compile (while a layer is traced),
 step and validation (between two tasks), end (trained, while the others leave). `*` stands for all in --cells.
 With the launcher all 80 cells are run; without it, every rank started by hand, a selection. Ranks are given
-up after 4 s of silence, in the last cell of the table after the default. Linux only.
+up after 4 s of silence, in the last cell of the table after the default. With --tp=2 ranks 0 and 2 lead a
+stage each, which 1 and 3 share with them. Linux only.
 
 A line per cell: seconds from the failure to the end of the last process (without the launcher: of the last
 survivor), exit status, and the sentence printed first. Faults are listed below the table.
@@ -18,7 +20,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +46,12 @@ def main(argv: Sequence[str]) -> int:
     parser = parse(__doc__)
     parser.add_argument("--cells", default="", metavar="RANK/WAY/PHASE,...", help="only these; * for all")
     parser.add_argument("--without-launcher", action="store_true", help="start the ranks by hand")
+    parser.add_argument("--tp", type=int, choices=(1, 2, 4), default=1, help="ranks that share a stage")
     options = parser.parse_args(argv)
     text = options.cells or (BY_HAND if options.without_launcher else "*/*/*")
-    cells = [(cell, BRISK_SILENCE) for part in text.split(",") for cell in _cells(part)]
-    if not options.cells and not options.without_launcher:
+    found = (cell for part in text.split(",") for cell in _cells(part))
+    cells = [(replace(cell, tp=options.tp), BRISK_SILENCE) for cell in found]
+    if not options.cells and not options.without_launcher and options.tp == 1:
         cells.append((Cell(2, "freeze", "step"), SILENCE_SECONDS))
     run = run_by_hand if options.without_launcher else run_launched
     rows: list[tuple[Cell, Outcome, list[str]]] = []
@@ -86,7 +90,7 @@ def faults_of(cell: Cell, outcome: Outcome) -> list[str]:
 def _names(line: str, cell: Cell) -> bool:
     """Whether a sentence is about the rank that failed, with its stage; a survivor's own may come first."""
     found = re.match(rf"(?:{LAUNCHED}: |rank \d \(stage \d\): )rank (\d) \(stage (\d)\)", line)
-    return found is not None and found.group(1) == found.group(2) == str(cell.rank)
+    return found is not None and found.groups() == (str(cell.rank), str(cell.stage))
 
 
 def _aims(rows: Sequence[tuple[Cell, Outcome, list[str]]]) -> list[Aim]:

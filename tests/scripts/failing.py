@@ -2,12 +2,12 @@
 
 PHASE: start (joined, nothing compiled), compile (while a layer is traced), step and validation (between two
 tasks), end (trained, while the others leave), or never. WAY: kill, freeze, cut (all TCP connections shut
-down, the process lives on), raise. The moment is written to the file that FAILED_AT names, if it is set.
+down, the process lives on), raise, or store (the launcher's coordination service is frozen instead). Stages
+have TP ranks each, 1 unless set. The moment is written to the file that FAILED_AT names, if it is set.
 MARK is an argument by which whoever started the processes knows them.
 """
 
 import ctypes
-import dataclasses
 import os
 import signal
 import socket
@@ -24,8 +24,9 @@ import optax
 import rrfp_jax as rrfp
 
 RANK, WAY, PHASE = sys.argv[1:4]
-WIDTH, STEPS, CHOICES = 8, 3, 3
-now = {"phase": "nothing", "choices": 0}  # where this process is; between which tasks of that phase
+WIDTH, STEPS, DISPATCHES = 8, 3, 3
+TP = int(os.environ.get("TP", "1"))
+now = {"phase": "nothing", "dispatches": 0}  # where this process is; between which tasks of that phase
 
 
 def connections():
@@ -47,6 +48,18 @@ def shut(descriptors):
     sys.setswitchinterval(0.005)
 
 
+def coordinator():
+    """The process with the coordination service, another child of the launcher."""
+    for name in os.listdir("/proc"):
+        with suppress(OSError, ValueError):
+            with open(f"/proc/{name}/stat", encoding="ascii") as file:
+                parent = int(file.read().rpartition(")")[2].split()[1])
+            with open(f"/proc/{name}/cmdline", encoding="ascii") as file:
+                if parent == os.getppid() and "_service.py" in file.read():
+                    return int(name)
+    raise RuntimeError("there is no coordination service")
+
+
 def fail():
     if "FAILED_AT" in os.environ:
         with open(os.environ["FAILED_AT"], "w", encoding="ascii") as file:
@@ -55,6 +68,8 @@ def fail():
         raise ValueError(f"failing in {PHASE}")
     if WAY == "cut":
         shut(list(connections()))
+    elif WAY == "store":
+        os.kill(coordinator(), signal.SIGSTOP)
     else:
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}[WAY])
 
@@ -67,19 +82,20 @@ def at(phase):
 
 
 def enter(phase):
-    now.update(phase=phase, choices=0)
+    now.update(phase=phase, dispatches=0)
 
 
-@dataclasses.dataclass(frozen=True)
-class FailingBF(rrfp.schedules.BF):
-    """BF that fails, between two tasks, when it is time."""
+def failing(dispatched):
+    """What notes a dispatch, such that it fails, between two tasks, when it is time."""
 
-    def choose(self, state, ready):
-        now["choices"] += 1
-        if now["choices"] > CHOICES:
+    def noted(*entry):
+        now["dispatches"] += 1
+        if now["dispatches"] > DISPATCHES:
             at("step")
             at("validation")
-        return super().choose(state, ready)
+        dispatched(*entry)
+
+    return noted
 
 
 def embed(params, carry, mb):
@@ -115,7 +131,9 @@ layers = [
     rrfp.layer(head, init=matrix),
 ]
 pipe = rrfp.Pipeline(layers, loss)
-trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=batch, mesh=rrfp.Mesh(pp=4), schedule=FailingBF())
+mesh = rrfp.Mesh(pp=4 // TP, tp=TP)
+trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=batch, mesh=mesh)
+trainer._world.box.dispatched = failing(trainer._world.box.dispatched)
 enter("start")
 at("start")
 enter("compile")
