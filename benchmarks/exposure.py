@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from rrfp_jax.core.events import Arrived, Chosen
@@ -41,7 +42,9 @@ def exposures(rules: StepRules, members: Sequence[MemberStep], deciders: Sequenc
     records = members[0].records
     scheduler = StageScheduler(records[0].stage, rules)
     arrived = _arrivals(rules, members)
-    idle = max(member.records[0].ready for member in members)
+    first = records[0]
+    begun = not rules.placement.needs_arrival(first.stage, first.task)
+    idle = max(member.records[0].ready for member in members) if begun else -inf
     found = []
     for place, (_, task, *_) in enumerate(records):
         runnable = idle

@@ -38,6 +38,10 @@ class FakeStore:
                 raise RuntimeError("UNAVAILABLE: it is gone")
             return self.keys[key]
 
+    def key_value_dir_get_bytes(self, key):
+        self._answer()
+        return []
+
     def key_value_delete(self, key):
         with self.changed:
             self.keys = {k: v for k, v in self.keys.items() if not k.startswith(f"{key}/")}
@@ -158,6 +162,14 @@ class TestStore:
             made[0].post([1])
             with pytest.raises(TrainingError, match=r"store.* has not answered for 0.1 s"):
                 come(made[0], 1)
+
+    def test_so_it_is_by_who_only_listens(self):
+        store = FakeStore()
+        with ExitStack() as stack:
+            made, _ = store_carriers(stack, store, silence=0.1)
+            store.silent.set()
+            with pytest.raises(TrainingError, match=r"store.* has not answered for 0.1 s"):
+                come(made[1], 1)
 
     def test_a_broken_store_is_told(self):
         store = FakeStore()

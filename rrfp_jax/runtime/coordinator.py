@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 2.0
 
 LINGER_SECONDS = 10.0
 """How long the service outlives a process that dies without ending it."""
