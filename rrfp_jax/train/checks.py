@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -35,7 +36,7 @@ LARGEST_LOSS_CHECK = 2**30
 
 
 def check_types(pipe: Any, mesh: Any, split: Any) -> None:
-    """Refuse arguments of a Trainer that have been mixed up.
+    """Refuse arguments of a Trainer that have been mixed up; warn of what is not there yet.
 
     Raises:
         UsageError: naming the argument.
@@ -48,6 +49,11 @@ def check_types(pipe: Any, mesh: Any, split: Any) -> None:
             )
     if split not in (None, "auto") and (isinstance(split, str) or not isinstance(split, Sequence)):
         raise UsageError(f"split={split!r}: give 'auto', or a list with the number of layers of each stage")
+    if mesh.tp > 1:
+        warnings.warn(
+            f"Mesh(tp={mesh.tp}): programs are not sharded yet; all processes of a stage compute the same",
+            stacklevel=3,
+        )
 
 
 def check_optimizer(
