@@ -6,9 +6,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.executables import Executables
 from tests import programs
 from tests.test_processes import environment
@@ -65,6 +67,36 @@ def test_a_program_from_the_cache_of_jax_is_not_stored(tmp_path):
     jax.clear_caches()
     found = programs.run(tmp_path / "ours")
     assert not (tmp_path / "ours").exists() and found["results"] == programs.run(None)["results"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_programs_that_differ_in_a_python_function_only(tmp_path, kept):
+    said, spec = [], jax.ShapeDtypeStruct((3,), np.float32)
+    compiler = Compiler(jax.devices()[0], Executables(tmp_path if kept else None, say=said.append))
+
+    def scaled(factor):
+        return compiler(lambda x: jax.pure_callback(lambda a: np.float32(factor) * a, spec, x), spec)
+
+    one = jax.device_put(np.ones(3, np.float32), jax.devices()[0])
+    assert [float(scaled(factor)(one)[0]) for factor in (1, 5, 7)] == [1, 5, 7]
+    assert said == [] and not list(tmp_path.iterdir())
+
+
+def test_what_failed_is_tried_again(monkeypatch):
+    store, device = Executables(), jax.devices()[0]
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "_obtain", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            store.compiled(programs.lowered(device), device)
+    assert programs.result(store.compiled(programs.lowered(device), device), device)
+
+
+def test_a_file_that_others_may_write_is_not_used(filled):
+    for file in filled.iterdir():
+        file.chmod(0o666)
+    found = programs.run(filled)
+    assert found["compiled"] == 4 and len(found["said"]) == 4
+    assert all("not of this user alone" in line for line in found["said"])
 
 
 @pytest.fixture

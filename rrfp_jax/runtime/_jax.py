@@ -25,6 +25,12 @@ except ImportError:
     flattree = None
 
 
+def calls_python(lowered: jax.stages.Lowered) -> bool:
+    """Whether a program has more to it than its text tells: Python functions, and what only they refer to."""
+    arguments = lowered._lowering.compile_args  # type: ignore[attr-defined]
+    return bool(arguments["host_callbacks"] or arguments["keepalive"])
+
+
 def live_part(closed: ClosedJaxpr, outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[int]]:
     """The program reduced to the chosen outputs, and the indices of the inputs that it still reads.
 

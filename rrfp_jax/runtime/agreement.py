@@ -158,7 +158,9 @@ class Agreement:
         check_orders(self._world, self._groups, [own["hash"] for own in accounts], self._order, step)
         others = [accounts[rank] for rank in self._group if rank != self._world.rank]
         ways = [own["way"] for own in others if own["way"] is not None]
-        self._lead = min(max(ways, default=self._lead), LONGEST_LEAD_SECONDS)
+        self._lead = max(
+            0.0, min(max(ways, default=self._lead), LONGEST_LEAD_SECONDS)
+        )  # clocks are not exact
         heard = [own["heard"][self._world.rank] for own in others if self._world.rank in own["heard"]]
         self.carrier.forget(min(heard, default=0))
 

@@ -23,6 +23,9 @@ LONGEST_JOIN_SECONDS = 1.0
 LEAD_SECONDS = 1e-3
 """See `DeviceQueue`; what is best on a GPU is not known yet (docs/gpu.md)."""
 
+MOST_QUEUED = 2
+"""Programs on a device at once, the running one and the next: so many gradients may be under way."""
+
 DEEPEST = 8
 """Most programs on a device at a time where a group decides ahead."""
 
@@ -77,7 +80,7 @@ class DeviceQueue:
     def __init__(self, name: str, wake: Callable[[], None], lead: float = LEAD_SECONDS) -> None:
         self._name = name
         self._wake = wake
-        self._lead, self._ahead, self._most = lead, 0.0, 2
+        self._lead, self._ahead, self._most = lead, 0.0, MOST_QUEUED
         self._running: deque[Running] = deque()
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
         self._last_watched: Running | None = None
@@ -140,9 +143,9 @@ class DeviceQueue:
             end += mean - min(2 * deviation, LEAD_SPREAD * mean)
         return end - self._lead - self._ahead
 
-    def decide_ahead(self, seconds: float) -> None:
-        """Have room so much earlier than usual, from now on."""
-        self._ahead, self._most = seconds, DEEPEST if seconds else 2
+    def decide_ahead(self, seconds: float, most: int = DEEPEST) -> None:
+        """Have room so much earlier than usual, from now on, for so many programs."""
+        self._ahead, self._most = seconds, most if seconds else MOST_QUEUED
 
     def next_event(self, now: float) -> float:
         """When, after `now`, something happens here of which no thread tells; inf if nothing will."""

@@ -21,7 +21,7 @@ from rrfp_jax.core.trace import TaskRecord
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.agreement import Agreement
 from rrfp_jax.runtime.bell import Bell, EventBell
-from rrfp_jax.runtime.device import DeviceQueue, Running
+from rrfp_jax.runtime.device import DEEPEST, MOST_QUEUED, DeviceQueue, Running
 from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.stage import StageStep
 from rrfp_jax.runtime.timers import precise_timers
@@ -126,7 +126,9 @@ class _Step:
             ((stage, scheduler),) = self._schedulers.items()
             self._agreement.begin(round, scheduler)
             self._machines[stage] = self._agreement
-            driver._queues[0].decide_ahead(self._agreement.lead)
+            limited = bool(budgets) and budgets[stage] is not None  # by bytes, which count on the usual depth
+            most = MOST_QUEUED if limited else DEEPEST
+            driver._queues[0].decide_ahead(self._agreement.lead, most)
         for part in parts.values():
             part.meter.begin()
         self._began = self._progress = perf_counter()

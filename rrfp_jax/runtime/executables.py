@@ -24,6 +24,8 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
+from rrfp_jax.runtime._jax import calls_python
+
 COMPILER_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 COMPILER_SETTINGS = (
@@ -40,6 +42,8 @@ COMPILER_SETTINGS = (
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
+PART = ".part"
+
 SEAL_BYTES = 32
 """A file begins with the SHA-256 of its key and its content."""
 
@@ -51,7 +55,7 @@ KEPT_DAYS = 30
 class Executables:
     """Compiled programs, each made once, and kept in a folder that several processes may use at once.
 
-    Loading a file can run code that is in it: nobody else may be able to write to the folder.
+    Loading a file can run code that is in it: one that another user has written, or may, is not used.
 
     Args:
         folder: made when it is needed; None to keep nothing.
@@ -79,8 +83,13 @@ class Executables:
         """A program for one device: the same as before, or from its file if that is sound, else compiled.
 
         It must have been lowered by `jax.jit(..., keep_unused=True)`: which arguments another leaves out
-        cannot be told from its text, nor from anything else that is public.
+        cannot be told from its text, nor from anything else that is public. One that calls Python functions
+        is compiled for itself: which ones they are cannot be told either.
         """
+        if calls_python(lowered):
+            with self._lock:
+                self.compiles += 1
+            return lowered.compile()
         key = self._key(lowered, device)
         with self._lock:
             first = key not in self._made
@@ -89,15 +98,17 @@ class Executables:
             try:
                 made.set_result(self._obtain(key, lowered, device))
             except BaseException as error:
+                with self._lock:  # whoever asks next may have more luck
+                    del self._made[key]
                 made.set_exception(error)
         return made.result()
 
     def remove_unused(self) -> None:
         """Remove the files that have not been used for `KEPT_DAYS`, as far as that is allowed."""
         oldest = time.time() - KEPT_DAYS * 24 * 3600
-        for file in self._folder.glob("*.executable") if self._folder is not None else ():
+        for file in self._folder.iterdir() if self._folder is not None and self._folder.is_dir() else ():
             with suppress(OSError):  # several processes may do this at once
-                if file.stat().st_mtime < oldest:
+                if file.suffix in (".executable", PART) and file.stat().st_mtime < oldest:
                     file.unlink()
 
     def _obtain(self, key: str, lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
@@ -135,7 +146,9 @@ class Executables:
 
     def _load(self, file: Path, key: str, device: jax.Device) -> jax.stages.Compiled | None:
         try:
-            content = file.read_bytes()
+            content, status = file.read_bytes(), file.stat()
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise PermissionError(0, "it is not of this user alone, and loading it can run code")
             seal, program = content[:SEAL_BYTES], content[SEAL_BYTES:]
             if seal != _seal(key, program):
                 raise ValueError("it is damaged, or of another program")
@@ -156,7 +169,7 @@ class Executables:
         try:
             content = pickle.dumps(serialize_executable.serialize(compiled))
             file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=".")
+            descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=PART)
             try:
                 with os.fdopen(descriptor, "wb") as out:
                     out.write(_seal(key, content) + content)

@@ -10,13 +10,11 @@ import jax
 
 from rrfp_jax.core.footprint import Chunks, Footprint
 from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.device import MOST_QUEUED
 from rrfp_jax.runtime.library import Bucket, specs_of
 from rrfp_jax.runtime.pipeline import IDS
 from rrfp_jax.runtime.programs import PiecePrograms
 from rrfp_jax.runtime.stage import Stage
-
-MOST_QUEUED = 2
-"""Programs on a device at once, the running one and the next: so many gradients may be under way."""
 
 
 @dataclass(frozen=True, kw_only=True)

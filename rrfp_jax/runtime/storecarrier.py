@@ -182,14 +182,18 @@ class StoreCarrier:
                 self._ring()
 
     def _call(self, who: int, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the store, which may take so many seconds and the time after which it counts as silent."""
+        """Call the store, which may take so many seconds and the time after which it counts as silent.
+
+        It may be out of time only if it was given some.
+        """
         self._calls[who] += 1
         self._overdue[who] = perf_counter() + seconds + self._silence
         try:
             return function(*arguments)
         except RuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
+            if not seconds or "DEADLINE_EXCEEDED" not in str(error):
                 self._failure = error
+                self._ring()
             raise
         finally:
             self._overdue[who] = inf

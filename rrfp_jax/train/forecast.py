@@ -16,9 +16,10 @@ from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.budget import MARGIN, Setting, StepMemory, in_words, memory_of_step
+from rrfp_jax.runtime.device import MOST_QUEUED
 from rrfp_jax.runtime.engine import layers_of_chunks
 from rrfp_jax.runtime.layercosts import LayerState, ModelCosts
-from rrfp_jax.runtime.ledger import MOST_QUEUED, StageLedger, name_of
+from rrfp_jax.runtime.ledger import StageLedger, name_of
 from rrfp_jax.runtime.library import Bucket
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.train.layertimes import LayerTimes
