@@ -94,3 +94,18 @@ class TestRefusals:
         save_file({"wte.weight": np.ones(3)}, folder / "other.safetensors")
         with pytest.raises(UsageError, match=r"'wte.weight' is in .*model-1.*other"):
             pretrained(folder, {}.get)
+
+
+@pytest.mark.parametrize(
+    ("map_of_names", "said"),
+    [
+        ({"0.tabel": "wte.weight"}, "0.table: not in the map of names"),
+        ({"0.table": Tensor("wte.weight", lambda w: w.reshape(7))}, "0.table: the transform of tensor"),
+        (None, "names=None"),
+    ],
+    ids=["misspelt", "transform", "none"],
+)
+def test_a_wrong_map_of_names(folder, map_of_names, said):
+    wanted = spec(toy.VOCABULARY, toy.WIDTH)
+    with pytest.raises(UsageError, match=said):
+        pretrained(folder, map_of_names)("0.table", wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -29,9 +29,11 @@ class Tensor:
     transform: Callable[[np.ndarray], np.ndarray] = np.asarray
 
 
-NameMap: TypeAlias = Callable[[str], Tensor | str | None]
-"""The stored tensor of a parameter such as "3.attention.query", by name if it is stored as it is; None for
-one that keeps its own initial value. The `get` of a dict is such a function."""
+Stored: TypeAlias = Tensor | str | None
+"""The stored tensor of a parameter, by name if it is stored as it is; None to keep the layer's own value."""
+
+NameMap: TypeAlias = Mapping[str, Stored] | Callable[[str], Stored]
+"""By the name of a parameter such as "3.attention.query". A mapping must have them all."""
 
 
 def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names: NameMap) -> InitFunction:
@@ -47,10 +49,14 @@ def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names
         UsageError: no such file, no safetensors file, or two of them have a tensor of the same name. So does
             the function that is returned, where a tensor is not there or does not fit its parameter.
     """
+    if not isinstance(names, Mapping) and not callable(names):
+        raise UsageError(f"names={names!r}: give a dict or a function of a parameter's name")
     where = _index(_listed(files))
 
     def init(path: str, spec: jax.ShapeDtypeStruct) -> Any:
-        chosen = names(path)
+        if isinstance(names, Mapping) and path not in names:
+            raise UsageError(f"{path}: not in the map of names; None there keeps the layer's own values")
+        chosen = names[path] if isinstance(names, Mapping) else names(path)
         if chosen is None:
             return None
         tensor = Tensor(chosen) if isinstance(chosen, str) else chosen
@@ -98,7 +104,12 @@ def _read(path: Path, name: str) -> np.ndarray:
 
 
 def _fitted(path: str, spec: jax.ShapeDtypeStruct, tensor: Tensor, stored: np.ndarray) -> np.ndarray:
-    value = tensor.transform(stored)
+    try:
+        value = np.asarray(tensor.transform(stored))
+    except Exception as error:
+        raise UsageError(
+            f"{path}: the transform of tensor {tensor.name!r} {list(stored.shape)} failed: {error}"
+        ) from error
     if value.shape != spec.shape:
         raise UsageError(
             f"{path} has the shape {list(spec.shape)}, tensor {tensor.name!r} {list(stored.shape)} as stored "
