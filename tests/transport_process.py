@@ -19,7 +19,7 @@ def ends_of(name, world):
     owners = conformance.OWNERS[name]
     own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
     devices = dict(zip(own, jax.local_devices(), strict=False))
-    transport = Layout(world, owners, devices).transport(Placement(len(owners)))
+    transport = Layout(world, [[rank] for rank in owners], devices).transport(Placement(len(owners)))
     assert world.rank or type(transport).__name__ == name
     return Ends(transport, devices, owners, world)
 

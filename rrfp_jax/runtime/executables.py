@@ -1,8 +1,8 @@
 """Compiled programs kept in files, so that the next start of a run compiles nothing.
 
-JAX's own compilation cache is written by process 0 only; here every process stores its own programs. What
-comes out of JAX's cache is not stored here: on CPU such a program, serialised again, loads but cannot be run
-("Function wrapped_multiply not found", jax 0.10.2 and 0.12.0).
+JAX's own compilation cache is written by process 0 only; here every process stores its own programs. What is
+in JAX's cache, if that is on, is not stored here: on CPU a program that was serialised before, serialised
+again, loads but cannot be run ("Function wrapped_multiply not found", jax 0.10.2 and 0.12.0).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import os
 import pickle
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import jax
@@ -40,8 +40,6 @@ COMPILER_SETTINGS = (
 )
 """Those that tell the compiler something; all others show in the program's text."""
 
-CACHE_HIT = "/jax/compilation_cache/cache_hits"
-
 PART = ".part"
 
 SEAL_BYTES = 32
@@ -50,6 +48,21 @@ SEAL_BYTES = 32
 
 KEPT_DAYS = 30
 """A file that nobody has used for so long is removed."""
+
+
+class _CacheHits(threading.local):
+    """How many programs JAX has taken from its own cache on this thread."""
+
+    count = 0
+
+    def __call__(self, event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            self.count += 1
+
+
+_cache_hits = _CacheHits()
+# Once and for ever: JAX passes over a listener if another one is taken away at the same time.
+jax.monitoring.register_event_listener(_cache_hits)
 
 
 class Executables:
@@ -75,7 +88,7 @@ class Executables:
     ) -> None:
         self._folder, self._environment, self._say = folder, environment, say
         self._writable = True
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._made: dict[str, Future[jax.stages.Compiled]] = {}
         self.compiles = self.loads = 0
 
@@ -118,11 +131,11 @@ class Executables:
             with self._lock:
                 self.loads += 1
             return found
-        with _cache_hits() as hits:
-            found = lowered.compile()
+        before = _cache_hits.count
+        found = lowered.compile()
         with self._lock:
             self.compiles += 1
-        if file is not None and self._writable and not hits:
+        if file is not None and self._writable and not _kept_by_jax(_cache_hits.count > before):
             self._store(file, key, found)
         return found
 
@@ -183,20 +196,10 @@ class Executables:
             self._say(f"{file}: this program cannot be stored: {_first_line(error)}")
 
 
-@contextmanager
-def _cache_hits() -> Iterator[Sequence[str]]:
-    """The programs taken from JAX's own cache meanwhile, by this thread or another."""
-    hits: list[str] = []
-
-    def count(event: str, **_: Any) -> None:
-        if event == CACHE_HIT:
-            hits.append(event)
-
-    jax.monitoring.register_event_listener(count)
-    try:
-        yield hits
-    finally:
-        jax.monitoring.unregister_event_listener(count)
+def _kept_by_jax(hit: bool) -> bool:
+    """Whether JAX has read a program from its own cache, or may have written it there, as process 0 does."""
+    used = jax.config.values.get("jax_compilation_cache_dir") is not None
+    return used and (hit or jax.process_index() == 0)
 
 
 def _seal(key: str, content: bytes) -> bytes:
