@@ -277,7 +277,9 @@ def test_the_command_prints_findings_writes_them_and_ends_with_0(tmp_path, capsy
     assert "FAIL  versions" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argument", ["--tp=0", "--json=/missing/found.json", "--what"])
+@pytest.mark.parametrize(
+    "argument", ["--tp=0", "--limit=nan", "--limit=-1", "--json=/missing/found.json", "--what"]
+)
 def test_the_command_refuses(argument, capsys, monkeypatch):
     monkeypatch.setattr(doctor, "look", lambda environment, **_: Surroundings())
     assert doctor.main([argument]) == 2

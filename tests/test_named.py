@@ -6,7 +6,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.csvorder import write_csv
 from rrfp_jax.core.orders import OneFOneB
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.train.named import schedule_of
+from rrfp_jax.train.named import planned_or_schedule, schedule_of
 from tests import toy
 
 GOOD = ["0F0,0F1,0B0,0B1", "1F0,,1B0,1F1,1B1"]
@@ -72,3 +72,8 @@ def test_a_trainer_refuses_what_is_for_other_sizes_and_what_must_deadlock(file):
 
     with pytest.raises(rrfp.UsageError, match="Backwards must deadlock: stage 0 waits for B0"):
         toy.trainer(2, schedule=Backwards())
+
+
+def test_planned_without_the_file_that_its_colon_promises():
+    with pytest.raises(rrfp.UsageError, match="schedule='planned:': no file of costs is named"):
+        planned_or_schedule("planned:")

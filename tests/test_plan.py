@@ -191,6 +191,7 @@ class TestCommand:
             ([..., "--card=abacus"], "--card=abacus: choose one of a100-40"),
             ([..., "--card=h100", "--link=fast"], "--link=fast: choose one of nvlink3"),
             ([..., "--card=h100", "--link=0,0"], "--link=0,0"),
+            ([..., "--card=h100", "--link=inf,0"], "--link=inf,0"),
             ([..., "--card=h100", "--efficiency=0"], "--efficiency=0.0: give a share above 0"),
             ([..., "--card=h100", "--memory-share=2"], "--memory-share=2.0: give a share"),
             ([..., "--card=h100", "--json=no/where.json"], "there is no folder no"),

@@ -63,6 +63,8 @@ def _examine(arguments: Sequence[str]) -> int:
         return DONE
     if options.tp < 1:
         raise UsageError(f"--tp={options.tp}: give the ranks of a tensor-parallel group, 1 for none")
+    if not 0 < options.limit < float("inf"):
+        raise UsageError(f"--limit={options.limit}: give a number of seconds above 0")
     found = look(os.environ, folder=options.directory, tp=options.tp)
     place = found.place
     several = place is not None and place.processes > 1

@@ -32,6 +32,10 @@ def planned_or_schedule(given: Schedule | Planned | str) -> Schedule | Planned:
         name, _, file = given.partition(":")
         if name not in PLANNED:
             return schedule_of(given, (*PLANNED, *(f"{known}:FILE" for known in PLANNED)))
+        if given.endswith(":"):
+            raise UsageError(
+                f"schedule={given!r}: no file of costs is named; leave out the colon for measured ones"
+            )
         given = replace(PLANNED[name], costs=file or None)
     if isinstance(given, Planned):
         if not isinstance(given.costs, str):

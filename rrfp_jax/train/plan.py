@@ -103,7 +103,7 @@ def _link(text: str) -> Link:
         rate, latency = map(float, text.split(","))
     except ValueError:
         rate = latency = -1.0
-    if not (rate > 0 and 0 <= latency < float("inf")):
+    if not (0 < rate < float("inf") and 0 <= latency < float("inf")):
         raise UsageError(f"--link={text}: choose one of {', '.join(LINKS)}, or BYTES_PER_SECOND,SECONDS")
     return Link(bytes_per_second=rate, latency=latency)
 
