@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -173,3 +174,25 @@ def test_ctrl_c_does_not_wait_for_data(tmp_path):
                 launched.send_signal(signal.SIGINT)
         status = launched.wait(60)
     assert status == 130 and "done 2" not in "".join(said), said
+
+
+def test_settings_of_the_caller_hold_where_layers_are_traced_and_data_is_loaded():
+    seen = []
+
+    def note():
+        seen.append((threading.current_thread().name, jax.config.jax_default_matmul_precision))
+
+    def block(params, carry, mb):
+        note()
+        return toy.block(params, carry, mb)
+
+    def data(step):
+        note()
+        return toy.microbatches(2, seed=step)
+
+    embed, _, head = toy.layers()
+    pipe = rrfp.Pipeline([embed, rrfp.layer(block, init=toy.block_init, repeat=2), head], toy.loss)
+    with jax.default_matmul_precision("highest"):
+        list(toy.trainer(2, pipe=pipe, data=data).steps(2))
+    assert {name.partition("-")[0] for name, _ in seen} == {"MainThread", "ThreadPoolExecutor", "rrfp"}
+    assert {precision for _, precision in seen} == {"highest"}

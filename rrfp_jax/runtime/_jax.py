@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
-from jax._src import distributed, xla_bridge
+from jax._src import config, distributed, xla_bridge
 from jax._src.interpreters import partial_eval
 from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
@@ -23,6 +23,21 @@ try:
     from jax._src import flattree  # type: ignore[attr-defined]  # jax 0.12
 except ImportError:
     flattree = None
+
+Settings: TypeAlias = Sequence[tuple[Any, Any]]
+"""States of JAX's configuration, each with its value on a thread."""
+
+
+def settings_here() -> Settings:
+    """JAX's settings that hold on this thread only, as within `with jax.default_matmul_precision(...)`."""
+    found = [(state, state.get_local()) for state in config.config_states.values()]
+    return [(state, value) for state, value in found if value is not config.config_ext.unset]
+
+
+def adopt(settings: Settings) -> None:
+    """Let settings of another thread hold on this one, for ever."""
+    for state, value in settings:
+        state.set_local(value)
 
 
 def calls_python(lowered: jax.stages.Lowered) -> bool:

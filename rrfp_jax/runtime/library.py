@@ -16,6 +16,7 @@ import numpy as np
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Kind
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.autodiff.remat import NONE
 from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.layers import Params
@@ -181,8 +182,11 @@ def specs_of(bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
 
 @contextmanager
 def compile_pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads for compiling, which XLA does outside the interpreter lock; an error drops what waits."""
-    pool = ThreadPoolExecutor(os.cpu_count())
+    """Threads for compiling, which XLA does outside the interpreter lock; an error drops what waits.
+
+    Layers are traced there, too, so JAX's settings on this thread hold there.
+    """
+    pool = ThreadPoolExecutor(os.cpu_count(), initializer=adopt, initargs=(settings_here(),))
     try:
         yield pool
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence, Set
 
+from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.library import Bucket
 from rrfp_jax.train.data import Arrays, Data, Microbatch, bucket_of, load_checked, plan_step
 
@@ -62,7 +63,7 @@ class _Ahead:
         self.data, self.step = data, step
         self.plan: Sequence[Microbatch] | None = None
         self.arrays: dict[int, Arrays] = {}
-        self._reads = reads
+        self._reads, self._settings = reads, settings_here()
         self._thread = threading.Thread(target=self._load, name="rrfp-load", daemon=True)
         self._thread.start()
 
@@ -70,6 +71,7 @@ class _Ahead:
         self._thread.join()
 
     def _load(self) -> None:
+        adopt(self._settings)  # for data that is computed with JAX
         try:
             self.plan = plan_step(self.data, self.step)
             for j, planned in enumerate(self.plan):
