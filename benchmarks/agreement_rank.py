@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
+from time import thread_time
 from typing import Any
 
 from benchmarks.exposure import MemberStep, exposures
+from benchmarks.watched import Watched
 from rrfp_jax.core.costs import WorkloadCosts
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import by_name
@@ -71,55 +73,65 @@ def run(case: AgreementCase, layout: Layout, transport: Transport) -> dict[str, 
     delays = Delays(skew=SKEW * seconds if case.skewed else 0.0)
     agreement = layout.agreement(Terms(carrier=case.carrier, protocol=case.protocol))
     assert agreement is not None
+    agreement.carrier = watched = Watched(agreement.carrier)
     driver = Driver(
-        layout.devices,
+        {stage: own[:1] for stage, own in layout.devices.items()},
         world,
         delays.transport(transport, placement, costs, world.rank),
         queue=delays.queue(costs),
         agreement=agreement,
     )
-    parts = {s: StandIn(MESSAGE_BYTES, MICROBATCHES, 1, device) for s, device in layout.devices.items()}
+    parts = {s: StandIn(MESSAGE_BYTES, MICROBATCHES, 1, device) for s, (device,) in layout.devices.items()}
     world.gather("everybody to be ready", None, START_SECONDS)
-    steps, leads = [], []
-    calls = 0
+    steps, leads, calls, busy_seconds = [], [], 0, []
     for step in range(STEPS):
-        before = agreement.carrier.calls
+        before, busy = agreement.carrier.calls, thread_time()
         records = driver.run(rules, step, parts)
+        busy = thread_time() - busy
         offset = world.clock[0]
-        known = [agreement.decided[place] + offset for place in range(len(records))]
+        known = [at + offset for at in watched.known(records)]
         part = Part.of(records, *world.clock).plain()
-        told = [part, known, agreement.account(records), agreement.carrier.calls - before]
-        gathered = world.gather(f"the end of step {step}", told)
-        agreement.settle([account for _, _, account, _ in gathered], step)
+        calls_here = agreement.carrier.calls - before
+        told = [part, known, calls_here, busy / len(records)]
+        gathered = driver.gather(f"the end of step {step}", told, records, step)
         if step:
             leads.append(agreement.lead)
-            calls += sum(own for *_, own in gathered)
-            members = [MemberStep(Part(*part).records(), known) for part, known, _, _ in gathered]
+            calls += sum(own for _, _, own, _ in gathered)
+            busy_seconds += [own for *_, own in gathered]
+            members = [MemberStep(Part(*part).records(), known) for part, known, *_ in gathered]
             steps.append(_figures(rules, members, layout.groups, case.protocol))
-    tasks = STAGES * len(records)
+    agreement.close()
     shares = sorted(100 * own["exposed"] / own["seconds"] for own in steps)
     return asdict(case) | {
-        "exposed_us_per_task": median(own["exposed"] for own in steps) * 1e6 / len(records),
+        "exposed_us_per_task": 1e6 * median(own["exposed_per_task"] for own in steps),
         "exposed_percent": median(shares),
         "quietest_percent": shares[0],
         "worst_percent": shares[-1],
         "step_seconds": median(own["seconds"] for own in steps),
         "lead_ms": 1e3 * median(leads),
-        "store_calls_per_task": calls / (STEPS - 1) / tasks,
+        "driver_us_per_task": 1e6 * median(busy_seconds),
+        "store_calls_per_task": calls / sum(own["tasks"] for own in steps),
     }
 
 
 def _figures(
     rules: StepRules, members: Sequence[MemberStep], groups: Sequence[Sequence[int]], protocol: Protocol
 ) -> dict[str, float]:
-    """Seconds of a step, and of them those exposed on the stage that has more."""
-    exposed = []
+    """Seconds of a step; of them those exposed on the stage that has more, per task, too; tasks of all."""
+    exposed, tasks = [], []
     for group in groups:
         own = [members[rank] for rank in group]
         exposed.append(sum(exposures(rules, own, own[:1] if protocol == "leader" else own)))
+        tasks.append(len(own[0].records))
+    most, its_tasks = max(zip(exposed, tasks, strict=True))
     start = min(record.dispatched for member in members for record in member.records)
     end = max(record.end for member in members for record in member.records)
-    return {"exposed": max(exposed), "seconds": end - start}
+    return {
+        "exposed": most,
+        "exposed_per_task": most / its_tasks,
+        "seconds": end - start,
+        "tasks": sum(tasks),
+    }
 
 
 def main(file: Path, lengths: Sequence[float]) -> None:

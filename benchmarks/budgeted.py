@@ -101,7 +101,7 @@ def run(
     devices = dict(enumerate(jax.local_devices()[: rules.placement.stages]))
     transport = LocalTransport()
     driver = Driver(
-        devices,
+        {stage: (device,) for stage, device in devices.items()},
         World(),
         transport if delay is None else DelayedTransport(transport, lambda _, now: now + delay()),
         STALL_SECONDS,

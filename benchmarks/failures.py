@@ -8,7 +8,8 @@ exception in the user's code). Phases: start (joined, nothing compiled), compile
 step and validation (between two tasks), end (trained, while the others leave). `*` stands for all in --cells.
 With the launcher all 80 cells are run; without it, every rank started by hand, a selection. Ranks are given
 up after 4 s of silence, in the last cell of the table after the default. With --tp=2 ranks 0 and 2 lead a
-stage each, which 1 and 3 share with them. Linux only.
+stage each, which 1 and 3 share with them, and there is one way more: store (the process with the key-value
+store, by which they agree, is frozen, while there is need of it, by rank 0). Linux only.
 
 A line per cell: seconds from the failure to the end of the last process (without the launcher: of the last
 survivor), exit status, and the sentence printed first. Faults are listed below the table.
@@ -20,7 +21,8 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from rrfp_jax.runtime.join import SILENCE_SECONDS
 
 RANKS, WAYS = range(4), ("kill", "freeze", "cut", "raise")
 PHASES = ("start", "compile", "step", "validation", "end")
+STORE, STORE_PHASES = "store", ("step", "validation", "end")
+"""Of stages with several ranks; the rank does not matter."""
 
 BRISK_SILENCE = 4.0
 END_SECONDS = 10.0
@@ -48,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--without-launcher", action="store_true", help="start the ranks by hand")
     parser.add_argument("--tp", type=int, choices=(1, 2, 4), default=1, help="ranks that share a stage")
     options = parser.parse_args(argv)
-    text = options.cells or (BY_HAND if options.without_launcher else "*/*/*")
-    found = (cell for part in text.split(",") for cell in _cells(part))
-    cells = [(replace(cell, tp=options.tp), BRISK_SILENCE) for cell in found]
+    by_hand = BY_HAND if options.tp == 1 else f"{BY_HAND},0/{STORE}/step"
+    text = options.cells or (by_hand if options.without_launcher else "*/*/*")
+    cells = [(cell, BRISK_SILENCE) for part in text.split(",") for cell in _cells(part, options.tp)]
     if not options.cells and not options.without_launcher and options.tp == 1:
         cells.append((Cell(2, "freeze", "step"), SILENCE_SECONDS))
     run = run_by_hand if options.without_launcher else run_launched
@@ -89,13 +93,15 @@ def faults_of(cell: Cell, outcome: Outcome) -> list[str]:
 
 def _names(line: str, cell: Cell) -> bool:
     """Whether a sentence is about the rank that failed, with its stage; a survivor's own may come first."""
+    if cell.way == STORE:
+        return re.search(r"rank \d \(stage \d\).* the key-value store, .* has not answered", line) is not None
     found = re.match(rf"(?:{LAUNCHED}: |rank \d \(stage \d\): )rank (\d) \(stage (\d)\)", line)
     return found is not None and found.groups() == (str(cell.rank), str(cell.stage))
 
 
 def _aims(rows: Sequence[tuple[Cell, Outcome, list[str]]]) -> list[Aim]:
-    quick = [o.seconds for c, o, _ in rows if c.way != "freeze" and o.failed]
-    frozen = [o.seconds - o.silence for c, o, _ in rows if c.way == "freeze" and o.failed]
+    quick = [o.seconds for c, o, _ in rows if c.way not in ("freeze", STORE) and o.failed]
+    frozen = [o.seconds - o.silence for c, o, _ in rows if c.way in ("freeze", STORE) and o.failed]
     faulty = sum(bool(faults) for _, _, faults in rows)
     return [
         Aim("cells with a fault", faulty, 0, "cells"),
@@ -104,16 +110,16 @@ def _aims(rows: Sequence[tuple[Cell, Outcome, list[str]]]) -> list[Aim]:
     ]
 
 
-def _cells(text: str) -> Iterator[Cell]:
+def _cells(text: str, tp: int) -> Iterator[Cell]:
     """Those that RANK/WAY/PHASE stands for."""
-    parts = text.split("/")
-    choices = [[str(rank) for rank in RANKS], WAYS, PHASES]
+    parts, ways = text.split("/"), WAYS if tp == 1 else (*WAYS, STORE)
+    choices: list[Sequence[str]] = [[str(rank) for rank in RANKS], ways, PHASES]
     if len(parts) != 3 or any(p != "*" and p not in c for p, c in zip(parts, choices, strict=True)):
-        sys.exit(f"--cells={text}: give RANK/WAY/PHASE of {list(RANKS)}, {WAYS}, {PHASES}, or * for all")
-    ranks, ways, phases = (c if p == "*" else [p] for p, c in zip(parts, choices, strict=True))
-    for phase in phases:
-        for way in ways:
-            yield from (Cell(int(rank), way, phase) for rank in ranks)
+        sys.exit(f"--cells={text}: give RANK/WAY/PHASE of {list(RANKS)}, {ways}, {PHASES}, or * for all")
+    ranks, chosen, phases = (c if p == "*" else [p] for p, c in zip(parts, choices, strict=True))
+    for phase, way, rank in product(phases, chosen, ranks):
+        if way != STORE or (rank == "0" and phase in STORE_PHASES):
+            yield Cell(int(rank), way, phase, tp)
 
 
 def _row(cell: Cell, outcome: Outcome, faults: Sequence[str]) -> str:

@@ -53,7 +53,7 @@ def check(arguments: Sequence[str]) -> int:
         UsageError: nonsense was asked for.
     """
     formatter = argparse.RawTextHelpFormatter
-    parser = Parser(prog=COMMAND, description=__doc__, formatter_class=formatter)
+    parser = Parser(COMMAND, __doc__, formatter_class=formatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results are kept")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, for trying it out")
     every = ",".join(str(part.number) for part in PARTS)

@@ -16,6 +16,7 @@ from jax.extend.core import jaxprs_in_params
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program
 from rrfp_jax.runtime.compiling import Compiled, Compiler, nbytes
+from rrfp_jax.runtime.site import Site
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Halved:
     @cached_property
     def compiled(self) -> dict[str, Compiled]:
         """The same, each for itself."""
-        compiler = Compiler(jax.local_devices()[0])
+        compiler = Compiler(Site((jax.local_devices()[0],)))
         return {name: compiler(p.__call__, *p.specs) for name, p in self.programs.items()}
 
     @cached_property

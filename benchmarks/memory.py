@@ -38,6 +38,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placemen
 from rrfp_jax.core.trace import TaskRecord
 from rrfp_jax.runtime.driver import Driver
 from rrfp_jax.runtime.ledger import StageLedger
+from rrfp_jax.runtime.optimizer import Optimizer
 from rrfp_jax.runtime.stage import Stage
 from rrfp_jax.runtime.transport import Arrival, Key, LocalTransport
 
@@ -152,7 +153,10 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
     gc.collect()  # of trainers that were here before
     found: list[Moment] = []
     driver, own_stages = trainer._engine.driver, trainer._engine.stages
-    foreign = {s: buffers(stage.device) - buffers_of_stage(stage) for s, stage in own_stages.items()}
+    foreign = {
+        s: buffers(stage.site.device) - buffers_of_stage(stage, trainer._engine.optimizers)
+        for s, stage in own_stages.items()
+    }
     parts: Mapping[int, Any] = {}
 
     def look(stage: int, waits_for: str) -> None:
@@ -162,7 +166,7 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
         for queue in driver._queues:
             for running in queue._running:
                 running.has_ended()  # lets go of its result
-        device, bucket = driver.devices[stage], ledgers[stage].largest
+        (device,), bucket = driver.devices[stage], ledgers[stage].largest
         prepared = bucket.prepared_bytes + count * bucket.data_bytes
         parked = ledgers[stage].parked_gradient_bytes  # of which nothing is there at rest
         found.append(
@@ -204,9 +208,10 @@ def buffers(device: jax.Device) -> set[tuple[int, int]]:
     return {_buffer(array) for array in jax.live_arrays() if array.device == device}
 
 
-def buffers_of_stage(stage: Stage) -> set[tuple[int, int]]:
+def buffers_of_stage(stage: Stage, optimizers: Sequence[Optimizer]) -> set[tuple[int, int]]:
     """The same of what a stage has between steps."""
-    return set(map(_buffer, jax.tree.leaves((stage.leaves, stage.state, stage.gradients, stage.loss_scale))))
+    state = [own.state for own in optimizers if stage in own.stages]
+    return set(map(_buffer, jax.tree.leaves((stage.leaves, state, stage.gradients, stage.loss_scale))))
 
 
 def _buffer(array: jax.Array) -> tuple[int, int]:

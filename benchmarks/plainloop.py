@@ -22,7 +22,7 @@ def load_step(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> list[
     engine, count = trainer._engine, len(data)
     (programs,) = engine.library.all_programs("train")
     bucket, _ = engine.library.first
-    inputs = engine._load(0, [bucket] * count, [programs] * count, lambda fields: data)
+    inputs = engine._inputs.load(0, [bucket] * count, [programs] * count, lambda fields: data)
     engine.reset_gradients()
     engine._has_gradients = True  # so that the trainer's next step starts from zero
     return [

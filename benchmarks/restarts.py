@@ -20,6 +20,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.failure_cell import ROOT
 from benchmarks.harness import Aim, finish, parse
 from benchmarks.killing import NAME, Kill, Run, disturb, ended
@@ -113,7 +115,7 @@ def _other_leaves(ours: Path, theirs: Path) -> list[str]:
 def _last_leaves(folder: CheckpointFolder) -> dict[str, bytes]:
     step = folder.steps()[-1]
     leaves = folder.open(step)[1]
-    found = {name: read_leaf(folder.final(step), leaf).tobytes() for name, leaf in leaves.items()}
+    found = {name: np.asarray(read_leaf(folder.final(step), leaf)).tobytes() for name, leaf in leaves.items()}
     return found | {"the step of the checkpoint": str(step).encode()}
 
 

@@ -28,7 +28,7 @@ class Lengths(rrfp.RunConfig):
     longest: int = 256  # bytes; longer documents are split
     batch: int = 4  # documents of a microbatch; with balance, of one of the longest
     microbatches: int = 16
-    packed: bool = False  # several documents in a row
+    packed: bool = False  # several documents in a row; all rows are of one length then
     balance: bool = False  # as many documents in a microbatch as cost the same
     order: Any = "drawn"  # of a step's microbatches: or longest, shortest, zigzag
     learning_rate: float = 3e-3
@@ -60,10 +60,11 @@ class Lengths(rrfp.RunConfig):
         )
 
     def _documents(self, split: Any) -> rrfp.data.Documents:
+        fitted = rrfp.data.Fit(buckets=self.buckets, longest=self.longest)
         attention = 1 / (6 * self.model.d_model)  # FLOPs, relative to the matrix products of a block
         return rrfp.data.Documents(
             corpus=self._corpus,
-            lengths=rrfp.data.Fit(buckets=self.buckets, longest=self.longest),
+            lengths=(self.longest,) if self.packed else fitted,
             rows=self.batch,
             microbatches=self.microbatches,
             packed=self.packed,

@@ -1,9 +1,13 @@
-"""One rank of stages of two whose inputs arrive at different times: `-m tests.group_ranks FOLDER [off]`.
+"""One rank of stages of several devices: `-m tests.group_ranks FOLDER PP TP DP [few|tied|off]`.
 
-Writes orders-<rank>.json: by case, what the rank dispatched in some passes over one batch, and their losses
-and gradients; then the losses of two training steps. With "off" every rank decides for itself.
+Inputs arrive at different times on every rank. Goes through all ways to agree, with BF and BFW, some passes
+each over one batch, then trains two steps. Writes ranks-<rank>.json: by case, what the rank dispatched in
+each pass, the loss, how far its gradients are from plain JAX, and their hash; then the losses of two steps.
+With "few" it goes through two ways, with BFW; with "tied" too, with a model whose head is its embedding; with
+"off" every rank decides for itself.
 """
 
+import hashlib
 import itertools
 import json
 import sys
@@ -11,36 +15,67 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime import agreement
 from rrfp_jax.runtime.agreement import Terms
 from rrfp_jax.runtime.delays import Delays
+from rrfp_jax.train.reference import leaf_errors, unpipelined_value_and_grad
 from tests import toy
+from tests.test_sharding import pipeline
 
-CASES = list(itertools.product(("kv", "socket"), ("leader", "unanimous"), ("bf", "bfw")))
-PASSES = 3
+WAYS = itertools.product(("kv", "socket"), ("leader", "unanimous"))
+TERMS = [Terms(carrier=carrier, protocol=protocol) for carrier, protocol in WAYS]
+PASSES = 2
 
 
-def main(folder):
-    trainer = toy.trainer(mesh=rrfp.Mesh(pp=2, tp=2), max_in_flight=4, delays=Delays(skew=0.01, seed=1))
+def main(folder, pp, tp, dp, pipe, terms, schedules):
+    delays = Delays(skew=0.01, seed=1)
+    trainer = toy.trainer(
+        pipe=pipe,
+        mesh=rrfp.Mesh(pp=pp, tp=tp, dp=dp),
+        max_in_flight=4,
+        delays=delays,
+        data=lambda step: toy.microbatches(8, seed=step),
+    )
     trainer.start()
-    driver, batch, cases = trainer._engine.driver, toy.microbatches(6), {}
-    for carrier, protocol, schedule in CASES:
-        driver.agreement = trainer._layout.agreement(Terms(carrier=carrier, protocol=protocol))
+    driver, layout, batch, cases = trainer._engine.driver, trainer._layout, toy.microbatches(8), {}
+    params = trainer._engine.all_initial_params()
+    if pipe.tied:
+        expected, reference = unpipelined_value_and_grad(pipe, params, batch, 0, 0)
+    else:
+        expected, reference = toy.reference(params, batch)
+    for way, schedule in itertools.product(terms if tp > 1 else terms[:1], schedules):
+        driver.agreement = layout.agreement(way)
         trainer._world.gather("everybody to have changed the terms", None)
         trainer.schedule = schedule
-        orders, numbers = [], []
-        for _ in range(PASSES):
-            loss, gradient = trainer.value_and_grad(batch)
-            orders.append([str(task) for task in driver.agreement._order.latest])
-            numbers.append([loss, [np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves(gradient)]])
-        cases[f"{carrier} {protocol} {schedule}"] = {"orders": orders, "numbers": numbers}
+        passes = [one_pass(trainer, batch, float(expected), reference) for _ in range(PASSES)]
+        cases[f"{way.carrier} {way.protocol} {schedule}"] = passes
     found = {"cases": cases, "losses": [report.loss for report in trainer.steps(2)]}
-    (folder / f"orders-{trainer._world.rank}.json").write_text(json.dumps(found))
+    found["stages"] = trainer._world.stages[trainer._world.rank]
+    (folder / f"ranks-{trainer._world.rank}.json").write_text(json.dumps(found))
+
+
+def one_pass(trainer, batch, expected, reference):
+    """A pass over a batch, as plain data."""
+    loss, gradient = trainer.value_and_grad(batch)
+    shards = [shard.data for leaf in jax.tree.leaves(gradient) for shard in leaf.addressable_shards]
+    agreed = trainer._engine.driver.agreement
+    return {
+        "order": [str(task) for task in agreed._order.latest] if agreed is not None else [],
+        "loss": loss,
+        "loss_error": abs(loss / expected - 1),
+        "leaf_error": max(leaf_errors(gradient, reference).values()),
+        "hash": hashlib.sha256(b"".join(np.asarray(shard).tobytes() for shard in shards)).hexdigest(),
+    }
 
 
 if __name__ == "__main__":
-    if sys.argv[2:] == ["off"]:
+    if sys.argv[5:] == ["off"]:
         agreement.member = lambda scheduler, *others: scheduler
-    main(Path(sys.argv[1]))
+    few = [TERMS[0], TERMS[-1]], ("bfw",)
+    chosen = few if sys.argv[5:] in (["few"], ["tied"]) else (TERMS, ("bf", "bfw"))
+    tied = toy.tied_pipeline(sharding={"*.table": P(None, "tp")})
+    pipe = tied if sys.argv[5:] == ["tied"] else pipeline()
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), pipe, *chosen)

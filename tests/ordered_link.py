@@ -95,7 +95,7 @@ class OrderedTransport:
         self.ledger.held = 0
 
     def _receive(self, link, key):
-        link.post_receive(key, self._devices[key.stage])
+        link.post_receive(key, *self._devices[key.stage])
         self._witness.coming(key)
 
     def _link(self, key):

@@ -47,7 +47,7 @@ def run(folder, **kwargs):
     jax.monitoring.register_event_duration_secs_listener(count)
     store = Executables(folder, say=said.append, **kwargs)
     where = [device for device in devices for _ in (1, 2)]
-    compiled = [store.compiled(program, device) for program, device in zip(programs, where, strict=True)]
+    compiled = [store.compiled(program, [device]) for program, device in zip(programs, where, strict=True)]
     compiled_now = len(compiles)
     temporaries = [one.memory_analysis().temp_size_in_bytes for one in compiled]
     results = [result(one, device) for one, device in zip(compiled, where, strict=True)]

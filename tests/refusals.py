@@ -26,9 +26,7 @@ def refused(*said, error=rrfp.UsageError):
 
 
 def copied(trainer):
-    return jax.device_get(
-        (trainer.params, [stage.optimizer_state for stage in trainer._engine.stages.values()])
-    )
+    return jax.device_get((trainer.params, [own.tree for own in trainer._engine.optimizers]))
 
 
 def same(trainer, before):

@@ -46,6 +46,18 @@ def test_fewer_buckets_than_allowed_if_none_pads():
     assert Fit(buckets=5, longest=8).lengths(np.array([3, 3, 8])) == (3, 8)
 
 
+@PROPERTY
+@given(LENGTHS, st.integers(0, 40), st.integers(1, 5))
+def test_a_share_of_padding_with_at_most_so_many_buckets(rows, percent, most):
+    fewest = Fit(padding=percent / 100, longest=14).lengths(rows)
+    both = Fit(padding=percent / 100, buckets=most, longest=14)
+    if len(fewest) <= most:
+        assert both.lengths(rows) == fewest
+    else:
+        with pytest.raises(UsageError, match=f"{most} buckets still pad 0.*; give more buckets"):
+            both.lengths(rows)
+
+
 def test_a_share_that_the_multiple_forbids_is_refused():
     with pytest.raises(UsageError, match=r"1 buckets still pad 0\.625; give multiple < 8"):
         Fit(padding=0.1, longest=8, multiple=8).lengths(np.array([3]))
@@ -54,8 +66,7 @@ def test_a_share_that_the_multiple_forbids_is_refused():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: Fit(longest=8), "give either"),
-        (lambda: Fit(buckets=2, padding=0.1, longest=8), "give either"),
+        (lambda: Fit(longest=8), "give a number of buckets, a share of padding, or both"),
         (lambda: Fit(buckets=0, longest=8), "at least one bucket"),
         (lambda: Fit(padding=1.0, longest=8), "a share, from 0 to below 1"),
         (lambda: Fit(buckets=1, longest=9, multiple=8), "longest must be a positive multiple"),

@@ -9,19 +9,22 @@ import pytest
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime import storecarrier
 from rrfp_jax.runtime.carrier import SocketCarrier
-from rrfp_jax.runtime.storecarrier import BLOCK, StoreCarrier
+from rrfp_jax.runtime.storecarrier import BLOCK, LOOK_SECONDS, StoreCarrier
 from rrfp_jax.runtime.world import World
 from tests.mailboxes import all_joined
 
 RANKS = 3
 
+SILENCE = 0.3
+
 
 class FakeStore:
-    """A key-value store in this process; `silent` makes it answer nobody, `broken` refuse everybody."""
+    """A key-value store in this process; unless `awake` it answers nobody, `broken` it refuses everybody."""
 
     def __init__(self):
         self.keys, self.changed = {}, threading.Condition()
-        self.silent, self.broken = threading.Event(), False
+        self.awake, self.broken = threading.Event(), False
+        self.awake.set()
 
     def key_value_set_bytes(self, key, value):
         self._answer()
@@ -47,8 +50,7 @@ class FakeStore:
             self.keys = {k: v for k, v in self.keys.items() if not k.startswith(f"{key}/")}
 
     def _answer(self):
-        if self.silent.is_set():
-            time.sleep(1.0)
+        self.awake.wait()
         if self.broken:
             raise RuntimeError("UNAVAILABLE: it is gone")
 
@@ -68,8 +70,9 @@ def store_carriers(stack, store, silence=5.0):
     rung = [threading.Event() for _ in range(RANKS)]
     made = [StoreCarrier(store, "n", r, partners(r), rung[r].set, silence) for r in range(RANKS)]
     for carrier in made:
-        stack.callback(carrier.close)
+        stack.callback(carrier.leave)
         stack.enter_context(carrier)
+    stack.callback(store.awake.set)
     return made, rung
 
 
@@ -158,7 +161,7 @@ class TestStore:
         store = FakeStore()
         with ExitStack() as stack:
             made, _ = store_carriers(stack, store, silence=0.1)
-            store.silent.set()
+            store.awake.clear()
             made[0].post([1])
             with pytest.raises(TrainingError, match=r"store.* has not answered for 0.1 s"):
                 come(made[0], 1)
@@ -167,7 +170,7 @@ class TestStore:
         store = FakeStore()
         with ExitStack() as stack:
             made, _ = store_carriers(stack, store, silence=0.1)
-            store.silent.set()
+            store.awake.clear()
             with pytest.raises(TrainingError, match=r"store.* has not answered for 0.1 s"):
                 come(made[1], 1)
 
@@ -179,3 +182,29 @@ class TestStore:
             made[0].post([1])
             with pytest.raises(TrainingError, match=r"store.* failed: UNAVAILABLE: it is gone"):
                 come(made[0], 1)
+
+    def test_who_stood_still_itself_does_not_judge(self):
+        store = FakeStore()
+        with ExitStack() as stack:
+            made, _ = store_carriers(stack, store, silence=SILENCE)
+            store.awake.clear()
+            made[0].post([1])
+            time.sleep(LOOK_SECONDS + 2 * SILENCE)  # as in Ctrl-Z
+            assert made[0].poll() == []
+            with pytest.raises(TrainingError, match="has not answered"):
+                come(made[0], 1)
+
+    def test_closed_it_ends_its_threads_and_leaves_nothing_behind(self):
+        store, before = FakeStore(), threading.active_count()
+        with ExitStack() as stack:
+            made, _ = store_carriers(stack, store)
+            for carrier in made:
+                carrier.post([1])
+            come(made[0], RANKS - 1)
+            for carrier in made:
+                carrier.close()
+                carrier.close()
+            deadline = time.monotonic() + 5.0
+            while (store.keys or threading.active_count() > before) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not store.keys and threading.active_count() == before

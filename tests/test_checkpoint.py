@@ -20,7 +20,8 @@ from rrfp_jax.train import checkpoint
 from rrfp_jax.train.checkpoint import Checkpoints
 from rrfp_jax.train.checkpointfolder import CheckpointFolder, RunState
 from rrfp_jax.train.leaves import filled, keyed, name_of
-from rrfp_jax.train.orbaxfiles import read_leaf, tree_metadata, write_leaf
+from rrfp_jax.train.orbaxfiles import joined, read_leaf, tree_metadata, write_leaf
+from rrfp_jax.train.parts import Parts
 from tests import stored
 from tests.test_processes import command
 
@@ -141,12 +142,35 @@ class TestRoundTrip:
     @pytest.mark.parametrize("shape", [(), (3,), (2, 5), (0, 4)], ids=str)
     def test_any_array(self, tmp_path, dtype, shape):
         array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape) % 3).astype(dtype)
-        again = read_leaf(tmp_path, write_leaf(tmp_path, ("a", "b"), array))
+        again = np.asarray(read_leaf(tmp_path, write_leaf(tmp_path, ("a", "b"), Parts.whole(array))))
         assert (again.dtype, again.shape, again.tobytes()) == (array.dtype, shape, array.tobytes())
 
     def test_arrays_that_do_not_lie_in_order(self, tmp_path):
         array = np.arange(6).reshape(2, 3).T
-        assert (read_leaf(tmp_path, write_leaf(tmp_path, ("a",), array)) == array).all()
+        again = read_leaf(tmp_path, write_leaf(tmp_path, ("a",), Parts.whole(array)))
+        assert np.array_equal(again, array)
+
+    def test_cut_otherwise_when_it_is_read(self, tmp_path):
+        """As tensors are by stages of more or fewer devices."""
+        array = np.arange(8 * 6, dtype=np.float32).reshape(8, 6)
+
+        def parts(shape, places):
+            return Parts(array.shape, array.dtype, shape, {p: cut(array, shape, p) for p in places})
+
+        def cut(array, shape, place):
+            return array[tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, shape, strict=True))]
+
+        own = [parts((4, 3), [(0, 0), (0, 1)]), parts((4, 3), [(1, 0), (1, 1)])]  # of two processes
+        leaf = joined([write_leaf(tmp_path, ("a",), one) for one in own])
+        for shape, places in (((8, 6), [(0, 0)]), ((2, 6), [(1, 0), (3, 0)]), ((8, 2), [(0, 1)])):
+            found = read_leaf(tmp_path, leaf, shape, places)
+            assert found.arrays.keys() == set(places)
+            assert all((found.arrays[p] == cut(array, shape, p)).all() for p in places)
+        with pytest.raises(ValueError, match="there are only parts"):
+            np.asarray(found)
+        other = write_leaf(tmp_path, ("a",), parts((8, 6), [(0, 0)]))
+        with pytest.raises(ValueError):
+            joined([leaf, other])
 
 
 class TestOrbax:
@@ -157,7 +181,7 @@ class TestOrbax:
         folder = made.folder / "5"
         staging = CheckpointFolder(made.folder).staging(5)
         staging.mkdir(parents=True)
-        written = [write_leaf(staging, key, np.asarray(leaf)) for key, leaf in leaves + more]
+        written = [write_leaf(staging, key, Parts.whole(np.asarray(leaf))) for key, leaf in leaves + more]
         merged = {name_of(leaf["key"]): leaf for leaf in written}
         CheckpointFolder(made.folder).commit(RunState(step=5), merged, keep=1)
         assert plain_orbax(folder) == digests(leaves + more)
@@ -173,7 +197,7 @@ class TestOrbax:
         ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)).save(tmp_path / "theirs", tree)
         (tmp_path / "ours").mkdir()
         for key, leaf in keyed(tree):
-            write_leaf(tmp_path / "ours", key, leaf)
+            write_leaf(tmp_path / "ours", key, Parts.whole(np.asarray(leaf)))
             theirs, ours = (
                 json.loads((tmp_path / who / name_of(key) / ".zarray").read_text())
                 for who in ("theirs", "ours")
@@ -220,7 +244,7 @@ class TestDamage:
         staging = CheckpointFolder(made.folder).staging(20)
         staging.mkdir()
         for key, leaf in stored.leaves(ALL, 20):
-            write_leaf(staging, key, np.asarray(leaf))
+            write_leaf(staging, key, Parts.whole(np.asarray(leaf)))
         (made.folder / ".5.removed" / "params.0.up").mkdir(parents=True)  # nor is one half removed
         made.said.clear()
         assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 10

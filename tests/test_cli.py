@@ -215,6 +215,8 @@ class TestRefusals:
             ({"mesh.pp": 4}, ["4 stages for 3 layers", "at most 3"]),
             ({"mesh.pp": 9}, ["pp=9", "9 devices", "has 4", "share_devices"]),
             ({"split": "(1,1)"}, ["split=[1, 1]", "2 positive whole numbers", "add up to 3"]),
+            ({"split": "auto,2"}, ["split='auto,2'", "give 'auto', or the number of layers"]),
+            ({"stall_seconds": "-1"}, ["stall_seconds=-1", "seconds above 0"]),
             ({"max_in_flight": 0}, ["max_in_flight=0", "one microbatch"]),
             ({"microbatches": 0}, ["microbatches=0", "multiple"]),
             ({"batch": 3}, ["batch=3", "microbatches=2", "make batch a multiple of microbatches"]),

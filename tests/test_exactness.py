@@ -38,11 +38,11 @@ class Runs:
         self.trainer.start()
         self.driver = self.trainer._engine.driver
         self.transport = self.driver.transport
-        self.start = {s: jax.device_get((stage.leaves, stage.state)) for s, stage in self.stages.items()}
+        self.start = jax.device_get([(own.stages[0].leaves, own.state) for own in self.optimizers])
 
     @property
-    def stages(self):
-        return self.trainer._engine.stages
+    def optimizers(self):
+        return self.trainer._engine.optimizers
 
     def run(self, schedule, seed):
         """Losses of all steps, parameters after them, orders of tasks, with arrivals held up at random."""
@@ -50,8 +50,8 @@ class Runs:
         self.driver.transport = DelayedTransport(
             self.transport, lambda arrival, now: now + draw.uniform(0, LONGEST_DELAY_SECONDS)
         )
-        for s, stage in self.stages.items():
-            stage.leaves, stage.state = jax.device_put(self.start[s], stage.device)
+        for own, start in zip(self.optimizers, self.start, strict=True):
+            own.stages[0].leaves, own.state = jax.device_put(start, own.site.device)
         self.trainer.schedule, self.trainer._stepper.steps_done = schedule, 0
         reports = list(self.trainer.steps(STEPS))
         orders = [[str(r.task) for r in report.trace.stage_records(1)] for report in reports]

@@ -12,6 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.executables import Executables
+from rrfp_jax.runtime.site import Site
 from tests import programs
 from tests.test_processes import environment
 
@@ -50,7 +51,7 @@ def test_many_may_store_the_same_program_at_once(tmp_path):
 
     def store(_):
         said = []
-        compiled = Executables(tmp_path, say=said.append).compiled(programs.lowered(device), device)
+        compiled = Executables(tmp_path, say=said.append).compiled(programs.lowered(device), [device])
         return programs.result(compiled, device), said
 
     with ThreadPoolExecutor(8) as pool:
@@ -72,7 +73,7 @@ def test_a_program_from_the_cache_of_jax_is_not_stored(tmp_path):
 @pytest.mark.parametrize("kept", [False, True])
 def test_programs_that_differ_in_a_python_function_only(tmp_path, kept):
     said, spec = [], jax.ShapeDtypeStruct((3,), np.float32)
-    compiler = Compiler(jax.devices()[0], Executables(tmp_path if kept else None, say=said.append))
+    compiler = Compiler(Site((jax.devices()[0],)), Executables(tmp_path if kept else None, say=said.append))
 
     def scaled(factor):
         return compiler(lambda x: jax.pure_callback(lambda a: np.float32(factor) * a, spec, x), spec)
@@ -87,8 +88,8 @@ def test_what_failed_is_tried_again(monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(store, "_obtain", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            store.compiled(programs.lowered(device), device)
-    assert programs.result(store.compiled(programs.lowered(device), device), device)
+            store.compiled(programs.lowered(device), [device])
+    assert programs.result(store.compiled(programs.lowered(device), [device]), device)
 
 
 def test_a_file_that_others_may_write_is_not_used(filled):

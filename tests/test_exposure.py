@@ -1,5 +1,7 @@
 """The time in which a group idles only because nobody has decided; and deciding ahead of it."""
 
+import time
+
 import pytest
 
 from benchmarks.exposure import MemberStep, exposures
@@ -8,7 +10,7 @@ from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from rrfp_jax.core.trace import TaskRecord
 from rrfp_jax.runtime.device import DEEPEST, LEAD_SECONDS, Running
-from rrfp_jax.runtime.paced import PacedQueue
+from rrfp_jax.runtime.paced import JitteredQueue, PacedQueue
 
 RULES = StepRules(placement=Placement(2), microbatches=2, schedule=BF())
 
@@ -53,3 +55,50 @@ def test_a_device_has_room_earlier_and_for_more_where_decisions_are_made_ahead()
                 rooms.append(queue.room_at(100.0))
     assert rooms[:2] == pytest.approx([101.0 - LEAD_SECONDS, float("inf")])
     assert rooms[2] == pytest.approx(103.0 - LEAD_SECONDS - 0.25) and rooms[-1] == float("inf")
+
+
+def program(microbatch, dispatched, end=0.0):
+    return Running(0, 0, Task(FORWARD, 0, microbatch), 0, "F", Token(), 0.0, dispatched, end)
+
+
+class Token:
+    """Of a program that is still running."""
+
+    def is_ready(self):
+        return False
+
+    def block_until_ready(self):
+        """It has ended."""
+
+
+@pytest.fixture
+def jittered():
+    """A device that ends each task 1000 s late; its first has just ended after one second."""
+    queue = JitteredQueue("device", lambda: None, lambda running, seconds: 1000.0)
+    with queue:
+        now = time.perf_counter()
+        queue.submit(program(0, now - 5.0, now - 4.0))
+        assert queue.ended() == []
+        yield queue, now + 996.0
+
+
+def test_a_delay_gives_no_room_to_who_decides_alone(jittered):
+    queue, end = jittered
+    assert queue.room_at(end - 1.0) == float("inf") and queue.next_event(0.0) == end
+
+
+def test_a_delay_gives_room_as_much_earlier_as_a_group_decides_ahead(jittered):
+    queue, end = jittered
+    queue.decide_ahead(0.25)
+    assert queue.room_at(0.0) == queue.next_event(0.0) == pytest.approx(end - LEAD_SECONDS - 0.25)
+
+
+def test_what_a_group_decides_behind_a_delay_counts_as_run_behind_it(jittered):
+    queue, end = jittered
+    queue.decide_ahead(0.25)
+    now = time.perf_counter()
+    queue.submit(program(1, now - 3.0, now - 1.0))
+    assert queue.ended() == []
+    second, start = queue._held[1]
+    assert start == pytest.approx(end) and second.end == pytest.approx(end + 2.0 + 1000.0)
+    assert [task.microbatch for task in queue.running] == [0, 1]

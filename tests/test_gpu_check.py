@@ -272,7 +272,7 @@ class TestCommand:
         [
             (["--out=x", "--parts=1,7"], "there is no part '7'; choose from 1,2,3,4,5,6"),
             (["--out=x", "--parts="], "there is no part ''"),
-            (["--out=x", "--part=1", "--slow"], "unrecognized arguments: --slow"),
+            (["--out=x", "--parts=1", "--slow"], "unrecognized arguments: --slow"),
             (["--quick"], "the following arguments are required: --out"),
             (["--out=file"], "give a folder that can be written"),
             (["--out=foreign"], "results.json is none of this command's"),

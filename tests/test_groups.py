@@ -30,13 +30,41 @@ def test_devices_that_cannot_be_shared_out_are_refused(pp, tp, processes):
         rrfp.Mesh(pp=pp, tp=tp).groups(processes)
 
 
-def test_no_devices():
-    with pytest.raises(rrfp.UsageError, match="tp=0"):
-        rrfp.Mesh(tp=0)
+@pytest.mark.parametrize("wrong", [{"tp": 0}, {"dp": 0}, {"pp": True}, {"chunks": True}, {"dp": 1.5}])
+def test_sizes_are_whole_numbers(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(rrfp.UsageError, match=f"{name}={value}"):
+        rrfp.Mesh(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("pp", "tp", "dp", "processes", "groups"),
+    [
+        (2, 1, 2, 4, [[0], [2], [1], [3]]),
+        (2, 2, 2, 8, [[0, 1], [4, 5], [2, 3], [6, 7]]),
+        (2, 2, 2, 2, [[0], [1], [0], [1]]),
+        (2, 2, 2, 4, [[0], [2], [1], [3]]),
+    ],
+)
+def test_replicas_of_a_stage_are_neighbours(pp, tp, dp, processes, groups):
+    """By seat: the stages of replica 0, then those of replica 1."""
+    assert rrfp.Mesh(pp=pp, tp=tp, dp=dp).groups(processes) == groups
+
+
+def test_processes_are_named_by_stages_and_replicas():
+    mesh = rrfp.Mesh(pp=2, dp=3)
+    named = [mesh._name(seats) for seats in ([0], [2], [0, 2, 4], [0, 1], [4, 1])]
+    assert named == [
+        "stage 0 of replica 0",
+        "stage 0 of replica 1",
+        "stage 0 of replicas 0-2",
+        "stages 0-1 of replica 0",
+        "stage 0 of replica 2, stage 1 of replica 0",
+    ]
 
 
 def test_messages_go_to_the_like_in_the_other_groups():
-    layout = Layout(World(3, 4), [[0, 1], [2, 3]], {1: None})
+    layout = Layout(world=World(3, 4), stages=2, groups=[[0, 1], [2, 3]], sites={1: None})
     assert (layout.member, layout.group, layout.owners) == (1, [2, 3], [1, 3])
 
 

@@ -1,8 +1,5 @@
 """Data is loaded while the step before runs: the same arrays, errors where they belong, no thread left."""
 
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -11,10 +8,11 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.world import World
 from rrfp_jax.train.data import InMemory, bucket_of
 from rrfp_jax.train.loading import Loader
 from tests import toy
-from tests.test_processes import environment
+from tests.test_processes import command, interrupted_at
 
 
 class Watched:
@@ -135,7 +133,8 @@ def test_only_fields_that_are_read_are_loaded_and_others_when_asked_for():
             return super().load(microbatch, fields)
 
     data = Data(lambda step: toy.microbatches(2, seed=step))
-    loader = Loader(lambda bucket: {"tokens"} if bucket == bucket_of(data.plan(1)[0].fields) else set())
+    first = bucket_of(data.plan(1)[0].fields)
+    loader = Loader(lambda bucket, j: {"tokens"} if bucket == first else set(), World())
     loader.begin(data, 1)
     plan = loader.plan(data, 1)
     assert asked == [{"tokens"}] * 2
@@ -143,6 +142,54 @@ def test_only_fields_that_are_read_are_loaded_and_others_when_asked_for():
     assert asked[2:] == [{"tokens", "mask"}]
     np.testing.assert_array_equal(found[1]["mask"], toy.microbatches(2, seed=1)[1]["mask"])
     assert loader.load(data, 2, loader.plan(data, 2), [frozenset()] * 2) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("asks", "named"), [("plan", r"plan\(2\)"), ("load", r"load\(\) of microbatch 0 of step 2")]
+)
+def test_waiting_for_data_that_hangs_has_a_limit_and_a_name(asks, named):
+    comes = threading.Event()
+
+    class Hanging(Watched):
+        def plan(self, step):
+            assert asks == "load" or step < 2 or comes.wait(60)
+            return super().plan(step)
+
+        def load(self, microbatch, fields):
+            assert asks == "plan" or microbatch.source[0] < 2 or comes.wait(60)
+            return super().load(microbatch, fields)
+
+    data = Hanging()
+    trainer = toy.trainer(2, data=data, stall_seconds=1.0)
+    steps = trainer.steps(3)
+    assert [next(steps).step for _ in range(2)] == [0, 1]
+    for again in (steps, trainer.steps(1)):  # it is not called by two threads
+        with pytest.raises(rrfp.TrainingError, match=rf"waiting for the data's {named}, since .*, now 1$"):
+            next(again)
+    assert trainer.steps_done == 2 and not trainer._world.waiting()
+    comes.set()
+    assert next(trainer.steps(1)).step == 2
+    assert loads(data)[2] is False and data.asked.count(("plan", 2, False)) == 1
+    no_thread_is_left()
+
+
+def test_a_rank_whose_data_hangs_on_the_main_thread_says_so_at_its_end(tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        "import os, time\n"
+        "from rrfp_jax.train.data import InMemory\n"
+        "from tests import toy\n"
+        "class Hanging(InMemory):\n"
+        "    def load(self, microbatch, fields):\n"
+        "        hangs = os.environ['RRFP_RANK'] == '0' and microbatch.source == (0, 0)\n"
+        "        time.sleep(600 * hangs)\n"
+        "        return super().load(microbatch, fields)\n"
+        "data = Hanging(lambda step: toy.microbatches(2, seed=step))\n"
+        "list(toy.trainer(2, data=data, stall_seconds=2.0).steps(1))\n"
+    )
+    status, said = command("rrfp_jax.train.launch", "-n", 2, script, folder=tmp_path)
+    assert status == 1
+    assert "waited for the data's load() of microbatch 0 of step 0, since" in said, said
 
 
 def test_ctrl_c_does_not_wait_for_data(tmp_path):
@@ -158,22 +205,9 @@ def test_ctrl_c_does_not_wait_for_data(tmp_path):
         "data = Slow(lambda step: toy.microbatches(2, seed=step))\n"
         "for report in toy.trainer(2, data=data).steps(4): print('done', report.step, flush=True)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-m", "rrfp_jax.train.launch", "-n", "2", script],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as launched:
-        said = []
-        for line in launched.stdout:
-            said.append(line)
-            if "[0] done 1" in line:
-                launched.send_signal(signal.SIGINT)
-        status = launched.wait(60)
-    assert status == 130 and "done 2" not in "".join(said), said
+    launch = "rrfp_jax.train.launch", "-n", 2, script
+    status, said = interrupted_at("[0] done 1", *launch, folder=tmp_path)
+    assert status == 130 and "done 2" not in said, said
 
 
 def test_settings_of_the_caller_hold_where_layers_are_traced_and_data_is_loaded():

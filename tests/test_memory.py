@@ -234,7 +234,8 @@ def budgeted_by(trainer, setting):
     """A trainer from now on within a budget."""
     engine = trainer._engine
     engine.memory = Memory(setting, engine.layout, engine.library)
-    engine.memory.start(list(engine.stages.values()), trainer._stepper.rules(1, "train"))
+    rules = trainer._stepper.rules(1, "train")
+    engine.memory.start(list(engine.stages.values()), engine.optimizers, rules)
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["fused", "split"])

@@ -10,8 +10,10 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.compiling import Compiler
+from rrfp_jax.runtime.gradients import SumPrograms
 from rrfp_jax.runtime.roles import Roles
-from rrfp_jax.runtime.update import UpdatePrograms
+from rrfp_jax.runtime.sharding import Sharding, placed_params
+from rrfp_jax.runtime.site import Site
 from rrfp_jax.train.lossscale import LossScale
 from rrfp_jax.train.nonfinite import MOST_IN_VAIN
 from tests import toy
@@ -160,7 +162,8 @@ class TestSkipping:
 def norms(sums):
     specs = {"0": {"w": jax.ShapeDtypeStruct(np.shape(sums), jnp.float32)}}
     roles = [Roles.of(specs).leaves(specs)]
-    compiled = UpdatePrograms.compile([specs], roles, None, Compiler(jax.devices()[0]))
+    site = Site((jax.devices()[0],))
+    compiled = SumPrograms.compile([placed_params(specs, site, Sharding())], roles, Compiler(site))
     leaves = [[jnp.asarray(sums, jnp.float32)]]
     return compiled.norms(leaves, leaves).tolist()
 

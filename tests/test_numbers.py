@@ -255,17 +255,17 @@ class TestExchange:
                 told.extend(world.waiting())
                 return super().poll()
 
-        assert float(send(Telling(), world)[1, 0]) == 3
+        assert float(*send(Telling(), world)[1, 0]) == 3
         assert told[0].startswith("tables to stage 1, since") and not world.waiting()
 
 
 def send(transport, world=None):
     devices = dict(enumerate(jax.devices()[:2]))
-    sent = {(1, 0): jax.device_put(3.0, devices[0])}
+    sent = {(1, 0): [jax.device_put(3.0, devices[0])]}
     return exchange(
         *("tables", sent, [(1, 0)]),
         world=world or World(),
         transport=transport,
-        devices=devices,
+        devices={stage: (device,) for stage, device in devices.items()},
         stall_seconds=0.1,
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,15 +12,15 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from configs import gpt3_large, llama3_70b, quickstart, qwen3_4b
+from configs import gpt3_large, gpt_lengths, llama3_70b, quickstart, qwen3_4b
 from models import gpt
 from rrfp_jax.core.cards import CARDS, LINKS
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.workload import constant
-from rrfp_jax.runtime.engine import layers_of_chunks
 from rrfp_jax.runtime.layercosts import ModelCosts
 from rrfp_jax.runtime.ledger import name_of
+from rrfp_jax.runtime.split import layers_of_chunks
 from rrfp_jax.train.data import as_data, buckets_of, plan_step
 from rrfp_jax.train.named import schedule_of
 from rrfp_jax.train.plan import main
@@ -125,6 +126,16 @@ class TestForecast:
             attention = 4 * tokens * config.sequence_length * block.n_heads * block.head_size
             assert forward == pytest.approx(2 * model.states[1].parameters * tokens + attention, rel=0.03)
 
+    def test_every_bucket_that_there_may_be(self):
+        given = {"path": str(ROOT / "docs"), "buckets": 3, "microbatches": 1}
+        config = dataclasses.replace(gpt_lengths.get_config(), **given)
+        stage = plan_run(config, H100, NVLINK, None).own.stages[0]
+        lengths = config.train_data().bucket_lengths
+        named = zip(lengths, stage.ledger.buckets, strict=True)
+        assert all(f"tokens int32[4,{length}]" in name for length, name in named)
+        assert len(lengths) == 3 and list(stage.flops) == sorted(stage.flops)
+        assert stage.flops_of_step in stage.flops  # of the one that the step has
+
     def test_doubling_what_the_card_does_halves_the_compute(self):
         config = quickstart.get_config()
         fast, slow = (plan_run(config, H100.at(x), NVLINK, None).own for x in (1.0, 0.5))
@@ -147,6 +158,24 @@ class TestForecast:
         )
         assert shared.makespan == sum(stage.compute_seconds for stage in alone.stages)
         assert shared.makespan > 2 * alone.makespan
+
+    def test_stages_on_one_device_take_turns_and_share_its_memory(self):
+        config = quickstart.get_config()
+        mesh = dataclasses.replace(config.mesh, share_devices=True)
+        shared = dataclasses.replace(config, mesh=mesh)
+        apart, together = (plan_run(one, H100, NVLINK, 60 * 10**9).own for one in (config, shared))
+        assert together.makespan == sum(stage.compute_seconds for stage in apart.stages)
+        assert together.update_seconds == pytest.approx(sum(stage.update_seconds for stage in apart.stages))
+        assert together.bubble == pytest.approx(0) and apart.bubble > 0
+        peaks = [stage.peak_bytes for stage in apart.stages]
+        assert apart.peak_bytes == max(peaks) and max(peaks) < together.peak_bytes < sum(peaks)
+        little = sum(stage.ledger.fixed_bytes for stage in apart.stages)
+        own = [plan_run(one, H100, NVLINK, little).own for one in (config, shared)]
+        assert own[0].does_not_fit is None and "needs" in own[1].does_not_fit
+        unlimited = dataclasses.replace(shared, activation_budget=None)
+        own = plan_run(unlimited, H100, NVLINK, little).own
+        assert own.does_not_fit.startswith(f"its 4 stages hold up to {own.peak_bytes:,} bytes")
+        assert "all stages share one, in turn" in str(plan_run(shared, H100, NVLINK, None))
 
     def test_too_little_memory_is_said(self):
         planned = plan_run(qwen3_4b.get_config(), H100, NVLINK, 20 * 10**9)
@@ -173,6 +202,19 @@ class TestCommand:
         out, _ = capsys.readouterr()
         assert "on 3 stages" in out and out.count("step ") == 1 and "suggested split" in out
 
+    def test_a_measured_card_gives_the_share_that_is_asked_for(self, text, tmp_path, monkeypatch):
+        def measured(device):
+            share = float(os.environ["XLA_CLIENT_MEM_FRACTION"])
+            return dataclasses.replace(H100, name="measured", memory=int(share * H100.memory))
+
+        monkeypatch.setattr("rrfp_jax.train.plan.measured_card", measured)
+        monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # JAX refuses both
+        file = tmp_path / "plan.json"
+        assert main([*tiny(text), "--card=measured", "--memory-share=0.5", f"--json={file}"]) == 0
+        assert json.loads(file.read_text())["device_bytes"] == 40e9
+        assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ
+
     def test_nothing_is_loaded(self, text, monkeypatch, capsys):
         monkeypatch.setattr(rrfp.data.ByteText, "load", lambda *args: pytest.fail("loaded"))
         assert main([*tiny(text), "--card=h100"]) == 0
@@ -194,11 +236,13 @@ class TestCommand:
             ([..., "--card=h100", "--link=inf,0"], "--link=inf,0"),
             ([..., "--card=h100", "--efficiency=0"], "--efficiency=0.0: give a share above 0"),
             ([..., "--card=h100", "--memory-share=2"], "--memory-share=2.0: give a share"),
+            ([..., "--card=cpu", "--memory-share=0.5"], "device cpu has no limit on memory; leave it out"),
+            ([..., "--card=h100", "--config.mesh.tp=2"], "mesh.tp=2, mesh.dp=1: a plan knows"),
             ([..., "--card=h100", "--json=no/where.json"], "there is no folder no"),
             ([..., "--card=h100", "--pp=9"], "9 stages for 5 layers"),
             ([..., "--card=h100", "--pp=x"], "--config.mesh.pp=x"),
             ([..., "--card=h100", "--config.split=(1,1)"], "add up to 5"),
-            ([..., "--card=h100", "--config.split=even"], "split=['even']"),
+            ([..., "--card=h100", "--config.split=even"], "split='even': give 'auto', or"),
             ([..., "--card=h100", "--steps=3"], "--steps=3: no such flag"),
             ([..., "--card=h100", "--config.schedule=zb"], "no such schedule"),
         ],
@@ -220,6 +264,14 @@ class TestCommand:
         """In a process of its own: it measures with one thread."""
         status, said = command("rrfp_jax.train.plan", *tiny(text), folder=ROOT)
         assert status == 0 and "device measured (measured on cpu)" in said
+
+    def test_what_is_skipped_is_told_in_one_line(self, tmp_path):
+        for name, text in {"a.txt": "one and two", "b.txt": "three and four", "none.txt": ""}.items():
+            (tmp_path / name).write_text(text)
+        given = [f"--config={ROOT / 'configs' / 'gpt_lengths.py'}", f"--config.path={tmp_path}", "--card=cpu"]
+        status, said = command("rrfp_jax.train.plan", *given, "--config.document=file", folder=ROOT)
+        assert status == 0
+        assert said.endswith("\nrrfp-plan: 1 of 3 documents skipped: 1 too short: none.txt\n")
 
 
 class TestAuto:

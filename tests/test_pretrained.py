@@ -1,5 +1,7 @@
 """Initial parameters from safetensors files."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -10,6 +12,8 @@ from safetensors.numpy import load_file, save_file
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.initial import initial_params
+from rrfp_jax.runtime.sharding import Sharding
+from rrfp_jax.runtime.site import Site
 from rrfp_jax.weights import Tensor, pretrained
 from tests import toy
 
@@ -50,7 +54,8 @@ def test_a_stage_gets_its_parameters_from_them_and_asks_for_no_others(folder):
     }
     init = pretrained(folder, lambda path: asked.append(path) or names(path))
     device = jax.devices()[0]
-    params = initial_params(pipe, range(2), pipe.shapes(fields), fields, 0, init, Compiler(device), {})
+    shapes, compiler = pipe.shapes(fields), Compiler(Site((device,)))
+    params = initial_params(pipe, range(2), shapes, fields, 0, init, compiler, {}, Sharding())
     assert set(asked) == {"0.table", "1.up", "1.down", "1.bias"}
     stored = load_file(folder / "model-2.safetensors")
     assert (params["1"]["up"] == stored["h.0.up.weight"].T).all()
@@ -83,6 +88,20 @@ class TestRefusals:
         with pytest.raises(UsageError, match=told):
             pretrained(folder, lambda path: path)(path, wanted)
 
+    def test_values_that_are_too_large(self, folder):
+        save_file({"w": np.array([1.0, -1e5, 1e6, np.inf])}, folder / "large.safetensors")
+        init = pretrained(folder / "large.safetensors", lambda path: "w")
+        said = "^w is float16, too small for 2 values of tensor 'w' .float64., such as -100000; give"
+        with pytest.raises(UsageError, match=said):
+            init("w", spec(4, dtype=jnp.float16))
+        for dtype in (jnp.bfloat16, jnp.float32):  # infinite is what was infinite
+            assert np.isinf(init("w", spec(4, dtype=dtype))).tolist() == [False, False, False, True]
+
+    @pytest.mark.parametrize("files", [None, 5, [None]], ids=str)
+    def test_no_files_at_all(self, files):
+        with pytest.raises(UsageError, match=rf"files={re.escape(repr(files))}: give a safetensors file"):
+            pretrained(files, {})
+
     def test_files_that_are_none(self, tmp_path, folder):
         (tmp_path / "bad.safetensors").write_bytes(b"not one of them")
         (tmp_path / "empty").mkdir()
@@ -101,9 +120,13 @@ class TestRefusals:
     [
         ({"0.tabel": "wte.weight"}, "0.table: not in the map of names"),
         ({"0.table": Tensor("wte.weight", lambda w: w.reshape(7))}, "0.table: the transform of tensor"),
+        (
+            {"0.table": ("wte.weight", np.transpose)},
+            r"0.table: \('wte.weight', .* give its name, ",
+        ),
         (None, "names=None"),
     ],
-    ids=["misspelt", "transform", "none"],
+    ids=["misspelt", "transform", "tuple", "none"],
 )
 def test_a_wrong_map_of_names(folder, map_of_names, said):
     wanted = spec(toy.VOCABULARY, toy.WIDTH)

@@ -214,13 +214,11 @@ def test_a_named_run_trains_and_validates(tmp_path):
     assert "2 processes" in said and "validation loss" in said
 
 
-def test_ctrl_c_ends_a_run_with_its_files_complete(tmp_path):
-    workload = constant(3, 4, 0.02)
-    (tmp_path / "w.json").write_text(json.dumps(workload.as_json_object()))
-    arguments = [f"--config={REPOSITORY}/configs/quickstart.py", "--config.pace.workload=w.json"]
+def interrupted_at(line_with, *arguments, folder, limit=60):
+    """Run a command of ours, press Ctrl-C at a line of what it prints; its status and what it printed."""
     with subprocess.Popen(
-        [sys.executable, "-m", "launch.local", *arguments],
-        cwd=tmp_path,
+        [sys.executable, "-m", *map(str, arguments)],
+        cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -230,14 +228,21 @@ def test_ctrl_c_ends_a_run_with_its_files_complete(tmp_path):
         said = []
         for line in launched.stdout:
             said.append(line)
-            if "step     2" in line:
+            if line_with in line:
                 launched.send_signal(signal.SIGINT)
-        status = launched.wait(30)
+        return launched.wait(limit), "".join(said)
+
+
+def test_ctrl_c_ends_a_run_with_its_files_complete(tmp_path):
+    workload = constant(3, 4, 0.02)
+    (tmp_path / "w.json").write_text(json.dumps(workload.as_json_object()))
+    arguments = [f"--config={REPOSITORY}/configs/quickstart.py", "--config.pace.workload=w.json"]
+    status, said = interrupted_at("step     2", "launch.local", *arguments, folder=tmp_path)
     assert status == 130, said
     folder = tmp_path / "runs" / "quickstart"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) >= 3 and json.loads((folder / "trace.json").read_text())["traceEvents"]
-    assert "Traceback" not in "".join(said)
+    assert "Traceback" not in said
 
 
 def test_the_tasks_of_a_slurm_step_find_each_other(tmp_path):

@@ -11,15 +11,15 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.gradients import SumPrograms
 from rrfp_jax.runtime.programs import PiecePrograms
-from rrfp_jax.runtime.update import UpdatePrograms
 from tests import toy
 from tests.refusals import BATCH, copied, refused, same
 
 
 @pytest.fixture
 def nothing_compiles(monkeypatch):
-    for programs, method in ((PiecePrograms, "training"), (UpdatePrograms, "compile")):
+    for programs, method in ((PiecePrograms, "training"), (SumPrograms, "compile")):
         monkeypatch.setattr(programs, method, lambda *args: pytest.fail("compiled before refusing"))
 
 
@@ -55,6 +55,16 @@ class TestSettings:
             ({"max_in_flight": "2"}, ["max_in_flight='2'", "whole number"]),
             ({"spare_gradients": 1.5}, ["spare_gradients=1.5", "whole number"]),
             ({"clip_norm": "1"}, ["clip_norm='1'", "above 0"]),
+            ({"max_in_flight": True}, ["max_in_flight=True", "whole number"]),
+            ({"spare_gradients": None}, ["spare_gradients=None", "whole number"]),
+            ({"clip_norm": True}, ["clip_norm=True", "above 0"]),
+            ({"stall_seconds": "x"}, ["stall_seconds='x'", "seconds above 0"]),
+            ({"stall_seconds": True}, ["stall_seconds=True", "seconds above 0"]),
+            ({"stall_seconds": 0}, ["stall_seconds=0", "seconds above 0"]),
+            ({"stall_seconds": float("nan")}, ["stall_seconds=nan", "seconds above 0"]),
+            ({"loss_scale": True}, ["loss_scale=True", "'dynamic'"]),
+            ({"executables": True}, ["executables=True", "a folder", "or None"]),
+            ({"executables": ""}, ["executables=''", "a folder", "or None"]),
             ({"mesh": rrfp.Mesh(pp=2, shape="v")}, ["shape='v'", "chunks=2"]),
             ({"mesh": rrfp.Mesh(pp=2, chunks=2), "schedule": "zb-v"}, ["got looped", "leave the number"]),
         ],

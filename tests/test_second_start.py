@@ -1,4 +1,6 @@
-"""The second start of the quickstart compiles nothing, on any rank."""
+"""The second start of a run compiles nothing, on any rank, whatever shapes its microbatches have."""
+
+import json
 
 from tests.test_processes import REPOSITORY, command
 
@@ -6,11 +8,12 @@ RANKS = 4
 
 
 def start(folder):
-    """Three steps of the quickstart and a validation; programs compiled by each rank, and what was said."""
+    """Three steps on documents in two buckets, and a validation: what each rank compiled, what was said."""
+    small = ["buckets=2", "longest=48", "microbatches=4", "model.n_layers=2", "steps=3"]
     status, said = command(
         *("rrfp_jax.train.launch", "-n", RANKS, REPOSITORY / "tests" / "counted_train.py", folder),
-        f"--config={REPOSITORY}/configs/quickstart.py",
-        *("--config.steps=3", f"--config.path={REPOSITORY}/docs", f"--config.directory={folder}/runs"),
+        f"--config={REPOSITORY}/configs/gpt_lengths.py",
+        *(f"--config.{field}" for field in [*small, f"path={REPOSITORY}/docs", f"directory={folder}/runs"]),
         folder=folder,
         limit=300.0,
     )
@@ -23,3 +26,5 @@ def test_it_compiles_nothing(tmp_path):
     assert all(cold) and " 0 loaded" in said
     warm, said = start(tmp_path)
     assert warm == [0] * RANKS and ": 0 programs compiled" in said and "not used" not in said
+    (first, *_) = json.loads((tmp_path / "runs" / "gpt_lengths" / "memory.json").read_text())
+    assert len(first["buckets"]) == 2

@@ -49,7 +49,7 @@ BYTES = [list(text.encode()) for text in TEXTS]
 
 def test_every_source_gives_the_same_documents(folder, jsonl):
     files = TextFiles(str(folder / "*.txt"))
-    write_tokens(corpus(files, Bytes()), folder / "tokens.npy")
+    write_tokens(corpus(files, Bytes()), str(folder / "tokens.npy"))
     np.concatenate([np.array(text, np.uint16) for text in BYTES]).tofile(folder / "raw.bin")
     (folder / "raw.offsets.npy").write_bytes((folder / "tokens.offsets.npy").read_bytes())
     sources = [
@@ -152,6 +152,7 @@ def write_offsets(folder, offsets):
         (lambda f: corpus(TokenFile(str(f / "no.npy"))), "no array of offsets of documents"),
         (lambda f: corpus(write_offsets(f, [0, 5, 3])), "must ascend from 0 to at most the 9 tokens"),
         (lambda f: corpus(write_offsets(f, [0, 10])), "must ascend from 0"),
+        (lambda f: write_tokens(corpus(TextFiles(str(f)), Bytes()), f / "t.bin"), "t.bin: .* ends in .npy"),
         (lambda f: corpus(write_offsets(f, [0.0])), r"float64\[1\] cannot be offsets"),
         (lambda f: corpus(write_offsets(f, [0, 4]), vocabulary=8), "tokens from 4 to 8.*vocabulary has 8"),
         (lambda f: corpus(TextFiles(str(f)), TokenizerFile("no.json")), "(cannot be read|pip install)"),

@@ -33,7 +33,7 @@ class Ends:
         """The next round."""
         self.round = self.round + 1 if self.world is None else self.world.next_round()
         self.arrived, self.memory = {}, []
-        self.transport.begin(self.round, self.devices, self)
+        self.transport.begin(self.round, {stage: (own,) for stage, own in self.devices.items()}, self)
 
     def coming(self, key):
         self.memory.append(("coming", key))

@@ -21,6 +21,7 @@ from rrfp_jax.runtime.layers import LayerSpec
 from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import IDS
 from rrfp_jax.runtime.programs import PiecePrograms
+from rrfp_jax.runtime.site import Site
 from rrfp_jax.runtime.stage import ModelStep
 
 T = TypeVar("T")
@@ -48,7 +49,8 @@ class OneStage:
         shape = PieceShape(
             pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields), remat=remat
         )
-        programs = PiecePrograms.training(shape, Compiler(jax.local_devices()[0]), {BACKWARD, INPUT, WEIGHT})
+        compiler = Compiler(Site((jax.local_devices()[0],)))
+        programs = PiecePrograms.training(shape, compiler, {BACKWARD, INPUT, WEIGHT})
         return cls(pipe, shape, programs, carry)
 
     @property
@@ -86,8 +88,8 @@ class Run:
         self._ids = jax.device_put(np.zeros(IDS.shape, IDS.dtype))
         specs = jax.tree.leaves(stage.shape.params)
         leaves = [random_array(spec, 2 + i, spec.shape[0] ** -0.5) for i, spec in enumerate(specs)]
-        one = jax.device_put(np.float32(1.0))
-        self._step = ModelStep(_Leaves([leaves], one), "train", [[stage.programs]], [0], [[]])  # type: ignore[arg-type]
+        own = _Leaves([leaves], jax.device_put(np.float32(1.0)), Site((jax.local_devices()[0],)))
+        self._step = ModelStep(own, "train", [[stage.programs]], [0], [[]])  # type: ignore[arg-type]
         jax.block_until_ready([self._x, self._cotangent, leaves])
         jax.block_until_ready([leg.head for leg in self._step._legs.values()])
 
@@ -134,6 +136,7 @@ class _Leaves(NamedTuple):
 
     leaves: list[list[jax.Array]]
     loss_scale: jax.Array
+    site: Site
 
 
 def random_array(spec: Any, seed: int, scale: float) -> jax.Array:

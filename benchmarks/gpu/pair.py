@@ -44,7 +44,7 @@ class Line:
         """Both ranks have come so far; the time."""
         self.world.gather(what, None)
         self._round, self._sent = self.world.next_round(), 0
-        self._transport.begin(self._round, {self.world.rank: jax.local_devices()[0]})
+        self._transport.begin(self._round, {self.world.rank: jax.local_devices()[:1]})
         self.world.gather(f"{what}, begun", None)
         return perf_counter()
 

@@ -60,8 +60,10 @@ class CostTable:
         """
         for name in names:
             if name not in self.buckets:
-                known = ", ".join(map(repr, self.buckets))
-                raise ValueError(f"the cost table lacks the bucket {name!r}: it has {known}")
+                raise ValueError(
+                    f"the cost table lacks the bucket {name}; it has {'; '.join(self.buckets)}: take the "
+                    f"costs.json of a run with such microbatches, or leave the costs out"
+                )
 
         def table(part: str) -> Table:
             tables: list[Table] = [getattr(self.buckets[name], part) for name in names]

@@ -14,10 +14,10 @@ from rrfp_jax.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How to choose bucket lengths from the lengths of the data; give either of the first two.
+    """How to choose bucket lengths from the lengths of the data; give one of the first two, or both.
 
     Args:
-        buckets: at most so many, with the least padding that so many can have.
+        buckets: at most so many; without `padding`, with the least padding that so many can have.
         padding: the fewest whose padding is at most this share of all positions.
         longest: no bucket is longer; longer documents are split.
         multiple: lengths are multiples of this.
@@ -32,31 +32,30 @@ class Fit:
     multiple: int = 1
 
     def __post_init__(self) -> None:
-        if (self.buckets is None) == (self.padding is None):
-            raise UsageError(f"{self}: give either a number of buckets or a share of padding")
+        if self.buckets is None and self.padding is None:
+            raise UsageError(f"{self}: give a number of buckets, a share of padding, or both")
         if self.buckets is not None and self.buckets < 1:
             raise UsageError(f"{self}: give at least one bucket")
         if self.padding is not None and not 0 <= self.padding < 1:
             raise UsageError(f"{self}: padding is a share, from 0 to below 1")
         if self.multiple < 1 or self.longest < 1 or self.longest % self.multiple:
-            raise UsageError(f"{self}: longest must be a positive multiple of multiple")
+            raise UsageError(f"{self}: longest must be a positive multiple of {self.multiple}")
 
     def lengths(self, rows: NDArray[np.int64]) -> tuple[int, ...]:
         """Bucket lengths for rows of these lengths (int64[N], each from 1 to `longest`), ascending.
 
         Raises:
-            UsageError: the share of padding cannot be had, because of `multiple`.
+            UsageError: the share of padding cannot be had, because of `buckets` or `multiple`.
         """
+        least, tokens = self.padding or 0.0, int(rows.sum())
         for found, padding in best_buckets(rows, self.multiple):
-            if self.padding is None:
-                if len(found) == self.buckets or padding == 0:
-                    break
-            elif padding <= self.padding * (padding + int(rows.sum())):
-                return found
-        if self.padding is not None:
-            share = padding / (padding + int(rows.sum()))
+            enough = padding <= least * (padding + tokens)
+            if enough or len(found) == self.buckets:
+                break
+        if self.padding is not None and not enough:
+            remedy = "more buckets" if len(found) == self.buckets else f"multiple < {self.multiple}"
             raise UsageError(
-                f"{self}: {len(found)} buckets still pad {share:.3f}; give multiple < {self.multiple}"
+                f"{self}: {len(found)} buckets still pad {padding / (padding + tokens):.3f}; give {remedy}"
             )
         return found
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import warnings
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,13 +159,19 @@ class Corpus:
         warnings.warn(f"{len(reasons)} of {len(names)} documents skipped: {text}", stacklevel=2)
 
 
-def write_tokens(corpus: Corpus, path: Path) -> None:
+def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
     """Tokenize once for all runs: the corpus's good documents as the files that a `TokenFile` reads.
 
     Args:
         corpus: whose `end` is written, too.
         path: a `.npy`; `.offsets.npy` goes beside it.
+
+    Raises:
+        UsageError: another suffix, which `TokenFile` would take for raw numbers; and what `Corpus` refuses.
     """
+    path = Path(path)
+    if path.suffix != ".npy":
+        raise UsageError(f"path={path}: tokens are written as an array; give a name that ends in .npy")
     kept = np.flatnonzero(corpus.lengths)
     offsets = np.concatenate([[0], np.cumsum(corpus.lengths[kept])])
     dtype = np.uint16 if corpus.vocabulary <= 2**16 else np.int32

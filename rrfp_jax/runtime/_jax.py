@@ -149,16 +149,29 @@ def key_value_store() -> Any:
     return distributed.global_state.client
 
 
-class DeviceCopier:
-    """`jax.device_put(arrays, device)` for arrays on one other device, at a tenth of its cost on the host."""
+def shards_of(array: jax.Array) -> Sequence[jax.Array]:
+    """What the devices of this process have of an array, in the order of its sharding.
 
-    def __init__(self, device: jax.Device) -> None:
-        self._devices = xla_client.DeviceList((device,))
-        self._sharding = SingleDeviceSharding(device)
+    `addressable_shards` has the same at many times the cost; `addressable_data(i)` gives the first shard of a
+    whole array whatever is asked.
+    """
+    return array._arrays  # type: ignore[no-any-return, attr-defined]
+
+
+class DeviceCopier:
+    """`jax.device_put` of arrays that each are on one device to others, at a tenth of its cost on the host.
+
+    Args:
+        devices: to which the arrays go in turn.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self._devices = [xla_client.DeviceList((device,)) for device in devices]
+        self._shardings = [SingleDeviceSharding(device) for device in devices]
 
     def __call__(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Begin the copies; the arrays that will hold them, ready later."""
-        n = len(arrays)
-        reuse = xla_client.ArrayCopySemantics.REUSE_INPUT
+        """Begin the copies of whole turns; the arrays that will hold them, ready later."""
+        turns = len(arrays) // len(self._devices)
+        reuse = [xla_client.ArrayCopySemantics.REUSE_INPUT] * len(arrays)
         copy = xla_client.batched_copy_array_to_devices_with_sharding
-        return copy(list(arrays), [self._devices] * n, [self._sharding] * n, [reuse] * n)  # type: ignore[no-any-return]
+        return copy(list(arrays), self._devices * turns, self._shardings * turns, reuse)  # type: ignore[no-any-return]

@@ -79,7 +79,6 @@ class Agreement:
 
     Attributes:
         carrier: of its messages, to be opened for every step.
-        decided: by place in the step, when (s) this process knew which task comes there.
     """
 
     def __init__(self, world: World, groups: Sequence[Sequence[int]], terms: Terms) -> None:
@@ -88,10 +87,9 @@ class Agreement:
         self._member = self._group.index(world.rank)
         others = [self._group[i] for i in partners(self._member, len(self._group), terms.protocol)]
         self.carrier = _carrier(world, others, terms.carrier)
-        self.decided: dict[int, float] = {}
         self._decides = self._member == 0 or terms.protocol == "unanimous"
         self._lead = FIRST_LEAD_SECONDS
-        self._round, self._began, self._dispatched = 0, 0.0, 0
+        self._round, self._began = 0, 0.0
         self._scheduler: StageScheduler | None = None
         self._machine: Any = None
         self._early: list[Plain] = []  # of a step that has not begun here
@@ -104,8 +102,6 @@ class Agreement:
         self._round, self._began = round, perf_counter()
         self._scheduler = scheduler
         self._machine = member(scheduler, self._member, len(self._group), self._protocol)
-        self._dispatched = 0
-        self.decided.clear()
         self._heard.clear()
         early, self._early = self._early, []
         for message in early:
@@ -158,11 +154,14 @@ class Agreement:
         check_orders(self._world, self._groups, [own["hash"] for own in accounts], self._order, step)
         others = [accounts[rank] for rank in self._group if rank != self._world.rank]
         ways = [own["way"] for own in others if own["way"] is not None]
-        self._lead = max(
-            0.0, min(max(ways, default=self._lead), LONGEST_LEAD_SECONDS)
-        )  # clocks are not exact
+        way = max(ways, default=self._lead)  # by clocks that are not exact: it may come out negative
+        self._lead = min(max(way, 0.0), LONGEST_LEAD_SECONDS)
         heard = [own["heard"][self._world.rank] for own in others if self._world.rank in own["heard"]]
         self.carrier.forget(min(heard, default=0))
+
+    def close(self) -> None:
+        """No step follows; returns at once, and does nothing the second time."""
+        self.carrier.close()
 
     def _sorted(self, instructions: Sequence[Instruction | Message]) -> Sequence[Instruction]:
         """Send the messages on; the rest is for the driver."""
@@ -173,9 +172,6 @@ class Agreement:
                 self.carrier.post([self._round, now, kind, *instruction])
             else:
                 own.append(instruction)
-        if own:
-            self.decided.setdefault(self._dispatched, perf_counter())
-            self._dispatched += 1
         return own
 
     def _file(self, plain: Plain) -> None:
@@ -183,14 +179,10 @@ class Agreement:
         if round > self._round:
             self._early.append(plain)
         elif round == self._round:
-            now = perf_counter()
             sent -= self._world.clock[0]
             if sent > self._began:  # else it may have waited for this process
-                self._ways.append(now - sent)
-            message = KINDS[kind](*numbers, task and Task(Kind(task[0]), *task[1:]))
-            if isinstance(message, Decision):
-                self.decided[message.position] = now
-            self._heard.append(message)
+                self._ways.append(perf_counter() - sent)
+            self._heard.append(KINDS[kind](*numbers, task and Task(Kind(task[0]), *task[1:])))
 
 
 def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrier:
@@ -201,5 +193,5 @@ def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrie
     carrier = StoreCarrier(
         key_value_store(), f"group/{number}", world.rank, partners, ring, world.silence_seconds
     )
-    world.on_leaving.append(carrier.close)
+    world.on_leaving.append(carrier.leave)
     return carrier

@@ -39,6 +39,9 @@ class Carrier(Protocol):
     def forget(self, parcels: int) -> None:
         """All partners have so many of this process's parcels, which need not be kept any longer."""
 
+    def close(self) -> None:
+        """No step follows; returns at once, and does nothing the second time."""
+
     def __enter__(self) -> Carrier: ...
 
     def __exit__(
@@ -80,6 +83,9 @@ class SocketCarrier:
 
     def forget(self, parcels: int) -> None:
         """See `Carrier.forget`."""
+
+    def close(self) -> None:
+        """See `Carrier.close`: there is nothing to end, and a late message still has its handler."""
 
     def __enter__(self) -> SocketCarrier:
         return self

@@ -1,48 +1,79 @@
-"""Compiling ahead of time for one device."""
+"""Compiling ahead of time for a stage's devices."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
-from jax.sharding import SingleDeviceSharding
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime.executables import Executables
+from rrfp_jax.runtime.site import AXES, Site
 
 Compiled: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """Compiles for one device.
+    """Compiles for one stage's devices.
 
     Attributes:
-        device: on which arguments and results are.
+        site: the devices.
         executables: where compiled programs are kept.
     """
 
-    device: jax.Device
+    site: Site
     executables: Executables = field(default_factory=Executables)
 
-    def __call__(self, function: Callable[..., Any], *specs: Any, donate: tuple[int, ...] = ()) -> Compiled:
+    def __call__(
+        self, function: Callable[..., Any], *specs: Any, out: Any = (), donate: tuple[int, ...] = ()
+    ) -> Compiled:
         """The function compiled for arguments of these specs (trees of them).
 
         Args:
             function: to be traced.
-            *specs: of its arguments.
+            *specs: of its arguments; without a sharding, an argument is whole on every device.
+            out: shardings of its results, a tree like them, in which None leaves the choice to the compiler;
+                unless it is given all are whole.
             donate: indices of the arguments whose memory the results may take.
         """
-        where = SingleDeviceSharding(self.device)
-        placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), specs)
+        site = self.site
+
+        def placed(spec: Any) -> jax.ShapeDtypeStruct:  # host arrays have no sharding
+            given = None if site.single else getattr(spec, "sharding", None)
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=given or site.whole)
+
+        where = site.whole if site.single or out == () else out
         program = jax.jit(function, donate_argnums=donate, keep_unused=True, out_shardings=where)
-        return self.executables.compiled(program.lower(*placed), self.device)
+        with site.tracing():
+            return self.executables.compiled(program.lower(*jax.tree.map(placed, specs)), site.devices)
+
+
+def connect(compiler: Compiler) -> None:
+    """Run a sum over all devices of a stage, so that they have found each other; returns when they have."""
+    site = compiler.site
+    if not site.single:
+        spread = site.sharding(PartitionSpec(AXES))
+        ones = np.ones(len(site.devices), np.float32)
+        add = compiler(jnp.sum, jax.ShapeDtypeStruct(ones.shape, ones.dtype, sharding=spread))
+        jax.block_until_ready(add(site.put(ones, spread)))
+
+
+def results(compiled: Any) -> list[Any]:
+    """The shardings of the list of arrays that a program gives, as the compiler has chosen them."""
+    return [] if compiled is None else jax.tree.leaves(compiled.output_shardings)
 
 
 def nbytes(spec: Any) -> int:
-    """Bytes of an array or spec."""
-    return int(spec.size) * int(spec.dtype.itemsize)
+    """Bytes of an array or spec on each device that has a part of it."""
+    sharding = getattr(spec, "sharding", None)
+    shape = spec.shape if sharding is None else sharding.shard_shape(spec.shape)
+    return int(math.prod(shape) * spec.dtype.itemsize)
 
 
 def temporary_bytes(compiled: Any) -> int:

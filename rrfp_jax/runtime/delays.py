@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeAlias
@@ -17,7 +17,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.device import DeviceQueue, Running
 from rrfp_jax.runtime.paced import JitteredQueue, PacedQueue
-from rrfp_jax.runtime.transport import NOBODY, Arrival, Key, Ledger, Transport, Witness, nbytes
+from rrfp_jax.runtime.transport import NOBODY, Arrival, Devices, Key, Ledger, Transport, Witness, nbytes
 
 QueueFactory: TypeAlias = Callable[[str, Callable[[], None]], DeviceQueue]
 
@@ -94,7 +94,7 @@ class DelayedTransport:
         """See `Transport.ledger`."""
         return self._inner.ledger
 
-    def begin(self, round: int, devices: Mapping[int, jax.Device], witness: Witness = NOBODY) -> None:
+    def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
         """See `Transport.begin`."""
         self._held.clear()
         self._inner.begin(round, devices, witness)
@@ -140,19 +140,20 @@ class _Links:
         self._free: dict[tuple[int, int], float] = {}  # when each directed link is
 
     def release(self, arrival: Arrival, now: float) -> float:
-        delays, (round, stage, task) = self._delays, arrival.key
+        delays, (round, seat, task) = self._delays, arrival.key
+        stage = seat % self._placement.stages
         source = self._placement.source(stage, task)
         assert source is not None, f"nobody sends the input of {task}"
         if source[0] == stage:
             return now  # another chunk of the same stage: no link is between them
         at = arrival.produced
         if delays.link_bandwidth:
-            link = source[0], stage
+            link = source[0], seat
             at = max(at, self._free.get(link, 0.0)) + nbytes(arrival.arrays) / delays.link_bandwidth
             self._free[link] = at
         if self._costs is not None:
             at += self._costs.transfer(*source)
         late = delays.late_readiness
         if delays.skew:
-            late += delays.skew * jitter.uniforms(delays.seed ^ (self._rank << 32), round, stage, task)[0]
+            late += delays.skew * jitter.uniforms(delays.seed ^ (self._rank << 32), round, seat, task)[0]
         return max(now, at + delays.link_delay) + late

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from time import perf_counter
-
-import jax
+from typing import Any
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Instruction
 from rrfp_jax.core.rules import Budget, StepRules
@@ -25,7 +24,7 @@ from rrfp_jax.runtime.device import DEEPEST, MOST_QUEUED, DeviceQueue, Running
 from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.stage import StageStep
 from rrfp_jax.runtime.timers import precise_timers
-from rrfp_jax.runtime.transport import Key, LocalTransport, Transport
+from rrfp_jax.runtime.transport import Devices, Key, LocalTransport, Transport
 from rrfp_jax.runtime.world import World
 
 LONGEST_SLEEP_SECONDS = 1.0
@@ -38,7 +37,7 @@ class Driver:
     """Runs steps on the stages of this process. Its threads live only inside `run`, so none is ever left.
 
     Args:
-        devices: of this process's stages, by stage.
+        devices: of this process's stages, by stage (its seat, see `Layout`); programs run on all at once.
         world: the processes of the run.
         transport: how outputs reach the next stage.
         stall_seconds: without any progress for so long, a step is given up and what it waited for is named.
@@ -49,7 +48,7 @@ class Driver:
 
     def __init__(
         self,
-        devices: Mapping[int, jax.Device],
+        devices: Devices,
         world: World,
         transport: Transport | None = None,
         stall_seconds: float = 300.0,
@@ -63,10 +62,11 @@ class Driver:
         self._world = world
         self._stall_seconds = stall_seconds
         self._bell: Bell = world.mailbox or EventBell()
-        distinct = list(dict.fromkeys(devices.values()))
+        firsts = {stage: own[0] for stage, own in devices.items()}
+        distinct = list(dict.fromkeys(firsts.values()))
         self._queues = [queue(str(device), self._bell.ring) for device in distinct]
         # Later stages first where several share a device: what is furthest along frees memory soonest.
-        self._sharing = [[s for s in sorted(devices, reverse=True) if devices[s] == d] for d in distinct]
+        self._sharing = [[s for s in sorted(firsts, reverse=True) if firsts[s] == d] for d in distinct]
 
     def run(
         self,
@@ -90,7 +90,7 @@ class Driver:
         with interrupts_held() as interrupted, precise_timers(), ExitStack() as open_queues:
             for queue in self._queues:
                 open_queues.enter_context(queue)
-            if self.agreement is not None:
+            if self.agreement is not None and rules.hint is not None:  # else there is nothing to agree on
                 open_queues.enter_context(self.agreement.carrier)
             round = self._world.next_round()
             try:
@@ -100,6 +100,24 @@ class Driver:
             except BaseException:
                 self.transport.reset()
                 raise
+
+    def gather(self, what: str, value: Any, records: Sequence[TaskRecord], step: int) -> list[Any]:
+        """What every process says of a step that has run, by rank; stages of several compare their orders.
+
+        Args:
+            what: it is, for messages.
+            value: plain data.
+            records: what `run` has returned.
+            step: its number.
+
+        Raises:
+            TrainingError: see `World.gather`; or processes of a stage have dispatched different tasks.
+        """
+        account = self.agreement.account(records) if self.agreement is not None else None
+        gathered = self._world.gather(what, [value, account])
+        if self.agreement is not None:
+            self.agreement.settle([account for _, account in gathered], step)
+        return [value for value, _ in gathered]
 
 
 class _Step:
@@ -117,8 +135,10 @@ class _Step:
         self._driver = driver
         self._transport, self._box = driver.transport, driver._world.box
         self._rules, self._step, self._round, self._parts = rules, step, round, parts
+        self._stages = rules.placement.stages
         self._schedulers = {
-            stage: driver.scheduler(stage, rules, budgets[stage] if budgets else None) for stage in parts
+            seat: driver.scheduler(seat % self._stages, rules, budgets[seat] if budgets else None)
+            for seat in parts
         }
         self._machines: dict[int, StageScheduler | Agreement] = {**self._schedulers}
         self._agreement = driver.agreement
@@ -161,9 +181,7 @@ class _Step:
             for running, start in queue.ended():
                 moved = True
                 if running.error is not None:
-                    raise TrainingError(
-                        f"step {self._step}: {running.task} on stage {running.stage} failed: {running.error}"
-                    ) from running.error
+                    raise self._failed(running.task, running.stage, running.error) from running.error
                 key = self._message(running.stage, running.task)
                 if key is not None:
                     self._transport.produced(key, running.end)
@@ -212,11 +230,12 @@ class _Step:
         self, queue: DeviceQueue, stage: int, instructions: Sequence[Instruction], now: float
     ) -> None:
         part, task = self._parts[stage], instructions[0].task  # type: ignore[union-attr]
-        self._box.dispatched(self._step, stage, task)  # before: a collective out of order may end the process
+        # Noted before: a collective out of order may end the process.
+        self._box.dispatched(self._step, stage % self._stages, task)
         try:
             outputs, token = part.run(task)
         except Exception as error:
-            raise TrainingError(f"step {self._step}: {task} on stage {stage} failed: {error}") from error
+            raise self._failed(task, stage, error) from error
         ready = self._ready[stage].pop(task, self._began)
         bucket = part.buckets[task.microbatch]
         cost = part.phase, stage, task.chunk, task.kind, bucket
@@ -240,13 +259,28 @@ class _Step:
 
     def delivered(self, key: Key) -> None:
         """See `transport.Witness.delivered`."""
-        source = self._rules.placement.source(key.stage, key.task)
+        stage = key.stage % self._stages
+        source = self._rules.placement.source(stage, key.task)
         assert source is not None, f"nobody sends the {key}"
-        self._parts[source[0]].meter.delivered(source[1])
+        self._parts[key.stage - stage + source[0]].meter.delivered(source[1])
 
-    def _message(self, stage: int, task: Task) -> Key | None:
+    def _failed(self, task: Task, seat: int, error: Exception) -> TrainingError:
+        if self._agreement is not None and self._driver._world.mailbox is not None:
+            self._driver._world.mailbox.hear_of_losses()  # of whoever shares the stage
+        return TrainingError(f"step {self._step}: {task} on {self._name(seat)} failed: {error}")
+
+    def _name(self, seat: int) -> str:
+        """A seat as messages name it; the first replica's as if there were no other."""
+        replica, stage = divmod(seat, self._stages)
+        return f"stage {stage} of replica {replica}" if replica else f"stage {stage}"
+
+    def _message(self, seat: int, task: Task) -> Key | None:
+        stage = seat % self._stages
         destination = self._rules.placement.destination(stage, task)
-        return None if destination is None else Key(self._round, *destination)
+        if destination is None:
+            return None
+        to, named = destination
+        return Key(self._round, seat - stage + to, named)
 
     def _sleep(self) -> None:
         patience = self._transport.patience()
@@ -263,13 +297,13 @@ class _Step:
         """What this process waits for and since when, for messages."""
         since = f"in step {self._step}, since {perf_counter() - self._progress:.1f} s"
         unfinished = [s for s, scheduler in self._schedulers.items() if not scheduler.finished]
-        waits = [f"{self._machines[s].awaited()} on stage {s} {since}" for s in unfinished]
+        waits = [f"{self._machines[s].awaited()} on {self._name(s)} {since}" for s in unfinished]
         running = [task for queue in self._driver._queues for task in queue.running]
         return waits + [f"the end of {task} {since}" for task in running]
 
     def _stalled(self) -> str:
         seconds = perf_counter() - self._progress
-        waits = "; ".join(f"stage {s} waits for {c.awaited()}" for s, c in self._machines.items())
+        waits = "; ".join(f"{self._name(s)} waits for {c.awaited()}" for s, c in self._machines.items())
         running = ", ".join(str(task) for queue in self._driver._queues for task in queue.running)
         return (
             f"step {self._step}: nothing moved for {seconds:.0f} s; running: {running or 'nothing'}; {waits}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import optax
 
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.trace import Part, StepTrace
+from rrfp_jax.core.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.agreement import Terms
 from rrfp_jax.runtime.autodiff.remat import check_remat
@@ -20,22 +21,24 @@ from rrfp_jax.runtime.budget import Setting
 from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.driver import Driver
-from rrfp_jax.runtime.exchange import exchange
+from rrfp_jax.runtime.exchange import Shards, exchange
 from rrfp_jax.runtime.executables import Executables
-from rrfp_jax.runtime.initial import InitFunction, initial_params
+from rrfp_jax.runtime.initial import InitFunction
+from rrfp_jax.runtime.inputs import Inputs, Load
 from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.library import Bucket, Library, StagePrograms, compile_pool, phase_of, specs_of
+from rrfp_jax.runtime.library import Bucket, Library, Phase, StagePrograms, compile_pool, phase_of
 from rrfp_jax.runtime.memory import Memory
-from rrfp_jax.runtime.pipeline import IDS, Pipeline, split_evenly
-from rrfp_jax.runtime.roles import LeafRoles
+from rrfp_jax.runtime.optimizer import Optimizer
+from rrfp_jax.runtime.pipeline import Pipeline
+from rrfp_jax.runtime.replicas import Reduction
+from rrfp_jax.runtime.sharding import Sharding
+from rrfp_jax.runtime.site import Site
+from rrfp_jax.runtime.split import layers_of_chunks
 from rrfp_jax.runtime.stage import ModelStep, Stage
+from rrfp_jax.runtime.staging import Staging
 from rrfp_jax.runtime.sums import Sums, add_up
 from rrfp_jax.runtime.ties import Tie, collect_gradients, locate, spread_gradients, spread_values
 from rrfp_jax.runtime.topology import Layout
-from rrfp_jax.runtime.update import UpdatePrograms
-
-Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any]]]
-"""The fields wanted of each microbatch -> their arrays by name."""
 
 
 class Engine:
@@ -58,7 +61,7 @@ class Engine:
 
     Attributes:
         chunks: by stage, of all processes, the layers of each of its chunks.
-        compilers: by stage of this process.
+        compilers: by seat of this process; see `Layout`.
         library: the compiled programs.
         memory: what all stages need, and may hold.
 
@@ -87,16 +90,21 @@ class Engine:
         self.pipe = pipe
         self.layout, self.world, self.placement = layout, layout.world, placement
         self.chunks = layers_of_chunks(len(pipe), placement, split)
-        if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
             raise UsageError(f"seed={seed!r}: give a whole number from 0 to {2**32 - 1}")
-        self._optimizer, self._seed, self._init = optimizer, seed, init
+        self._seed = seed
         self._stall_seconds, self._delays, self._terms = stall_seconds, delays, terms
         check_remat(remat)
         self.remat = remat
-        self.compilers = {s: Compiler(device, executables) for s, device in layout.devices.items()}
-        self.library = Library(pipe, {s: self.chunks[s] for s in layout.devices}, self.compilers, remat)
+        self.compilers = {seat: Compiler(site, executables) for seat, site in layout.sites.items()}
+        own = {seat: self.chunks[seat % layout.stages] for seat in layout.sites}
+        self.library = Library(pipe, own, self.compilers, remat)
         self.memory = Memory(budget, layout, self.library)
-        self.stages: dict[int, Stage] = {}
+        self._inputs = Inputs(layout, seed)
+        self._staging = Staging(pipe, layout, self.chunks, self.library, executables, optimizer, seed, init)
+        self.stages: Mapping[int, Stage] = {}  # by seat
+        self.optimizers: Sequence[Optimizer] = ()
+        self._reductions: Mapping[int, Reduction] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
         self._ties: Sequence[Tie] = ()
         self._driver: Driver | None = None
@@ -121,28 +129,38 @@ class Engine:
         }
         return {name: str(value) for name, value in found.items()}
 
+    @property
+    def alone(self) -> Compiler:
+        """For programs of this process alone, on its first device."""
+        site = next(iter(self.layout.sites.values()))
+        return self._staging.compiler(Site((site.device,)))
+
+    @property
+    def distinct(self) -> list[Stage]:
+        """This process's stages, of one replica where it has several."""
+        found: dict[int, Stage] = {}
+        for seat, stage in self.stages.items():
+            found.setdefault(seat % self.layout.stages, stage)
+        return list(found.values())
+
     def all_initial_params(self) -> Params:
         """Initial parameters of all layers, on this process's first device."""
-        return self._initial_params(range(len(self.pipe)), next(iter(self.compilers.values())))
+        return self._staging.initial_params(range(len(self.pipe)), self.alone, Sharding())
 
     def start(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile for a first step and allocate parameters and optimizer state, once."""
         self.world.box.phase("compiling")
         for bucket in buckets:
             self.library.examine(bucket)
-        stages = list(self.layout.devices)
         with compile_pool() as pool:
-            updates = pool.map(self._compile_updates, stages)
-            params = pool.map(self._params_of_chunks, stages)
+            finish = self._staging.begin(pool)
             self.library.prepare(buckets, rules)
-            made = {
-                s: Stage(s, self.chunks[s], self.layout.devices[s], own, self._roles(s), update)
-                for s, own, update in zip(stages, params, updates, strict=True)
-            }
-        self._ties = locate(self.library.params, self.chunks, self.library.roles.ties)
-        self._transport = self.layout.transport(
-            self.placement
-        )  # delays are injected into tasks' messages only
+            made = finish()
+        self.optimizers, self._reductions = made.optimizers, made.reductions
+        replicas = self.layout.replicas
+        self._ties = locate(self.library.params, self.chunks, self.library.roles.ties, replicas)
+        # Delays are injected into tasks' messages only.
+        self._transport = self.layout.transport(self.placement)
         self._driver = Driver(
             self.layout.devices,
             self.world,
@@ -151,8 +169,11 @@ class Engine:
             self._delays.queue(),
             agreement=self.layout.agreement(self._terms),
         )
-        self.memory.start(list(made.values()), rules)
-        self.stages = made  # last: says that everything has been started
+        if self._driver.agreement is not None:  # messages still know the driver when the engine is gone
+            weakref.finalize(self, self._driver.agreement.close).atexit = False
+        self.memory.start(list(made.stages.values()), made.optimizers, rules)
+        self._staging.connect()
+        self.stages = made.stages  # last: says that everything has been started
 
     def run(
         self,
@@ -185,12 +206,12 @@ class Engine:
             stage.scale_loss(loss_scale)
         programs = [self.library.programs(bucket, phase) for bucket in distinct]
         began = perf_counter()
-        inputs = self._load(step, buckets, [programs[n] for n in numbers], load)
+        inputs = self._inputs.load(step, buckets, [programs[n] for n in numbers], load)
         load_seconds = perf_counter() - began
-        parts = {
-            s: ModelStep(stage, phase, [own[s] for own in programs], numbers, inputs[s])
-            for s, stage in self.stages.items()
-        }
+        parts = {}
+        for seat, stage in self.stages.items():
+            own = [of[seat] for of in programs]
+            parts[seat] = ModelStep(stage, phase, own, self.layout.share(seat, numbers), inputs[seat])
         for stage in self.stages.values():  # so that the last update counts neither as idle nor as compute
             jax.block_until_ready(stage.leaves)
         if phase == "train":
@@ -198,35 +219,69 @@ class Engine:
                 self.reset_gradients()
             self._has_gradients = True
         records = self.driver.run(rules, step, parts, memory.budgets)
-        norms = {}
         if phase == "train":
+            self._add_replicas()
             collect_gradients(self._ties, self.stages, self._exchange)
-            norms = {s: stage.norms() for s, stage in self.stages.items()}
-        found, norms = jax.device_get(({s: part.statistics for s, part in parts.items()}, norms))
-        part = Part.of(records, *self.world.clock)
-        mine: dict[str, Any] = {"part": part.plain(), "norms": [(s, n.tolist()) for s, n in norms.items()]}
-        mine["load_seconds"] = load_seconds
-        mine["peaks"] = [(s, part.meter.peak) for s, part in parts.items()]
-        mine["pieces"] = [
-            (self.placement.virtual_stage(s, c), j, programs[numbers[j]][s][c].statistics, vector.tolist())
-            for s, vectors in found.items()
-            for (c, j), vector in vectors.items()
-        ]
-        agreement = self.driver.agreement
-        account = agreement.account(records) if agreement is not None else None
-        told = [mine if self.layout.member == 0 else None, account]  # of every stage once
-        gathered = self.world.gather(f"the results of {phase} step {step}", told)
-        if agreement is not None:
-            agreement.settle([account for _, account in gathered], step)
-        results = [result for result, _ in gathered if result is not None]
-        trace = StepTrace(step, rules.placement, [Part(*result["part"]) for result in results])
-        return add_up(results, len(buckets), trace, memory.totals)
+        mine = self._results(phase, parts, [programs[n] for n in numbers])
+        mine |= {"parts": self._parts(records), "load_seconds": load_seconds}
+        told = mine if self.layout.told else None  # of every seat once
+        gathered = self.driver.gather(f"the results of {phase} step {step}", told, records, step)
+        results = [result for result in gathered if result is not None]
+        return add_up(results, len(buckets), self._trace(step, rules, results), memory.totals)
 
-    def reads(self, bucket: Bucket) -> frozenset[str]:
-        """The fields that this process loads of such a microbatch in training; none before it is compiled."""
+    def _results(
+        self, phase: Phase, parts: Mapping[int, ModelStep], programs: Sequence[StagePrograms]
+    ) -> dict[str, Any]:
+        """What this process's stages have found in a step, as plain data; programs by microbatch."""
+        stages, dp = self.layout.stages, self.layout.replicas
+        vectors = {seat: part.statistics for seat, part in parts.items()}
+        first = {seat: stage for seat, stage in self.stages.items() if seat < stages}  # replicas are alike
+        norms = {s: stage.norms() for s, stage in first.items()} if phase == "train" else {}
+        vectors, norms = jax.device_get((vectors, norms))
+        return {
+            "norms": [(s, found.tolist()) for s, found in norms.items()],
+            "peaks": [(seat, part.meter.peak) for seat, part in parts.items()],
+            "pieces": [
+                (self.placement.virtual_stage(stage, c), j, programs[j][seat][c].statistics, found.tolist())
+                for seat, own in vectors.items()
+                for replica, stage in [divmod(seat, stages)]
+                for (c, i), found in own.items()
+                for j in [i * dp + replica]
+            ],
+        }
+
+    def _parts(self, records: Sequence[TaskRecord]) -> list[Any]:
+        """This process's records by replica, as plain data."""
+        stages, clock = self.layout.stages, self.world.clock
+        if self.layout.replicas == 1:
+            return [(0, Part.of(records, *clock).plain())]
+        own: dict[int, list[TaskRecord]] = {}
+        for record in records:
+            replica, stage = divmod(record.stage, stages)
+            own.setdefault(replica, []).append(record._replace(stage=stage))
+        return [(replica, Part.of(found, *clock).plain()) for replica, found in own.items()]
+
+    def _trace(self, step: int, rules: StepRules, results: Sequence[Mapping[str, Any]]) -> StepTrace:
+        """The trace of the replica that ended last."""
+        parts = [(replica, Part(*plain)) for result in results for replica, plain in result["parts"]]
+        last, _ = max(parts, key=lambda pair: pair[1].end)
+        return StepTrace(step, rules.placement, [part for replica, part in parts if replica == last])
+
+    def _add_replicas(self) -> None:
+        """Give every replica of this process's stages the sum of all replicas' gradients."""
+        for stage, reduction in self._reductions.items():
+            own = [of for seat, of in self.stages.items() if seat % self.layout.stages == stage]
+            for of, totals in zip(own, reduction([of.sums for of in own]), strict=True):
+                of.replace_sums(totals)
+        if self._reductions:
+            sums = [array for stage in self.stages.values() for array in stage.sums]
+            self.world.await_ready("the gradients of other replicas", sums)
+
+    def reads(self, bucket: Bucket, microbatch: int) -> frozenset[str]:
+        """The fields that this process loads of a microbatch in training; none before it is compiled."""
         if bucket not in self.library.buckets("train"):
             return frozenset()
-        return _fields_read(bucket, self.library.programs(bucket, "train"))
+        return self._inputs.reads(bucket, microbatch, self.library.programs(bucket, "train"))
 
     def update(self, scale: float) -> None:
         """One optimizer step on every stage with the gradient sums times `scale`.
@@ -234,15 +289,19 @@ class Engine:
         Raises:
             PeerLost, TrainingError: see `exchange`, for tied parameters between processes.
         """
-        for stage in self.stages.values():
-            stage.update(jax.device_put(np.float32(scale), stage.device))
+        for optimizer in self.optimizers:
+            optimizer.update(scale)
+        updated = {stage.index for optimizer in self.optimizers for stage in optimizer.stages}
+        for seat, stage in self.stages.items():
+            if seat not in updated:  # it owns no parameter
+                stage.reset_gradients()
         self._has_gradients = False
         spread_values(self._ties, self.stages, self._exchange)
 
     def gradients(self) -> Params:
         """The gradient sums of this process's stages after `run`; of tied parameters the sum over all."""
         spread_gradients(self._ties, self.stages, self._exchange)
-        return {layer: own for stage in self.stages.values() for layer, own in stage.gradients.items()}
+        return {layer: own for stage in self.distinct for layer, own in stage.gradients.items()}
 
     def not_finite(self) -> str:
         """Where gradient sums are not finite after `run`: the one nearest to the loss; of all processes."""
@@ -259,20 +318,9 @@ class Engine:
             stage.reset_gradients()
         self._has_gradients = False
 
-    def _compile_updates(self, stage: int) -> UpdatePrograms:
-        chunks, compiler = self._specs_of_chunks(stage), self.compilers[stage]
-        return UpdatePrograms.compile(chunks, self._roles(stage), self._optimizer, compiler)
-
-    def _roles(self, stage: int) -> list[LeafRoles]:
-        return [self.library.roles.leaves(specs) for specs in self._specs_of_chunks(stage)]
-
-    def _specs_of_chunks(self, stage: int) -> list[Params]:
-        specs = self.library.params
-        return [{str(i): specs[str(i)] for i in layers} for layers in self.chunks[stage]]
-
     def _exchange(
-        self, what: str, sends: Mapping[tuple[int, int], jax.Array], expected: Sequence[tuple[int, int]]
-    ) -> Mapping[tuple[int, int], jax.Array]:
+        self, what: str, sends: Mapping[tuple[int, int], Shards], expected: Sequence[tuple[int, int]]
+    ) -> Mapping[tuple[int, int], Shards]:
         return exchange(
             *(what, sends, expected),
             world=self.world,
@@ -280,66 +328,3 @@ class Engine:
             devices=self.layout.devices,
             stall_seconds=self._stall_seconds,
         )
-
-    def _params_of_chunks(self, stage: int) -> list[Params]:
-        return [self._initial_params(layers, self.compilers[stage]) for layers in self.chunks[stage]]
-
-    def _initial_params(self, layers: range, compiler: Compiler) -> Params:
-        bucket, shapes = self.library.first
-        owners = self.library.roles.owners
-        fields = specs_of(bucket)
-        return initial_params(self.pipe, layers, shapes, fields, self._seed, self._init, compiler, owners)
-
-    def _load(
-        self, step: int, buckets: Sequence[Bucket], programs: Sequence[StagePrograms], load: Load
-    ) -> dict[int, list[list[jax.Array | None]]]:
-        """Per stage and microbatch, the inputs that its programs read, on its device."""
-        host: dict[int, list[list[Any]]] = {s: [] for s in self.stages}
-        wanted = [_fields_read(bucket, own) for bucket, own in zip(buckets, programs, strict=True)]
-        for j, arrays in enumerate(load(wanted)):
-            names = [name for name, _, _ in buckets[j]]
-            values = [*(arrays.get(name) for name in names), np.array([self._seed, step, j], IDS.dtype)]
-            for s, own in programs[j].items():
-                used = frozenset().union(*(piece.inputs for piece in own))
-                host[s].append([value if i in used else None for i, value in enumerate(values)])
-        return {s: jax.device_put(values, self.layout.devices[s]) for s, values in host.items()}
-
-
-def _fields_read(bucket: Bucket, programs: StagePrograms) -> frozenset[str]:
-    """The names of a bucket's fields that these programs read."""
-    used = frozenset().union(*(piece.inputs for own in programs.values() for piece in own))
-    return frozenset(name for i, (name, _, _) in enumerate(bucket) if i in used)
-
-
-def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | None) -> list[list[range]]:
-    """By stage, the layers of each of its chunks.
-
-    Raises:
-        UsageError: fewer layers than pieces, or a split that does not add up.
-    """
-    pieces, what = placement.last + 1, "stage"
-    if placement.chunks > 1:
-        what = f"chunk of each of {placement.stages} stages"
-    if pieces > layers:
-        many = (
-            f"{pieces} stages"
-            if placement.chunks == 1
-            else f"{placement.chunks} chunks on {placement.stages} stages"
-        )
-        raise UsageError(
-            f"{many} for {layers} layers: each {what} needs at least one; use at most {layers} in all"
-        )
-    if split is None:
-        split = split_evenly(layers, pieces)
-    whole = all(isinstance(size, (int, np.integer)) for size in split)
-    if not whole or len(split) != pieces or sum(split) != layers or min(split) < 1:
-        raise UsageError(
-            f"split={list(split)}: give {pieces} positive whole numbers of layers, one per {what}, in the "
-            f"model's order, that add up to {layers}"
-        )
-    ends = np.cumsum(split).tolist()
-    ranges = [range(end - size, end) for end, size in zip(ends, split, strict=True)]
-    return [
-        [ranges[placement.virtual_stage(s, c)] for c in range(placement.chunks)]
-        for s in range(placement.stages)
-    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter
+from typing import TypeAlias
 
 import jax
 
@@ -11,25 +12,28 @@ from rrfp_jax.core.tasks import WEIGHT, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.bell import EventBell
 from rrfp_jax.runtime.interrupts import interrupts_held
-from rrfp_jax.runtime.transport import Arrival, Key, Transport
+from rrfp_jax.runtime.transport import Arrival, Devices, Key, Transport
 from rrfp_jax.runtime.world import LONGEST_SLEEP_SECONDS, World
+
+Shards: TypeAlias = Sequence[jax.Array]
+"""What this process's devices have of an array; see `Site.shards`."""
 
 
 def exchange(
     what: str,
-    sends: Mapping[tuple[int, int], jax.Array],
+    sends: Mapping[tuple[int, int], Shards],
     expected: Collection[tuple[int, int]],
     *,
     world: World,
     transport: Transport,
-    devices: Mapping[int, jax.Device],
+    devices: Devices,
     stall_seconds: float,
-) -> dict[tuple[int, int], jax.Array]:
+) -> dict[tuple[int, int], Shards]:
     """Send arrays to stages and wait until all have arrived; all processes call this together.
 
     Args:
         what: is exchanged, for messages.
-        sends: by receiving stage and a number that tells messages to it apart.
+        sends: by receiving stage and a number that tells messages to it apart: an array's shards.
         expected: stages of this process and numbers of what they get.
         world, transport, devices: of this process.
         stall_seconds: limit on waiting without anything arriving.
@@ -45,10 +49,10 @@ def exchange(
         try:
             transport.begin(round, devices)
             keys = {place: Key(round, place[0], Task(WEIGHT, 0, place[1])) for place in sends}
-            for place, array in sends.items():
-                transport.offer(keys[place], [array])
-            for place, array in sends.items():
-                array.block_until_ready()
+            for place, shards in sends.items():
+                transport.offer(keys[place], shards)
+            for place, shards in sends.items():
+                jax.block_until_ready(shards)
                 transport.produced(keys[place], perf_counter())
             while pending.missing():
                 if interrupted():
@@ -70,13 +74,13 @@ class _Pending:
 
     def __init__(self, what: str, expected: Collection[tuple[int, int]]) -> None:
         self._what, self._expected = what, expected
-        self.arrived: dict[tuple[int, int], jax.Array] = {}
+        self.arrived: dict[tuple[int, int], Shards] = {}
         self.progress = perf_counter()
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
         """File what has come."""
-        for (_, stage, task), (array,), _ in arrivals:
-            self.arrived[stage, task.microbatch] = array
+        for (_, stage, task), shards, _ in arrivals:
+            self.arrived[stage, task.microbatch] = shards
             self.progress = perf_counter()
 
     def missing(self) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib.metadata import version
@@ -92,8 +92,8 @@ class Executables:
         self._made: dict[str, Future[jax.stages.Compiled]] = {}
         self.compiles = self.loads = 0
 
-    def compiled(self, lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
-        """A program for one device: the same as before, or from its file if that is sound, else compiled.
+    def compiled(self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
+        """A program for these devices: the same as before, or from its file if that is sound, else compiled.
 
         It must have been lowered by `jax.jit(..., keep_unused=True)`: which arguments another leaves out
         cannot be told from its text, nor from anything else that is public. One that calls Python functions
@@ -102,14 +102,14 @@ class Executables:
         if calls_python(lowered):
             with self._lock:
                 self.compiles += 1
-            return lowered.compile()
-        key = self._key(lowered, device)
+            return _compile(lowered, devices)
+        key = self._key(lowered, devices)
         with self._lock:
             first = key not in self._made
             made = self._made.setdefault(key, Future())
         if first:
             try:
-                made.set_result(self._obtain(key, lowered, device))
+                made.set_result(self._obtain(key, lowered, devices))
             except BaseException as error:
                 with self._lock:  # whoever asks next may have more luck
                     del self._made[key]
@@ -124,23 +124,26 @@ class Executables:
                 if file.suffix in (".executable", PART) and file.stat().st_mtime < oldest:
                     file.unlink()
 
-    def _obtain(self, key: str, lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
+    def _obtain(
+        self, key: str, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]
+    ) -> jax.stages.Compiled:
         file = None if self._folder is None else self._folder / f"{key}.executable"
-        found = file and self._load(file, key, device)
+        found = file and self._load(file, key, devices)
         if found:
             with self._lock:
                 self.loads += 1
             return found
         before = _cache_hits.count
-        found = lowered.compile()
+        found = _compile(lowered, devices)
         with self._lock:
             self.compiles += 1
         if file is not None and self._writable and not _kept_by_jax(_cache_hits.count > before):
             self._store(file, key, found)
         return found
 
-    def _key(self, lowered: jax.stages.Lowered, device: jax.Device) -> str:
-        """A hash of all that the compiled program depends on; its device is part of what is stored."""
+    def _key(self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> str:
+        """A hash of all that the compiled program depends on; its devices are part of what is stored."""
+        device = devices[0]
         parts = [
             lowered.as_text(),
             lowered.in_tree,
@@ -150,14 +153,14 @@ class Executables:
             device.client.platform_version,
             device.platform,
             device.device_kind,
-            device.id,
+            *(device.id for device in devices),
             _processor() if device.platform == "cpu" else "",
             *(self._environment.get(name) for name in COMPILER_VARIABLES),
             *(jax.config.values.get(name) for name in COMPILER_SETTINGS),
         ]
         return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
-    def _load(self, file: Path, key: str, device: jax.Device) -> jax.stages.Compiled | None:
+    def _load(self, file: Path, key: str, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         try:
             content, status = file.read_bytes(), file.stat()
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -167,7 +170,7 @@ class Executables:
                 raise ValueError("it is damaged, or of another program")
             load = serialize_executable.deserialize_and_load
             serialized, inputs, outputs = pickle.loads(program)
-            loaded = load(serialized, inputs, outputs, execution_devices=[device])
+            loaded = load(serialized, inputs, outputs, execution_devices=devices)
             with suppress(OSError):  # somebody else's file, perhaps
                 os.utime(file)
             return loaded  # type: ignore[no-any-return]
@@ -194,6 +197,17 @@ class Executables:
         except Exception as error:
             self._writable = not isinstance(error, OSError)
             self._say(f"{file}: this program cannot be stored: {_first_line(error)}")
+
+
+def _compile(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
+    """Compiled here alone: processes that share a program must not wait for one that has loaded it instead.
+
+    Untried on GPUs, where XLA would tune a shared program together (`xla_gpu_shard_autotuning`).
+    """
+    shared = len({device.process_index for device in devices}) > 1
+    if shared and devices[0].platform == "gpu":
+        return lowered.compile({"xla_gpu_shard_autotuning": False})
+    return lowered.compile()
 
 
 def _kept_by_jax(hit: bool) -> bool:

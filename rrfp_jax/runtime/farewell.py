@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import traceback
 from time import monotonic, sleep
 from types import TracebackType
@@ -141,7 +142,7 @@ def say_farewell_at_exit(
             _outlive_others(world)
             if (gone := _in_trouble(world)) is not None:
                 give_up(gone)
-        leave_run()  # while the watchdog sees to it that this ends
+        _leave(world)
         for act in world.on_leaving:
             act()
         if coordinator is not None:
@@ -152,6 +153,21 @@ def say_farewell_at_exit(
     sys.excepthook = on_error
     atexit.register(goodbye)
     return watchdog
+
+
+def _leave(world: World) -> None:
+    """Leave the coordination service, which may stand still; so a thread of its own waits for it."""
+    leaving = threading.Thread(target=leave_run, name="rrfp-leave", daemon=True)
+    leaving.start()
+    leaving.join(min(world.silence_seconds, threading.TIMEOUT_MAX))
+    if leaving.is_alive():
+        fail(
+            world,
+            TrainingError(
+                f"its work is done, but the process with the key-value store, started by the launcher or "
+                f"rank 0, has not answered for {world.silence_seconds:g} s: frozen or cut off"
+            ),
+        )
 
 
 def _in_trouble(world: World) -> Gone | None:

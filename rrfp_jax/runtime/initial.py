@@ -15,6 +15,7 @@ from rrfp_jax.runtime.compiling import Compiled, Compiler
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.paths import leaf_path, leaf_paths
 from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
+from rrfp_jax.runtime.sharding import Sharding
 
 InitFunction: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 """(path such as "3.attention.query", spec) -> array, or None for the layer's own initial value."""
@@ -31,8 +32,9 @@ def initial_params(
     init: InitFunction | None,
     compiler: Compiler,
     owners: Mapping[str, str],
+    sharding: Sharding,
 ) -> Params:
-    """The parameters of some layers, {layer index as text: tree}, on the compiler's device.
+    """The parameters of some layers, {layer index as text: tree}, on the compiler's devices.
 
     Values of a layer depend on (seed, layer index) only; those of tied parameters (`owners` has the owner of
     each alias) on their owner's, which is made here once more rather than sent. A layer that `init` gives
@@ -42,39 +44,45 @@ def initial_params(
         UsageError: `init` gives an array of another shape or dtype than the parameter.
     """
 
+    site = compiler.site
     programs: dict[Any, Compiled] = {}
+
+    def where(layer: int) -> list[Any]:
+        return [site.sharding(spec) for spec in sharding.of_params({str(layer): shapes[layer].params})]
 
     def made(layer: int) -> Params:
         leaves, structure = jax.tree.flatten(shapes[layer].carry_in)
-        kind = id(pipe.layers[layer]), structure, tuple(leaves)  # repeats of a layer share a program
+        out = jax.tree.unflatten(jax.tree.structure(shapes[layer].params), where(layer))
+        # Repeats of a layer share a program.
+        kind = id(pipe.layers[layer]), structure, tuple(leaves), tuple(jax.tree.leaves(out))
         if kind not in programs:
             init_layer = partial(pipe.init_layer, layer, shapes[layer], fields)
-            programs[kind] = compiler(init_layer, NUMBER, NUMBER)
-        numbers = jax.device_put((np.uint32(seed), np.uint32(layer)), compiler.device)
+            programs[kind] = compiler(init_layer, NUMBER, NUMBER, out=out)
+        numbers = site.put((np.uint32(seed), np.uint32(layer)))
         return programs[kind](*numbers)  # type: ignore[no-any-return]
 
-    def value(path: str, spec: jax.ShapeDtypeStruct) -> Any:
+    def value(path: str, spec: jax.ShapeDtypeStruct, lies: Any) -> jax.Array | None:
+        """What is not the layer's own initial value, if this is not."""
         owner = owners.get(path, path)
         given = _from_user(init, owner, spec)
-        if given is None and owner != path:
-            layer = owner.partition(".")[0]
-            tree = {layer: made(int(layer))}
-            return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))[owner]
-        return given
+        if given is not None:
+            return site.put(np.array(given), lies)  # type: ignore[no-any-return]  # a copy: updates donate it
+        if owner == path:
+            return None
+        layer = owner.partition(".")[0]
+        tree = {layer: made(int(layer))}
+        return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))[owner]  # type: ignore[no-any-return]
 
     params = {}
     for i in layers:
-        given = jax.tree_util.tree_map_with_path(
-            lambda path, spec, i=i: value(leaf_path(i, path), spec), shapes[i].params
-        )
-        own = given if _complete(given) else made(i)
-        # A copy of what the user gives, because updates donate parameters.
-        params[str(i)] = jax.tree.map(
-            lambda g, o: o if g is None else jax.device_put(np.array(g), compiler.device),
-            given,
-            own,
-            is_leaf=lambda g: g is None,
-        )
+        leaves, structure = jax.tree_util.tree_flatten_with_path(shapes[i].params)
+        values = [
+            value(leaf_path(i, path), spec, lies) for (path, spec), lies in zip(leaves, where(i), strict=True)
+        ]
+        if any(own is None for own in values):
+            pairs = zip(values, jax.tree.leaves(made(i)), strict=True)
+            values = [made_here if own is None else own for own, made_here in pairs]
+        params[str(i)] = jax.tree.unflatten(structure, values)
     return params
 
 
@@ -88,7 +96,3 @@ def _from_user(init: InitFunction | None, path: str, spec: jax.ShapeDtypeStruct)
             f"{spec.dtype}{list(spec.shape)}"
         )
     return value
-
-
-def _complete(given: Any) -> bool:
-    return all(leaf is not None for leaf in jax.tree.leaves(given, is_leaf=lambda leaf: leaf is None))

@@ -22,11 +22,12 @@ from rrfp_jax.runtime.compiling import nbytes
 from rrfp_jax.runtime.costanalysis import ProgramCost, program_cost
 from rrfp_jax.runtime.ledger import BucketLedger
 from rrfp_jax.runtime.library import Bucket, specs_of
+from rrfp_jax.runtime.passage import Passage, footprint_of, program_of
 from rrfp_jax.runtime.paths import leaf_paths
 from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline
-from rrfp_jax.runtime.programs import Passage, footprint_of
 from rrfp_jax.runtime.roles import Roles
+from rrfp_jax.runtime.site import tracing_alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +111,13 @@ class ModelCosts:
         Raises:
             UsageError: a model that does not work; see `Pipeline.shapes` and `Roles.of`.
         """
-        shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
-        params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
-        roles = Roles.of(params, pipe.frozen, pipe.tied)
+        with tracing_alone():
+            shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
+            params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
+            roles = Roles.of(params, pipe.frozen, pipe.tied)
+            layers = {b: _layer_costs(pipe, b, own, roles, kinds, remat) for b, own in shapes.items()}
         return cls(
-            layers={b: _layer_costs(pipe, b, own, roles, kinds, remat) for b, own in shapes.items()},
+            layers=layers,
             states=[_state({layer: own}, roles, optimizer) for layer, own in params.items()],
             parameters=sum(
                 leaf.size
@@ -173,9 +176,9 @@ def _layer_costs(
 def _layer_cost(shape: PieceShape, kinds: Collection[Kind]) -> LayerCost:
     params, carry, inputs = shape.specs()
     traced = differentiate(shape.flat, params, carry, inputs, shape.trainable, shape.input_gradient)
-    passage = Passage(traced, carry, inputs, kinds)
+    passage = Passage.unplaced(traced, carry, inputs, kinds)
     legs = passage.legs(dict.fromkeys((FORWARD, *kinds)))
-    programs = {kind: program_cost(passage.program(kind).closed) for kind in legs}
+    programs = {kind: program_cost(program_of(traced, kind).closed) for kind in legs}
     temporary = {kind.letter: cost.temporary_bytes for kind, cost in programs.items()}
     footprint = footprint_of(legs, carry, passage.sent, passage.cotangents, passage.flowing)
     return LayerCost(

@@ -105,12 +105,17 @@ Apply: TypeAlias = Callable[[Params, Any, MicrobatchView], Any]
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer as described by the user: how to make it, and how often it stands in a row."""
+    """A layer as described by the user: how to make it, and how often it stands in a row.
+
+    `partition`, asked as `init` is, gives what the layer itself says of the sharding of its parameters: a
+    tree like them of PartitionSpecs. None if it says nothing.
+    """
 
     name: str
     init: Init
     make_apply: Callable[[], Apply]
     repeat: int = 1
+    partition: Init | None = None
 
 
 def layer(
@@ -167,7 +172,9 @@ def _nnx(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerS
     takes_rngs = any(p.name == "rngs" or p.kind is p.VAR_KEYWORD for p in parameters)
 
     def build(key: jax.Array) -> Any:
-        return factory(*args, **kwargs, **({"rngs": nnx.Rngs(key)} if takes_rngs else {}))
+        # Where parameters go is the stage's to say, which may have one device and no mesh.
+        with nnx.use_eager_sharding(False):
+            return factory(*args, **kwargs, **({"rngs": nnx.Rngs(key)} if takes_rngs else {}))
 
     def split(module: Any) -> tuple[Any, Any]:
         graph, params, other = nnx.split(module, nnx.Param, ...)
@@ -178,8 +185,14 @@ def _nnx(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerS
     def init(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
         return nnx.to_pure_dict(split(build(key))[1])  # type: ignore[no-any-return]
 
+    def abstract() -> tuple[Any, Any]:
+        return split(nnx.eval_shape(build, jax.eval_shape(jax.random.key, 0)))
+
+    def partition(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
+        return nnx.to_pure_dict(nnx.get_partition_spec(abstract()[1]))  # type: ignore[no-any-return]
+
     def make_apply() -> Apply:
-        graph, state = split(nnx.eval_shape(build, jax.eval_shape(jax.random.key, 0)))
+        graph, state = abstract()
         structure = jax.tree.structure(state)
 
         def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
@@ -187,22 +200,28 @@ def _nnx(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerS
 
         return apply
 
-    return LayerSpec(name, init, make_apply, repeat)
+    return LayerSpec(name, init, make_apply, repeat, partition)
 
 
 def _linen(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerSpec:
     module = factory if isinstance(factory, linen.Module) else factory(*args, **kwargs)
 
-    def init(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
+    def boxed(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
         variables = unfreeze(module.init({"params": key, "dropout": key}, carry, mb))
         params = variables.pop("params", {})
         _refuse_state(sorted(variables))
-        return meta.unbox(params)  # type: ignore[no-any-return]
+        return params
+
+    def init(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
+        return meta.unbox(boxed(key, carry, mb))  # type: ignore[no-any-return]
+
+    def partition(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
+        return linen.get_partition_spec(jax.eval_shape(boxed, key, carry, mb))  # type: ignore[no-any-return]
 
     def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
         return module.apply({"params": params}, carry, mb, rngs={"dropout": mb.key})
 
-    return LayerSpec(name, init, lambda: apply, repeat)
+    return LayerSpec(name, init, lambda: apply, repeat, partition)
 
 
 def _bare_arrays(module: Any) -> list[str]:

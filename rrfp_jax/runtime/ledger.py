@@ -106,6 +106,7 @@ class StageLedger:
     def of(
         cls,
         stage: Stage,
+        optimizer_bytes: int,
         rank: int,
         programs: Mapping[Bucket, Sequence[PiecePrograms]],
         spare_gradients: int,
@@ -114,7 +115,8 @@ class StageLedger:
         """From what a stage has and runs.
 
         Args:
-            stage: with its parameters and optimizer state.
+            stage: with its parameters.
+            optimizer_bytes: of its optimizer's state.
             rank: of this process.
             programs: by bucket, of each chunk.
             spare_gradients: that may be parked.
@@ -122,15 +124,15 @@ class StageLedger:
         """
         leaves = jax.tree.leaves(stage.leaves)
         return cls(
-            device=str(stage.device),
+            device=str(stage.site.device),
             rank=rank,
             layers=[(layers.start, layers.stop) for layers in stage.chunks],
             parameters=sum(leaf.size for leaf in leaves),
             weight_bytes=_bytes(leaves),
-            optimizer_bytes=_bytes(stage.state),
+            optimizer_bytes=optimizer_bytes,
             accumulator_bytes=_bytes(jax.tree.leaves(stage.gradients)),
             parked_gradient_bytes=(spare_gradients + MOST_QUEUED) * stage.gradient_bytes,
-            device_limit_bytes=memory_limit(stage.device),
+            device_limit_bytes=memory_limit(stage.site.device),
             compile_seconds=compile_seconds,
             buckets={name_of(bucket): BucketLedger.of(bucket, pieces) for bucket, pieces in programs.items()},
         )

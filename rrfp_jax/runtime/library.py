@@ -24,6 +24,7 @@ from rrfp_jax.runtime.piece import PieceShape
 from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.programs import PiecePrograms
 from rrfp_jax.runtime.roles import Roles
+from rrfp_jax.runtime.sharding import Sharding
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 """The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
@@ -31,7 +32,7 @@ Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 Phase: TypeAlias = Literal["train", "evaluate"]
 
 StagePrograms: TypeAlias = Mapping[int, Sequence[PiecePrograms]]
-"""By stage, the programs of each of its chunks."""
+"""By seat, the programs of each of its chunks."""
 
 
 class Library:
@@ -39,12 +40,12 @@ class Library:
 
     Args:
         pipe: the model.
-        chunks: by stage of this process, the layers of each of its chunks.
-        compilers: by stage of this process.
+        chunks: by seat of this process (see `Layout`), the layers of each of its chunks.
+        compilers: by seat.
         remat: what backwards compute again; see `autodiff/remat.py`.
 
     Attributes:
-        compile_seconds: by stage of this process, spent so far.
+        compile_seconds: by seat, spent so far.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class Library:
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
         self._complete: set[Bucket] = set()  # those with programs for all these kinds
+        self._site = next(iter(compilers.values())).site  # all are alike
+        self._tp = len(self._site.devices)
         self.compile_seconds = dict.fromkeys(compilers, 0.0)
 
     @cached_property
@@ -69,6 +72,23 @@ class Library:
             UsageError: the Pipeline's `frozen` or `tied` name what there is not.
         """
         return Roles.of(self.params, self._pipe.frozen, self._pipe.tied)
+
+    @cached_property
+    def sharding(self) -> Sharding:
+        """How parameters and carries lie on the devices of a stage; needs one examined bucket.
+
+        Raises:
+            UsageError: the Pipeline's `sharding` or `carry`, or a layer's own metadata, ask for what there
+                is not, or cannot be.
+        """
+        layers = next(iter(self._shapes.values()))
+        metadata = {
+            ".".join(filter(None, [str(i), path])): spec
+            for i, layer in enumerate(layers)
+            for path, spec in layer.partition.items()
+        }
+        pipe = self._pipe
+        return Sharding.of(self.params, metadata, pipe.sharding, pipe.carry, self.roles.owners, self._tp)
 
     @property
     def params(self) -> Params:
@@ -95,7 +115,8 @@ class Library:
             UsageError: it does not, or it would have other parameters than for the first bucket.
         """
         if bucket not in self._shapes:
-            shapes = self._pipe.shapes(specs_of(bucket))
+            with self._site.tracing():
+                shapes = self._pipe.shapes(specs_of(bucket))
             first = next(iter(self._shapes.values()), shapes)
             for index, (a, b) in enumerate(zip(first, shapes, strict=True)):
                 if a.params != b.params:
@@ -104,6 +125,9 @@ class Library:
                         f"microbatches {bucket}, but {a.params} before: parameters must not depend on shapes"
                     )
             self._shapes[bucket] = shapes
+            for layers in self._chunks.values():
+                for piece in layers:
+                    self.sharding.check_carry(shapes[piece.start].carry_in, self._tp)
         return self._shapes[bucket]
 
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
@@ -111,7 +135,7 @@ class Library:
 
         What was compiled stays, so that a change of schedule back and forth compiles once.
         """
-        kinds = {s: rules.backward_kinds(s) for s in self._chunks}
+        kinds = {seat: rules.backward_kinds(seat % rules.placement.stages) for seat in self._chunks}
         if kinds != self._kinds:
             self._kinds, self._complete = kinds, set()
         missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
@@ -161,11 +185,13 @@ class Library:
             trainable=[i in trained for i in range(len(jax.tree.leaves(params)))],
             input_gradient=self.roles.first_trained < layers.start,
             remat=self._remat,
+            sharding=self.sharding,
         )
-        if kinds:
-            programs = PiecePrograms.training(shape, self._compilers[stage], kinds, own)
-        else:
-            programs = PiecePrograms.evaluation(shape, self._compilers[stage])
+        with self._site.tracing():
+            if kinds:
+                programs = PiecePrograms.training(shape, self._compilers[stage], kinds, own)
+            else:
+                programs = PiecePrograms.evaluation(shape, self._compilers[stage])
         self.compile_seconds[stage] += perf_counter() - began
         return programs
 

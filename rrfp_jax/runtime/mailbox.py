@@ -25,6 +25,9 @@ from rrfp_jax.runtime.frames import pack, unpack
 FULL_RETRY_SECONDS = 1e-3
 """Pause before a full socket is tried again."""
 
+LOSS_SECONDS = 2.0
+"""Data fails to come as soon as its sender dies; that it has, this process may hear a little later."""
+
 Handler: TypeAlias = Callable[..., None]
 """Called as handler(rank, *content)."""
 
@@ -151,6 +154,18 @@ class Mailbox:
                 if one.how == how:
                     left = f"{self.describe(one.culprit)} has ended while this process still needs it"
                     raise PeerLost(left if how == "left" else one.sentence, one.culprit)
+
+    def hear_of_losses(self) -> None:
+        """Something between processes has failed, perhaps since one is gone: wait a while to hear of that.
+
+        Raises:
+            PeerLost: one is.
+        """
+        deadline = perf_counter() + LOSS_SECONDS
+        while perf_counter() < deadline:
+            self.require(self.ranks)
+            self.sleep(0.1)
+            self.pump()
 
     def ring(self) -> None:
         """Wake whoever sleeps; from any thread."""

@@ -14,6 +14,7 @@ from rrfp_jax.core.cards import Card
 from rrfp_jax.runtime.compiling import Compiler
 from rrfp_jax.runtime.costanalysis import program_cost
 from rrfp_jax.runtime.ledger import memory_limit
+from rrfp_jax.runtime.site import Site
 
 REPEATS = 15
 
@@ -50,7 +51,7 @@ def _product_rate(device: jax.Device, size: int, dtype: Any) -> float:
 def _seconds(device: jax.Device, function: Callable[..., Any], *specs: Any) -> float:
     """The lower quartile of a few runs."""
     clock = time.process_time if device.platform == "cpu" else time.perf_counter
-    program = Compiler(device)(function, *specs)
+    program = Compiler(Site((device,)))(function, *specs)
     arguments = [jax.device_put(jnp.ones(spec.shape, spec.dtype), device) for spec in specs]
     taken = []
     for _ in range(REPEATS):

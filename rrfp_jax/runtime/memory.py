@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.runtime.budget import Setting, StepMemory, memory_of_step
 from rrfp_jax.runtime.ledger import StageLedger, memory_limit, name_of
 from rrfp_jax.runtime.library import Bucket, Library
+from rrfp_jax.runtime.optimizer import Optimizer
 from rrfp_jax.runtime.stage import Stage
 from rrfp_jax.runtime.topology import Layout
 
@@ -25,6 +26,7 @@ class Memory:
     def __init__(self, setting: Setting, layout: Layout, library: Library) -> None:
         self._setting, self._layout, self._library = setting, layout, library
         self._stages: Sequence[Stage] = ()
+        self._optimizer_bytes: Mapping[int, int] = {}
         self._spare_gradients = 0
         self._ledgers: Sequence[StageLedger] = ()
         self._known: set[Any] = set()  # what the ledgers have programs for
@@ -34,12 +36,13 @@ class Memory:
     def limited(self) -> bool:
         """Whether what is in flight is limited in bytes."""
         if self._setting == "auto":
-            return any(memory_limit(device) is not None for device in self._layout.devices.values())
+            return any(memory_limit(site.device) is not None for site in self._layout.sites.values())
         return self._setting is not None
 
-    def start(self, stages: Sequence[Stage], rules: StepRules) -> None:
-        """Take note of this process's stages, once they have their parameters."""
+    def start(self, stages: Sequence[Stage], optimizers: Sequence[Optimizer], rules: StepRules) -> None:
+        """Take note of this process's stages and optimizers, once they have their parameters and state."""
         self._stages = stages
+        self._optimizer_bytes = {of.index: own.nbytes for own in optimizers for of in own.stages}
         self._spare_gradients = rules.spare_gradients if rules.accumulation == "index" else 0
 
     def ledgers(self) -> list[StageLedger]:
@@ -48,28 +51,30 @@ class Memory:
         own = [
             StageLedger.of(
                 stage,
+                self._optimizer_bytes.get(stage.index, 0),
                 self._layout.world.rank,
                 {bucket: self._library.programs(bucket, "train")[stage.index] for bucket in buckets},
                 self._spare_gradients,
                 self._library.compile_seconds[stage.index],
             ).plain()
-            for stage in (self._stages if self._layout.member == 0 else ())
+            for stage in self._stages
+            if stage.index in self._layout.told and stage.index < self._layout.stages  # replicas are alike
         ]
         rows = self._layout.world.gather("the ledgers of all stages", own)
         return [StageLedger.of_plain(plain) for plains in rows for plain in plains]
 
     def of_step(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepMemory:
-        """What the stages may hold in a step whose programs are there.
+        """What the seats may hold in a step whose programs are there.
 
         Args:
             rules: of the step.
-            buckets: of each microbatch.
+            buckets: of each microbatch of all replicas.
 
         Raises:
             UsageError: see `memory_of_step`.
         """
         if rules.forward_only or not self.limited:
-            nothing = [None] * rules.placement.stages
+            nothing = [None] * len(self._layout.groups)
             return StepMemory(nothing, nothing)
         step = rules, tuple(buckets)
         if step != self._latest[0]:
@@ -79,6 +84,9 @@ class Memory:
             if needed not in self._known:
                 self._ledgers = self.ledgers()
                 self._known.add(needed)
-            names = [name_of(bucket) for bucket in buckets]
-            self._latest = step, memory_of_step(self._setting, self._ledgers, rules, names)
+            names, dp = [name_of(bucket) for bucket in buckets], self._layout.replicas
+            parts = [memory_of_step(self._setting, self._ledgers, rules, names[d::dp]) for d in range(dp)]
+            totals = [total for part in parts for total in part.totals]
+            budgets = [budget for part in parts for budget in part.budgets]
+            self._latest = step, StepMemory(totals, budgets)
         return self._latest[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
@@ -75,7 +76,8 @@ class PacedQueue(DeviceQueue):
 class JitteredQueue(DeviceQueue):
     """A real device that is kept busy for a while longer after each task.
 
-    No program is queued behind a running one, because it would run during the delay.
+    No program is queued behind a running one, except where a group decides ahead: then one may run during the
+    delay of the one before, and counts as if it had run behind it.
 
     Args:
         name, wake: see `DeviceQueue`.
@@ -85,33 +87,40 @@ class JitteredQueue(DeviceQueue):
     def __init__(self, name: str, wake: Callable[[], None], delay: Callable[[Running, float], float]) -> None:
         super().__init__(name, wake)
         self._delay = delay
-        self._held: tuple[Running, float] | None = None
+        self._held: deque[tuple[Running, float]] = deque()  # have ended, but not with their delays; starts
+        self._busy_until = 0.0
 
     def __enter__(self) -> JitteredQueue:
         super().__enter__()
-        self._held = None
+        self._held.clear()
         return self
 
     def ended(self) -> list[tuple[Running, float]]:
         """See `DeviceQueue.ended`."""
-        for running, start in super().ended():  # one at most
-            running.end += self._delay(running, running.end - start)
-            self._free_since = running.end
-            self._held = running, start
-        if self._held is None or self._held[0].end > perf_counter():
-            return []
-        held, self._held = self._held, None
-        return [held]
+        for running, began in super().ended():
+            seconds, start = running.end - began, max(began, self._busy_until)
+            running.end = self._busy_until = start + seconds + self._delay(running, seconds)
+            self._held.append((running, start))
+        now, over = perf_counter(), []
+        while self._held and self._held[0][0].end <= now:
+            over.append(self._held.popleft())
+        return over
 
     def room_at(self, now: float) -> float:
         """See `DeviceQueue.room_at`."""
-        return float("inf") if self._running or self._held else now
+        if not self._ahead:
+            return float("inf") if self._running or self._held else now
+        if len(self._running) + len(self._held) >= self._most:
+            return float("inf")
+        held = self._busy_until - self._lead - self._ahead if self._held else now
+        return max(held, super().room_at(now))
 
     def next_event(self, now: float) -> float:
         """See `DeviceQueue.next_event`."""
-        return self._held[0].end if self._held else float("inf")
+        room = super().next_event(now)
+        return min(self._held[0][0].end, room) if self._held else room
 
     @property
     def running(self) -> list[Task]:
         """See `DeviceQueue.running`."""
-        return super().running + ([self._held[0].task] if self._held else [])
+        return [running.task for running, _ in self._held] + super().running

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from rrfp_jax.runtime.layers import Params
+
+NAMES_SHOWN = 5
 
 
 def leaf_path(layer: int | str, path: Sequence[Any]) -> str:
@@ -40,3 +42,16 @@ def _without_gaps(tree: Any) -> Any:
     filled = {key: _without_gaps(value) for key, value in tree.items()}
     kept = {key: value for key, value in filled.items() if value is not None}
     return kept if kept or not tree else None
+
+
+def from_the_front(name: str, layers: int) -> str:
+    """A path or pattern whose layer index, if below 0, is counted from the front."""
+    layer, dot, rest = name.partition(".")
+    return f"{int(layer) + layers}{dot}{rest}" if layer.startswith("-") and layer[1:].isdigit() else name
+
+
+def some_of(specs: Mapping[str, Any], near: str = "") -> str:
+    """Some of the names as text, those of the same layer as `near` first."""
+    layer = near.partition(".")[0]
+    names = sorted(specs, key=lambda path: path.partition(".")[0] != layer)
+    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,8 @@ from rrfp_jax.runtime.autodiff.traced import Specs
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline, run_layers
 from rrfp_jax.runtime.pipeline import Specs as Fields
+from rrfp_jax.runtime.sharding import Sharding
+from rrfp_jax.runtime.site import WHOLE, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class PieceShape:
         remat: what the layers' backwards compute again; see `autodiff/remat.py`.
         trainable: which of the piece's parameters have a gradient; None for all.
         input_gradient: whether anything before the piece is trained.
+        sharding: of parameters and carries, where the stage has several devices.
     """
 
     pipe: Pipeline
@@ -37,6 +40,7 @@ class PieceShape:
     remat: str = NONE
     trainable: Sequence[bool] | None = None
     input_gradient: bool = True
+    sharding: Sharding = field(default_factory=Sharding)
 
     @cached_property
     def params(self) -> Params:
@@ -47,6 +51,11 @@ class PieceShape:
     def carry_in(self) -> Any:
         """Specs of what arrives from the piece before (None for the first)."""
         return self.shapes[self.layers.start].carry_in
+
+    @cached_property
+    def carry_out(self) -> Any:
+        """Specs of what goes to the piece after."""
+        return self.shapes[self.layers.stop - 1].carry_out
 
     @property
     def input_names(self) -> list[str]:
@@ -87,3 +96,12 @@ class PieceShape:
         """Flat specs of parameters, carry and inputs."""
         inputs = [*(self.fields[name] for name in self.input_names), IDS]
         return jax.tree.leaves(self.params), jax.tree.leaves(self.carry_in), inputs
+
+    def placed(self, site: Site) -> tuple[Specs, Specs, Specs]:
+        """The same with their shardings on a stage's devices."""
+        params, carry, inputs = self.specs()
+        return (
+            site.spread(params, self.sharding.of_params(self.params)),
+            site.spread(carry, self.sharding.of_carry(carry)),
+            site.spread(inputs, [WHOLE] * len(inputs)),
+        )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.tree_util import keystr
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.remat import NONE, rematerialised
 from rrfp_jax.runtime.layers import Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
+from rrfp_jax.runtime.site import WHOLE
 
 LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
 Specs: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
@@ -34,11 +37,15 @@ REPORTED = frozenset(
 
 @dataclass(frozen=True)
 class LayerShapes:
-    """Specs of one layer for one shape bucket: its parameters, and the carry into and out of it."""
+    """Specs of one layer for one shape bucket: its parameters, and the carry into and out of it.
+
+    `partition` is what the layer itself says of the sharding of its parameters, by their paths in it.
+    """
 
     params: Params
     carry_in: Any
     carry_out: Any
+    partition: Mapping[str, PartitionSpec] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -56,10 +63,16 @@ class Pipeline:
         tied: parameters that are one and the same, {"0.embedding": "-1.embedding"}: an owner, and its alias
             or a list of them; a layer index below 0 counts from the end. The initial value is the owner's.
             Gradients are the sum over all of them; the optimizer sees the owner only.
+        sharding: how stages of several devices (`Mesh(tp=...)`) share parameters: patterns as in `frozen`,
+            each with a `jax.sharding.PartitionSpec` over the axis "tp"; the first that matches counts. What
+            none matches lies as its layer's own metadata says (`nnx.with_partitioning`), or whole on every
+            device. See `docs/sharding.md`.
+        carry: the PartitionSpec of what stages send to each other, as far as it has so many dimensions:
+            `PartitionSpec(None, "tp")` spreads sequences, so that each device sends its part.
 
     Raises:
-        UsageError: no layers, or something that is not a layer. Names in `frozen` and `tied` are looked up
-            by the Trainer, which knows the parameters.
+        UsageError: no layers, or something that is not a layer. Names in `frozen`, `tied` and `sharding` are
+            looked up by the Trainer, which knows the parameters.
     """
 
     def __init__(
@@ -70,6 +83,8 @@ class Pipeline:
         additive: bool = True,
         frozen: str | Sequence[str] = (),
         tied: Mapping[str, str | Sequence[str]] | None = None,
+        sharding: Mapping[str, PartitionSpec] | None = None,
+        carry: PartitionSpec = WHOLE,
     ) -> None:
         if not isinstance(layers, Sequence):
             raise UsageError(f"Pipeline: expected a list of layers, got one thing: {_name(layers)}")
@@ -87,6 +102,10 @@ class Pipeline:
         self.tied = [
             (owner, alias) for owner, aliases in (tied or {}).items() for alias in _texts("tied", aliases)
         ]
+        for pattern, spec in {**(sharding or {}), "carry": carry}.items():
+            if not isinstance(spec, PartitionSpec):
+                raise UsageError(f"Pipeline: {pattern!r}: {spec!r} is no jax.sharding.PartitionSpec")
+        self.sharding, self.carry = dict(sharding or {}), carry
         self._applies: dict[int, Apply] = {}
 
     def __len__(self) -> int:
@@ -149,13 +168,14 @@ class Pipeline:
         key = jax.eval_shape(jax.random.key, 0)
         try:
             params = jax.eval_shape(spec.init, key, carry, mb)
+            partition = _partition(spec, key, carry, mb)
             out, _ = jax.eval_shape(partial(self.apply_layer, index), params, carry, mb)
             _check_carry(out)
         except UsageError as error:
             raise UsageError(f"layer {index} ({spec.name}): {error}") from None
         except Exception as error:
             raise UsageError(self._misfit(index, carry, error)) from error
-        return LayerShapes(params, carry, out)
+        return LayerShapes(params, carry, out, partition)
 
     def init_layer(
         self, index: int, shapes: LayerShapes, fields: Specs, seed: jax.Array, number: jax.Array
@@ -181,6 +201,16 @@ class Pipeline:
         giver = f"layer {index - 1} ({names[index - 1]}) gives" if index else "the first layer gets"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return f"{taker} cannot take what {giver}, {describe(carry)}: {type(error).__name__}: {reason}"
+
+
+def _partition(spec: LayerSpec, key: Any, carry: Any, mb: MicrobatchView) -> dict[str, PartitionSpec]:
+    """What a layer says of the sharding of its parameters, by path in it."""
+    if spec.partition is None:
+        return {}
+    specs = spec.partition(key, carry, mb)
+    found, _ = jax.tree_util.tree_flatten_with_path(specs, lambda leaf: isinstance(leaf, PartitionSpec))
+    by_path = {keystr(path, simple=True, separator="."): leaf for path, leaf in found}
+    return {path: leaf for path, leaf in by_path.items() if any(name is not None for name in leaf)}
 
 
 def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
@@ -264,14 +294,3 @@ def run_layers(
         losses.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe), training)))
         carry = None
     return carry, add_losses(losses)
-
-
-def split_evenly(layers: int, stages: int) -> list[int]:
-    """Numbers of layers per stage that differ by at most one; the longer stages stand at the ends.
-
-    The first and the last layer are usually an embedding and a head, cheaper than the blocks between them:
-    embedding, 8 blocks and head on 4 stages give 3, 2, 2, 3, so that each stage has 2 blocks.
-    """
-    short, longer = divmod(layers, stages)
-    from_ends = sorted(range(stages), key=lambda s: min(s, stages - 1 - s))
-    return [short + (s in from_ends[:longer]) for s in range(stages)]

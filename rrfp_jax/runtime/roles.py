@@ -21,9 +21,7 @@ import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.paths import leaf_paths, partial_tree
-
-NAMES_SHOWN = 5
+from rrfp_jax.runtime.paths import from_the_front, leaf_paths, partial_tree, some_of
 
 
 @dataclass(frozen=True)
@@ -92,10 +90,10 @@ class Roles:
         owners = _resolve_ties(specs, len(params), tied)
         matched = set()
         for pattern in frozen:
-            wanted = _from_the_front(pattern, len(params))
+            wanted = from_the_front(pattern, len(params))
             found = {path for path in specs if fnmatchcase(path, wanted)}
             if not found:
-                raise UsageError(f"frozen={pattern!r} matches no parameter; there are {_some(specs)}")
+                raise UsageError(f"frozen={pattern!r} matches no parameter; there are {some_of(specs)}")
             matched |= found
         one = {path: owners.get(path, path) for path in specs}  # a tied parameter has several names
         names = {one[path] for path in matched}
@@ -130,11 +128,11 @@ class Roles:
 def _resolve_ties(specs: Mapping[str, Any], layers: int, tied: Sequence[tuple[str, str]]) -> dict[str, str]:
     owners: dict[str, str] = {}
     for names in tied:
-        owner, alias = (_from_the_front(name, layers) for name in names)
+        owner, alias = (from_the_front(name, layers) for name in names)
         what = f"tied={{{names[0]!r}: {names[1]!r}}}"
         for path, name in ((owner, names[0]), (alias, names[1])):
             if path not in specs:
-                raise UsageError(f"{what}: there is no parameter {name!r}; there are {_some(specs, path)}")
+                raise UsageError(f"{what}: there is no parameter {name!r}; there are {some_of(specs, path)}")
         a, b = specs[owner], specs[alias]
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             raise UsageError(
@@ -148,15 +146,3 @@ def _resolve_ties(specs: Mapping[str, Any], layers: int, tied: Sequence[tuple[st
             )
         owners[alias] = owner
     return owners
-
-
-def _from_the_front(name: str, layers: int) -> str:
-    layer, dot, rest = name.partition(".")
-    return f"{int(layer) + layers}{dot}{rest}" if layer.startswith("-") and layer[1:].isdigit() else name
-
-
-def _some(specs: Mapping[str, Any], near: str = "") -> str:
-    """Some of the names, those of the same layer first."""
-    layer = near.partition(".")[0]
-    names = sorted(specs, key=lambda path: path.partition(".")[0] != layer)
-    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 
-from rrfp_jax.runtime.transport import NOBODY, Arrival, Key, Ledger, Transport, Witness
+from rrfp_jax.runtime.transport import NOBODY, Arrival, Devices, Key, Ledger, Transport, Witness
 
 
 class RoutedTransport:
@@ -14,7 +14,7 @@ class RoutedTransport:
 
     def __init__(self, local: Transport, remote: Transport) -> None:
         self._local, self._remote = local, remote
-        self._devices: Mapping[int, jax.Device] = {}
+        self._devices: Devices = {}
 
     @property
     def ledger(self) -> Ledger:
@@ -22,7 +22,7 @@ class RoutedTransport:
         a, b = self._local.ledger, self._remote.ledger
         return Ledger(a.held + b.held, a.posted + b.posted)
 
-    def begin(self, round: int, devices: Mapping[int, jax.Device], witness: Witness = NOBODY) -> None:
+    def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
         """See `Transport.begin`."""
         self._devices = devices
         self._local.begin(round, devices, witness)

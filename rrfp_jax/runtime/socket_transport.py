@@ -20,21 +20,18 @@ from jax.sharding import SingleDeviceSharding
 from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.join import own_address
-from rrfp_jax.runtime.mailbox import Mailbox
 from rrfp_jax.runtime.transport import (
     NOBODY,
     PAUSE_SHARE,
     SHORTEST_PAUSE,
     Arrival,
+    Devices,
     Key,
     Ledger,
     Witness,
     nbytes,
 )
 from rrfp_jax.runtime.world import START_SECONDS, World
-
-LOSS_SECONDS = 2.0
-"""A transfer fails when its sender dies; the mailbox, which knows more, may hear of that a little later."""
 
 
 class _Pull(NamedTuple):
@@ -62,7 +59,7 @@ class SocketTransport:
         self._round = 0
         self._witness: Witness = NOBODY
         self._over = False  # the round was broken off
-        self._shardings: Mapping[int, SingleDeviceSharding] = {}
+        self._shardings: Mapping[int, Sequence[SingleDeviceSharding]] = {}
         self._early: list[tuple[Any, ...]] = []  # what came for a round that has not begun here
         self._offered: set[Key] = set()  # in this round
         self._held: dict[int, tuple[Key, int]] = {}  # by uuid what has not been delivered, and its bytes
@@ -80,10 +77,10 @@ class SocketTransport:
         addresses = world.gather("addresses of the transfer servers", self._server.address(), START_SECONDS)
         self._connections = {r: self._server.connect(addresses[r]) for r in self._mailbox.ranks}
 
-    def begin(self, round: int, devices: Mapping[int, jax.Device], witness: Witness = NOBODY) -> None:
+    def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
         """See `Transport.begin`."""
         self._round, self._over, self._witness = round, False, witness
-        self._shardings = {stage: SingleDeviceSharding(device) for stage, device in devices.items()}
+        self._shardings = {stage: list(map(SingleDeviceSharding, own)) for stage, own in devices.items()}
         self._offered.clear()
         early, self._early = self._early, []
         for handler, *message in early:
@@ -156,12 +153,12 @@ class SocketTransport:
 
     def _pull(self, key: Key, rank: int, uuid: int, specs: Sequence[Any]) -> Sequence[jax.Array]:
         """Begin a transfer. Arrays without elements are made here: a pull of such would never end."""
-        sharding = self._shardings[key.stage]
-        shapes = [jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding) for shape, dtype in specs]
+        to = itertools.cycle(self._shardings[key.stage])
+        shapes = [jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=next(to)) for shape, dtype in specs]
         full = [shape for shape in shapes if shape.size]
         pulled = iter(self._connections[rank].pull(uuid, full) if full else [])
         return [
-            next(pulled) if shape.size else jax.device_put(np.empty(shape.shape, shape.dtype), sharding)
+            next(pulled) if shape.size else jax.device_put(np.empty(shape.shape, shape.dtype), shape.sharding)
             for shape in shapes
         ]
 
@@ -189,17 +186,9 @@ class SocketTransport:
             for array in pull.arrays:
                 array.block_until_ready()
         except Exception as error:
-            _hear_of_losses(self._mailbox)
+            self._mailbox.hear_of_losses()
             sender = self._world.describe(pull.rank)
             raise TrainingError(f"the transfer of the {key} from {sender} failed: {error}") from None
-
-
-def _hear_of_losses(mailbox: Mailbox) -> None:
-    deadline = perf_counter() + LOSS_SECONDS
-    while perf_counter() < deadline:
-        mailbox.require(mailbox.ranks)
-        mailbox.sleep(0.1)
-        mailbox.pump()
 
 
 def _flat(key: Key) -> tuple[int, int, int, int, int]:

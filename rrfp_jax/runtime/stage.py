@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -11,30 +12,30 @@ import numpy as np
 from rrfp_jax.core.meter import Meter
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 from rrfp_jax.runtime.compiling import Compiled, nbytes
+from rrfp_jax.runtime.gradients import SumPrograms
 from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.passage import Leg
 from rrfp_jax.runtime.paths import leaf_paths
-from rrfp_jax.runtime.programs import Leg, PiecePrograms
+from rrfp_jax.runtime.programs import PiecePrograms
 from rrfp_jax.runtime.roles import LeafRoles
-from rrfp_jax.runtime.update import UpdatePrograms, merged
+from rrfp_jax.runtime.site import Site
 
 Arrays: TypeAlias = Sequence[jax.Array]
 
 
 class Stage:
-    """What a stage keeps from step to step, on its device.
+    """What a stage keeps from step to step, on its devices.
 
     Args:
-        index: the stage's number.
+        index: its seat (see `Layout`).
         chunks: indices of the layers of each chunk.
-        device: where its parameters live and its programs run.
-        params: of each chunk, {layer index as text: nested dict}, on that device; from now on owned by the
-            stage.
+        site: where its parameters live and its programs run.
+        params: of each chunk, {layer index as text: nested dict}, there; from now on owned by the stage.
         roles: of each chunk's parameters.
-        updates: its bucket-independent programs; without an optimizer it is never updated.
+        updates: its bucket-independent programs.
 
     Attributes:
         leaves: the parameters of each chunk as a flat list.
-        state: of the optimizer, as a flat list.
         loss_scale: float32 scalar, by which the gradients of coming steps are multiplied.
     """
 
@@ -42,17 +43,16 @@ class Stage:
         self,
         index: int,
         chunks: Sequence[range],
-        device: jax.Device,
+        site: Site,
         params: Sequence[Params],
         roles: Sequence[LeafRoles],
-        updates: UpdatePrograms,
+        updates: SumPrograms,
     ) -> None:
         self.index = index
         self.chunks = chunks
-        self.device = device
+        self.site = site
         self._roles, self._updates = roles, updates
         self.leaves = [jax.tree.leaves(own) for own in params]
-        self.state: list[jax.Array] = updates.init(self._owned()) if updates.init is not None else []
         self._sums: list[list[jax.Array]] = []  # of the trained leaves
         self.reset_gradients()
         self._loss_scale = 0.0
@@ -71,53 +71,56 @@ class Stage:
         return merged([roles.trained_tree(own) for roles, own in pairs])
 
     @property
+    def sums(self) -> list[jax.Array]:
+        """Those sums as one flat list."""
+        return [leaf for own in self._sums for leaf in own]
+
+    def replace_sums(self, sums: Arrays) -> None:
+        """Take other values for them."""
+        rest = iter(sums)
+        self._sums = [list(islice(rest, len(own))) for own in self._sums]
+
+    @property
     def gradient_bytes(self) -> int:
         """Of a microbatch's gradients of the chunk that has most."""
         pairs = zip(self._roles, self.leaves, strict=True)
         return max(sum(nbytes(own[place]) for place in roles.trained) for roles, own in pairs)
 
-    @property
-    def optimizer_state(self) -> Any:
-        """The optimizer's state for this stage's parameters."""
-        return jax.tree.unflatten(self._updates.state_structure, self.state)
+    def replace(self, params: Params) -> None:
+        """Take other values for parameters.
 
-    def replace(self, params: Params, state: Any) -> None:
-        """Take other values for parameters and optimizer state, trees like those that there are."""
-        own = [{str(i): params[str(i)] for i in layers} for layers in self.chunks]
-        self.leaves = [jax.device_put(jax.tree.leaves(tree), self.device) for tree in own]
-        self.state = jax.device_put(jax.tree.leaves(state), self.device)
+        Args:
+            params: a tree like the one that there is, of arrays or of what gives, for a tuple of slices, that
+                part of one.
+        """
+        for layers, own in zip(self.chunks, self.leaves, strict=True):
+            replace_arrays(own, jax.tree.leaves({str(i): params[str(i)] for i in layers}))
 
     def scale_loss(self, scale: float) -> None:
         """Set what gradients of coming steps are multiplied by."""
         if scale != self._loss_scale:
-            self._loss_scale, self.loss_scale = scale, jax.device_put(np.float32(scale), self.device)
+            self._loss_scale, self.loss_scale = scale, self.site.put(np.float32(scale))
 
     def add(self, chunk: int, gradients: Arrays) -> None:
         """Add a microbatch's gradients of a chunk to the sums."""
         self._sums[chunk] = self._updates.accumulate[chunk](self._sums[chunk], gradients)
 
     def norms(self) -> jax.Array:
-        """Of gradient sums and parameters that this stage owns; see `UpdatePrograms`."""
-        return self._updates.norms(self._owned(), self._owned_sums())  # type: ignore[no-any-return]
+        """Of gradient sums and parameters that this stage owns; see `SumPrograms`."""
+        return self._updates.norms(self.owned(), self.owned_sums())  # type: ignore[no-any-return]
 
-    def update(self, scale: jax.Array) -> None:
-        """One optimizer step with the gradient sums times `scale` (float32 scalar); zeroes the sums.
+    def updated(self, owned: Sequence[Arrays], sums: Sequence[Arrays]) -> None:
+        """Take new values of the owned parameters, by chunk, and zeros for their sums.
 
         Aliases of parameters that are owned elsewhere wait for the new value.
         """
-        if self._updates.update is None:
-            self.reset_gradients()
-            return
-        new, self.state, owned_sums = self._updates.update(
-            self._owned(), self.state, self._owned_sums(), scale
-        )
         aliased_sums = self._updates.zero_aliases()
         for chunk, roles in enumerate(self._roles):
-            for place, leaf in zip(roles.owned, new[chunk], strict=True):
+            for place, leaf in zip(roles.owned, owned[chunk], strict=True):
                 self.leaves[chunk][place] = leaf
-            sums = dict(zip(roles.owned, owned_sums[chunk], strict=True))
-            sums |= zip(roles.aliases, aliased_sums[chunk], strict=True)
-            self._sums[chunk] = [sums[place] for place in roles.trained]
+            new = dict(zip(roles.owned, sums[chunk], strict=True))
+            new |= zip(roles.aliases, aliased_sums[chunk], strict=True)
+            self._sums[chunk] = [new[place] for place in roles.trained]
 
     def reset_gradients(self) -> None:
         """Start from zero, after a step that was broken off or is not applied."""
@@ -127,7 +130,7 @@ class Stage:
         """The paths of gradient sums that are not finite; looks at all of them on the host."""
         tree = self.gradients
         leaves = zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True)
-        return [path for path, leaf in leaves if not np.isfinite(jax.device_get(leaf)).all()]
+        return [path for path, leaf in leaves if not _is_finite(leaf)]
 
     # Tied parameters, by chunk and place in its list of leaves.
 
@@ -154,13 +157,36 @@ class Stage:
         total = self._updates.add_aliases[chunk, place](self.gradient(chunk, place), list(gradients))
         self.set_gradient(chunk, place, total)
 
-    def _owned(self) -> list[Arrays]:
+    # What an optimizer sees, by chunk.
+
+    def owned(self) -> list[Arrays]:
+        """The parameters that are updated here."""
         pairs = zip(self._roles, self.leaves, strict=True)
         return [[own[place] for place in roles.owned] for roles, own in pairs]
 
-    def _owned_sums(self) -> list[Arrays]:
+    def owned_sums(self) -> list[Arrays]:
+        """Their gradient sums."""
         chunks = range(len(self._roles))
         return [[self.gradient(chunk, place) for place in self._roles[chunk].owned] for chunk in chunks]
+
+
+def merged(chunks: Sequence[Params]) -> Params:
+    """The layers of all chunks in one dict."""
+    return {layer: params for chunk in chunks for layer, params in chunk.items()}
+
+
+def replace_arrays(arrays: list[jax.Array], values: Sequence[Any]) -> None:
+    """Put values where these arrays are, one after the other, so that no more than one is there twice."""
+    for i, (old, new) in enumerate(zip(arrays, values, strict=True)):
+        if isinstance(new, jax.Array):
+            arrays[i] = jax.device_put(new, old.sharding)
+        else:
+            arrays[i] = jax.make_array_from_callback(old.shape, old.sharding, new.__getitem__)
+
+
+def _is_finite(leaf: jax.Array) -> bool:
+    """Whether all that is here of an array is."""
+    return all(np.isfinite(np.asarray(shard.data)).all() for shard in leaf.addressable_shards)
 
 
 class StageStep(Protocol):
@@ -171,10 +197,15 @@ class StageStep(Protocol):
     meter: Meter  # told by the driver
 
     def receive(self, task: Task, arrays: Arrays) -> None:
-        """File the input of a task that has arrived."""
+        """File the input of a task that has arrived: what this process's devices have of it."""
 
     def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
-        """Dispatch a task: what to send to another piece, and an array that is ready when it has ended."""
+        """Dispatch a task.
+
+        Returns:
+            What to send to another piece, as far as this process's devices have it, see `Site.shards`; and an
+            array that is ready when it has ended.
+        """
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """Add a microbatch's gradients of a chunk, whose backward has been dispatched."""
@@ -233,8 +264,10 @@ class ModelStep:
         """See `StageStep.run`."""
         kind, chunk, microbatch = task
         leg, program, head, counts = self._legs[self.buckets[microbatch], chunk, kind]
+        site = self.stage.site
         at_hand = self._held.pop((chunk, microbatch))
-        at_hand += self._arrived.pop(task, ())
+        if task in self._arrived:
+            at_hand += site.joined(self._arrived.pop(task), leg.arrives)
         if kind is BACKWARD or kind is INPUT:
             at_hand.append(self.stage.loss_scale)
         outputs = program(*head, *[at_hand[i] for i in leg.takes]) if program is not None else []
@@ -245,7 +278,7 @@ class ModelStep:
             self._held[chunk, microbatch] = [at_hand[i] for i in leg.keeps]
             if counts:
                 self.statistics[chunk, microbatch] = outputs[leg.sends]
-        return outputs[: leg.sends], outputs[0] if outputs else None
+        return site.shards(outputs[: leg.sends]), outputs[0] if outputs else None
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """See `StageStep.accumulate`."""

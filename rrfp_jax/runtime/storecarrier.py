@@ -27,7 +27,10 @@ from rrfp_jax.runtime.carrier import Plain
 POLL_SECONDS = 2.0
 """How long one call waits for a parcel before it asks anew."""
 
-CLOSE_SECONDS = 1.0
+JOIN_SECONDS = 1.0
+
+LOOK_SECONDS = 1.0
+"""A driver that waits polls at least as often."""
 
 BLOCK = 64
 """Parcels that are deleted together."""
@@ -50,7 +53,7 @@ class Store(Protocol):
 
 
 class StoreCarrier:
-    """See `Carrier`. Its threads live until `close`, and rest between steps.
+    """See `Carrier`. Its threads live until `close` or `leave`, and rest between steps.
 
     Args:
         store: the client.
@@ -72,13 +75,14 @@ class StoreCarrier:
     ) -> None:
         self._store, self._name, self._rank = store, f"rrfp/{name}", rank
         self._ring, self._silence = ring, silence_seconds
-        self._outbox: SimpleQueue[Plain | str] = SimpleQueue()  # messages; folders to delete
+        self._outbox: SimpleQueue[Plain | str | None] = SimpleQueue()  # messages; folders to delete; the end
         self._come: deque[bytes] = deque()
         self._heard = dict.fromkeys(partners, 0)
         self._forgotten = 0  # blocks
         # By the partner that a thread serves, this process's own rank for writing:
         self._calls = dict.fromkeys([rank, *partners], 0)
         self._overdue = dict.fromkeys([rank, *partners], inf)  # when the call under way will be
+        self._looked, self._excused = perf_counter(), 0.0  # when last; until when silence says nothing
         self._failure: RuntimeError | None = None
         self._open, self._closed = threading.Event(), False
         self._threads = [_thread(self._write)]
@@ -105,7 +109,7 @@ class StoreCarrier:
         what = "the key-value store, through which its group agrees on what to run,"
         if self._failure is not None:
             raise TrainingError(f"{what} failed: {self._failure}")
-        if min(self._overdue.values()) < perf_counter():
+        if self._is_silent(perf_counter()):
             raise TrainingError(
                 f"{what} has not answered for {self._silence:g} s: is the process that serves it, started by "
                 f"the launcher or rank 0, frozen or cut off?"
@@ -136,31 +140,48 @@ class StoreCarrier:
         self._open.clear()
 
     def close(self) -> None:
-        """End the threads, once the client has been shut down, which ends its calls.
+        """See `Carrier.close`. Threads end within a long poll; what this process wrote is deleted."""
+        if not self._closed:
+            self._end(f"{self._name}/{self._rank}")
+
+    def leave(self) -> None:
+        """End the threads now, when the client has been shut down, which ends its calls.
 
         At Python's end a thread inside the client would abort the process.
         """
-        self._closed = True
-        self._outbox.put("")
-        self._open.set()
+        self._end()
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(CLOSE_SECONDS)
+                thread.join(JOIN_SECONDS)
+
+    def _end(self, *folders: str) -> None:
+        self._closed = True
+        for item in (*folders, None):
+            self._outbox.put(item)
+        self._open.set()
+
+    def _is_silent(self, now: float) -> bool:
+        """Whether the store is; if this process itself stood still (Ctrl-Z), so may the store have."""
+        if now - self._looked > LOOK_SECONDS + self._silence / 2:
+            self._excused = now + self._silence
+        self._looked = now
+        return min(self._overdue.values()) < now and self._excused < now
 
     def _write(self) -> None:
-        number = 0
-        while not self._closed:
+        number, ended = 0, False
+        while not ended:
             items = [self._outbox.get()]
             with suppress(Empty):
                 while True:
                     items.append(self._outbox.get_nowait())
-            messages = [item for item in items if not isinstance(item, str)]
+            ended = None in items
+            messages = [item for item in items if item is not None and not isinstance(item, str)]
             if messages:
                 key, parcel = self._key(self._rank, number), msgpack.packb(messages)
                 self._call(self._rank, 0.0, self._store.key_value_set_bytes, key, parcel)
                 number += 1
             for item in items:
-                if isinstance(item, str) and not self._closed:
+                if isinstance(item, str):
                     self._call(self._rank, 0.0, self._store.key_value_delete, item)
 
     def _read(self, partner: int) -> None:

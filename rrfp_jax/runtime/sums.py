@@ -23,7 +23,7 @@ class Sums:
     squared_norm: float  # of the gradient sums over all stages; tied ones once, frozen ones not
     squared_parameter_norm: float  # of the same parameters
     trace: StepTrace
-    peak_bytes: Sequence[int]  # by stage, the most that was there for microbatches
+    peak_bytes: Sequence[int]  # by stage, the most that was there for microbatches, of any replica
     budget_bytes: Sequence[int | None]  # by stage, for that
     load_seconds: float  # of the process that waited longest for the step's data
 
@@ -43,15 +43,17 @@ def add_up(
 
     Args:
         results: of each process: `pieces`, tuples of piece, microbatch, names and values of statistics;
-            `norms`, tuples of stage and what `UpdatePrograms.norms` gives; `peaks`, of stage and bytes;
+            `norms`, tuples of stage and what `SumPrograms.norms` gives; `peaks`, of seat and bytes;
             `load_seconds`.
         microbatches: their number.
         trace: of the step.
-        budgets: bytes for microbatches, by stage.
+        budgets: bytes for microbatches, by seat.
     """
+    stages = trace.stages
+    peaks = dict(tuple(own) for result in results for own in result["peaks"])
     totals = [0.0] * microbatches
     sums = {"weight": 0.0}
-    for _, j, names, vector in sorted(piece for result in results for piece in result["pieces"]):
+    for _, j, names, vector in sorted(tuple(piece) for result in results for piece in result["pieces"]):
         totals[j] += vector[0]
         for name, value in zip(names[1:], vector[1:], strict=True):
             sums[name] = sums.get(name, 0.0) + value
@@ -64,7 +66,13 @@ def add_up(
         squared_norm=sum(largest**2 * share for largest, share, _ in norms),
         squared_parameter_norm=sum(squares for _, _, squares in norms),
         trace=trace,
-        peak_bytes=[peak for _, peak in sorted(tuple(own) for result in results for own in result["peaks"])],
-        budget_bytes=budgets,
+        peak_bytes=[max(peaks[seat] for seat in range(s, len(peaks), stages)) for s in range(stages)],
+        budget_bytes=[_least(budgets[s::stages]) for s in range(stages)],
         load_seconds=max(result["load_seconds"] for result in results),
     )
+
+
+def _least(budgets: Sequence[int | None]) -> int | None:
+    """Of a stage's replicas, all of which have a budget or none."""
+    known = [budget for budget in budgets if budget is not None]
+    return min(known, default=None)

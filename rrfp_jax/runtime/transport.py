@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.runtime._jax import DeviceCopier
+
+Devices: TypeAlias = Mapping[int, Sequence[jax.Device]]
+"""By stage of this process, its devices here."""
 
 
 class Key(NamedTuple):
@@ -80,11 +83,13 @@ class Transport(Protocol):
     def ledger(self) -> Ledger:
         """What is kept alive just now."""
 
-    def begin(self, round: int, devices: Mapping[int, jax.Device], witness: Witness = NOBODY) -> None:
+    def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
         """A round begins whose messages to this process go to the devices of its stages."""
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
         """Make arrays, possibly still being computed, available under a key.
+
+        Each is on one device. They go to the devices of the receiving stage in turn.
 
         They must neither be donated nor deleted before they are delivered.
 
@@ -115,15 +120,15 @@ class LocalTransport:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self._devices: Mapping[int, jax.Device] = {}
+        self._devices: Devices = {}
         self._witness: Witness = NOBODY
         self._offered: set[Key] = set()
         self._waiting: dict[Key, Sequence[jax.Array]] = {}  # pulled; the producer is still running
         self._moving: dict[Key, Arrival] = {}  # the producer has ended
         self._here: list[Arrival] = []
-        self._copiers: dict[jax.Device, DeviceCopier] = {}
+        self._copiers: dict[Sequence[jax.Device], DeviceCopier] = {}
 
-    def begin(self, round: int, devices: Mapping[int, jax.Device], witness: Witness = NOBODY) -> None:
+    def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
         """See `Transport.begin`."""
         self._devices, self._witness = devices, witness
         self._offered.clear()
@@ -133,15 +138,15 @@ class LocalTransport:
         if key in self._offered:
             raise ValueError(f"{key} has been offered before")
         self._offered.add(key)
-        device = self._devices[key.stage]
-        if all(array.device == device for array in arrays):
+        devices = self._devices[key.stage]
+        if all(a.device == devices[i % len(devices)] for i, a in enumerate(arrays)):
             self._here.append(Arrival(key, arrays, 0.0))
             self._witness.delivered(key)
             self._witness.coming(key)
             return
-        if device not in self._copiers:
-            self._copiers[device] = DeviceCopier(device)
-        self._waiting[key] = self._copiers[device](arrays)
+        if devices not in self._copiers:
+            self._copiers[devices] = DeviceCopier(devices)
+        self._waiting[key] = self._copiers[devices](arrays)
         self.ledger.posted += nbytes(arrays)
         self._witness.coming(key)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import jax
+
 from rrfp_jax.errors import Disagreement, TrainingError
 from rrfp_jax.runtime.blackbox import BlackBox
 from rrfp_jax.runtime.frames import pieces, whole
@@ -26,6 +28,9 @@ CLOCK_ROUNDS = 10
 """Round trips to rank 0 at the start, to know its clock."""
 
 LONGEST_SLEEP_SECONDS = 1.0
+
+READY_SECONDS = 1e-3
+"""Pause between looks at what processes compute together."""
 
 
 class World:
@@ -187,6 +192,34 @@ class World:
             self.mailbox.pump()
         self.waiting = before
 
+    def await_ready(self, what: str, arrays: Sequence[jax.Array]) -> None:
+        """Wait for what several processes compute together.
+
+        Args:
+            what: it is, for messages.
+            arrays: that are being computed.
+
+        Raises:
+            PeerLost: a process is gone.
+            TrainingError: the computation failed, or nothing came of it for `stall_seconds`.
+        """
+        began = perf_counter()
+        self.waiting, before = lambda: [f"{what}, since {perf_counter() - began:.1f} s"], self.waiting
+        try:
+            while self.mailbox is not None and not all(map(_is_ready, arrays)):
+                self.mailbox.pump()
+                self.mailbox.require(self.mailbox.ranks)
+                if perf_counter() - began > self.stall_seconds:
+                    me = self.describe(self.rank)
+                    raise TrainingError(f"{me} gives up waiting for {self.waiting()[0]}")
+                self.mailbox.sleep(READY_SECONDS)
+            jax.block_until_ready(arrays)
+        except jax.errors.JaxRuntimeError as error:
+            if self.mailbox is not None:
+                self.mailbox.hear_of_losses()
+            raise TrainingError(f"{what}: {error}") from error
+        self.waiting = before
+
     # Time.
 
     @property
@@ -209,3 +242,7 @@ class World:
                     self.mailbox.sleep(LONGEST_SLEEP_SECONDS)
                     self.mailbox.pump()
         self.gather("the clocks", None)  # so that rank 0 is there to answer
+
+
+def _is_ready(array: jax.Array) -> bool:
+    return bool(array.is_ready())  # type: ignore[attr-defined]

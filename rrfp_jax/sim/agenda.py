@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from rrfp_jax.sim.device import Device
+Whom = TypeVar("Whom")
 
-Happening: TypeAlias = Callable[[float, Device, Any], None]
-"""What is called with the time, the device it concerns, and what was entered with it."""
+Happening: TypeAlias = Callable[[float, Whom, Any], None]
+"""What is called with the time, whom it concerns, and what was entered with it."""
 
 
-class Agenda:
-    """A heap of events."""
+class Agenda(Generic[Whom]):
+    """A heap of events, which concern devices, or whatever else there is several of."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Happening, Device, Any]] = []
+        self._heap: list[tuple[float, int, Happening[Whom], Whom, Any]] = []
         self._entries = 0
 
-    def add(self, at: float, happens: Happening, device: Device, what: Any) -> None:
-        """Have `happens(at, device, what)` called."""
+    def add(self, at: float, happens: Happening[Whom], whom: Whom, what: Any) -> None:
+        """Have `happens(at, whom, what)` called."""
         self._entries += 1
-        heappush(self._heap, (at, self._entries, happens, device, what))
+        heappush(self._heap, (at, self._entries, happens, whom, what))
 
     def __iter__(self) -> Iterator[float]:
         """Go from instant to instant; each is given when all of its events have happened.
@@ -31,7 +31,7 @@ class Agenda:
         """
         heap = self._heap
         while heap:
-            now, _, happens, device, what = heappop(heap)
-            happens(now, device, what)
+            now, _, happens, whom, what = heappop(heap)
+            happens(now, whom, what)
             if not heap or heap[0][0] != now:
                 yield now

@@ -83,7 +83,7 @@ class _Simulation:
     ) -> None:
         self._duration = costs.duration
         self._lead, self._depth = lead, 2 if lead else 1
-        self._agenda = Agenda()
+        self._agenda: Agenda[Device] = Agenda()
         self._network = NETWORKS[links](costs, self._agenda, self._arrived, self._wake)
         self._placement = rules.placement
         stages = range(rules.placement.stages)

@@ -44,7 +44,7 @@ class Network(Protocol):
 class Parallel:
     """Every transfer for itself."""
 
-    def __init__(self, costs: Costs, agenda: Agenda, receive: Receive, freed: Freed) -> None:
+    def __init__(self, costs: Costs, agenda: Agenda[Device], receive: Receive, freed: Freed) -> None:
         self._transfer, self._add, self._receive = costs.transfer, agenda.add, receive
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
@@ -59,7 +59,7 @@ class Parallel:
 class Serial:
     """One transfer after another on each directed link."""
 
-    def __init__(self, costs: Costs, agenda: Agenda, receive: Receive, freed: Freed) -> None:
+    def __init__(self, costs: Costs, agenda: Agenda[Device], receive: Receive, freed: Freed) -> None:
         self._costs, self._agenda, self._receive = costs, agenda, receive
         self._free: dict[tuple[int, int], float] = defaultdict(float)  # when each link is
 
@@ -75,7 +75,7 @@ class Serial:
 class Synchronous:
     """Rendezvous of two devices that do not compute."""
 
-    def __init__(self, costs: Costs, agenda: Agenda, receive: Receive, freed: Freed) -> None:
+    def __init__(self, costs: Costs, agenda: Agenda[Device], receive: Receive, freed: Freed) -> None:
         self._costs, self._agenda, self._receive, self._freed = costs, agenda, receive, freed
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
@@ -98,7 +98,7 @@ class Synchronous:
             begin(now)
 
 
-NETWORKS: dict[str, Callable[[Costs, Agenda, Receive, Freed], Network]] = {
+NETWORKS: dict[str, Callable[[Costs, Agenda[Device], Receive, Freed], Network]] = {
     "parallel": Parallel,
     "serial": Serial,
     "synchronous": Synchronous,

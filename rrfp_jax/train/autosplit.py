@@ -16,8 +16,9 @@ from rrfp_jax.runtime.ledger import memory_limit
 from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.runtime.topology import Layout, Mesh
 from rrfp_jax.train.checks import check_order
-from rrfp_jax.train.data import Data, buckets_of, plan_step
-from rrfp_jax.train.forecast import Devices, Prospect
+from rrfp_jax.train.data import Data, buckets_of, declared_buckets, plan_step
+from rrfp_jax.train.forecast import Devices
+from rrfp_jax.train.prospect import Prospect
 from rrfp_jax.train.settings import Settings
 
 AUTO = "auto"
@@ -51,9 +52,14 @@ def auto_split(
     Raises:
         UsageError: there is no data, or no split fits.
     """
+    if mesh.tp > 1 or mesh.dp > 1:
+        raise UsageError(
+            f"split='auto' with tp={mesh.tp}, dp={mesh.dp}: costs are predicted for one device per stage; "
+            f"give the number of layers of each stage"
+        )
     if data is None:
         raise UsageError("split='auto' goes by the shapes of a first step: give Trainer(..., data=...)")
-    devices = list(layout.devices.values())
+    devices = [site.device for site in layout.sites.values()]
     sharing = max(Counter(devices).values())
     limits = [limit // sharing for device in devices if (limit := memory_limit(device)) is not None]
     found = layout.world.gather("the devices, for split='auto'", [devices[0].device_kind, limits])
@@ -93,5 +99,6 @@ def prospect_of(
     check_order(rules)
     stages = range(mesh.pp)
     kinds = sorted({kind for s in stages for own in rules.backward_kinds(s) for kind in own})
-    model = ModelCosts.of(pipe, buckets, optimizer, kinds=kinds, remat=remat)
+    every = [*buckets, *declared_buckets(data)]
+    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=remat)
     return Prospect(model=model, buckets=buckets, rules=rules, devices=devices)

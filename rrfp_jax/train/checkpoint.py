@@ -21,7 +21,8 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.world import START_SECONDS, World
 from rrfp_jax.train.checkpointfolder import CheckpointFolder, RunState
 from rrfp_jax.train.leaves import Key, name_of
-from rrfp_jax.train.orbaxfiles import METADATA, Damaged, Leaf, read_leaf, write_leaf
+from rrfp_jax.train.orbaxfiles import METADATA, Damaged, Leaf, joined, read_leaf, write_leaf
+from rrfp_jax.train.parts import Parts, Place, places_here, shards_to_write
 
 RUNNING = "running"
 
@@ -40,7 +41,7 @@ class Restored:
 
     folder: Path
     run: RunState
-    leaves: Mapping[Key, np.ndarray]
+    leaves: Mapping[Key, Parts]
 
 
 @dataclass(frozen=True)
@@ -93,17 +94,20 @@ class Checkpoints:
 
         Args:
             run: its state.
-            leaves: this process's, not to be donated before `copied` returns. Where several stages have
-                the same key, they must have the same values.
+            leaves: of this process's devices, not to be donated before `copied` returns; of those that
+                several have, one writes. Where several stages have the same key, they must have the same
+                values.
 
         Raises:
             TrainingError: as `advance`, of the earlier one.
         """
         self.advance(to_the_end=True)
         self._copied.clear()
-        for _, leaf in leaves:
-            leaf.copy_to_host_async()
-        self._saving = _Saving(run, self._thread.submit(self._write, run.step, leaves))
+        own = [(key, leaf, shards) for key, leaf in leaves if (shards := shards_to_write(leaf))]
+        for _, _, shards in own:
+            for shard in shards.values():
+                shard.copy_to_host_async()
+        self._saving = _Saving(run, self._thread.submit(self._write, run.step, own))
 
     def copied(self) -> None:
         """Wait until the leaves being saved are copied to the host, so that they may be donated."""
@@ -143,10 +147,12 @@ class Checkpoints:
                 job = self._thread.submit(commit, saving.run, merged, self._keep)
                 self._saving = _Saving(saving.run, job, commits=True)
 
-    def _write(self, step: int, leaves: Sequence[tuple[Key, jax.Array]]) -> list[Leaf]:
-        """Copy this process's leaves and write them; runs in the thread."""
+    def _write(
+        self, step: int, leaves: Sequence[tuple[Key, jax.Array, Mapping[Place, jax.Array]]]
+    ) -> list[Leaf]:
+        """Copy this process's shards of leaves and write them; runs in the thread."""
         try:
-            arrays = [(key, _host_copy(leaf)) for key, leaf in leaves]
+            arrays = [(key, _host_copy(leaf, shards)) for key, leaf, shards in leaves]
         finally:
             self._copied.set()
         staging = self._folder.staging(step)
@@ -160,18 +166,20 @@ class Checkpoints:
         Raises:
             TrainingError: two have the same name and other contents.
         """
-        merged: dict[str, Leaf] = {}
-        owner: dict[str, int] = {}
+        found: dict[str, list[tuple[int, Leaf]]] = {}
         for rank, part in enumerate(parts):
             for leaf in part:
-                name = name_of(leaf["key"])
-                first = owner.setdefault(name, rank)
-                if merged.setdefault(name, leaf) != leaf:
-                    raise TrainingError(
-                        f"{name} belongs to no layer, yet differs between {self._world.describe(first)} and "
-                        f"{self._world.describe(rank)}, so it cannot be saved: this optimizer does more "
-                        f"than to treat each parameter alone"
-                    )
+                found.setdefault(name_of(leaf["key"]), []).append((rank, leaf))
+        merged = {}
+        for name, own in found.items():
+            try:
+                merged[name] = joined([leaf for _, leaf in own])
+            except ValueError:
+                ranks = " and ".join(self._world.describe(rank) for rank, _ in own[:2])
+                raise TrainingError(
+                    f"{name} belongs to no layer, yet differs between {ranks}, so it cannot be saved: this "
+                    f"optimizer does more than to treat each parameter alone"
+                ) from None
         return merged
 
     def _give_up(self, step: int, states: Sequence[str]) -> None:
@@ -196,7 +204,8 @@ class Checkpoints:
         """The latest checkpoint, or that of a step. One that is damaged is passed over, and that is said.
 
         Args:
-            wanted: specs (shape, dtype) of this process's leaves.
+            wanted: specs (shape, dtype, sharding) of this process's leaves, or arrays like them; what its
+                devices have of them is read, however they lay when they were saved.
             step: of the checkpoint; None for the latest.
 
         Returns:
@@ -233,7 +242,9 @@ class Checkpoints:
             misfits = _misfits(leaves, everything)
             if not misfits:
                 with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-                    arrays = pool.map(lambda key: read_leaf(folder, leaves[name_of(key)]), wanted)
+                    arrays = pool.map(
+                        lambda key: _read_like(folder, leaves[name_of(key)], wanted[key]), wanted
+                    )
                     found = Restored(folder=folder, run=run, leaves=dict(zip(wanted, arrays, strict=True)))
         except Damaged as error:
             damage = str(error)
@@ -261,10 +272,18 @@ def _state(job: Future[Any]) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _host_copy(leaf: jax.Array) -> np.ndarray:
+def _host_copy(leaf: jax.Array, shards: Mapping[Place, jax.Array]) -> Parts:
     """The values in memory of the host's own; on CPU NumPy would share the device's, which is donated."""
     shared = next(iter(leaf.devices())).platform == "cpu"
-    return np.array(leaf, copy=True) if shared else np.asarray(leaf)
+    copies = {p: np.array(shard, copy=True) if shared else np.asarray(shard) for p, shard in shards.items()}
+    return Parts(leaf.shape, np.dtype(leaf.dtype), leaf.sharding.shard_shape(leaf.shape), copies)
+
+
+def _read_like(folder: Path, leaf: Leaf, spec: Any) -> Parts:
+    """Of a stored array, what this process's devices have of it."""
+    if spec.sharding is None:
+        return read_leaf(folder, leaf)
+    return read_leaf(folder, leaf, spec.sharding.shard_shape(spec.shape), places_here(spec))
 
 
 def _misfits(leaves: Mapping[str, Leaf], everything: Mapping[str, Any]) -> list[str]:

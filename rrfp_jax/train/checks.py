@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -36,7 +35,7 @@ LARGEST_LOSS_CHECK = 2**30
 
 
 def check_types(pipe: Any, mesh: Any, split: Any) -> None:
-    """Refuse arguments of a Trainer that have been mixed up; warn of what is not there yet.
+    """Refuse arguments of a Trainer that have been mixed up.
 
     Raises:
         UsageError: naming the argument.
@@ -49,11 +48,6 @@ def check_types(pipe: Any, mesh: Any, split: Any) -> None:
             )
     if split not in (None, "auto") and (isinstance(split, str) or not isinstance(split, Sequence)):
         raise UsageError(f"split={split!r}: give 'auto', or a list with the number of layers of each stage")
-    if mesh.tp > 1:
-        warnings.warn(
-            f"Mesh(tp={mesh.tp}): programs are not sharded yet; all processes of a stage compute the same",
-            stacklevel=3,
-        )
 
 
 def check_optimizer(
@@ -145,7 +139,7 @@ def check_model(
     last = len(plan) - 1  # the one most likely to differ from the rest
     fields = load_repeatedly(data, 0, last, plan[last])
     carry = engine.library.examine(buckets[last])[-1].carry_out
-    check_loss_is_a_sum(pipe, carry, dict(fields), next(iter(engine.compilers.values())))
+    check_loss_is_a_sum(pipe, carry, dict(fields), engine.alone)
 
 
 def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:
@@ -227,7 +221,7 @@ def _losses_of_rows(
         return jnp.array([loss(pair, part) for part in (slice(0, 1), slice(1, 2), slice(0, 2))])
 
     values = jax.tree.leaves((jax.tree.map(of_carry, carry), {k: of_field(v) for k, v in fields.items()}))
-    pair = jax.device_put(values, compiler.device)
+    pair = compiler.site.put(values)
     return np.asarray(compiler(losses, pair)(pair))
 
 

@@ -1,29 +1,86 @@
-"""What the commands share: how they refuse, and how they end."""
+"""What the commands share: flags, files that they write, how they refuse and how they end."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
 from rrfp_jax.runtime.join import in_company
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in one line."""
+    """Refuses in one line, takes whole flags only, and prints its texts as they are."""
+
+    def __init__(
+        self,
+        command: str,
+        description: str | None,
+        epilog: str | None = None,
+        formatter_class: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            prog=command,
+            description=description,
+            epilog=epilog,
+            formatter_class=formatter_class,
+            allow_abbrev=False,
+            **kwargs,
+        )
+
+    def options(self, arguments: Sequence[str]) -> argparse.Namespace | None:
+        """The options; None if there is nothing to do, because --help was asked for.
+
+        Raises:
+            UsageError: what cannot be understood.
+        """
+        try:
+            return self.parse_args(arguments)
+        except SystemExit:
+            return None
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         raise UsageError(f"{message} (--help tells more)")
 
 
+def check_output(file: Path) -> None:
+    """Refuse, before the work is done, a file that cannot be written after it.
+
+    Raises:
+        UsageError: it is a folder, or in none.
+    """
+    if not file.parent.is_dir():
+        raise UsageError(f"{file}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise UsageError(f"{file}: is a folder; give a file")
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write plain data.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
+
+
 def exit_status(command: str, body: Callable[[], int]) -> int:
     """What a command's body returns; if it raises one of our errors, that in one line, and its status.
 
-    One of several processes ends as `runtime/farewell.py` has it instead.
+    One of several processes ends as `runtime/farewell.py` has it instead. Warnings are lines alike.
     """
+    usual, warnings.formatwarning = warnings.formatwarning, partial(_warned, command)
     try:
         return body()
     except (UsageError, TrainingError, KeyboardInterrupt) as error:
@@ -32,3 +89,10 @@ def exit_status(command: str, body: Callable[[], int]) -> int:
         said = "interrupted" if isinstance(error, KeyboardInterrupt) else error
         print(f"{command}: {said}", file=sys.stderr)
         return {UsageError: REFUSED, KeyboardInterrupt: INTERRUPTED}.get(type(error), FAILED)
+    finally:
+        warnings.formatwarning = usual
+
+
+def _warned(command: str, message: Warning | str, *where: Any, **line: Any) -> str:
+    """A warning as a command says it: who has written the line that warns is of no interest here."""
+    return f"{command}: {message}\n"

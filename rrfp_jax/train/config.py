@@ -25,7 +25,7 @@ from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.train.autosplit import AUTO
 from rrfp_jax.train.checkpointing import Checkpointing
 from rrfp_jax.train.pace import Pace
-from rrfp_jax.train.settings import OnNonfinite
+from rrfp_jax.train.settings import OnNonfinite, checked_stall_seconds
 from rrfp_jax.train.trainer import Trainer
 
 
@@ -66,7 +66,7 @@ class RunConfig(ABC):
         directory: where runs are kept.
 
     Raises:
-        UsageError: steps below 1, or validate_every below 0.
+        UsageError: a field that cannot be, with its value.
     """
 
     name: str
@@ -102,8 +102,15 @@ class RunConfig(ABC):
             object.__setattr__(self, "split", (self.split,))
         if self.steps < 1:
             raise UsageError(f"steps={self.steps}: a run needs at least one step")
+        sizes = self.split[0] if len(self.split) == 1 else self.split
+        if self.split != (AUTO,) and not all(isinstance(size, int) for size in self.split):
+            raise UsageError(
+                f"split={sizes!r}: give 'auto', or the number of layers of each stage, such as (2,1,1,2); "
+                f"nothing for an even split"
+            )
         if self.validate_every < 0:
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
+        checked_stall_seconds(self.stall_seconds)
         self.delays()
         self.terms()
         if parse_setting(self.activation_budget) not in (None, "auto") and self.pace.workload:
@@ -159,7 +166,7 @@ class RunConfig(ABC):
     @property
     def processes(self) -> int:
         """How many processes the run asks for when it is launched on one machine: one per device."""
-        return (self.pace.stages or self.mesh.pp) * self.mesh.tp
+        return (self.pace.stages or self.mesh.pp) * self.mesh.tp * self.mesh.dp
 
     def trainer(self) -> Trainer:
         """The run's Trainer."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rrfp_jax.errors import DONE, FAILED, UsageError
-from rrfp_jax.train.commandline import Parser, exit_status
+from rrfp_jax.train.commandline import Parser, check_output, exit_status, write_json
 from rrfp_jax.train.preflight import devices, machine, network, placement
 from rrfp_jax.train.preflight.findings import Finding
 from rrfp_jax.train.preflight.meeting import LIMIT_SECONDS, meet
@@ -57,14 +55,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _examine(arguments: Sequence[str]) -> int:
-    try:
-        options = _parser().parse_args(arguments)
-    except SystemExit:  # of --help
+    options = _parser().options(arguments)
+    if options is None:
         return DONE
     if options.tp < 1:
         raise UsageError(f"--tp={options.tp}: give the ranks of a tensor-parallel group, 1 for none")
     if not 0 < options.limit < float("inf"):
         raise UsageError(f"--limit={options.limit}: give a number of seconds above 0")
+    if options.json is not None:
+        check_output(options.json)
     found = look(os.environ, folder=options.directory, tp=options.tp)
     place = found.place
     several = place is not None and place.processes > 1
@@ -78,7 +77,7 @@ def _examine(arguments: Sequence[str]) -> int:
             print(f"rank {rank}: {finding}" if several else finding, flush=True)
     if options.json is not None:
         file = options.json if rank == 0 else options.json.with_name(f"{options.json.name}.{rank}")
-        _write(file, findings)
+        write_json(file, [dataclasses.asdict(finding) for finding in findings])
     return FAILED if any(finding.level == "FAIL" for finding in findings) else DONE
 
 
@@ -88,22 +87,8 @@ def examine(found: Surroundings) -> list[Finding]:
     return [answer for answer in answers if answer is not None]
 
 
-def _write(file: Path, findings: Sequence[Finding]) -> None:
-    text = json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1)
-    try:
-        file.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=COMMAND,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    parser = Parser(COMMAND, DESCRIPTION, EPILOG)
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks in a tensor-parallel group (1)")
     parser.add_argument("--directory", default="runs", metavar="DIR", help="where runs are kept (runs)")
     parser.add_argument(

@@ -1,75 +1,16 @@
-"""What a step would take on given devices, for any split of the model: the simulator on predicted costs."""
+"""A step that has been forecast, and the devices that it was forecast for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from statistics import fmean
+from math import inf
 
 from rrfp_jax.core.cards import Card, Link
-from rrfp_jax.core.footprint import order_peaks
-from rrfp_jax.core.metrics import peak_of_order
-from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.partition import LayerLoad, TooLarge, partition
-from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.trace import StepTrace
-from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.budget import MARGIN, Setting, StepMemory, in_words, memory_of_step
-from rrfp_jax.runtime.device import MOST_QUEUED
-from rrfp_jax.runtime.engine import layers_of_chunks
-from rrfp_jax.runtime.layercosts import LayerState, ModelCosts
-from rrfp_jax.runtime.ledger import StageLedger, name_of
-from rrfp_jax.runtime.library import Bucket
-from rrfp_jax.sim.engine import simulate
-from rrfp_jax.train.layertimes import LayerTimes
+from rrfp_jax.runtime.budget import Setting
+from rrfp_jax.runtime.ledger import StageLedger
 
-
-@dataclass(frozen=True, kw_only=True)
-class StageForecast:
-    """One stage of a step.
-
-    Attributes:
-        ledger: what it needs.
-        flops: of forward and backward of a microbatch, by bucket.
-        flops_of_step: of all microbatches.
-        compute_seconds: of the step.
-        peak_bytes: the most that its device holds.
-    """
-
-    ledger: StageLedger
-    flops: Sequence[float]
-    flops_of_step: float
-    compute_seconds: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """A step.
-
-    Attributes:
-        split: layers per piece, in the model's order.
-        makespan: from the first task to the end of the last (s).
-        update_seconds: of the slowest stage's norms and optimizer.
-        does_not_fit: why the devices' memory is too small; None if it is not.
-    """
-
-    split: Sequence[int]
-    stages: Sequence[StageForecast]
-    makespan: float
-    update_seconds: float
-    does_not_fit: str | None
-
-    @property
-    def step_seconds(self) -> float:
-        """All of it."""
-        return self.makespan + self.update_seconds
-
-    @property
-    def bubble(self) -> float:
-        """Share of the makespan in which a stage does not compute; mean over the stages."""
-        return 1 - fmean(stage.compute_seconds for stage in self.stages) / self.makespan
+NO_LINK = Link(bytes_per_second=inf, latency=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,168 +21,100 @@ class Devices:
         card, link: every stage's device, and what is between neighbours.
         memory: bytes that each device gives; None if that is not known.
         setting: bytes of them for microbatches in flight; see `activation_budget` of a `Trainer`.
+        shared: all stages are on one device and take turns; the link is not used then.
     """
 
     card: Card
     link: Link
     memory: int | None
     setting: Setting
+    shared: bool = False
 
     @property
     def limited(self) -> bool:
         """Whether what is in flight is limited in bytes."""
         return self.setting is not None and (self.setting != "auto" or self.memory is not None)
 
+    @property
+    def between(self) -> Link:
+        """What is between neighbours."""
+        return NO_LINK if self.shared else self.link
+
+    def stages_of_each(self, stages: int) -> list[range]:
+        """By device, its stages."""
+        return [range(stages)] if self.shared else [range(s, s + 1) for s in range(stages)]
+
+    def at_once(self, stages: int) -> int:
+        """How many of so many stages can compute at the same time."""
+        return 1 if self.shared else self.card.together or stages
+
 
 @dataclass(frozen=True, kw_only=True)
-class Prospect:
-    """A step of a model on devices, before anybody has said which layers are where.
+class StageForecast:
+    """One stage of a step.
 
     Attributes:
-        model: what its layers cost.
-        buckets: of each microbatch.
-        rules: of the step.
-        devices: of the stages.
+        ledger: what it needs.
+        flops: of forward and backward of a microbatch, by bucket that there may be.
+        flops_of_step: of all microbatches.
+        compute_seconds: of the step.
+        update_seconds: of its norms and optimizer.
+        lasting_bytes: the most that it holds between programs.
+        transient_bytes: what its largest program needs besides, while it runs.
     """
 
-    model: ModelCosts
-    buckets: Sequence[Bucket]
-    rules: StepRules
-    devices: Devices
-
-    def suggested(self) -> Forecast:
-        """The faster, in the simulator, of the split by cost and the even one; one that fits, if any does.
-
-        By cost: the slowest piece is as fast as it can be. Yet where memory decides how many microbatches are
-        in flight, an even split may do better.
-
-        Raises:
-            TooLarge: no split keeps within the devices' memory; with the one that comes nearest.
-        """
-        found = [self.forecast(split) for split in (self._split_by_cost(), None)]
-        return min(found, key=lambda one: (one.does_not_fit is not None, one.step_seconds))
-
-    def _split_by_cost(self) -> list[int]:
-        budget = None
-        if self.devices.memory is not None:
-            budget = int(self.devices.memory * (1 - MARGIN)) // self.rules.placement.chunks
-        loads = [self._load(i) for i in range(len(self.model.states))]
-        enough, least = self._in_flight()
-        try:
-            return partition(loads, enough, budget)
-        except TooLarge:
-            return partition(loads, least, budget)
-
-    def _load(self, layer: int) -> LayerLoad:
-        state = self.model.states[layer]
-        footprints = [layers[layer].footprint for layers in self.model.layers.values()]
-        return LayerLoad(
-            seconds=self._times.of_step(layer, self.buckets),
-            fixed_bytes=self._fixed_bytes(state),
-            held_bytes=max(footprint.held_after_forward_bytes for footprint in footprints),
-            transient_bytes=max(footprint.most_transient_bytes for footprint in footprints),
-        )
-
-    def forecast(self, split: Sequence[int] | None) -> Forecast:
-        """What happens with a split; None for an even one.
-
-        Raises:
-            UsageError: it is no split of the model into this many pieces, or the step cannot be simulated.
-        """
-        chunks = layers_of_chunks(len(self.model.states), self.rules.placement, split)
-        ledgers = [self._ledger(stage, own) for stage, own in enumerate(chunks)]
-        names = [name_of(bucket) for bucket in self.buckets]
-        try:
-            memory, refusal = memory_of_step(self.devices.setting, ledgers, self.rules, names), None
-        except UsageError as error:
-            memory, refusal = StepMemory((), [None] * len(ledgers)), str(error)
-        costs = self._times.costs(self.rules, self.buckets, chunks, self.devices.link)
-        try:
-            trace = simulate(self.rules, costs, links="serial", budgets=memory.budgets)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        busy = [trace.busy(stage) for stage in range(trace.stages)]
-        peaks = self._peaks(trace, ledgers)
-        pieces = [chunks[s][c] for s, c in map(self.rules.placement.place, range(trace.placement.last + 1))]
-        worst, most = peaks.index(max(peaks)), self.devices.memory
-        if refusal is None and most is not None and peaks[worst] > most:
-            refusal = f"stage {worst} holds up to {in_words(peaks[worst])}, and has {in_words(most)}"
-        return Forecast(
-            split=[len(layers) for layers in pieces],
-            stages=[
-                StageForecast(
-                    ledger=ledger,
-                    flops=[self._times.flops(bucket, own) for bucket in self.distinct],
-                    flops_of_step=sum(self._times.flops(bucket, own) for bucket in self.buckets),
-                    compute_seconds=seconds,
-                    peak_bytes=peak,
-                )
-                for ledger, own, seconds, peak in zip(ledgers, chunks, busy, peaks, strict=True)
-            ],
-            makespan=max(trace.makespan, sum(busy) / (self.devices.card.together or len(busy))),
-            update_seconds=max(sum(self._times.updates[i] for piece in own for i in piece) for own in chunks),
-            does_not_fit=refusal,
-        )
-
-    @cached_property
-    def distinct(self) -> list[Bucket]:
-        """The buckets that there are, in order."""
-        return sorted(set(self.buckets))
-
-    @cached_property
-    def _times(self) -> LayerTimes:
-        return LayerTimes(self.model, self.devices.card)
-
-    def _fixed_bytes(self, state: LayerState) -> int:
-        parked = self._gradients_parked * state.gradient_bytes
-        return state.weight_bytes + state.optimizer_bytes + state.sum_bytes + parked
+    ledger: StageLedger
+    flops: Sequence[float]
+    flops_of_step: float
+    compute_seconds: float
+    update_seconds: float
+    lasting_bytes: int
+    transient_bytes: int
 
     @property
-    def _gradients_parked(self) -> int:
-        return MOST_QUEUED + (self.rules.spare_gradients if self.rules.accumulation == "index" else 0)
+    def peak_bytes(self) -> int:
+        """The most that it takes of its device."""
+        return self.lasting_bytes + self.transient_bytes
 
-    def _in_flight(self) -> tuple[list[int], list[int]]:
-        """How many microbatches each piece should hold so that none waits, and how many it must.
 
-        To the last piece and back, and one. A fixed order says itself what it holds.
-        """
-        placement, schedule, count = self.rules.placement, self.rules.schedule, self.rules.microbatches
-        pieces = range(placement.last + 1)
-        if not isinstance(schedule, FixedOrder):
-            return [min(count, len(pieces) - v) for v in pieces], [1] * len(pieces)
-        orders = [schedule.order(stage, placement, count) for stage in range(placement.stages)]
-        peaks = [peak_of_order(order, placement.chunks) for order in orders]
-        held = [peaks[placement.place(v)[0]] for v in pieces]
-        return held, held
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """A step.
 
-    def _ledger(self, stage: int, chunks: Sequence[range]) -> StageLedger:
-        kinds = self.rules.backward_kinds(stage)
-        states = [self.model.states[i] for layers in chunks for i in layers]
-        return StageLedger(
-            device=self.devices.card.name,
-            rank=stage,
-            layers=[(layers.start, layers.stop) for layers in chunks],
-            parameters=sum(state.parameters for state in states),
-            weight_bytes=sum(state.weight_bytes for state in states),
-            optimizer_bytes=sum(state.optimizer_bytes for state in states),
-            accumulator_bytes=sum(state.sum_bytes for state in states),
-            parked_gradient_bytes=self._gradients_parked * sum(state.gradient_bytes for state in states),
-            device_limit_bytes=self.devices.memory,
-            compile_seconds=0.0,
-            buckets={name_of(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct},
-        )
+    Attributes:
+        split: layers per piece, in the model's order.
+        devices: the stages of each.
+        makespan: from the first task to the end of the last (s).
+        does_not_fit: why the devices' memory is too small; None if it is not.
+    """
 
-    def _peaks(self, trace: StepTrace, ledgers: Sequence[StageLedger]) -> list[int]:
-        """The most that each device may hold in the simulated order, whatever the delays."""
-        names = [name_of(bucket) for bucket in self.distinct]
-        orders = [trace.order(stage) for stage in range(trace.stages)]
-        footprints = [[ledger.buckets[name].chunks for name in names] for ledger in ledgers]
-        in_flight = order_peaks(orders, footprints, [self.distinct.index(b) for b in self.buckets])
-        peaks = []
-        for ledger, flying in zip(ledgers, in_flight, strict=True):
-            own = list(ledger.buckets.values())
-            data = sum(ledger.buckets[name_of(bucket)].data_bytes for bucket in self.buckets)
-            prepared = sum(bucket.prepared_bytes for bucket in own)
-            transient = max(bucket.transient_bytes for bucket in own)
-            peaks.append(ledger.fixed_bytes + data + prepared + transient + flying)
-        return peaks
+    split: Sequence[int]
+    stages: Sequence[StageForecast]
+    devices: Sequence[range]
+    makespan: float
+    does_not_fit: str | None
+
+    @property
+    def update_seconds(self) -> float:
+        """Of the slowest device's norms and optimizers."""
+        return max(sum(self.stages[s].update_seconds for s in own) for own in self.devices)
+
+    @property
+    def step_seconds(self) -> float:
+        """All of it."""
+        return self.makespan + self.update_seconds
+
+    @property
+    def bubble(self) -> float:
+        """Share of the makespan in which a device does not compute; mean over the devices."""
+        return 1 - sum(stage.compute_seconds for stage in self.stages) / len(self.devices) / self.makespan
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a device holds."""
+        return max(device_bytes([self.stages[s] for s in own]) for own in self.devices)
+
+
+def device_bytes(stages: Sequence[StageForecast]) -> int:
+    """The most that a device with these stages holds; one program runs at a time."""
+    return sum(stage.lasting_bytes for stage in stages) + max(stage.transient_bytes for stage in stages)

@@ -44,9 +44,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _launch(arguments: Sequence[str]) -> int:
-    try:
-        options = _parser().parse_args(arguments)
-    except SystemExit:  # of --help
+    options = _parser().options(arguments)
+    if options is None:
         return DONE
     command, stem = _command(options.module, options.script)
     if options.n < 1:
@@ -66,15 +65,13 @@ def _launch(arguments: Sequence[str]) -> int:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
-        prog=COMMAND,
+        COMMAND,
+        DESCRIPTION,
+        EPILOG,
         usage=f"{COMMAND} -n N [--name NAME] [--directory DIR] [--max-restarts N] (SCRIPT.py | -m MODULE) "
         f"[ARGUMENT ...]",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("-n", type=int, required=True, metavar="N", help="number of processes")
     parser.add_argument("--name", help="of the run (default: the script's name)")

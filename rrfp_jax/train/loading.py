@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from time import perf_counter
 
+from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.library import Bucket
+from rrfp_jax.runtime.world import LONGEST_SLEEP_SECONDS, World
 from rrfp_jax.train.data import Arrays, Data, Microbatch, bucket_of, load_checked, plan_step
 
 
@@ -16,70 +20,121 @@ class Loader:
     What fails ahead of its step is left to that step, which does it again on the main thread and fails there.
 
     Args:
-        reads: the fields of a bucket that this process will load in training; none while that is not known.
+        reads: the fields that this process will load of a microbatch in training, by its bucket and number;
+            none while that is not known.
+        world: is told what the main thread waits for; its `stall_seconds` limit the wait for what is ahead.
     """
 
-    def __init__(self, reads: Callable[[Bucket], Set[str]]) -> None:
+    def __init__(self, reads: Callable[[Bucket, int], Set[str]], world: World) -> None:
         self._reads = reads
+        self._world, self._request = world, _Request()
         self._ahead: _Ahead | None = None
 
     def plan(self, data: Data, step: int) -> Sequence[Microbatch]:
-        """The checked plan of a step; raises as `plan_step` does."""
-        ahead = self._of(data, step)
-        return plan_step(data, step) if ahead is None or ahead.plan is None else ahead.plan
+        """The checked plan of a step; raises as `plan_step` and `settle` do."""
+        with self._waiting():
+            ahead = self._of(data, step)
+            return self._request.plan(data, step) if ahead is None or ahead.plan is None else ahead.plan
 
     def load(
         self, data: Data, step: int, plan: Sequence[Microbatch], fields: Sequence[Set[str]]
     ) -> Sequence[Arrays]:
-        """These fields of each microbatch of a step; raises as `load_checked` does."""
-        ahead = self._of(data, step)
-        known = {} if ahead is None or ahead.plan is not plan else ahead.arrays
-        found = []
-        for j, names in enumerate(fields):
-            arrays = known.get(j, {})
-            found.append(arrays if arrays.keys() >= names else _loaded(data, step, j, plan[j], names))
-        return found
+        """These fields of each microbatch of a step; raises as `load_checked` and `settle` do."""
+        with self._waiting():
+            ahead = self._of(data, step)
+            known = {} if ahead is None or ahead.plan is not plan else ahead.arrays
+            found = []
+            for j, names in enumerate(fields):
+                arrays = known.get(j, {})
+                if not arrays.keys() >= names:
+                    arrays = self._request.load(data, step, j, plan[j], names)
+                found.append(arrays)
+            return found
 
     def begin(self, data: Data, step: int) -> None:
-        """Begin with a step that will come next."""
+        """Begin with a step that will come next. Raises as `settle` does."""
         self.settle()
-        self._ahead = _Ahead(data, step, self._reads)
+        self._ahead = _Ahead(data, step, self._reads, self._request)
 
     def settle(self) -> None:
-        """Wait until nobody uses the data."""
-        if self._ahead is not None:
-            self._ahead.join()
+        """Wait until nobody uses the data.
+
+        Raises:
+            TrainingError: it has given nothing for `stall_seconds`; what it was asked for is named. It may be
+                using its data still, so it is waited for again the next time.
+        """
+        began, limit = perf_counter(), self._world.stall_seconds
+        with self._waiting():
+            while self._ahead is not None and not self._ahead.join(min(LONGEST_SLEEP_SECONDS, limit)):
+                if perf_counter() - max(began, self._request.since) > limit:
+                    me, what = self._world.describe(self._world.rank), self._request.described()[0]
+                    raise TrainingError(
+                        f"{me} gives up waiting for {what}: look at what the data does there, or allow more "
+                        f"with stall_seconds, now {limit:g}"
+                    )
 
     def _of(self, data: Data, step: int) -> _Ahead | None:
         self.settle()
         ahead = self._ahead
         return ahead if ahead is not None and ahead.data is data and ahead.step == step else None
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Inside, it is the data that the main thread waits for."""
+        before, self._world.waiting = self._world.waiting, self._request.described
+        try:
+            yield
+        finally:
+            self._world.waiting = before
+
+
+class _Request:
+    """What the data is asked for just now, by whichever thread, and since when (`perf_counter`)."""
+
+    def __init__(self) -> None:
+        self.what, self.since = "the data", perf_counter()
+
+    def plan(self, data: Data, step: int) -> Sequence[Microbatch]:
+        """See `plan_step`."""
+        self.what, self.since = f"the data's plan({step})", perf_counter()
+        return plan_step(data, step)
+
+    def load(self, data: Data, step: int, j: int, planned: Microbatch, names: Set[str]) -> Arrays:
+        """See `load_checked`; nothing is asked for if no field is wanted."""
+        if not names:
+            return {}
+        self.what, self.since = f"the data's load() of microbatch {j} of step {step}", perf_counter()
+        return load_checked(data, step, j, planned, frozenset(names))
+
+    def described(self) -> list[str]:
+        """For messages."""
+        return [f"{self.what}, since {perf_counter() - self.since:.1f} s"]
+
 
 class _Ahead:
     """The data of one step, on a thread of its own, which no process waits for at its end."""
 
-    def __init__(self, data: Data, step: int, reads: Callable[[Bucket], Set[str]]) -> None:
+    def __init__(
+        self, data: Data, step: int, reads: Callable[[Bucket, int], Set[str]], request: _Request
+    ) -> None:
         self.data, self.step = data, step
         self.plan: Sequence[Microbatch] | None = None
         self.arrays: dict[int, Arrays] = {}
-        self._reads, self._settings = reads, settings_here()
+        self._reads, self._request, self._settings = reads, request, settings_here()
         self._thread = threading.Thread(target=self._load, name="rrfp-load", daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        self._thread.join()
+    def join(self, seconds: float) -> bool:
+        """Wait at most so long for its end; whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _load(self) -> None:
         adopt(self._settings)  # for data that is computed with JAX
         try:
-            self.plan = plan_step(self.data, self.step)
+            self.plan = self._request.plan(self.data, self.step)
             for j, planned in enumerate(self.plan):
-                names = self._reads(bucket_of(planned.fields))
-                self.arrays[j] = _loaded(self.data, self.step, j, planned, names)
+                names = self._reads(bucket_of(planned.fields), j)
+                self.arrays[j] = self._request.load(self.data, self.step, j, planned, names)
         except BaseException:
             pass
-
-
-def _loaded(data: Data, step: int, j: int, planned: Microbatch, names: Set[str]) -> Arrays:
-    return load_checked(data, step, j, planned, frozenset(names)) if names else {}

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rrfp_jax.errors import UsageError
 
 
@@ -68,6 +70,8 @@ def loss_scale_of(given: Any) -> LossScale:
     if given == "dynamic":
         return LossScale()
     try:
+        if isinstance(given, (bool, np.bool_)):
+            raise TypeError
         value = 1.0 if given is None else float(given)
     except (TypeError, ValueError):
         raise UsageError(f"loss_scale={given!r}: give None, a number above 0, or 'dynamic'") from None

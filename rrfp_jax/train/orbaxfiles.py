@@ -4,76 +4,137 @@ Orbax itself cannot write them here: under `jax.distributed` it refuses arrays t
 reads them without this project: `orbax.checkpoint.StandardCheckpointer().restore(path)`. The forms are those
 of https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html and of
 https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html with `use_ocdbt=False`: there
-no file holds leaves of two processes, so nothing is merged. An array is stored as it is, in one chunk.
+no file holds leaves of two processes, so nothing is merged. An array is stored as it lies on the devices: a
+chunk, in a file of its own, for each shard.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from rrfp_jax.train.leaves import Key, name_of
+from rrfp_jax.train.parts import Parts, Place
 
 METADATA = "_METADATA"
 
+HEADER = ".zarray"
+
 Leaf: TypeAlias = dict[str, Any]
-"""What is known of a stored array, as plain data: key, shape, dtype, and files: {path: [bytes, CRC-32]}."""
+"""What is known of a stored array, as plain data: key, shape, that of its parts, dtype, and files: {path:
+[bytes, CRC-32]}."""
 
 
 class Damaged(Exception):
     """A file is not what was written; the message names it."""
 
 
-def write_leaf(folder: Path, key: Key, array: np.ndarray) -> Leaf:
-    """Write an array below a checkpoint's folder.
+def write_leaf(folder: Path, key: Key, leaf: Parts) -> Leaf:
+    """Write this process's parts of an array below a checkpoint's folder, a file each.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: they cannot be written.
     """
-    name = name_of(key)
+    name, dtype = name_of(key), leaf.dtype
     (folder / name).mkdir(exist_ok=True)
     header = {
-        "chunks": [max(1, n) for n in array.shape],
+        "chunks": [max(1, n) for n in leaf.part],
         "compressor": None,
         "dimension_separator": ".",
-        "dtype": array.dtype.name if array.dtype.kind == "V" else array.dtype.str,  # "bfloat16" or "<f4"
+        "dtype": dtype.name if dtype.kind == "V" else dtype.str,  # "bfloat16" or "<f4"
         "fill_value": None,
         "filters": None,
         "order": "C",
-        "shape": list(array.shape),
+        "shape": list(leaf.shape),
         "zarr_format": 2,
     }
-    contents: dict[str, bytes | memoryview] = {f"{name}/.zarray": json.dumps(header).encode()}
-    if array.size:
-        contents[f"{name}/{_chunk(array.shape)}"] = (
-            np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        )
+    contents: dict[str, bytes | memoryview] = {f"{name}/{HEADER}": json.dumps(header).encode()}
+    for place, array in leaf.arrays.items():
+        if array.size:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            contents[f"{name}/{_file_of(place)}"] = data
     return {
         "key": list(key),
-        "shape": list(array.shape),
-        "dtype": array.dtype.name,
+        "shape": list(leaf.shape),
+        "part": list(leaf.part),
+        "dtype": dtype.name,
         "files": {path: list(write_file(folder / path, content)) for path, content in contents.items()},
     }
 
 
-def read_leaf(folder: Path, leaf: Leaf) -> np.ndarray:
-    """The array that `write_leaf` has written, given what it returned.
+def read_leaf(
+    folder: Path, leaf: Leaf, part: Sequence[int] | None = None, places: Sequence[Place] | None = None
+) -> Parts:
+    """Of an array that `write_leaf` has written, some parts, however it was cut when it was written.
+
+    Args:
+        folder: of the checkpoint.
+        leaf: what all processes' `write_leaf` returned, `joined`.
+        part: the shape of each part; None for the whole array.
+        places: of those that are wanted; None for the first, which may be all that there is.
 
     Raises:
         Damaged: a file is missing, too short or long, or has other bytes.
     """
-    array = np.empty(leaf["shape"], np.dtype(leaf["dtype"]))
-    data = array.reshape(-1).view(np.uint8).data
-    for path, (size, checksum) in leaf["files"].items():
-        into = memoryview(bytearray(size)) if path.endswith("/.zarray") else data
+    shape, dtype, name = leaf["shape"], np.dtype(leaf["dtype"]), name_of(leaf["key"])
+    part = shape if part is None else part
+    places = [(0,) * len(shape)] if places is None else places
+    stored = leaf.get("part") or shape  # the first versions wrote every array in one
+    found = {place: np.empty(part, dtype) for place in places}
+    grid = [range(-(-n // max(size, 1))) for n, size in zip(shape, stored, strict=True)]
+
+    def read(file: str, into: memoryview) -> None:
+        _, checksum = leaf["files"].get(path := f"{name}/{file}", (0, 0))
         read_file(folder / path, checksum, into)
-    return array
+
+    read(HEADER, memoryview(bytearray(leaf["files"][f"{name}/{HEADER}"][0])))
+    for there in itertools.product(*grid) if math.prod(shape) else ():
+        cuts = {place: _overlap(place, part, there, stored) for place in places}
+        if any(cuts.values()) or not shape:
+            array = np.empty(stored, dtype)
+            read(_file_of(there), array.reshape(-1).view(np.uint8).data)
+            for place, cut in cuts.items():
+                if cut is not None:
+                    found[place][cut[0]] = array[cut[1]]
+    return Parts(shape, dtype, part, found)
+
+
+def joined(parts: Sequence[Leaf]) -> Leaf:
+    """What several processes have written of an array, as one.
+
+    Raises:
+        ValueError: they differ in what they both have written.
+    """
+    files: dict[str, Any] = {}
+    for leaf in parts:
+        if {**leaf, "files": None} != {**parts[0], "files": None}:
+            raise ValueError
+        for path, written in leaf["files"].items():
+            if files.setdefault(path, written) != written:
+                raise ValueError
+    return {**parts[0], "files": files}
+
+
+def _overlap(
+    place: Place, part: Sequence[int], other: Place, size: Sequence[int]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """What two parts have in common, of different cuts of one array: slices of either; None for nothing."""
+    ours, theirs = [], []
+    for i, n, j, m in zip(place, part, other, size, strict=True):
+        begin, end = max(i * n, j * m), min((i + 1) * n, (j + 1) * m)
+        if begin >= end:
+            return None
+        ours.append(slice(begin - i * n, end - i * n))
+        theirs.append(slice(begin - j * m, end - j * m))
+    return tuple(ours), tuple(theirs)
 
 
 def tree_metadata(keys: Iterable[Key], custom: Mapping[str, Any]) -> bytes:
@@ -134,6 +195,5 @@ def read_file(path: Path, checksum: int, into: memoryview) -> None:
         raise Damaged(f"{path} has other bytes than were written")
 
 
-def _chunk(shape: tuple[int, ...]) -> str:
-    """The name of an array's first chunk, here its only one."""
-    return ".".join("0" for _ in shape) or "0"
+def _file_of(place: Place) -> str:
+    return ".".join(map(str, place)) or "0"

@@ -114,6 +114,8 @@ class PacedRun:
             raise UsageError(
                 "mesh.share_devices with pace.workload: every paced stage has a device of its own"
             )
+        if config.mesh.dp > 1:
+            raise UsageError(f"mesh.dp={config.mesh.dp} with pace.workload: there are no gradients to add up")
         schedule = planned_or_schedule(config.schedule)
         mesh = replace(config.mesh, pp=workload.stages)
         placement, layout = mesh.placement(base_of(schedule)), mesh.lay_out()
@@ -137,8 +139,9 @@ class PacedRun:
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
         self._world.agree("what is to be run", settings | {"the hash of pace.workload": tables})
         self._member = layout.member
+        devices = {stage: site.own[:1] for stage, site in layout.sites.items()}
         self._driver = Driver(
-            layout.devices,
+            devices,
             self._world,
             delays.transport(layout.transport(placement), placement, costs, layout.world.rank),
             config.stall_seconds,
@@ -147,7 +150,7 @@ class PacedRun:
         )
         self._parts = {
             stage: StandIn(config.pace.message_bytes, workload.microbatches, placement.chunks, device)
-            for stage, device in layout.devices.items()
+            for stage, (device,) in devices.items()
         }
         # So that the first step waits for nobody's start.
         self._world.gather("everybody to be ready", None, START_SECONDS)
@@ -166,12 +169,9 @@ class PacedRun:
             began = perf_counter()
             self._world.box.phase(f"step {step}")
             records = self._driver.run(self._rules, step, self._parts)
-            part, agreement = Part.of(records, *self._world.clock), self._driver.agreement
-            account = agreement.account(records) if agreement is not None else None
-            gathered = self._world.gather(f"the end of step {step}", [self._member, part.plain(), account])
-            if agreement is not None:
-                agreement.settle([account for _, _, account in gathered], step)
-            parts = [Part(*plain) for member, plain, _ in gathered if member == 0]
+            told = self._member, Part.of(records, *self._world.clock).plain()
+            gathered = self._driver.gather(f"the end of step {step}", told, records, step)
+            parts = [Part(*plain) for member, plain in gathered if member == 0]
             trace = StepTrace(step, self._rules.placement, parts)
             self._traces.append(trace)
             self.steps_done += 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -13,8 +11,9 @@ import jax
 
 from rrfp_jax.core.cards import CARDS, LINKS, Card, Link, card_of_kind
 from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.runtime.gpus import MEMORY, OLD_MEMORY
 from rrfp_jax.runtime.measuredcard import measured_card
-from rrfp_jax.train.commandline import Parser, exit_status
+from rrfp_jax.train.commandline import Parser, check_output, exit_status, write_json
 from rrfp_jax.train.overrides import configured
 from rrfp_jax.train.planning import plan_run
 from rrfp_jax.train.spawn import THREADS_FLAG
@@ -60,36 +59,40 @@ def _plan(arguments: Sequence[str]) -> int:
         if not any(argument.startswith("--config") for argument in rest):
             return DONE
     for name in ("efficiency", "memory_share"):
-        if not 0 < (value := getattr(options, name)) <= 1:
+        if (value := getattr(options, name)) is not None and not 0 < value <= 1:
             raise UsageError(f"--{name.replace('_', '-')}={value}: give a share above 0, at most 1")
-    if options.json is not None and not options.json.parent.is_dir():
-        raise UsageError(f"--json={options.json}: there is no folder {options.json.parent}")
+    if options.json is not None:
+        check_output(options.json)
     link = None if options.link is None else _link(options.link)
     config = configured(rest, "")
     if config is None:
         return DONE
-    card = _card(options.card)
+    card = _card(options.card, options.memory_share)
     memory = card.memory
+    if memory is None and options.memory_share is not None:
+        raise UsageError(
+            f"--memory-share={options.memory_share}: device {card.name} has no limit on memory; leave it out"
+        )
     if memory is not None and card.name != MEASURED:  # which has what JAX takes
-        memory = int(memory * options.memory_share)
+        memory = int(memory * (options.memory_share or MEMORY_SHARE))
     planned = plan_run(config, card.at(options.efficiency), link or LINKS[card.link], memory)
     if options.json is not None:
-        try:
-            options.json.write_text(json.dumps(planned.as_json_object(), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--json={options.json}: cannot be written: {error.strerror}") from None
+        write_json(options.json, planned.as_json_object())
     print(planned, flush=True)
     return DONE
 
 
-def _card(name: str | None) -> Card:
-    """The card of a name; without one, of this machine's device."""
+def _card(name: str | None, memory_share: float | None) -> Card:
+    """The card of a name; without one, of this machine's device, of which JAX is to take a share."""
     if name in CARDS:
         jax.config.update("jax_platforms", "cpu")  # to be told of shapes; leaves GPUs to those who compute
         return CARDS[str(name)]
     if name not in (None, MEASURED):
         raise UsageError(f"--card={name}: choose one of {', '.join(CARDS)}, or {MEASURED}")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if memory_share is not None:
+        os.environ.pop(OLD_MEMORY, None)
+        os.environ[MEMORY] = str(memory_share)
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {THREADS_FLAG}=false".strip()
     device = jax.local_devices()[0]
     known = None if name == MEASURED or device.platform == "cpu" else card_of_kind(device.device_kind)
@@ -108,14 +111,12 @@ def _link(text: str) -> Link:
     return Link(bytes_per_second=rate, latency=latency)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
-        prog=COMMAND,
+        COMMAND,
+        DESCRIPTION,
+        EPILOG,
         usage=f"{COMMAND} --config=FILE.py [--card=NAME] [--link=NAME] [--config.FIELD=VALUE ...]",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
         add_help=False,
     )
     parser.add_argument("--help", "-h", action="store_true", help="this, and the fields of --config if given")
@@ -128,9 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--memory-share",
         type=float,
-        default=MEMORY_SHARE,
         metavar="X",
-        help=f"part of the card's memory that JAX takes ({MEMORY_SHARE})",
+        help=f"part of the card's memory that JAX takes ({MEMORY_SHARE}; as told, of a measured one)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     return parser

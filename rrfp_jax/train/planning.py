@@ -17,12 +17,13 @@ from rrfp_jax.core.partition import TooLarge
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.budget import parse_setting
 from rrfp_jax.runtime.ledger import name_of
-from rrfp_jax.sim.ahead import base_of
+from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.autosplit import AUTO, REMEDY, prospect_of
 from rrfp_jax.train.config import RunConfig
 from rrfp_jax.train.data import as_data
-from rrfp_jax.train.forecast import Devices, Forecast, Prospect
+from rrfp_jax.train.forecast import Devices, Forecast
 from rrfp_jax.train.named import planned_or_schedule
+from rrfp_jax.train.prospect import Prospect
 from rrfp_jax.train.settings import Settings
 
 GIB, MIB = 2**30, 2**20
@@ -53,6 +54,7 @@ class RunPlan:
             "run": self.headline,
             "card": {name: getattr(card, name) for name in ("name", "half", "single", "bytes_per_second")},
             "link": {"bytes_per_second": link.bytes_per_second, "latency": link.latency},
+            "shared": self.prospect.devices.shared,
             "device_bytes": self.prospect.devices.memory,
             "own": None if self.own is None else _plain(self.own),
             "suggested": _plain(self.suggested),
@@ -72,10 +74,9 @@ class RunPlan:
         return "\n\n".join(parts)
 
     def _told(self, name: str, forecast: Forecast) -> str:
-        memory = self.prospect.devices.memory
-        peak = max(stage.peak_bytes for stage in forecast.stages)
+        memory, peak = self.prospect.devices.memory, forecast.peak_bytes
         flops = sum(stage.flops_of_step for stage in forecast.stages)
-        rate = flops / forecast.step_seconds / len(forecast.stages) / 1e12
+        rate = flops / forecast.step_seconds / len(forecast.devices) / 1e12
         lines = [
             f"{name} {_runs(forecast.split)}",
             self._table(forecast),
@@ -118,7 +119,8 @@ def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> R
 
     Args:
         config: of the run; its data is planned, not loaded.
-        card, link: every stage's device, and what is between neighbours.
+        card, link: every stage's device, and what is between neighbours; with `mesh.share_devices` the one
+            device of all.
         memory: bytes that each device gives; None if that is not known.
 
     Raises:
@@ -127,6 +129,11 @@ def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> R
     if config.pace.workload:
         raise UsageError(
             f"pace.workload={config.pace.workload}: there is no model; for a workload use rrfp-sim"
+        )
+    if config.mesh.tp > 1 or config.mesh.dp > 1:
+        raise UsageError(
+            f"mesh.tp={config.mesh.tp}, mesh.dp={config.mesh.dp}: a plan knows nothing yet of several "
+            f"devices per stage, nor of replicas; give --config.mesh.tp=1 --config.mesh.dp=1"
         )
     schedule = base_of(planned_or_schedule(config.schedule))
     settings = Settings(
@@ -137,7 +144,8 @@ def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> R
         on_nonfinite=config.on_nonfinite,
     )
     setting = parse_setting(config.activation_budget)
-    devices = Devices(card=card, link=link, memory=memory, setting=setting)
+    shared = config.mesh.share_devices
+    devices = Devices(card=card, link=link, memory=memory, setting=setting, shared=shared)
     model, data = (config.pipeline(), config.optimizer()), as_data(config.train_data())
     prospect = prospect_of(*model, data, settings, config.mesh, schedule, config.remat, devices)
     given = config.layers_per_piece
@@ -163,13 +171,17 @@ def _headline(config: RunConfig, prospect: Prospect) -> str:
     placement, card, link = prospect.rules.placement, prospect.devices.card, prospect.devices.link
     chunks = "" if placement.chunks == 1 else f" of {placement.chunks} chunks"
     cores = "" if card.together is None else f"; {card.together} compute at the same time"
+    between = f"link {link.bytes_per_second / 1e9:.4g} GB/s, {link.latency * 1e6:.0f} us"
+    if prospect.devices.shared:
+        cores, between = "", "all stages share one, in turn"
+    planned = isinstance(planned_or_schedule(config.schedule), Planned)
+    schedule = f"{config.schedule} (forecast by its base)" if planned else config.schedule
     layers, parameters = len(prospect.model.states), prospect.model.parameters
     return (
         f"{config.name}: {layers} layers, {parameters:,} parameters, on {placement.stages} stages{chunks}, "
-        f"schedule {config.schedule}, {prospect.rules.microbatches} microbatches a step\n"
+        f"schedule {schedule}, {prospect.rules.microbatches} microbatches a step\n"
         f"device {card.name} ({card.source}): {card.half / 1e12:.3g} TFLOP/s in half precision, "
-        f"{card.single / 1e12:.3g} in float32, {card.bytes_per_second / 1e9:.4g} GB/s{cores}; "
-        f"link {link.bytes_per_second / 1e9:.4g} GB/s, {link.latency * 1e6:.0f} us"
+        f"{card.single / 1e12:.3g} in float32, {card.bytes_per_second / 1e9:.4g} GB/s{cores}; {between}"
     )
 
 

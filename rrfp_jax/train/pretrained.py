@@ -39,7 +39,8 @@ NameMap: TypeAlias = Mapping[str, Stored] | Callable[[str], Stored]
 def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names: NameMap) -> InitFunction:
     """The `init` of a `Trainer` that takes parameters from safetensors files.
 
-    Floating-point values are brought to the parameter's dtype; any other difference is refused.
+    Floating-point values are brought to the parameter's dtype, unless they are too large for it; any other
+    difference is refused.
 
     Args:
         files: a file, several, or a folder with all its `*.safetensors`.
@@ -47,7 +48,8 @@ def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names
 
     Raises:
         UsageError: no such file, no safetensors file, or two of them have a tensor of the same name. So does
-            the function that is returned, where a tensor is not there or does not fit its parameter.
+            the function that is returned, where the map has no stored tensor of a parameter, or one that is
+            not there or does not fit.
     """
     if not isinstance(names, Mapping) and not callable(names):
         raise UsageError(f"names={names!r}: give a dict or a function of a parameter's name")
@@ -60,6 +62,11 @@ def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names
         if chosen is None:
             return None
         tensor = Tensor(chosen) if isinstance(chosen, str) else chosen
+        if not isinstance(tensor, Tensor):
+            raise UsageError(
+                f"{path}: {chosen!r} in the map of names is no stored tensor; give its name, "
+                f"rrfp_jax.weights.Tensor(name, transform), or None to keep the layer's own values"
+            )
         if tensor.name not in where:
             raise UsageError(f"{path}: no tensor {tensor.name!r} in {_some(where)}; correct the map of names")
         return _fitted(path, spec, tensor, _read(where[tensor.name], tensor.name))
@@ -69,11 +76,13 @@ def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names
 
 def _listed(files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[Path]:
     given = [files] if isinstance(files, (str, PathLike)) else files
+    if not isinstance(given, Sequence) or not all(isinstance(path, (str, PathLike)) for path in given):
+        raise UsageError(f"files={files!r}: give a safetensors file, several, or a folder with them")
     found: list[Path] = []
     for path in map(Path, given):
         found += sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not found:
-        raise UsageError(f"{files}: no *.safetensors file is there")
+        raise UsageError(f"files={files!r}: no *.safetensors file is there")
     return found
 
 
@@ -120,7 +129,21 @@ def _fitted(path: str, spec: jax.ShapeDtypeStruct, tensor: Tensor, stored: np.nd
         raise UsageError(
             f"{path} is {spec.dtype}, tensor {tensor.name!r} {value.dtype}; convert it in a transform"
         )
-    return value.astype(spec.dtype)
+    return _converted(path, spec.dtype, tensor, value) if floating else value
+
+
+def _converted(path: str, dtype: Any, tensor: Tensor, value: np.ndarray) -> np.ndarray:
+    """Floating-point values in another dtype."""
+    with np.errstate(over="ignore"):  # which is told below
+        converted = value.astype(dtype)
+    lost = np.isinf(converted) & np.isfinite(value)
+    if lost.any():
+        raise UsageError(
+            f"{path} is {dtype}, too small for {lost.sum()} values of tensor {tensor.name!r} "
+            f"({value.dtype}), such as {float(value[lost][0]):g}; give the parameter another dtype, or "
+            f"a transform that scales"
+        )
+    return converted
 
 
 def _some(where: dict[str, Path]) -> str:

@@ -16,6 +16,7 @@ from rrfp_jax.runtime.ledger import BucketLedger, StageLedger
 from rrfp_jax.runtime.paths import leaf_path, leaf_paths
 from rrfp_jax.runtime.pipeline import Pipeline, run_layers
 from rrfp_jax.runtime.roles import Roles
+from rrfp_jax.runtime.site import tracing_alone
 
 LEAF_TOLERANCE = 1e-5
 LOSS_TOLERANCE = 1e-6
@@ -126,17 +127,22 @@ def relative(value: float, expected: float) -> float:
 def leaf_errors(gradient: Params, expected: Params) -> dict[str, float]:
     """Per parameter, max|g - expected| / max|expected|; infinite where something is not a number.
 
-    The gradient may be that of some layers only.
+    The gradient may be that of some layers only; of spread arrays, what is in this process is compared.
     """
     expected = {layer: expected[layer] for layer in gradient}
     paths = jax.tree_util.tree_leaves_with_path(jax.device_get(expected))
     errors = {}
-    for (path, reference), got in zip(paths, jax.tree.leaves(jax.device_get(gradient)), strict=True):
+    for (path, reference), got in zip(paths, map(jnp.asarray, jax.tree.leaves(gradient)), strict=True):
         scale = float(np.max(np.abs(reference), initial=0.0)) or 1.0
-        difference = float(np.max(np.abs(got.astype(np.float64) - reference), initial=0.0))
-        error = difference / scale
+        error = max(_difference(shard, reference) for shard in got.addressable_shards) / scale
         errors[leaf_path(path[0].key, path[1:])] = math.inf if math.isnan(error) else error
     return errors
+
+
+def _difference(shard: Any, reference: Any) -> float:
+    """The largest between a part of an array and the same part of another."""
+    own = np.asarray(shard.data).astype(np.float64)
+    return float(np.max(np.abs(own - reference[shard.index]), initial=0.0))
 
 
 def unpipelined_value_and_grad(
@@ -151,7 +157,7 @@ def unpipelined_value_and_grad(
     places, paths = roles.leaves(params), leaf_paths(params)
     first = {path: place for place, path in enumerate(paths)}
     source = [first[roles.owners.get(path, path)] for path in paths]  # where each leaf has its value from
-    local = jax.tree.leaves(jax.device_put(params, jax.local_devices()[0]))
+    local = jax.device_put(jax.tree.leaves(params), jax.local_devices()[0])
 
     def total(owned: Sequence[Any], leaves: Sequence[Any], fields: Any, ids: Any) -> tuple[Any, Any]:
         values = {**dict(enumerate(leaves)), **dict(zip(places.owned, owned, strict=True))}
@@ -165,7 +171,8 @@ def unpipelined_value_and_grad(
     value, weight, sums = 0.0, 0.0, [_wide_zeros(leaf) for leaf in owned]
     for j, fields in enumerate(microbatches):
         ids = jnp.array([seed, step, j], jnp.uint32)
-        (part, count), grads = step_function(owned, local, dict(fields), ids)
+        with tracing_alone():
+            (part, count), grads = step_function(owned, local, dict(fields), ids)
         value, weight = value + float(part), weight + float(count)
         sums = [a + g for a, g in zip(sums, grads, strict=True)]
     gradient = {place: g / weight for place, g in zip(places.owned, sums, strict=True)}

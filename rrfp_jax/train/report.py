@@ -123,11 +123,12 @@ class Report:
     def summary(self) -> str:
         """The step's figures as one line, without its number."""
         metrics = "".join(f"  {name} {value:.4f}" for name, value in self.metrics.items())
+        planned = "" if self.planning_seconds is None else f"  planned in {self.planning_seconds:.1f} s"
         left_out = "" if self.applied else f"  not finite, skipped ({self.skipped} so far)"
         return (
             f"loss {self.loss:.4f}{metrics}  norm {self.gradient_norm:.3f}  "
             f"{self.tokens_per_second:9,.0f} tokens/s  {self.step_seconds * 1e3:7.1f} ms  "
-            f"bubble {summary_of_bubbles(self.bubble)}{left_out}"
+            f"bubble {summary_of_bubbles(self.bubble)}{planned}{left_out}"
         )
 
 

@@ -17,6 +17,7 @@ import jax
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.join import join
 from rrfp_jax.runtime.preemption import save_seconds, sigterm_noted
+from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.world import World
 from rrfp_jax.train.config import RunConfig, as_json, fields_of
 from rrfp_jax.train.data import as_data, plan_step
@@ -51,7 +52,7 @@ def train(config: RunConfig) -> None:
     processes = f" of {world.size} processes" if world.size > 1 else ""
     say(
         f"rrfp_jax on jax {jax.__version__}, flax {flax.__version__}; {config.name}: {config.steps} steps, "
-        f"{config.mesh.pp} stages on {', '.join(map(str, jax.devices()))}{processes}, "
+        f"{_sizes(config.mesh)} on {', '.join(map(str, jax.devices()))}{processes}, "
         f"schedule {config.schedule}"
     )
     began = perf_counter()
@@ -131,6 +132,12 @@ def _run_paced(config: RunConfig) -> None:
             files.add(report.as_dict())
             display.show(report, None)
     say(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
+
+
+def _sizes(mesh: Mesh) -> str:
+    """A mesh in words: "4 stages", "2 stages of 2 devices in 2 replicas"."""
+    each = f" of {mesh.tp} devices" if mesh.tp > 1 else ""
+    return f"{mesh.pp} stages{each}" + (f" in {mesh.dp} replicas" if mesh.dp > 1 else "")
 
 
 def _say_on_rank_0(world: World) -> Callable[[str], None]:

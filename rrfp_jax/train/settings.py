@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, TypeAlias
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -35,7 +37,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("max_in_flight", "spare_gradients"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, (int, np.integer)):
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not whole and (name, value) != ("max_in_flight", None):
                 raise UsageError(f"{name}={value!r}: give a whole number")
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise UsageError(
@@ -46,7 +49,7 @@ class Settings:
         if self.spare_gradients < 0:
             raise UsageError(f"spare_gradients={self.spare_gradients}: must not be negative")
         clip = self.clip_norm
-        if clip is not None and not (isinstance(clip, (int, float, np.number)) and clip > 0):
+        if clip is not None and not _is_positive(clip):
             raise UsageError(f"clip_norm={clip!r}: give a number above 0; leave it out for no clipping")
         if self.on_nonfinite not in ("stop", "skip"):
             raise UsageError(f"on_nonfinite={self.on_nonfinite!r}: choose 'stop' or 'skip'")
@@ -72,3 +75,35 @@ class Settings:
     def as_text(self) -> dict[str, str]:
         """By name, for comparing them across processes."""
         return {item.name: str(getattr(self, item.name)) for item in fields(self)}
+
+
+def checked_stall_seconds(given: Any) -> float:
+    """A limit on standing still.
+
+    Raises:
+        UsageError: it is no number above 0.
+    """
+    if not _is_positive(given):
+        raise UsageError(f"stall_seconds={given!r}: give a number of seconds above 0")
+    return float(given)
+
+
+def folder_of_executables(given: Any) -> Path | None:
+    """Where compiled programs are kept, if anywhere.
+
+    Raises:
+        UsageError: it is no path.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, (str, PathLike)) or not str(given):
+        raise UsageError(
+            f"executables={given!r}: give a folder to keep compiled programs in, such as "
+            f"'runs/.executables', or None to compile at every start"
+        )
+    return Path(given)
+
+
+def _is_positive(value: Any) -> bool:
+    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    return bool(number and value > 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.links import NETWORKS
 from rrfp_jax.sim.planned import EVALUATIONS
-from rrfp_jax.train.commandline import Parser, exit_status
+from rrfp_jax.train.commandline import Parser, check_output, exit_status, write_json
 from rrfp_jax.train.named import CSV
 from rrfp_jax.train.pace import read_workload
 from rrfp_jax.train.picture import check_picture
@@ -50,19 +49,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _simulate(arguments: Sequence[str]) -> int:
-    try:
-        options = _parser().parse_args(arguments)
-    except SystemExit:  # of --help
+    options = _parser().options(arguments)
+    if options is None:
         return DONE
     if (options.workload is None) == (options.family is None):
         raise UsageError("give one of --workload=FILE.json and --family=NAME (--help tells more)")
     policies = list(dict.fromkeys(options.policy or POLICIES))
     outputs = [path for path in (options.out, options.trace, options.plot) if path is not None]
     for path in outputs:  # before the work is done
-        if not path.parent.is_dir():
-            raise UsageError(f"{path}: there is no folder {path.parent}")
-        if path.is_dir():
-            raise UsageError(f"{path}: is a folder; give a file")
+        check_output(path)
     if len(set(outputs)) < len(outputs):
         raise UsageError("two outputs have the same name: give each a file of its own")
     workload = _workload(options)
@@ -109,23 +104,17 @@ def _write(comparison: Comparison, options: argparse.Namespace) -> None:
         if options.out is not None:
             found = comparison.as_json_object()
             only = found if len(found) > 1 else next(iter(found.values()))
-            options.out.write_text(json.dumps(only, indent=1) + "\n", encoding="utf-8")
+            write_json(options.out, only)
         if options.trace is not None:
             comparison.write_trace(options.trace)
         if options.plot is not None:
             comparison.draw(options.plot)
     except OSError as error:
-        raise UsageError(f"{options.out}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=COMMAND,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    parser = Parser(COMMAND, DESCRIPTION, EPILOG)
     step = parser.add_argument_group("the step")
     step.add_argument("--workload", type=Path, metavar="FILE.json", help="seconds of every task and transfer")
     step.add_argument("--family", metavar="NAME", help=f"or steps drawn at random: {', '.join(FAMILIES)}")

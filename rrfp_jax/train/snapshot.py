@@ -4,39 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.engine import Engine
+from rrfp_jax.runtime.optimizer import Optimizer
 from rrfp_jax.runtime.stage import Stage
 from rrfp_jax.train.checkpoint import Checkpoints, OnError
 from rrfp_jax.train.checkpointfolder import RunState
 from rrfp_jax.train.leaves import Key, filled, keyed
 from rrfp_jax.train.lossscale import LossScale
 from rrfp_jax.train.nonfinite import Standing
+from rrfp_jax.train.parts import Parts
 
 PARAMETERS, OPTIMIZER = "params", "optimizer"
 
 
-def leaves_of(stages: Iterable[Stage]) -> list[tuple[Key, jax.Array]]:
+def leaves_of(stages: Iterable[Stage], optimizers: Iterable[Optimizer]) -> list[tuple[Key, jax.Array]]:
     """All arrays that an update changes, by layer and parameter; see `leaves.Key`."""
-    return [
-        pair
-        for stage in stages
-        for name, tree in ((PARAMETERS, stage.params), (OPTIMIZER, stage.optimizer_state))
-        for pair in keyed(tree, name)
-    ]
+    trees = [(PARAMETERS, stage.params) for stage in stages]
+    trees += [(OPTIMIZER, optimizer.tree) for optimizer in optimizers]
+    return [pair for name, tree in trees for pair in keyed(tree, name)]
 
 
-def put_back(stages: Iterable[Stage], leaves: Mapping[Key, np.ndarray[Any, Any]]) -> None:
-    """Give the stages what `leaves_of` had found."""
+def put_back(stages: Iterable[Stage], optimizers: Iterable[Optimizer], leaves: Mapping[Key, Parts]) -> None:
+    """Give stages and optimizers what `leaves_of` had found."""
     for stage in stages:
-        stage.replace(
-            filled(stage.params, leaves, PARAMETERS), filled(stage.optimizer_state, leaves, OPTIMIZER)
-        )
+        stage.replace(filled(stage.params, leaves, PARAMETERS))
+    for optimizer in optimizers:
+        optimizer.replace(filled(optimizer.tree, leaves, OPTIMIZER))
 
 
 def standing_of(run: RunState, seed: int) -> Standing:
@@ -69,8 +66,11 @@ class Saves:
         """Begin to write a checkpoint, once an earlier one is complete."""
         self.finish()
         self._latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
-        own = self._engine.stages.values() if self._engine.layout.member == 0 else ()
-        self._latest.save(run, leaves_of(own))
+        first = self._engine.layout.stages  # seats from here on are of other replicas, which are alike
+        stages = [stage for seat, stage in self._engine.stages.items() if seat < first]
+        shared = [own for own in self._engine.optimizers if own.site.replicas > 1]
+        own = [own for own in self._engine.optimizers if own not in shared and own.stages[0].index < first]
+        self._latest.save(run, leaves_of(stages, [*shared, *own]))
 
     def finish(self) -> None:
         """Wait for the one under way."""
@@ -89,11 +89,14 @@ class Saves:
 
     def restore(self, folder: Path, step: int | None) -> tuple[RunState, Standing] | None:
         """Put back the latest intact checkpoint, or that of a step; None if there is none."""
-        stages = list(self._engine.stages.values())
-        wanted = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in leaves_of(stages)}
+        stages, optimizers = list(self._engine.stages.values()), self._engine.optimizers
+        wanted = {
+            key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            for key, leaf in leaves_of(stages, optimizers)
+        }
         found = Checkpoints(folder, self._world).restore(wanted, step)
         if found is None:
             return None
         standing = standing_of(found.run, self._seed)
-        put_back(stages, found.leaves)
+        put_back(stages, optimizers, found.leaves)
         return found.run, standing

@@ -12,7 +12,7 @@ from typing import Any
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.trace import StepTrace
-from rrfp_jax.errors import TrainingError
+from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.engine import Engine
 from rrfp_jax.runtime.executables import Executables
 from rrfp_jax.runtime.interrupts import interrupts_held
@@ -72,7 +72,7 @@ class Stepper:
         self.steps_done = 0
         self.last_plan = ""
         self.traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
-        self.loader = Loader(engine.reads)
+        self.loader = Loader(engine.reads, engine.world)
         self._names: deque[Sequence[str]] = deque(maxlen=TRACED_STEPS)  # of the microbatches' buckets
         self._last_rules: StepRules | None = None
 
@@ -203,7 +203,13 @@ class Stepper:
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
         """The rules of a step by the present schedule, or by its base if orders are planned."""
         schedule, forward_only = base_of(self.schedule), phase == "evaluate"
-        return self._settings.rules(self._engine.placement, microbatches, schedule, forward_only)
+        if isinstance(self.schedule, Planned) and self._engine.layout.replicas > 1:
+            raise UsageError(
+                f"a planned order with dp={self._engine.layout.replicas}: replicas have other microbatches, "
+                f"and one order is planned for all; take a hint such as bfw"
+            )
+        count = self._engine.layout.count_of(microbatches)
+        return self._settings.rules(self._engine.placement, count, schedule, forward_only)
 
     def state(self, seed: int, config: Any) -> RunState:
         """What is kept of it with a checkpoint; the position in the data is the number of the next step."""

@@ -68,7 +68,7 @@ def plan_ahead(
         costs = WorkloadCosts(table.workload(names), rules.placement)
         found = planned.plan(rules, costs, budgets)
     except ValueError as error:
-        raise UsageError(f"schedule {planned}: {error}") from None
+        raise UsageError(f"planned orders: {error}") from None
     order = replace(rules, schedule=found.order)
     return PlannedStep(order, found.makespan, perf_counter() - began)
 
@@ -83,4 +83,4 @@ def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket
         try:
             WorkloadCosts(planned.costs.workload([name_of(bucket) for bucket in buckets]), placement)
         except ValueError as error:
-            raise UsageError(f"schedule {planned}: {error}") from None
+            raise UsageError(f"planned orders: {error}") from None

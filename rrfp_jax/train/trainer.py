@@ -35,7 +35,7 @@ from rrfp_jax.train.named import planned_or_schedule
 from rrfp_jax.train.nonfinite import Standing
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
-from rrfp_jax.train.settings import OnNonfinite, Settings
+from rrfp_jax.train.settings import OnNonfinite, Settings, checked_stall_seconds, folder_of_executables
 from rrfp_jax.train.snapshot import Saves
 from rrfp_jax.train.stepping import Stepper
 from rrfp_jax.train.tracefile import write_trace
@@ -57,8 +57,8 @@ class Trainer:
         schedule: a hint, a fixed order, or `Planned`; its name, or "csv:FILE" for an order in a file.
         split: layers per stage, or per piece in the model's order if stages have several chunks; None for an
             even split, "auto" for one by predicted costs (`docs/plan.md`).
-        remat: what the backward of each layer computes again instead of keeping: "none", "full" (all but the
-            layer's input), or the name of a policy of `jax.checkpoint_policies`.
+        remat: what backwards compute again instead of keeping: "none", "full" (all but a layer's input), or a
+            policy of `jax.checkpoint_policies` by name.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages,
             or as many as fit if there is a budget in bytes.
         activation_budget: bytes of each device for microbatches in flight, a number or text ("2GiB"); "auto"
@@ -123,12 +123,13 @@ class Trainer:
             terms=Terms(carrier=agreement, protocol=protocol),
         )
         first, limit = planned_or_schedule(schedule), parse_setting(activation_budget)
+        stall_seconds, folder = checked_stall_seconds(stall_seconds), folder_of_executables(executables)
         self._pipe, self._optimizer, self._on_step, self._seed = pipe, optimizer, on_step, seed
         self._data = None if data is None else as_data(data)
         self._layout = mesh.lay_out()
         self._world = self._layout.world
         self._world.stall_seconds = stall_seconds
-        self._executables = Executables(None if executables is None else Path(executables))
+        self._executables = Executables(folder)
         if isinstance(split, str):  # "auto"
             split = auto_split(
                 pipe, optimizer, self._data, settings, mesh, base_of(first), remat, limit, self._layout
@@ -283,12 +284,11 @@ class Trainer:
     def params(self) -> Params:
         """All parameters, {layer index as text: nested dict}, each leaf on its stage's device.
 
-        In a run of several processes, those of this one's stages.
-        The next step replaces them and frees the old ones: copy what is to be kept.
+        In a run of several processes, those of this one's stages. The next step frees them: copy them.
         """
         if not self._engine.stages:
             raise UsageError("Trainer.params: there are none before the first step; call start() first")
-        return {k: v for stage in self._engine.stages.values() for k, v in stage.params.items()}
+        return {k: v for stage in self._engine.distinct for k, v in stage.params.items()}
 
     def write_trace(self, path: str | Path) -> None:
         """The latest steps as a trace that Perfetto opens."""

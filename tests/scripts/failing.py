@@ -2,7 +2,7 @@
 
 PHASE: start (joined, nothing compiled), compile (while a layer is traced), step and validation (between two
 tasks), end (trained, while the others leave), or never. WAY: kill, freeze, cut (all TCP connections shut
-down, the process lives on), raise, or store (the launcher's coordination service is frozen instead). Stages
+down, the process lives on), raise, or store (the coordination service is frozen instead). Stages
 have TP ranks each, 1 unless set. The moment is written to the file that FAILED_AT names, if it is set.
 MARK is an argument by which whoever started the processes knows them.
 """
@@ -49,13 +49,13 @@ def shut(descriptors):
 
 
 def coordinator():
-    """The process with the coordination service, another child of the launcher."""
+    """The process with the coordination service, a child of the launcher or, without one, of rank 0."""
     for name in os.listdir("/proc"):
         with suppress(OSError, ValueError):
             with open(f"/proc/{name}/stat", encoding="ascii") as file:
                 parent = int(file.read().rpartition(")")[2].split()[1])
             with open(f"/proc/{name}/cmdline", encoding="ascii") as file:
-                if parent == os.getppid() and "_service.py" in file.read():
+                if parent in (os.getppid(), os.getpid()) and "_service.py" in file.read():
                     return int(name)
     raise RuntimeError("there is no coordination service")
 

@@ -1,0 +1,63 @@
+"""When a process of a group comes to know what it will run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from types import TracebackType
+
+from rrfp_jax.core.leader import Decision
+from rrfp_jax.core.trace import TaskRecord
+from rrfp_jax.runtime.agreement import KINDS
+from rrfp_jax.runtime.carrier import Carrier, Plain
+
+
+class Watched:
+    """A carrier that notes when (s) this process has heard of each place in the order from its leader."""
+
+    def __init__(self, inner: Carrier) -> None:
+        self._inner = inner
+        self._heard: dict[int, float] = {}
+
+    @property
+    def calls(self) -> int:
+        """See `Carrier.calls`."""
+        return self._inner.calls
+
+    def post(self, message: Plain) -> None:
+        """See `Carrier.post`."""
+        self._inner.post(message)
+
+    def poll(self) -> list[Plain]:
+        """See `Carrier.poll`."""
+        come = self._inner.poll()
+        for _, _, kind, *numbers, _ in come:
+            if KINDS[kind] is Decision:
+                self._heard[numbers[0]] = perf_counter()
+        return come
+
+    def heard(self) -> Mapping[int, int]:
+        """See `Carrier.heard`."""
+        return self._inner.heard()
+
+    def forget(self, parcels: int) -> None:
+        """See `Carrier.forget`."""
+        self._inner.forget(parcels)
+
+    def close(self) -> None:
+        """See `Carrier.close`."""
+        self._inner.close()
+
+    def __enter__(self) -> Watched:
+        self._heard.clear()
+        self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inner.__exit__(kind, error, trace)
+
+    def known(self, records: Sequence[TaskRecord]) -> list[float]:
+        """By place in the order, when this process knew which task comes there; who decides dispatches."""
+        return [self._heard.get(place, record.dispatched) for place, record in enumerate(records)]

@@ -1,0 +1,59 @@
+"""Two stages of two devices each, in two replicas: a small decoder on the quickstart's data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+import rrfp_jax as rrfp
+from configs import quickstart
+from models import decoder
+
+SHARDING = {
+    "*.query.kernel": P(None, "tp"),  # heads
+    "*.out.kernel": P("tp", None),
+    "*.up.kernel": P(None, "tp"),
+    "*.gate.kernel": P(None, "tp"),
+    "*.down.kernel": P("tp", None),
+    "-1.tokens.embedding": P("tp", None),  # vocabulary
+}
+"""Columns, then rows: one sum over the devices after attention, one after the MLP. Norms, embedding and the
+few heads of keys and values are whole on every device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharded(quickstart.Quickstart):
+    """0.8 M parameters."""
+
+    model: decoder.DecoderConfig  # type: ignore[assignment]
+
+    def pipeline(self) -> rrfp.Pipeline:
+        """The decoder; sequences are spread over a stage's devices between blocks of different stages."""
+        layers = [
+            rrfp.layer(decoder.Embed, self.model),
+            rrfp.layer(decoder.Block, self.model, repeat=self.model.n_layers),
+            rrfp.layer(decoder.Head, self.model),
+        ]
+        return rrfp.Pipeline(layers, quickstart.loss, sharding=SHARDING, carry=P(None, "tp"))
+
+
+def get_config() -> Sharded:
+    """Eight processes with a device each, unless `-n` says fewer."""
+    return Sharded(
+        name="sharded",
+        steps=30,
+        schedule="bfw",
+        mesh=rrfp.Mesh(pp=2, tp=2, dp=2),
+        model=decoder.DecoderConfig(
+            d_model=128,
+            n_layers=4,
+            n_heads=4,
+            n_kv_heads=2,
+            head_size=32,
+            d_ff=384,
+            vocab_size=256,
+            dtype=jnp.float32,
+        ),
+    )

@@ -1,0 +1,110 @@
+"""What a stage does with gradients, whatever the shapes of microbatches: add them up, take their norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rrfp_jax.runtime.compiling import Compiled, Compiler
+from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.roles import LeafRoles
+
+SMALLEST = np.finfo(np.float32).tiny
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumPrograms:
+    """Adding gradients, and their norm; lists of arrays come per chunk of the stage.
+
+    zeros         -> sums of the trained leaves, all zero
+    zero_aliases  -> those of the aliases among them
+    accumulate    of each chunk: sums, gradients -> sums                          (sums donated)
+    add_aliases   by chunk and place of an owner: its sum, its aliases' -> sum    (its own donated)
+    norms         owned parameters, owned sums -> float32[3]: the largest magnitude of a sum, not finite if
+                  one is not; squares of sums over that added up, which cannot overflow; those of parameters
+
+    Sums are float32 or wider whatever the parameters are: they are taken over many microbatches.
+    """
+
+    zeros: Compiled
+    zero_aliases: Compiled
+    accumulate: Sequence[Compiled]
+    add_aliases: Mapping[tuple[int, int], Compiled]
+    norms: Compiled
+
+    @classmethod
+    def compile(
+        cls,
+        chunks: Sequence[Params],
+        roles: Sequence[LeafRoles],
+        compiler: Compiler,
+    ) -> SumPrograms:
+        """Trace and compile for the parameters of each chunk, given by specs with their shardings."""
+        leaves = [jax.tree.leaves(params) for params in chunks]
+        sums_of = [[wide(spec) for spec in specs] for specs in leaves]
+        parts = list(zip(leaves, sums_of, roles, strict=True))
+        trained = [[sums[i] for i in of.trained] for _, sums, of in parts]
+        owned = [[own[i] for i in of.owned] for own, _, of in parts]
+        owned_sums = [[sums[i] for i in of.owned] for _, sums, of in parts]
+        aliases = [[sums[i] for i in of.aliases] for _, sums, of in parts]
+        return cls(
+            zeros=_zeros_program(compiler, trained),
+            zero_aliases=_zeros_program(compiler, aliases),
+            accumulate=[
+                compiler(_accumulate, sums, [own[i] for i in of.trained], out=where(sums), donate=(0,))
+                for sums, (own, _, of) in zip(trained, parts, strict=True)
+            ],
+            add_aliases={
+                (chunk, i): compiler(
+                    *(_add_aliases, sums[i], [sums[i]] * count), out=sums[i].sharding, donate=(0,)
+                )
+                for chunk, (_, sums, of) in enumerate(parts)
+                for i, count in of.owners.items()
+            },
+            norms=compiler(_norms, owned, owned_sums),
+        )
+
+
+def _zeros_program(compiler: Compiler, specs: list[list[Any]]) -> Compiled:
+    """Of programs without any result, stored ones cannot be loaded."""
+    return compiler(lambda: zeros(specs), out=where(specs)) if any(specs) else lambda: [[] for _ in specs]
+
+
+def where(specs: Any) -> Any:
+    """The shardings of a tree of specs."""
+    return jax.tree.map(lambda spec: spec.sharding, specs)
+
+
+def _accumulate(sums: list[Any], gradients: list[Any]) -> list[Any]:
+    return [a + g.astype(a.dtype) for a, g in zip(sums, gradients, strict=True)]
+
+
+def _add_aliases(own: Any, theirs: list[Any]) -> Any:
+    for other in theirs:  # in order of declaration
+        own = own + other
+    return own
+
+
+def _norms(params: Any, sums: Any) -> Any:
+    magnitudes = [jnp.abs(a).astype(jnp.float32) for a in jax.tree.leaves(sums)]
+    zero = jnp.zeros((), jnp.float32)
+    largest = jnp.max(jnp.stack([zero, *(jnp.max(a, initial=0.0) for a in magnitudes)]))
+    shares = [jnp.sum(jnp.square(a / jnp.maximum(largest, SMALLEST))) for a in magnitudes]
+    squares = [jnp.sum(jnp.square(jnp.abs(p).astype(jnp.float32))) for p in jax.tree.leaves(params)]
+    return jnp.stack([largest, sum(shares, zero), sum(squares, zero)])
+
+
+def wide(spec: Any) -> jax.ShapeDtypeStruct:
+    """The spec of a sum of gradients of a parameter."""
+    dtype = jnp.promote_types(spec.dtype, jnp.float32)
+    return jax.ShapeDtypeStruct(spec.shape, dtype, sharding=spec.sharding)
+
+
+def zeros(specs: Any) -> Any:
+    """Zeros of a tree of specs, inside a trace."""
+    return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)

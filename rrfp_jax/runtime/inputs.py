@@ -1,0 +1,60 @@
+"""The data of a step's microbatches, on the devices whose programs read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from rrfp_jax.runtime.library import Bucket, StagePrograms
+from rrfp_jax.runtime.pipeline import IDS
+from rrfp_jax.runtime.topology import Layout
+
+Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any]]]
+"""The fields wanted of each microbatch -> their arrays by name."""
+
+
+class Inputs:
+    """Loads what the seats of this process read.
+
+    Args:
+        layout: where they are.
+        seed: of the run, which random keys depend on.
+    """
+
+    def __init__(self, layout: Layout, seed: int) -> None:
+        self._layout, self._seed = layout, seed
+
+    def reads(self, bucket: Bucket, microbatch: int, programs: StagePrograms) -> frozenset[str]:
+        """The names of the fields of a microbatch that any program here reads; none of another replica's."""
+        used: set[int] = set()
+        for seat in self._seats(microbatch):
+            used.update(*(piece.inputs for piece in programs[seat]))
+        return frozenset(name for i, (name, _, _) in enumerate(bucket) if i in used)
+
+    def load(
+        self, step: int, buckets: Sequence[Bucket], programs: Sequence[StagePrograms], load: Load
+    ) -> dict[int, list[list[jax.Array | None]]]:
+        """Per seat and microbatch of its replica, the inputs that its programs read: fields, then numbers.
+
+        Args:
+            step: its number.
+            buckets, programs: of each microbatch.
+            load: asked once, for all microbatches.
+        """
+        host: dict[int, list[list[Any]]] = {seat: [] for seat in self._layout.sites}
+        wanted = [self.reads(bucket, j, programs[j]) for j, bucket in enumerate(buckets)]
+        for j, arrays in enumerate(load(wanted)):
+            names = [name for name, _, _ in buckets[j]]
+            values = [*(arrays.get(name) for name in names), np.array([self._seed, step, j], IDS.dtype)]
+            for seat in self._seats(j):
+                used = frozenset().union(*(piece.inputs for piece in programs[j][seat]))
+                host[seat].append([value if i in used else None for i, value in enumerate(values)])
+        return {seat: self._layout.sites[seat].put(values) for seat, values in host.items()}
+
+    def _seats(self, microbatch: int) -> list[int]:
+        """Those of this process that see a microbatch."""
+        replica = microbatch % self._layout.replicas
+        return [seat for seat in self._layout.sites if seat // self._layout.stages == replica]

@@ -1,0 +1,120 @@
+"""The devices that a stage runs on, and how arrays lie on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from rrfp_jax.runtime._jax import shards_of
+
+AXES = ("dp", "tp")
+"""Of every stage's mesh: its replicas, and the devices that share one's tensors."""
+
+WHOLE = PartitionSpec()
+
+Array: TypeAlias = Any
+"""A `jax.Array`, or what describes one."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Devices in the order of their mesh; at least one is this process's.
+
+    On a single device nothing is spread, and its arrays are plain ones.
+
+    Attributes:
+        devices: replica by replica.
+        replicas: the size of the mesh's first axis.
+    """
+
+    devices: tuple[jax.Device, ...]
+    replicas: int = 1
+
+    @cached_property
+    def single(self) -> bool:
+        """Whether there is only one device."""
+        return len(self.devices) == 1
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The devices by axis."""
+        return Mesh(np.array(self.devices).reshape(self.replicas, -1), AXES)
+
+    @cached_property
+    def own(self) -> tuple[jax.Device, ...]:
+        """Those of this process."""
+        return tuple(device for device in self.devices if device.process_index == jax.process_index())
+
+    @property
+    def device(self) -> jax.Device:
+        """The first of this process's."""
+        return self.own[0]
+
+    @cached_property
+    def whole(self) -> Sharding:
+        """Of arrays that every device has."""
+        return self.sharding(WHOLE)
+
+    def sharding(self, spec: PartitionSpec) -> Sharding:
+        """Of arrays spread over the mesh's axes as `spec` says."""
+        return SingleDeviceSharding(self.devices[0]) if self.single else NamedSharding(self.mesh, spec)
+
+    def spread(self, leaves: Iterable[Array], specs: Iterable[PartitionSpec]) -> list[jax.ShapeDtypeStruct]:
+        """Specs of leaves, each with where it lies here."""
+        return [_placed(leaf, self.sharding(spec)) for leaf, spec in zip(leaves, specs, strict=True)]
+
+    def tracing(self) -> AbstractContextManager[Any]:
+        """While it is open, layers that are traced may name the mesh's axes in sharding constraints."""
+        return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
+
+    def put(self, values: Any, shardings: Any = None) -> Any:
+        """A tree of host values, or of arrays of this process, as arrays here.
+
+        Between processes each gives the same values, of which its devices take their shards.
+
+        Args:
+            values: to be copied.
+            shardings: of the leaves, a tree like `values`; None for whole ones.
+        """
+        if len(self.own) == len(self.devices):
+            return jax.device_put(values, self.whole if shardings is None else shardings)
+        if shardings is None:
+            shardings = jax.tree.map(lambda _: self.whole, values)
+        return jax.tree.map(_from_shards, values, shardings)
+
+    def shards(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """What this process's devices have of arrays, array by array, in the order of `own`."""
+        if self.single:
+            return arrays
+        return [shard for array in arrays for shard in shards_of(array)]
+
+    def joined(self, shards: Sequence[jax.Array], specs: Sequence[Array]) -> Sequence[jax.Array]:
+        """The inverse of `shards`, for arrays like these, or of these specs (with shardings)."""
+        if self.single:
+            return shards
+        n = len(self.own)
+        parts = [list(shards[i : i + n]) for i in range(0, len(shards), n)]
+        make = jax.make_array_from_single_device_arrays
+        return [make(s.shape, s.sharding, own) for s, own in zip(specs, parts, strict=True)]
+
+
+def tracing_alone() -> AbstractContextManager[Any]:
+    """As `Site.tracing`, for what is to run on one device, or nowhere."""
+    return Site((jax.local_devices()[0],)).tracing()
+
+
+def _placed(leaf: Array, sharding: Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _from_shards(value: Any, sharding: Sharding) -> jax.Array:
+    """A global array of which this process makes its own shards: `device_put` would ask all processes."""
+    value = np.asarray(value)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])

@@ -1,0 +1,156 @@
+"""Making what this process's stages are: parameters, gradient sums, optimizers, the adding up of replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+
+from rrfp_jax.runtime.compiling import Compiler, connect
+from rrfp_jax.runtime.executables import Executables
+from rrfp_jax.runtime.gradients import SumPrograms, wide
+from rrfp_jax.runtime.initial import InitFunction, initial_params
+from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.library import Library, specs_of
+from rrfp_jax.runtime.optimizer import Optimizer, OptimizerPrograms
+from rrfp_jax.runtime.pipeline import Pipeline
+from rrfp_jax.runtime.replicas import Reduction
+from rrfp_jax.runtime.roles import LeafRoles
+from rrfp_jax.runtime.sharding import Sharding, placed_params
+from rrfp_jax.runtime.site import Site
+from rrfp_jax.runtime.stage import Stage
+from rrfp_jax.runtime.topology import Layout
+
+
+@dataclass(frozen=True)
+class Made:
+    """Stages by seat (see `Layout`), what updates them, and by stage what adds up its replicas."""
+
+    stages: Mapping[int, Stage]
+    optimizers: Sequence[Optimizer]
+    reductions: Mapping[int, Reduction]
+
+
+class Staging:
+    """Makes the stages of a process, once the library has examined a bucket.
+
+    Args:
+        pipe: the model.
+        layout: where stages are.
+        chunks: by stage, the layers of each of its chunks.
+        library: knows the parameters' specs, roles and shardings.
+        executables: where compiled programs are kept.
+        optimizer: None if the model is never updated.
+        seed: of initial values.
+        init: initial values from elsewhere, per leaf.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        layout: Layout,
+        chunks: Sequence[Sequence[range]],
+        library: Library,
+        executables: Executables,
+        optimizer: optax.GradientTransformation | None,
+        seed: int,
+        init: InitFunction | None,
+    ) -> None:
+        self._pipe, self._layout, self._chunks, self._library = pipe, layout, chunks, library
+        self._executables, self._optimizer, self._seed, self._init = executables, optimizer, seed, init
+
+    def begin(self, pool: ThreadPoolExecutor) -> Callable[[], Made]:
+        """Compile and allocate in a pool's threads; what is returned waits for that."""
+        sites, homes = self._layout.sites, self._layout.homes
+        sums = pool.map(self._compile_sums, sites)
+        params = pool.map(self._params_of_chunks, sites)
+        reductions = pool.map(self._reduction, homes)
+        optimizers = pool.map(self._compile_optimizer, self._updaters())
+
+        def finish() -> Made:
+            stages = {
+                seat: Stage(seat, self._chunks_of(seat), site, own, self._roles(seat), programs)
+                for (seat, site), own, programs in zip(sites.items(), params, sums, strict=True)
+            }
+            made = self._make_optimizers(stages, optimizers)
+            return Made(stages, made, dict(zip(homes, reductions, strict=True)))
+
+        return finish
+
+    def connect(self) -> None:
+        """Have all communicators made before a step, in one order everywhere."""
+        homes = [site for _, site in sorted(self._layout.homes.items())]
+        for site in [*(site for _, site in sorted(self._layout.sites.items())), *homes]:
+            connect(self.compiler(site))
+
+    def compiler(self, site: Site) -> Compiler:
+        """For a set of devices."""
+        return Compiler(site, self._executables)
+
+    def initial_params(self, layers: range, compiler: Compiler, sharding: Sharding) -> Params:
+        """Initial parameters of some layers, on the compiler's devices."""
+        bucket, shapes = self._library.first
+        owners, fields = self._library.roles.owners, specs_of(bucket)
+        return initial_params(
+            self._pipe, layers, shapes, fields, self._seed, self._init, compiler, owners, sharding
+        )
+
+    def _chunks_of(self, seat: int) -> Sequence[range]:
+        return self._chunks[seat % self._layout.stages]
+
+    def _specs(self, seat: int) -> list[Params]:
+        """Of the parameters of each chunk."""
+        specs = self._library.params
+        return [{str(i): specs[str(i)] for i in layers} for layers in self._chunks_of(seat)]
+
+    def _placed(self, seat: int, site: Site) -> list[Params]:
+        """The same, with where they lie."""
+        return [placed_params(own, site, self._library.sharding) for own in self._specs(seat)]
+
+    def _roles(self, seat: int) -> list[LeafRoles]:
+        return [self._library.roles.leaves(specs) for specs in self._specs(seat)]
+
+    def _params_of_chunks(self, seat: int) -> list[Params]:
+        compiler, sharding = self.compiler(self._layout.sites[seat]), self._library.sharding
+        return [self.initial_params(layers, compiler, sharding) for layers in self._chunks_of(seat)]
+
+    def _compile_sums(self, seat: int) -> SumPrograms:
+        site = self._layout.sites[seat]
+        return SumPrograms.compile(self._placed(seat, site), self._roles(seat), self.compiler(site))
+
+    def _reduction(self, stage: int) -> Reduction:
+        own = [site for seat, site in self._layout.sites.items() if seat % self._layout.stages == stage]
+        specs: list[Any] = []
+        partition: list[Any] = []
+        for params, roles in zip(self._specs(stage), self._roles(stage), strict=True):
+            leaves, spread = jax.tree.leaves(params), self._library.sharding.of_params(params)
+            specs += [wide(leaves[place]) for place in roles.trained]
+            partition += [spread[place] for place in roles.trained]
+        home = self.compiler(self._layout.homes[stage])
+        return Reduction(list(map(self.compiler, own)), home, specs, partition)
+
+    def _updaters(self) -> list[tuple[int, Site]]:
+        """A seat of each set of seats that are updated together here, and where that is done."""
+        layout = self._layout
+        return list((layout.homes if layout.shard_optimizer else layout.sites).items())
+
+    def _compile_optimizer(self, updater: tuple[int, Site]) -> OptimizerPrograms | None:
+        if self._optimizer is None:
+            return None
+        seat, site = updater
+        placed, roles = self._placed(seat, site), self._roles(seat)
+        return OptimizerPrograms.compile(placed, roles, self._optimizer, self.compiler(site))
+
+    def _make_optimizers(
+        self, stages: Mapping[int, Stage], programs: Iterable[OptimizerPrograms | None]
+    ) -> list[Optimizer]:
+        found, count = [], self._layout.stages
+        for (first, site), own in zip(self._updaters(), programs, strict=True):
+            seats = range(first, first + site.replicas * count, count)
+            if own is not None:
+                found.append(Optimizer(own, site, [stages[seat] for seat in seats if seat in stages]))
+        return found

@@ -1,0 +1,189 @@
+"""What a step would take on given devices, for any split of the model: the simulator on predicted costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+
+from rrfp_jax.core.footprint import order_peaks
+from rrfp_jax.core.metrics import peak_of_order
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.partition import LayerLoad, TooLarge, partition
+from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.budget import MARGIN, StepMemory, in_words, memory_of_step
+from rrfp_jax.runtime.device import MOST_QUEUED
+from rrfp_jax.runtime.layercosts import LayerState, ModelCosts
+from rrfp_jax.runtime.ledger import StageLedger, name_of
+from rrfp_jax.runtime.library import Bucket
+from rrfp_jax.runtime.split import layers_of_chunks
+from rrfp_jax.sim.engine import simulate
+from rrfp_jax.train.forecast import Devices, Forecast, StageForecast, device_bytes
+from rrfp_jax.train.layertimes import LayerTimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prospect:
+    """A step of a model on devices, before anybody has said which layers are where.
+
+    Attributes:
+        model: what its layers cost, for every bucket that the data may have.
+        buckets: of each microbatch.
+        rules: of the step.
+        devices: of the stages.
+    """
+
+    model: ModelCosts
+    buckets: Sequence[Bucket]
+    rules: StepRules
+    devices: Devices
+
+    def suggested(self) -> Forecast:
+        """The faster, in the simulator, of the split by cost and the even one; one that fits, if any does.
+
+        By cost: the slowest piece is as fast as it can be. Yet where memory decides how many microbatches are
+        in flight, an even split may do better.
+
+        Raises:
+            TooLarge: no split keeps within the devices' memory; with the one that comes nearest.
+        """
+        found = [self.forecast(split) for split in (self._split_by_cost(), None)]
+        return min(found, key=lambda one: (one.does_not_fit is not None, one.step_seconds))
+
+    def _split_by_cost(self) -> list[int]:
+        budget = None
+        if self.devices.memory is not None and not self.devices.shared:  # else splits only move bytes about
+            budget = int(self.devices.memory * (1 - MARGIN)) // self.rules.placement.chunks
+        loads = [self._load(i) for i in range(len(self.model.states))]
+        enough, least = self._in_flight()
+        try:
+            return partition(loads, enough, budget)
+        except TooLarge:
+            return partition(loads, least, budget)
+
+    def _load(self, layer: int) -> LayerLoad:
+        state = self.model.states[layer]
+        footprints = [layers[layer].footprint for layers in self.model.layers.values()]
+        return LayerLoad(
+            seconds=self._times.of_step(layer, self.buckets),
+            fixed_bytes=self._fixed_bytes(state),
+            held_bytes=max(footprint.held_after_forward_bytes for footprint in footprints),
+            transient_bytes=max(footprint.most_transient_bytes for footprint in footprints),
+        )
+
+    def forecast(self, split: Sequence[int] | None) -> Forecast:
+        """What happens with a split; None for an even one.
+
+        Raises:
+            UsageError: it is no split of the model into this many pieces, or the step cannot be simulated.
+        """
+        chunks = layers_of_chunks(len(self.model.states), self.rules.placement, split)
+        ledgers = [self._ledger(stage, own) for stage, own in enumerate(chunks)]
+        names = [name_of(bucket) for bucket in self.buckets]
+        try:
+            memory, refusal = memory_of_step(self.devices.setting, ledgers, self.rules, names), None
+        except UsageError as error:
+            memory, refusal = StepMemory((), [None] * len(ledgers)), str(error)
+        costs = self._times.costs(self.rules, self.buckets, chunks, self.devices.between)
+        try:
+            trace = simulate(self.rules, costs, links="serial", budgets=memory.budgets)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        stages = self._stages(trace, chunks, ledgers)
+        devices = self.devices.stages_of_each(len(stages))
+        compute = sum(stage.compute_seconds for stage in stages)
+        place = self.rules.placement.place
+        return Forecast(
+            split=[len(chunks[s][c]) for s, c in map(place, range(self.rules.placement.last + 1))],
+            stages=stages,
+            devices=devices,
+            makespan=max(trace.makespan, compute / self.devices.at_once(len(stages))),
+            does_not_fit=refusal or self._does_not_fit(stages, devices),
+        )
+
+    def _stages(
+        self, trace: StepTrace, chunks: Sequence[Sequence[range]], ledgers: Sequence[StageLedger]
+    ) -> list[StageForecast]:
+        """What each stage takes and, at most, holds in the simulated order, whatever the delays."""
+        met = list(dict.fromkeys(self.buckets))
+        names = [name_of(bucket) for bucket in met]
+        orders = [trace.order(stage) for stage in range(trace.stages)]
+        footprints = [[ledger.buckets[name].chunks for name in names] for ledger in ledgers]
+        in_flight = order_peaks(orders, footprints, [met.index(bucket) for bucket in self.buckets])
+        found = []
+        for stage, (own, ledger, flying) in enumerate(zip(chunks, ledgers, in_flight, strict=True)):
+            known = [ledger.buckets[name] for name in names]
+            data = sum(ledger.buckets[name_of(bucket)].data_bytes for bucket in self.buckets)
+            prepared = sum(bucket.prepared_bytes for bucket in known)
+            found.append(
+                StageForecast(
+                    ledger=ledger,
+                    flops=[self._times.flops(bucket, own) for bucket in self.distinct],
+                    flops_of_step=sum(self._times.flops(bucket, own) for bucket in self.buckets),
+                    compute_seconds=trace.busy(stage),
+                    update_seconds=sum(self._times.updates[i] for layers in own for i in layers),
+                    lasting_bytes=ledger.fixed_bytes + data + prepared + flying,
+                    transient_bytes=max(bucket.transient_bytes for bucket in known),
+                )
+            )
+        return found
+
+    def _does_not_fit(self, stages: Sequence[StageForecast], devices: Sequence[range]) -> str | None:
+        """Which device would have to hold more than it gives."""
+        peaks = [device_bytes([stages[s] for s in own]) for own in devices]
+        most, own = max(zip(peaks, devices, strict=True), key=itemgetter(0))
+        if self.devices.memory is None or most <= self.devices.memory:
+            return None
+        who = f"stage {own[0]} holds" if len(own) == 1 else f"its {len(own)} stages hold"
+        return f"{who} up to {in_words(most)}, and the device gives {in_words(self.devices.memory)}"
+
+    @cached_property
+    def distinct(self) -> list[Bucket]:
+        """The buckets that there may be, in order."""
+        return sorted(self.model.layers)
+
+    @cached_property
+    def _times(self) -> LayerTimes:
+        return LayerTimes(self.model, self.devices.card)
+
+    def _fixed_bytes(self, state: LayerState) -> int:
+        parked = self._gradients_parked * state.gradient_bytes
+        return state.weight_bytes + state.optimizer_bytes + state.sum_bytes + parked
+
+    @property
+    def _gradients_parked(self) -> int:
+        return MOST_QUEUED + (self.rules.spare_gradients if self.rules.accumulation == "index" else 0)
+
+    def _in_flight(self) -> tuple[list[int], list[int]]:
+        """How many microbatches each piece should hold so that none waits, and how many it must.
+
+        To the last piece and back, and one. A fixed order says itself what it holds.
+        """
+        placement, schedule, count = self.rules.placement, self.rules.schedule, self.rules.microbatches
+        pieces = range(placement.last + 1)
+        if not isinstance(schedule, FixedOrder):
+            return [min(count, len(pieces) - v) for v in pieces], [1] * len(pieces)
+        orders = [schedule.order(stage, placement, count) for stage in range(placement.stages)]
+        peaks = [peak_of_order(order, placement.chunks) for order in orders]
+        held = [peaks[placement.place(v)[0]] for v in pieces]
+        return held, held
+
+    def _ledger(self, stage: int, chunks: Sequence[range]) -> StageLedger:
+        kinds = self.rules.backward_kinds(stage)
+        states = [self.model.states[i] for layers in chunks for i in layers]
+        return StageLedger(
+            device=self.devices.card.name,
+            rank=0 if self.devices.shared else stage,  # whose device it is
+            layers=[(layers.start, layers.stop) for layers in chunks],
+            parameters=sum(state.parameters for state in states),
+            weight_bytes=sum(state.weight_bytes for state in states),
+            optimizer_bytes=sum(state.optimizer_bytes for state in states),
+            accumulator_bytes=sum(state.sum_bytes for state in states),
+            parked_gradient_bytes=self._gradients_parked * sum(state.gradient_bytes for state in states),
+            device_limit_bytes=self.devices.memory,
+            compile_seconds=0.0,
+            buckets={name_of(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct},
+        )

@@ -1,0 +1,74 @@
+"""Processes that share a stage, while what they run changes from step to step, or is cut short."""
+
+import json
+
+import pytest
+
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.tasks import Placement
+from tests import group_changes as changes
+from tests import toy
+from tests.test_processes import command
+
+RANKS = 4
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """Goes through a change with four ranks; what each of them found, step by step."""
+
+    def run(change):
+        ranks = ("-n", RANKS, "-m", "tests.group_changes", tmp_path, change)
+        status, said = command("rrfp_jax.train.launch", *ranks, folder=tmp_path, limit=400.0)
+        assert status == 0, said
+        found = [json.loads((tmp_path / f"ranks-{rank}.json").read_text()) for rank in range(RANKS)]
+        for one, other in ((found[0], found[1]), (found[2], found[3])):
+            assert [step["order"] for step in one["steps"]] == [step["order"] for step in other["steps"]]
+        for rank in found:
+            assert [step["loss"] for step in rank["steps"]] == [step["loss"] for step in found[0]["steps"]]
+            assert rank["left"] == 0
+        return [rank["steps"] for rank in found]
+
+    return run
+
+
+def losses_of_one_process(count):
+    return [report.loss for report in toy.trainer(1, data=changes.data).steps(count)]
+
+
+def test_hints_and_fixed_orders_in_turns(changed):
+    ranks = changed("schedules")
+    assert [step["loss"] for step in ranks[0]] == pytest.approx(
+        losses_of_one_process(len(changes.SCHEDULES)), rel=1e-4
+    )
+    for rank, steps in enumerate(ranks):
+        for schedule, step in zip(map(by_name, changes.SCHEDULES), steps, strict=True):
+            if isinstance(schedule, FixedOrder):
+                order = schedule.order(rank // 2, Placement(2), changes.MICROBATCHES)
+                assert step["order"] == list(map(str, order))
+
+
+def test_several_chunks(changed):
+    ranks = changed("chunks")
+    forwards = {f"F{j}{chunk}" for j in range(changes.MICROBATCHES) for chunk in ("", ".1")}
+    assert [step["loss"] for step in ranks[0]] == pytest.approx(4 * losses_of_one_process(2), rel=1e-4)
+    for steps in ranks:
+        for step in steps:
+            assert len(set(step["order"])) == len(step["order"])
+            assert forwards <= set(step["order"])
+
+
+def test_budgets_in_bytes(changed):
+    ranks = changed("budgets")
+    assert [step["loss"] for step in ranks[0]] == pytest.approx(2 * losses_of_one_process(2), rel=1e-4)
+    for tight, loose in zip(ranks[0][:2], ranks[0][2:], strict=True):
+        for step in (tight, loose):
+            assert all(0 < peak <= limit for peak, limit in zip(step["peak"], step["budget"], strict=True))
+        assert max(tight["peak"]) < max(loose["peak"])
+
+
+def test_sigterm_between_two_tasks_of_a_step_stops_all_after_that_step(changed):
+    ranks = changed("sigterm")
+    assert [len(steps) for steps in ranks] == [changes.STOPPED_STEP + 1] * RANKS
+    assert [s["loss"] for s in ranks[0]] == pytest.approx(losses_of_one_process(len(ranks[0])), rel=1e-4)

@@ -1,0 +1,268 @@
+"""Stages of several devices and several replicas, all in one process."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from jax.sharding import PartitionSpec as P
+
+import rrfp_jax as rrfp
+from rrfp_jax.runtime.delays import Delays
+from tests import toy
+
+SHARDING = {"*.up": P(None, "tp"), "*.down": P("tp", None), "-1.out": P("tp", None)}
+
+SIZES = [(1, 2, 1), (2, 2, 1), (4, 1, 1), (2, 1, 2), (2, 2, 2), (1, 4, 1), (1, 1, 4)]
+
+
+def pipeline(**kwargs):
+    return toy.pipeline(sharding=SHARDING, **kwargs)
+
+
+def trainer(pp=1, tp=2, dp=1, schedule="bfw", **kwargs):
+    kwargs.setdefault("data", lambda step: toy.microbatches(8, seed=step))
+    kwargs.setdefault("pipe", pipeline())
+    mesh = rrfp.Mesh(pp=pp, tp=tp, dp=dp, share_devices=pp * tp * dp > 4)
+    return toy.trainer(mesh=mesh, schedule=schedule, **kwargs)
+
+
+def leaves(own):
+    return jax.tree.leaves(whole(own.params))
+
+
+def whole(tree):
+    return jax.device_get(tree)
+
+
+@pytest.mark.parametrize("schedule", ["bf", "bfw"])
+@pytest.mark.parametrize(("pp", "tp", "dp"), SIZES)
+def test_gradients_are_those_of_plain_jax(pp, tp, dp, schedule):
+    batch = toy.microbatches(8)
+    own = trainer(pp, tp, dp, schedule)
+    loss, gradient = own.value_and_grad(batch)
+    expected, reference = toy.reference(whole(own.params), batch)
+    assert loss == pytest.approx(float(expected), rel=1e-6)
+    assert toy.worst_leaf(whole(gradient), reference) <= 1e-5
+
+
+@pytest.mark.parametrize(("pp", "tp", "dp"), [(2, 2, 1), (2, 1, 2), (2, 2, 2)])
+def test_training_is_that_of_one_device(pp, tp, dp):
+    one, several = (trainer(*sizes) for sizes in ((1, 1, 1), (pp, tp, dp)))
+    reports = [list(own.steps(5)) for own in (one, several)]
+    for a, b in zip(*reports, strict=True):
+        assert (b.loss, b.gradient_norm) == pytest.approx((a.loss, a.gradient_norm), rel=1e-5)
+        assert b.parameter_norm == pytest.approx(a.parameter_norm, rel=1e-6)
+    assert toy.worst_leaf(whole(several.params), whole(one.params)) <= 1e-4
+
+
+def test_parameters_gradients_and_state_are_spread():
+    own = trainer(2, 2)
+    own.step(toy.microbatches(8))
+    up = own.params["1"]["up"]
+    assert up.addressable_shards[0].data.shape == (up.shape[0], up.shape[1] // 2)
+    _, gradient = own.value_and_grad(toy.microbatches(8))
+    assert gradient["1"]["up"].sharding.spec == P(None, "tp")
+    state = own._engine.optimizers[0].state
+    moments = [leaf for leaf in state if leaf.shape == up.shape]
+    assert moments and all(leaf.sharding == up.sharding for leaf in moments)
+    half = trainer(2, 2).start()[0].weight_bytes
+    assert half < 0.6 * trainer(2, 1).start()[0].weight_bytes
+
+
+def test_a_carry_that_is_spread_is_sent_in_parts():
+    """Sequences between the stages: each device sends its own half."""
+    batch, sent = toy.microbatches(8), {}
+    for carry in (P(), P(None, "tp")):
+        own = trainer(2, 2, pipe=pipeline(carry=carry))
+        ledger = own.start()[0]
+        sent[carry] = ledger.largest.chunks[0].activation_out_bytes
+        _, gradient = own.value_and_grad(batch)
+        _, reference = toy.reference(whole(own.params), batch)
+        assert toy.worst_leaf(whole(gradient), reference) <= 1e-5
+    assert sent[P(None, "tp")] < 0.7 * sent[P()]
+
+
+def test_replicas_share_the_microbatches_and_end_with_equal_parameters():
+    own = trainer(2, 1, 2)
+    own.step(toy.microbatches(8))
+    stages = own._engine.stages
+    for seat in (0, 1):
+        pairs = zip(stages[seat].leaves[0], stages[seat + 2].leaves[0], strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_results_are_equal_to_the_bit_from_run_to_run():
+    def run(seed):
+        own = trainer(2, 2, 2, delays=Delays(skew=0.01, jitter="J2", seed=seed))
+        losses = [report.loss for report in own.steps(3)]
+        return own._stepper.traces[-1].order(0), losses, [leaf.tobytes() for leaf in leaves(own)]
+
+    (order, *one), (another, *two) = run(1), run(2)
+    assert order != another and one == two
+
+
+class Attention(nnx.Module):
+    """Annotated as in flax's guide, with a constraint inside."""
+
+    def __init__(self, rngs):
+        spread = nnx.initializers.lecun_normal()
+        self.up = nnx.Linear(16, 32, rngs=rngs, kernel_init=nnx.with_partitioning(spread, (None, "tp")))
+        self.down = nnx.Linear(32, 16, rngs=rngs, kernel_init=nnx.with_partitioning(spread, ("tp", None)))
+
+    def __call__(self, carry, mb):
+        x = jax.lax.with_sharding_constraint(carry["x"], P(None, "tp", None))
+        return {**carry, "x": x + self.down(nnx.gelu(self.up(x)))}
+
+
+class LinenBlock(linen.Module):
+    @linen.compact
+    def __call__(self, carry, mb):
+        init = linen.with_partitioning(linen.initializers.lecun_normal(), (None, "tp"))
+        return {**carry, "x": carry["x"] + linen.Dense(16, kernel_init=init)(carry["x"])}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("block", [Attention, LinenBlock])
+def test_metadata_of_flax_modules_counts(block, tp):
+    first, *_, last = toy.layers()
+    pipe = rrfp.Pipeline([first, rrfp.layer(block, repeat=2), last], toy.loss)
+    own = trainer(2, tp, pipe=pipe)
+    kernels = [leaf for leaf in jax.tree.leaves((own.start(), own.params)[1]["1"]) if leaf.ndim == 2]
+    assert all(np.prod(k.addressable_shards[0].data.shape) * tp == k.size for k in kernels)
+    assert own.check().ok
+
+
+def test_tied_and_frozen_parameters_clipping_and_evaluation():
+    reports = []
+    for sizes in ((1, 1, 1), (2, 2, 1), (2, 2, 2)):
+        pipe = toy.tied_pipeline(frozen="2.*", sharding={"*.table": P(None, "tp"), "*.up": P(None, "tp")})
+        own = trainer(*sizes, pipe=pipe, clip_norm=0.1)
+        losses = [report.loss for report in own.steps(4)]
+        reports.append([*losses, own.evaluate(lambda step: toy.microbatches(8, seed=99)).loss])
+    assert reports[1] == pytest.approx(reports[0], rel=1e-5)
+    assert reports[2] == pytest.approx(reports[0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "said"),
+    [
+        ({"*.nothing": P("tp")}, r"'\*.nothing'.* matches no parameter; there are 0.table"),
+        (
+            {"*.up": P("mlp")},
+            r"parameter 1.up, float32\[16, 32\]: .* the axis 'mlp'; stages have one, 'tp'",
+        ),
+        (
+            {"0.table": P("tp")},
+            r"parameter 0.table, float32\[13, 16\]: dimension 0 .* tp=2 devices",
+        ),
+        ({"*.bias": P(None, "tp")}, r"parameter 1.bias, float32\[16\]: .* has more dimensions than it"),
+    ],
+)
+def test_what_cannot_be_is_refused(sharding, said):
+    with pytest.raises(rrfp.UsageError, match=said):
+        trainer(1, 2, pipe=toy.pipeline(sharding=sharding)).start()
+
+
+def test_a_carry_that_cannot_be_shared_is_refused():
+    with pytest.raises(rrfp.UsageError, match=r"carry=.*float32\[2, 8, 16\]: dimension 1 .* tp=3"):
+        trainer(2, 3, pipe=toy.pipeline(carry=P(None, "tp"))).start()
+
+
+def test_microbatches_that_replicas_cannot_share_are_refused():
+    with pytest.raises(rrfp.UsageError, match="7 microbatches for dp=2 replicas"):
+        trainer(1, 1, 2).step(toy.microbatches(7))
+
+
+def test_a_spec_that_is_none_is_refused():
+    with pytest.raises(rrfp.UsageError, match=r"'tp' is no jax\.sharding\.PartitionSpec"):
+        toy.pipeline(sharding={"*.up": "tp"})
+
+
+def test_one_stage_needs_different_devices():
+    with pytest.raises(rrfp.UsageError, match="needs 8 different ones, and this process has 4"):
+        rrfp.Mesh(tp=8, share_devices=True).lay_out()
+
+
+def test_optimizer_state_that_is_no_tree_of_parameters_is_whole():
+    def losses(tp):
+        optimizer = optax.adafactor(1e-2, min_dim_size_to_factor=8)
+        return [report.loss for report in trainer(1, tp, optimizer=optimizer).steps(3)]
+
+    assert losses(2) == pytest.approx(losses(1), rel=1e-5)
+
+
+LAYOUTS = [(1, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of three steps by two stages of two devices in two replicas, with what came of five."""
+    folder = tmp_path_factory.mktemp("saved")
+    own = trainer(2, 2, 2)
+    losses = [report.loss for report in own.steps(3)]
+    own.save(folder)
+    return folder, losses + [report.loss for report in own.steps(2)], leaves(own)
+
+
+@pytest.mark.parametrize(("pp", "tp", "dp"), LAYOUTS)
+def test_checkpoints_resume_with_other_numbers_of_stages_devices_and_replicas(saved, pp, tp, dp):
+    folder, losses, params = saved
+    own = trainer(pp, tp, dp)
+    assert own.restore(folder)
+    assert [report.loss for report in own.steps(2)] == pytest.approx(losses[3:], rel=1e-5)
+    for a, b in zip(leaves(own), params, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_a_checkpoint_of_spread_tensors_is_in_parts_that_plain_orbax_reads(saved):
+    import orbax.checkpoint as ocp
+
+    folder, _, _ = saved
+    files = [file.name for file in (folder / "3" / "params.1.up").iterdir()]
+    assert sorted(files) == [".zarray", "0.0", "0.1"]
+    found = ocp.StandardCheckpointer().restore(folder / "3")
+    own = trainer(1, 1, 1)
+    own.restore(folder)
+    np.testing.assert_array_equal(found["params"]["1"]["up"], own.params["1"]["up"])
+
+
+def test_planned_orders_and_predicted_splits_know_no_replicas():
+    with pytest.raises(rrfp.UsageError, match="a planned order with dp=2"):
+        trainer(1, 1, 2, "planned")
+    with pytest.raises(rrfp.UsageError, match="split='auto' with tp=2, dp=1"):
+        trainer(2, 2, 1, split="auto")
+
+
+@pytest.mark.parametrize(("pp", "tp"), [(1, 1), (2, 1), (1, 2)])
+def test_replicas_may_share_the_state_of_the_optimizer(pp, tp):
+    def run(share):
+        own = toy.trainer(
+            mesh=rrfp.Mesh(pp=pp, tp=tp, dp=2, shard_optimizer=share),
+            pipe=pipeline(),
+            data=lambda step: toy.microbatches(8, seed=step),
+            clip_norm=0.5,
+        )
+        return own, [report.loss for report in own.steps(4)], own.start()[0].optimizer_bytes
+
+    (own, losses, half), (other, expected, full) = run(True), run(False)
+    assert losses == pytest.approx(expected, rel=1e-6)
+    for a, b in zip(leaves(own), leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert half < 0.6 * full
+
+
+def test_shared_state_is_saved_and_resumed_elsewhere(tmp_path):
+    def made(**kwargs):
+        mesh = rrfp.Mesh(**kwargs)
+        data = lambda step: toy.microbatches(8, seed=step)  # noqa: E731
+        return toy.trainer(mesh=mesh, pipe=pipeline(), data=data)
+
+    own = made(pp=1, tp=2, dp=2, shard_optimizer=True)
+    list(own.steps(2))
+    own.save(tmp_path)
+    expected = [report.loss for report in own.steps(2)]
+    for kwargs in ({"pp": 2}, {"pp": 2, "dp": 2}, {"dp": 4, "shard_optimizer": True}):
+        again = made(**kwargs)
+        again.restore(tmp_path)
+        assert [report.loss for report in again.steps(2)] == pytest.approx(expected, rel=1e-5)
