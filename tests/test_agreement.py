@@ -24,15 +24,20 @@ def launched(folder, *arguments):
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def ranks(request, tmp_path_factory):
+def size(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def ranks(size, tmp_path_factory):
     """What every rank of a launch found, by the stage and replica that it belongs to."""
     folder = tmp_path_factory.mktemp("groups")
-    status, said = launched(folder, *request.param.split())
+    status, said = launched(folder, *size.split())
     assert status == 0, said
     groups = {}
     for file in sorted(folder.glob("ranks-*.json")):
         found = json.loads(file.read_text())
-        assert len(found["cases"]) == SIZES[request.param]
+        assert len(found["cases"]) == SIZES[size]
         groups.setdefault(found["stages"], []).append(found)
     return groups
 
@@ -64,8 +69,10 @@ def test_results_are_equal_to_the_bit_from_run_to_run_whatever_the_protocol_and_
                 assert len({(one["loss"], one["hash"]) for one in passes(rank, (schedule,))}) == 1
 
 
-def test_training_is_that_of_one_process(ranks):
-    own = [r.loss for r in toy.trainer(2, data=lambda step: toy.microbatches(8, seed=step)).steps(2)]
+def test_training_is_that_of_one_process(size, ranks):
+    pipe = toy.tied_pipeline() if size.endswith("tied") else None
+    trainer = toy.trainer(2, pipe=pipe, data=lambda step: toy.microbatches(8, seed=step))
+    own = [report.loss for report in trainer.steps(2)]
     for group in ranks.values():
         assert all(rank["losses"] == pytest.approx(own, rel=1e-5) for rank in group)
 
