@@ -29,7 +29,8 @@ from rrfp_jax.runtime.agreement import CarrierName, Protocol, Terms
 from rrfp_jax.runtime.delays import Delays
 from rrfp_jax.runtime.driver import Driver
 from rrfp_jax.runtime.join import join
-from rrfp_jax.runtime.topology import Layout, Mesh
+from rrfp_jax.runtime.layout import Layout
+from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.runtime.transport import Transport
 from rrfp_jax.runtime.world import START_SECONDS
 from rrfp_jax.train.paced import StandIn

@@ -1,4 +1,4 @@
-"""One rank of stages of several devices: `-m tests.group_ranks FOLDER PP TP DP [few|tied|off]`.
+"""One rank of stages of several devices: `-m tests.group_ranks FOLDER PP TP[,TP...] DP [few|tied|off]`.
 
 Inputs arrive at different times on every rank. Goes through all ways to agree, with BF and BFW, some passes
 each over one batch, then trains two steps. Writes ranks-<rank>.json: by case, what the rank dispatched in
@@ -30,11 +30,11 @@ TERMS = [Terms(carrier=carrier, protocol=protocol) for carrier, protocol in WAYS
 PASSES = 2
 
 
-def main(folder, pp, tp, dp, pipe, terms, schedules):
+def main(folder, mesh, pipe, terms, schedules):
     delays = Delays(skew=0.01, seed=1)
     trainer = toy.trainer(
         pipe=pipe,
-        mesh=rrfp.Mesh(pp=pp, tp=tp, dp=dp),
+        mesh=mesh,
         max_in_flight=4,
         delays=delays,
         data=lambda step: toy.microbatches(8, seed=step),
@@ -46,7 +46,7 @@ def main(folder, pp, tp, dp, pipe, terms, schedules):
         expected, reference = unpipelined_value_and_grad(pipe, params, batch, 0, 0)
     else:
         expected, reference = toy.reference(params, batch)
-    for way, schedule in itertools.product(terms if tp > 1 else terms[:1], schedules):
+    for way, schedule in itertools.product(terms if max(mesh.widths) > 1 else terms[:1], schedules):
         driver.agreement = layout.agreement(way)
         trainer._world.gather("everybody to have changed the terms", None)
         trainer.schedule = schedule
@@ -78,4 +78,6 @@ if __name__ == "__main__":
     chosen = few if sys.argv[5:] in (["few"], ["tied"]) else (TERMS, ("bf", "bfw"))
     tied = toy.tied_pipeline(sharding={"*.table": P(None, "tp")})
     pipe = tied if sys.argv[5:] == ["tied"] else pipeline()
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), pipe, *chosen)
+    pp, *tp, dp = (int(size) for argument in sys.argv[2:5] for size in argument.split(","))
+    mesh = rrfp.Mesh(pp=pp, tp=tp if len(tp) > 1 else tp[0], dp=dp)
+    main(Path(sys.argv[1]), mesh, pipe, *chosen)

@@ -1,7 +1,6 @@
 """Processes that share a stage: one order on all of them, whatever arrives when; and what happens without."""
 
 import json
-import math
 import re
 
 import pytest
@@ -13,12 +12,13 @@ from tests.test_processes import command
 
 SILENCE = 10.0
 
-SIZES = {"2 2 1": 8, "1 2 1 few": 2, "2 1 2": 2, "2 2 2 few": 2, "2 2 1 tied": 2}
+SIZES = {"2 2 1": 8, "1 2 1 few": 2, "2 1 2": 2, "2 2 2 few": 2, "2 2 1 tied": 2, "2 2,1 1 few": 2}
 """Of meshes, a process per device, with the number of cases that group_ranks.py goes through."""
 
 
 def launched(folder, *arguments):
-    count = math.prod(int(size) for size in arguments[:3])
+    pp, tp, dp = (list(map(int, argument.split(","))) for argument in arguments[:3])
+    count = dp[0] * (sum(tp) if len(tp) > 1 else pp[0] * tp[0])
     ranks = ("-n", count, "-m", "tests.group_ranks", folder, *arguments)
     return command("rrfp_jax.train.launch", *ranks, folder=folder, limit=500.0)
 

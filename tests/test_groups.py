@@ -3,7 +3,7 @@
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.topology import Layout
+from rrfp_jax.runtime.layout import Layout
 from rrfp_jax.runtime.world import World
 
 
@@ -64,8 +64,43 @@ def test_processes_are_named_by_stages_and_replicas():
 
 
 def test_messages_go_to_the_like_in_the_other_groups():
-    layout = Layout(world=World(3, 4), stages=2, groups=[[0, 1], [2, 3]], sites={1: None})
-    assert (layout.member, layout.group, layout.owners) == (1, [2, 3], [1, 3])
+    layout = Layout(world=World(3, 4), widths=[2, 2], groups=[[0, 1], [2, 3]], sites={1: None})
+    assert (layout.member, layout.group, layout.receivers) == (1, [2, 3], [[1], [3]])
+
+
+def test_where_stages_differ_each_rank_gets_its_copy_from_one():
+    groups = [[0, 1], [2], [3, 4, 5, 6]]
+    sites = [0, 0, 1, 2, 2, 2, 2]  # seats by rank
+    sent = [
+        Layout(world=World(rank, 7), widths=[2, 1, 4], groups=groups, sites={seat: None}).receivers
+        for rank, seat in enumerate(sites)
+    ]
+    assert [of[1] for of in sent[:2]] == [[2], []]  # the second has nothing to send
+    assert [of[0] for of in sent[2:3]] == [[0, 1]]
+    assert [of[2] for of in sent[2:3]] == [[3, 4, 5, 6]]
+    assert [of[1] for of in sent[3:]] == [[2], [], [], []]
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "processes", "groups"),
+    [
+        ((2, 1), 1, 3, [[0, 1], [2]]),
+        ((2, 1, 1), 1, 2, [[0], [1], [1]]),
+        ((4, 2, 2), 1, 4, [[0, 1], [2], [3]]),
+        ((4, 1, 1, 2), 1, 4, [[0, 1], [2], [2], [3]]),
+        ((2, 1), 2, 6, [[0, 1], [4], [2, 3], [5]]),
+        ((2, 1), 2, 3, [[0], [2], [1], [2]]),
+        ((2, 1), 2, 2, None),
+        ((2, 1), 1, 2, None),
+    ],
+)
+def test_stages_may_have_different_numbers_of_devices(tp, dp, processes, groups):
+    mesh = rrfp.Mesh(pp=len(tp), tp=tp, dp=dp)
+    if groups is None:
+        with pytest.raises(rrfp.UsageError, match=f"on {processes} processes.*number of 1, 3"):
+            mesh.groups(processes)
+    else:
+        assert mesh.groups(processes) == groups
 
 
 def test_unknown_terms_are_refused():

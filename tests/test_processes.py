@@ -29,6 +29,7 @@ CASES = 14  # of parity_ranks.py
 def environment():
     """What commands of ours run in."""
     own = {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    own["RRFP_TEST_EXECUTABLES"] = str(REPOSITORY / ".pytest_cache" / "executables")
     return {**os.environ, **own}
 
 

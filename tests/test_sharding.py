@@ -15,15 +15,22 @@ SHARDING = {"*.up": P(None, "tp"), "*.down": P("tp", None), "-1.out": P("tp", No
 
 SIZES = [(1, 2, 1), (2, 2, 1), (4, 1, 1), (2, 1, 2), (2, 2, 2), (1, 4, 1), (1, 1, 4)]
 
+UNEVEN = [(2, (2, 1), 1), (3, (1, 2, 4), 1), (3, (4, 2, 1), 1), (2, (1, 2), 2)]
+"""Stages with different numbers of devices."""
+
 
 def pipeline(**kwargs):
     return toy.pipeline(sharding=SHARDING, **kwargs)
 
 
+def devices(pp, tp, dp):
+    return dp * (sum(tp) if isinstance(tp, tuple) else pp * tp)
+
+
 def trainer(pp=1, tp=2, dp=1, schedule="bfw", **kwargs):
     kwargs.setdefault("data", lambda step: toy.microbatches(8, seed=step))
     kwargs.setdefault("pipe", pipeline())
-    mesh = rrfp.Mesh(pp=pp, tp=tp, dp=dp, share_devices=pp * tp * dp > 4)
+    mesh = rrfp.Mesh(pp=pp, tp=tp, dp=dp, share_devices=devices(pp, tp, dp) > 4)
     return toy.trainer(mesh=mesh, schedule=schedule, **kwargs)
 
 
@@ -36,7 +43,7 @@ def whole(tree):
 
 
 @pytest.mark.parametrize("schedule", ["bf", "bfw"])
-@pytest.mark.parametrize(("pp", "tp", "dp"), SIZES)
+@pytest.mark.parametrize(("pp", "tp", "dp"), [*SIZES, *UNEVEN])
 def test_gradients_are_those_of_plain_jax(pp, tp, dp, schedule):
     batch = toy.microbatches(8)
     own = trainer(pp, tp, dp, schedule)
@@ -46,7 +53,7 @@ def test_gradients_are_those_of_plain_jax(pp, tp, dp, schedule):
     assert toy.worst_leaf(whole(gradient), reference) <= 1e-5
 
 
-@pytest.mark.parametrize(("pp", "tp", "dp"), [(2, 2, 1), (2, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize(("pp", "tp", "dp"), [(2, 2, 1), (2, 1, 2), (2, 2, 2), *UNEVEN])
 def test_training_is_that_of_one_device(pp, tp, dp):
     one, several = (trainer(*sizes) for sizes in ((1, 1, 1), (pp, tp, dp)))
     reports = [list(own.steps(5)) for own in (one, several)]
@@ -81,6 +88,28 @@ def test_a_carry_that_is_spread_is_sent_in_parts():
         _, reference = toy.reference(whole(own.params), batch)
         assert toy.worst_leaf(whole(gradient), reference) <= 1e-5
     assert sent[P(None, "tp")] < 0.7 * sent[P()]
+
+
+def test_between_stages_that_differ_the_carry_is_whole():
+    """One copy is sent for all devices of a process; within the stages it is spread as asked for."""
+    spread = pipeline(carry=P(None, "tp"))
+    even, uneven = (trainer(2, tp, pipe=spread).start() for tp in (2, (2, 1)))
+    assert uneven[0].largest.chunks[0].activation_out_bytes > even[0].largest.chunks[0].activation_out_bytes
+    own = trainer(4, (2, 2, 1, 1), pipe=spread)
+    _, gradient = own.value_and_grad(toy.microbatches(8))
+    _, reference = toy.reference(whole(own.params), toy.microbatches(8))
+    assert toy.worst_leaf(whole(gradient), reference) <= 1e-5
+    first, second = (ledger.largest.chunks[0].activation_out_bytes for ledger in own.start()[:2])
+    assert first < second
+
+
+def test_whole_tied_parameters_go_between_stages_that_differ():
+    one, several = (trainer(2, tp, pipe=toy.tied_pipeline()) for tp in (1, (2, 1)))
+    for a, b in zip(one.steps(3), several.steps(3), strict=True):
+        assert b.loss == pytest.approx(a.loss, rel=1e-5)
+    spread = toy.tied_pipeline(sharding={"*.table": P(None, "tp")})
+    with pytest.raises(rrfp.UsageError, match=r"0\.table is tied between stages of 2 and 1 devices.*whole"):
+        trainer(2, (2, 1), pipe=spread).start()
 
 
 def test_replicas_share_the_microbatches_and_end_with_equal_parameters():
@@ -193,7 +222,7 @@ def test_optimizer_state_that_is_no_tree_of_parameters_is_whole():
     assert losses(2) == pytest.approx(losses(1), rel=1e-5)
 
 
-LAYOUTS = [(1, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2)]
+LAYOUTS = [(1, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (2, (2, 1), 1)]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """A small model written twice: as layers for the pipeline, and by hand in plain JAX as the reference."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,6 +112,8 @@ def worst_leaf(gradient, expected):
 
 
 def trainer(stages=4, **kwargs):
+    """Programs are kept for other processes where RRFP_TEST_EXECUTABLES says."""
+    kwargs.setdefault("executables", os.environ.get("RRFP_TEST_EXECUTABLES"))
     kwargs.setdefault("data", lambda step: microbatches(seed=step))
     kwargs.setdefault("mesh", rrfp.Mesh(pp=stages))
     optimizer = kwargs.pop("optimizer", optax.adamw(1e-2))

@@ -9,8 +9,8 @@ import jax
 
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.join import join
+from rrfp_jax.runtime.layout import Layout
 from rrfp_jax.runtime.site import Site
-from rrfp_jax.runtime.topology import Layout
 from tests import transport_conformance as conformance
 from tests.transport_ends import Ends
 
@@ -21,7 +21,7 @@ def ends_of(name, world):
     own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
     devices = dict(zip(own, jax.local_devices(), strict=False))
     sites = {stage: Site((device,)) for stage, device in devices.items()}
-    layout = Layout(world=world, stages=len(owners), groups=[[rank] for rank in owners], sites=sites)
+    layout = Layout(world=world, widths=[1] * len(owners), groups=[[rank] for rank in owners], sites=sites)
     transport = layout.transport(Placement(len(owners)))
     assert world.rank or type(transport).__name__ == name
     return Ends(transport, devices, owners, world)

@@ -36,7 +36,7 @@ class Line:
     def __init__(self, world: World) -> None:
         assert world.mailbox is not None
         self.world, self._mailbox = world, world.mailbox
-        self._transport = SocketTransport(world, [0, 1])
+        self._transport = SocketTransport(world, [[0], [1]])
         self._sent = 0
         self._round = 0
 

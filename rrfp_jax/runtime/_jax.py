@@ -170,8 +170,10 @@ class DeviceCopier:
         self._shardings = [SingleDeviceSharding(device) for device in devices]
 
     def __call__(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Begin the copies of whole turns; the arrays that will hold them, ready later."""
-        turns = len(arrays) // len(self._devices)
-        reuse = [xla_client.ArrayCopySemantics.REUSE_INPUT] * len(arrays)
+        """Begin the copies; the arrays that will hold them, ready later."""
+        count = len(arrays)
+        turns = -(-count // len(self._devices))
+        reuse = [xla_client.ArrayCopySemantics.REUSE_INPUT] * count
         copy = xla_client.batched_copy_array_to_devices_with_sharding
-        return copy(list(arrays), self._devices * turns, self._shardings * turns, reuse)  # type: ignore[no-any-return]
+        devices, shardings = (self._devices * turns)[:count], (self._shardings * turns)[:count]
+        return copy(list(arrays), devices, shardings, reuse)  # type: ignore[no-any-return]

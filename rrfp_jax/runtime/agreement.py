@@ -70,7 +70,7 @@ class Terms:
 
 
 class Agreement:
-    """See above. Made by all processes of a run together, before the first step.
+    """See above. Made by all processes of a run together, before the first step; those alone need no machine.
 
     Args:
         world: the run.
@@ -106,6 +106,11 @@ class Agreement:
         early, self._early = self._early, []
         for message in early:
             self._file(message)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process has its stages to itself: there is nothing to agree on."""
+        return len(self._group) == 1
 
     @property
     def lead(self) -> float:

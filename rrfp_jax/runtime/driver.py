@@ -22,6 +22,7 @@ from rrfp_jax.runtime.agreement import Agreement
 from rrfp_jax.runtime.bell import Bell, EventBell
 from rrfp_jax.runtime.device import DEEPEST, MOST_QUEUED, DeviceQueue, Running
 from rrfp_jax.runtime.interrupts import interrupts_held
+from rrfp_jax.runtime.layout import seat_name
 from rrfp_jax.runtime.stage import StageStep
 from rrfp_jax.runtime.timers import precise_timers
 from rrfp_jax.runtime.transport import Devices, Key, LocalTransport, Transport
@@ -90,8 +91,9 @@ class Driver:
         with interrupts_held() as interrupted, precise_timers(), ExitStack() as open_queues:
             for queue in self._queues:
                 open_queues.enter_context(queue)
-            if self.agreement is not None and rules.hint is not None:  # else there is nothing to agree on
-                open_queues.enter_context(self.agreement.carrier)
+            agreed = self.agreement
+            if agreed is not None and not agreed.alone and rules.hint is not None:  # else nothing is said
+                open_queues.enter_context(agreed.carrier)
             round = self._world.next_round()
             try:
                 under_way = _Step(self, rules, step, round, parts, budgets)
@@ -141,7 +143,8 @@ class _Step:
             for seat in parts
         }
         self._machines: dict[int, StageScheduler | Agreement] = {**self._schedulers}
-        self._agreement = driver.agreement
+        shared = driver.agreement is not None and not driver.agreement.alone
+        self._agreement = driver.agreement if shared else None
         if self._agreement is not None:
             ((stage, scheduler),) = self._schedulers.items()
             self._agreement.begin(round, scheduler)
@@ -270,9 +273,7 @@ class _Step:
         return TrainingError(f"step {self._step}: {task} on {self._name(seat)} failed: {error}")
 
     def _name(self, seat: int) -> str:
-        """A seat as messages name it; the first replica's as if there were no other."""
-        replica, stage = divmod(seat, self._stages)
-        return f"stage {stage} of replica {replica}" if replica else f"stage {stage}"
+        return seat_name(seat, self._stages)
 
     def _message(self, seat: int, task: Task) -> Key | None:
         stage = seat % self._stages

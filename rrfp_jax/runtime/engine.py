@@ -26,6 +26,7 @@ from rrfp_jax.runtime.executables import Executables
 from rrfp_jax.runtime.initial import InitFunction
 from rrfp_jax.runtime.inputs import Inputs, Load
 from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.layout import Layout, seat_name
 from rrfp_jax.runtime.library import Bucket, Library, Phase, StagePrograms, compile_pool, phase_of
 from rrfp_jax.runtime.memory import Memory
 from rrfp_jax.runtime.optimizer import Optimizer
@@ -38,7 +39,6 @@ from rrfp_jax.runtime.stage import ModelStep, Stage
 from rrfp_jax.runtime.staging import Staging
 from rrfp_jax.runtime.sums import Sums, add_up
 from rrfp_jax.runtime.ties import Tie, collect_gradients, locate, spread_gradients, spread_values
-from rrfp_jax.runtime.topology import Layout
 
 
 class Engine:
@@ -98,7 +98,11 @@ class Engine:
         self.remat = remat
         self.compilers = {seat: Compiler(site, executables) for seat, site in layout.sites.items()}
         own = {seat: self.chunks[seat % layout.stages] for seat in layout.sites}
-        self.library = Library(pipe, own, self.compilers, remat)
+        ends = {
+            seat: [layout.ends(placement, seat % layout.stages, chunk) for chunk in range(placement.chunks)]
+            for seat in layout.sites
+        }
+        self.library = Library(pipe, own, self.compilers, ends, remat)
         self.memory = Memory(budget, layout, self.library)
         self._inputs = Inputs(layout, seed)
         self._staging = Staging(pipe, layout, self.chunks, self.library, executables, optimizer, seed, init)
@@ -157,8 +161,14 @@ class Engine:
             self.library.prepare(buckets, rules)
             made = finish()
         self.optimizers, self._reductions = made.optimizers, made.reductions
-        replicas = self.layout.replicas
-        self._ties = locate(self.library.params, self.chunks, self.library.roles.ties, replicas)
+        self._ties = locate(
+            self.library.params,
+            self.chunks,
+            self.library.roles.ties,
+            self.layout.widths,
+            self.library.spread,
+            self.layout.replicas,
+        )
         # Delays are injected into tasks' messages only.
         self._transport = self.layout.transport(self.placement)
         self._driver = Driver(
@@ -305,12 +315,12 @@ class Engine:
 
     def not_finite(self) -> str:
         """Where gradient sums are not finite after `run`: the one nearest to the loss; of all processes."""
-        mine = [(s, path) for s, stage in self.stages.items() for path in stage.not_finite()]
+        mine = [(seat, path) for seat, stage in self.stages.items() for path in stage.not_finite()]
         found = [own for part in self.world.gather("where gradients are not finite", mine) for own in part]
         if not found:  # finite in float64, too large for the norm's float32
             return "some parameter"
-        stage, path = max(found, key=lambda own: int(own[1].split(".")[0]))
-        return f"{path} on stage {stage}"
+        seat, path = max(found, key=lambda own: int(own[1].split(".")[0]))
+        return f"{path} on {seat_name(seat, self.layout.stages)}"
 
     def reset_gradients(self) -> None:
         """Zero every stage's gradient sums."""
@@ -326,5 +336,6 @@ class Engine:
             world=self.world,
             transport=self._transport,
             devices=self.layout.devices,
+            stages=self.layout.stages,
             stall_seconds=self._stall_seconds,
         )

@@ -12,6 +12,7 @@ from rrfp_jax.core.tasks import WEIGHT, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.bell import EventBell
 from rrfp_jax.runtime.interrupts import interrupts_held
+from rrfp_jax.runtime.layout import seat_name
 from rrfp_jax.runtime.transport import Arrival, Devices, Key, Transport
 from rrfp_jax.runtime.world import LONGEST_SLEEP_SECONDS, World
 
@@ -27,15 +28,18 @@ def exchange(
     world: World,
     transport: Transport,
     devices: Devices,
+    stages: int,
     stall_seconds: float,
 ) -> dict[tuple[int, int], Shards]:
     """Send arrays to stages and wait until all have arrived; all processes call this together.
 
     Args:
         what: is exchanged, for messages.
-        sends: by receiving stage and a number that tells messages to it apart: an array's shards.
+        sends: by receiving stage (its seat, see `Layout`) and a number that tells messages to it apart: an
+            array's shards.
         expected: stages of this process and numbers of what they get.
         world, transport, devices: of this process.
+        stages: of a replica, for messages.
         stall_seconds: limit on waiting without anything arriving.
 
     Raises:
@@ -43,7 +47,7 @@ def exchange(
         TrainingError: a transfer failed, or nothing came for so long.
     """
     round = world.next_round()
-    pending = _Pending(what, expected)
+    pending = _Pending(what, expected, stages)
     world.waiting = pending.described
     with interrupts_held() as interrupted:
         try:
@@ -72,8 +76,8 @@ def exchange(
 class _Pending:
     """What has arrived of an exchange, what has not, and since when nothing has."""
 
-    def __init__(self, what: str, expected: Collection[tuple[int, int]]) -> None:
-        self._what, self._expected = what, expected
+    def __init__(self, what: str, expected: Collection[tuple[int, int]], stages: int) -> None:
+        self._what, self._expected, self._stages = what, expected, stages
         self.arrived: dict[tuple[int, int], Shards] = {}
         self.progress = perf_counter()
 
@@ -89,7 +93,7 @@ class _Pending:
 
     def described(self) -> list[str]:
         """The same for messages."""
-        to = ", ".join(f"stage {stage}" for stage in sorted({stage for stage, _ in self.missing()}))
+        to = ", ".join(seat_name(seat, self._stages) for seat in sorted({seat for seat, _ in self.missing()}))
         return [f"{self._what} to {to}, since {perf_counter() - self.progress:.1f} s"]
 
 

@@ -25,6 +25,7 @@ from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.programs import PiecePrograms
 from rrfp_jax.runtime.roles import Roles
 from rrfp_jax.runtime.sharding import Sharding
+from rrfp_jax.runtime.site import Ends
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 """The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
@@ -42,6 +43,7 @@ class Library:
         pipe: the model.
         chunks: by seat of this process (see `Layout`), the layers of each of its chunks.
         compilers: by seat.
+        ends: by seat, how each chunk meets its neighbours.
         remat: what backwards compute again; see `autodiff/remat.py`.
 
     Attributes:
@@ -53,15 +55,16 @@ class Library:
         pipe: Pipeline,
         chunks: Mapping[int, Sequence[range]],
         compilers: Mapping[int, Compiler],
+        ends: Mapping[int, Sequence[Ends]],
         remat: str = NONE,
     ) -> None:
         self._pipe, self._chunks, self._compilers, self._remat = pipe, chunks, compilers, remat
+        self._ends = ends
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
         self._complete: set[Bucket] = set()  # those with programs for all these kinds
-        self._site = next(iter(compilers.values())).site  # all are alike
-        self._tp = len(self._site.devices)
+        self._shardings: dict[int, Sharding] = {}  # by number of devices
         self.compile_seconds = dict.fromkeys(compilers, 0.0)
 
     @cached_property
@@ -73,14 +76,18 @@ class Library:
         """
         return Roles.of(self.params, self._pipe.frozen, self._pipe.tied)
 
-    @cached_property
-    def sharding(self) -> Sharding:
-        """How parameters and carries lie on the devices of a stage; needs one examined bucket.
+    def sharding(self, tp: int) -> Sharding:
+        """How parameters and carries lie on so many devices; needs one examined bucket.
 
         Raises:
             UsageError: the Pipeline's `sharding` or `carry`, or a layer's own metadata, ask for what there
                 is not, or cannot be.
         """
+        if tp not in self._shardings:
+            self._shardings[tp] = self._sharding(tp)
+        return self._shardings[tp]
+
+    def _sharding(self, tp: int) -> Sharding:
         layers = next(iter(self._shapes.values()))
         metadata = {
             ".".join(filter(None, [str(i), path])): spec
@@ -88,7 +95,13 @@ class Library:
             for path, spec in layer.partition.items()
         }
         pipe = self._pipe
-        return Sharding.of(self.params, metadata, pipe.sharding, pipe.carry, self.roles.owners, self._tp)
+        return Sharding.of(self.params, metadata, pipe.sharding, pipe.carry, self.roles.owners, tp)
+
+    @property
+    def spread(self) -> Collection[str]:
+        """The paths of parameters that are not whole on every device of some stage here."""
+        widths = {compiler.site.width for compiler in self._compilers.values()}
+        return {path for tp in widths for path in self.sharding(tp).params}
 
     @property
     def params(self) -> Params:
@@ -115,7 +128,7 @@ class Library:
             UsageError: it does not, or it would have other parameters than for the first bucket.
         """
         if bucket not in self._shapes:
-            with self._site.tracing():
+            with next(iter(self._compilers.values())).site.tracing():
                 shapes = self._pipe.shapes(specs_of(bucket))
             first = next(iter(self._shapes.values()), shapes)
             for index, (a, b) in enumerate(zip(first, shapes, strict=True)):
@@ -125,9 +138,11 @@ class Library:
                         f"microbatches {bucket}, but {a.params} before: parameters must not depend on shapes"
                     )
             self._shapes[bucket] = shapes
-            for layers in self._chunks.values():
-                for piece in layers:
-                    self.sharding.check_carry(shapes[piece.start].carry_in, self._tp)
+            for seat, layers in self._chunks.items():
+                tp = self._compilers[seat].site.width
+                for piece, ends in zip(layers, self._ends[seat], strict=True):
+                    if not ends.before:
+                        self.sharding(tp).check_carry(shapes[piece.start].carry_in, tp)
         return self._shapes[bucket]
 
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
@@ -174,7 +189,7 @@ class Library:
         if own is not None and own.legs.keys() == {FORWARD, *kinds}:
             return own
         began = perf_counter()
-        layers = self._chunks[stage][chunk]
+        compiler, layers = self._compilers[stage], self._chunks[stage][chunk]
         params = {str(i): self._shapes[bucket][i].params for i in layers}
         trained = set(self.roles.leaves(params).trained)
         shape = PieceShape(
@@ -185,13 +200,14 @@ class Library:
             trainable=[i in trained for i in range(len(jax.tree.leaves(params)))],
             input_gradient=self.roles.first_trained < layers.start,
             remat=self._remat,
-            sharding=self.sharding,
+            sharding=self.sharding(compiler.site.width),
+            ends=self._ends[stage][chunk],
         )
-        with self._site.tracing():
+        with compiler.site.tracing():
             if kinds:
-                programs = PiecePrograms.training(shape, self._compilers[stage], kinds, own)
+                programs = PiecePrograms.training(shape, compiler, kinds, own)
             else:
-                programs = PiecePrograms.evaluation(shape, self._compilers[stage])
+                programs = PiecePrograms.evaluation(shape, compiler)
         self.compile_seconds[stage] += perf_counter() - began
         return programs
 

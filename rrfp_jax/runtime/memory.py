@@ -7,11 +7,11 @@ from typing import Any
 
 from rrfp_jax.core.rules import StepRules
 from rrfp_jax.runtime.budget import Setting, StepMemory, memory_of_step
+from rrfp_jax.runtime.layout import Layout
 from rrfp_jax.runtime.ledger import StageLedger, memory_limit, name_of
 from rrfp_jax.runtime.library import Bucket, Library
 from rrfp_jax.runtime.optimizer import Optimizer
 from rrfp_jax.runtime.stage import Stage
-from rrfp_jax.runtime.topology import Layout
 
 
 class Memory:

@@ -8,7 +8,7 @@ it and what it computes, and leaves what later programs read.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program
 from rrfp_jax.runtime.compiling import Compiled, nbytes, temporary_bytes
+from rrfp_jax.runtime.site import Ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Leg:
         arrives: specs of what it waits for, with their shardings.
         takes: what it takes then: indices into what the microbatch holds, followed by what has arrived.
         sends: how many of its outputs go to another piece; they come first.
+        arrives_once, sends_once: whether one copy is sent for all devices of a process; see `Ends`.
         keeps: what is held after it: indices into what was held, arrived and computed.
         held_bytes: of that, without the microbatch's data, which is there from the step's beginning.
         dropped_bytes: of what was held or arrived, without data, and is not held any more.
@@ -39,6 +41,8 @@ class Leg:
     arrives: Sequence[Any]
     takes: Sequence[int]
     sends: int
+    arrives_once: bool
+    sends_once: bool
     keeps: Sequence[int]
     held_bytes: int
     dropped_bytes: int
@@ -61,6 +65,7 @@ class Passage:
         kinds: of the backward: B, or I and W, or all three.
         values: specs of all.
         arriving, fields: how many of them are carry, and inputs.
+        ends: how the piece meets its neighbours.
     """
 
     traced: Differentiated
@@ -68,6 +73,7 @@ class Passage:
     values: Sequence[Any]
     arriving: int
     fields: int
+    ends: Ends = field(default_factory=Ends)
 
     @classmethod
     def unplaced(
@@ -125,12 +131,16 @@ class Passage:
             where = first_places([*at_hand, *computed])
             held = sorted(value for value in where if value in later)
             arrives = {FORWARD: self.carry, WEIGHT: ()}.get(kind, self.cotangents)
+            ends = self.ends.before, self.ends.after
+            once = ends if kind is FORWARD else ends[::-1]
             made = Leg(
                 program=compiled[kind],
                 arrives=arrives,
                 head=[i for i in program_of(self.traced, kind).reads if i < self.traced.fixed],
                 takes=[where[i] for i in self._tail(kind)],
                 sends=sends,
+                arrives_once=once[0],
+                sends_once=once[1],
                 keeps=[where[i] for i in held],
                 held_bytes=self._bytes(held),
                 dropped_bytes=self._bytes(set(at_hand) - set(held)),

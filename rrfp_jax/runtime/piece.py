@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime.autodiff.remat import NONE
 from rrfp_jax.runtime.autodiff.traced import Specs
@@ -16,7 +17,7 @@ from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline, run_layers
 from rrfp_jax.runtime.pipeline import Specs as Fields
 from rrfp_jax.runtime.sharding import Sharding
-from rrfp_jax.runtime.site import WHOLE, Site
+from rrfp_jax.runtime.site import WHOLE, Ends, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class PieceShape:
         trainable: which of the piece's parameters have a gradient; None for all.
         input_gradient: whether anything before the piece is trained.
         sharding: of parameters and carries, where the stage has several devices.
+        ends: how the piece meets its neighbours.
     """
 
     pipe: Pipeline
@@ -41,6 +43,7 @@ class PieceShape:
     trainable: Sequence[bool] | None = None
     input_gradient: bool = True
     sharding: Sharding = field(default_factory=Sharding)
+    ends: Ends = field(default_factory=Ends)
 
     @cached_property
     def params(self) -> Params:
@@ -102,6 +105,10 @@ class PieceShape:
         params, carry, inputs = self.specs()
         return (
             site.spread(params, self.sharding.of_params(self.params)),
-            site.spread(carry, self.sharding.of_carry(carry)),
+            site.spread(carry, self.carry_specs(carry, self.ends.before)),
             site.spread(inputs, [WHOLE] * len(inputs)),
         )
+
+    def carry_specs(self, leaves: Sequence[Any], resized: bool) -> list[PartitionSpec]:
+        """How a carry lies, at an end where the neighbour has another number of devices or not."""
+        return [WHOLE] * len(leaves) if resized else self.sharding.of_carry(leaves)

@@ -73,7 +73,7 @@ class PiecePrograms:
             compiled[kind] = made.program(kind, compiled.get(kind))
         params, carry, inputs = shape.specs()
         values = made.values[traced.fixed :]
-        passage = Passage(traced, kinds, values, arriving=len(carry), fields=len(inputs))
+        passage = Passage(traced, kinds, values, len(carry), len(inputs), shape.ends)
         legs = passage.legs(compiled)
         return cls(
             traced=traced,
@@ -111,6 +111,8 @@ class PiecePrograms:
             arrives=carry,
             takes=[places[i] for i in tail],
             sends=sends,
+            arrives_once=shape.ends.before,
+            sends_once=shape.ends.after,
             keeps=(),
             held_bytes=0,
             dropped_bytes=bytes_of(carry),
@@ -185,7 +187,7 @@ class _Chain:
 def _sent(shape: PieceShape, site: Site, count: int) -> list[jax.ShapeDtypeStruct]:
     """What a piece sends on; the model's last piece sends nothing."""
     leaves = jax.tree.leaves(shape.carry_out)[:count]
-    return site.spread(leaves, shape.sharding.of_carry(leaves))
+    return site.spread(leaves, shape.carry_specs(leaves, shape.ends.after))
 
 
 def _compile(

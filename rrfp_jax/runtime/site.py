@@ -24,6 +24,19 @@ Array: TypeAlias = Any
 
 
 @dataclass(frozen=True)
+class Ends:
+    """How a piece meets its neighbours.
+
+    Attributes:
+        before, after: whether the piece there is on a stage with another number of devices. What goes between
+            them is whole on every device, and each process is sent one copy.
+    """
+
+    before: bool = False
+    after: bool = False
+
+
+@dataclass(frozen=True)
 class Site:
     """Devices in the order of their mesh; at least one is this process's.
 
@@ -41,6 +54,11 @@ class Site:
     def single(self) -> bool:
         """Whether there is only one device."""
         return len(self.devices) == 1
+
+    @property
+    def width(self) -> int:
+        """How many devices share the tensors of a replica."""
+        return len(self.devices) // self.replicas
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -94,6 +112,19 @@ class Site:
         if self.single:
             return arrays
         return [shard for array in arrays for shard in shards_of(array)]
+
+    def copies(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Of arrays that every device has, one copy each."""
+        return arrays if self.single else [shards_of(array)[0] for array in arrays]
+
+    def copied(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Arrays that one of this process's devices has, on all; other processes have the same ones."""
+        if self.single:
+            return arrays
+        n, every = len(self.own), [array for array in arrays for _ in self.own]
+        parts = jax.device_put(every, [*self.own] * len(arrays))
+        make = jax.make_array_from_single_device_arrays
+        return [make(a.shape, self.whole, parts[i * n : (i + 1) * n]) for i, a in enumerate(arrays)]
 
     def joined(self, shards: Sequence[jax.Array], specs: Sequence[Array]) -> Sequence[jax.Array]:
         """The inverse of `shards`, for arrays like these, or of these specs (with shardings)."""

@@ -45,16 +45,16 @@ class SocketTransport:
 
     Args:
         world: the run.
-        owners: the rank of each stage.
+        receivers: by stage, the ranks to which this process sends what is for it, several a copy each.
 
     Raises:
         TrainingError: the transfer server cannot be started.
     """
 
-    def __init__(self, world: World, owners: Sequence[int]) -> None:
+    def __init__(self, world: World, receivers: Sequence[Sequence[int]]) -> None:
         assert world.mailbox is not None
         self.ledger = Ledger()
-        self._world, self._mailbox, self._owners = world, world.mailbox, owners
+        self._world, self._mailbox, self._receivers = world, world.mailbox, receivers
         self._uuids = itertools.count(1)
         self._round = 0
         self._witness: Witness = NOBODY
@@ -62,7 +62,8 @@ class SocketTransport:
         self._shardings: Mapping[int, Sequence[SingleDeviceSharding]] = {}
         self._early: list[tuple[Any, ...]] = []  # what came for a round that has not begun here
         self._offered: set[Key] = set()  # in this round
-        self._held: dict[int, tuple[Key, int]] = {}  # by uuid what has not been delivered, and its bytes
+        self._held: dict[int, Key] = {}  # by uuid what has not been delivered
+        self._left: dict[Key, tuple[int, int]] = {}  # to how many ranks not yet, and its bytes
         self._pulls: dict[Key, _Pull] = {}  # the producer is still running
         self._moving: dict[Key, tuple[_Pull, float, float]] = {}  # pull; ended, heard of that (s)
         # Other transports of this run have other numbers; a process that is ahead may soon send to this one.
@@ -91,17 +92,25 @@ class SocketTransport:
         if key in self._offered:
             raise ValueError(f"{key} has been offered before")
         self._offered.add(key)
-        uuid = next(self._uuids)
-        self._held[uuid] = key, (size := nbytes(arrays))
+        receivers = self._receivers[key.stage]
+        if not receivers:  # they get it from other ranks of the stage
+            self._witness.delivered(key)
+            return
+        self._left[key] = len(receivers), (size := nbytes(arrays))
         self.ledger.held += size
-        if full := [array for array in arrays if array.size]:
-            self._server.await_pull(uuid, full)
         specs = [(array.shape, array.dtype.name) for array in arrays]
-        self._post(self._owners[key.stage], "offer", uuid, *_flat(key), specs)
+        full = [array for array in arrays if array.size]
+        for rank in receivers:
+            uuid = next(self._uuids)
+            self._held[uuid] = key
+            if full:
+                self._server.await_pull(uuid, full)
+            self._post(rank, "offer", uuid, *_flat(key), specs)
 
     def produced(self, key: Key, at: float) -> None:
         """See `Transport.produced`."""
-        self._post(self._owners[key.stage], "done", *_flat(key), at + self._world.clock[0])
+        for rank in self._receivers[key.stage]:
+            self._post(rank, "done", *_flat(key), at + self._world.clock[0])
 
     def poll(self) -> list[Arrival]:
         """See `Transport.poll`.
@@ -169,7 +178,11 @@ class SocketTransport:
             self._moving[key] = self._pulls.pop(key), ended - self._world.clock[0], perf_counter()
 
     def _on_delivered(self, rank: int, uuid: int) -> None:
-        key, size = self._held.pop(uuid)
+        key = self._held.pop(uuid)
+        count, size = self._left.pop(key)
+        if count > 1:
+            self._left[key] = count - 1, size
+            return
         self.ledger.held -= size
         if key.round == self._round:
             self._witness.delivered(key)

@@ -267,7 +267,8 @@ class ModelStep:
         site = self.stage.site
         at_hand = self._held.pop((chunk, microbatch))
         if task in self._arrived:
-            at_hand += site.joined(self._arrived.pop(task), leg.arrives)
+            arrays = self._arrived.pop(task)
+            at_hand += site.copied(arrays) if leg.arrives_once else site.joined(arrays, leg.arrives)
         if kind is BACKWARD or kind is INPUT:
             at_hand.append(self.stage.loss_scale)
         outputs = program(*head, *[at_hand[i] for i in leg.takes]) if program is not None else []
@@ -278,7 +279,8 @@ class ModelStep:
             self._held[chunk, microbatch] = [at_hand[i] for i in leg.keeps]
             if counts:
                 self.statistics[chunk, microbatch] = outputs[leg.sends]
-        return site.shards(outputs[: leg.sends]), outputs[0] if outputs else None
+        sent = (site.copies if leg.sends_once else site.shards)(outputs[: leg.sends])
+        return sent, outputs[0] if outputs else None
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """See `StageStep.accumulate`."""

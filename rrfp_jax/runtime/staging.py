@@ -15,6 +15,7 @@ from rrfp_jax.runtime.executables import Executables
 from rrfp_jax.runtime.gradients import SumPrograms, wide
 from rrfp_jax.runtime.initial import InitFunction, initial_params
 from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.layout import Layout
 from rrfp_jax.runtime.library import Library, specs_of
 from rrfp_jax.runtime.optimizer import Optimizer, OptimizerPrograms
 from rrfp_jax.runtime.pipeline import Pipeline
@@ -23,7 +24,6 @@ from rrfp_jax.runtime.roles import LeafRoles
 from rrfp_jax.runtime.sharding import Sharding, placed_params
 from rrfp_jax.runtime.site import Site
 from rrfp_jax.runtime.stage import Stage
-from rrfp_jax.runtime.topology import Layout
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,14 @@ class Staging:
 
     def _placed(self, seat: int, site: Site) -> list[Params]:
         """The same, with where they lie."""
-        return [placed_params(own, site, self._library.sharding) for own in self._specs(seat)]
+        return [placed_params(own, site, self._library.sharding(site.width)) for own in self._specs(seat)]
 
     def _roles(self, seat: int) -> list[LeafRoles]:
         return [self._library.roles.leaves(specs) for specs in self._specs(seat)]
 
     def _params_of_chunks(self, seat: int) -> list[Params]:
-        compiler, sharding = self.compiler(self._layout.sites[seat]), self._library.sharding
+        site = self._layout.sites[seat]
+        compiler, sharding = self.compiler(site), self._library.sharding(site.width)
         return [self.initial_params(layers, compiler, sharding) for layers in self._chunks_of(seat)]
 
     def _compile_sums(self, seat: int) -> SumPrograms:
@@ -126,8 +127,9 @@ class Staging:
         own = [site for seat, site in self._layout.sites.items() if seat % self._layout.stages == stage]
         specs: list[Any] = []
         partition: list[Any] = []
+        sharding = self._library.sharding(self._layout.widths[stage])
         for params, roles in zip(self._specs(stage), self._roles(stage), strict=True):
-            leaves, spread = jax.tree.leaves(params), self._library.sharding.of_params(params)
+            leaves, spread = jax.tree.leaves(params), sharding.of_params(params)
             specs += [wide(leaves[place]) for place in roles.trained]
             partition += [spread[place] for place in roles.trained]
         home = self.compiler(self._layout.homes[stage])

@@ -7,11 +7,12 @@ different stages round alike. Here there is one state and one update, and replic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import jax
 
+from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.exchange import Shards
 from rrfp_jax.runtime.layers import Params
 from rrfp_jax.runtime.paths import leaf_paths
@@ -26,8 +27,20 @@ class Place(NamedTuple):
     leaf: int
 
 
-Tie: TypeAlias = tuple[Place, Place]
-"""Owner and alias."""
+class Way(NamedTuple):
+    """From where to where a value goes; see `Tie` for the rest."""
+
+    source: Place
+    target: Place
+    resized: bool
+
+
+class Tie(NamedTuple):
+    """Owner and alias; and whether their stages have different numbers of devices, see `Ends`."""
+
+    owner: Place
+    alias: Place
+    resized: bool
 
 
 class Exchange(Protocol):
@@ -40,7 +53,12 @@ class Exchange(Protocol):
 
 
 def locate(
-    params: Params, chunks: Sequence[Sequence[range]], ties: Iterable[tuple[str, str]], replicas: int = 1
+    params: Params,
+    chunks: Sequence[Sequence[range]],
+    ties: Sequence[tuple[str, str]],
+    widths: Sequence[int],
+    spread: Collection[str] = (),
+    replicas: int = 1,
 ) -> list[Tie]:
     """The places of tied parameters, given by path.
 
@@ -48,7 +66,12 @@ def locate(
         params: specs of the whole model, {layer index as text: tree}.
         chunks: by stage, the layers of each of its chunks.
         ties: paths of owner and alias.
+        widths: by stage, the number of its devices.
+        spread: paths of parameters that are not whole on every device.
         replicas: of all stages; each has its own.
+
+    Raises:
+        UsageError: one that is spread is tied to a stage with another number of devices.
     """
     places = {
         path: Place(stage, chunk, leaf)
@@ -57,9 +80,19 @@ def locate(
         for leaf, path in enumerate(leaf_paths({str(i): params[str(i)] for i in layers}))
     }
     pairs = [(places[owner], places[alias]) for owner, alias in ties]
+    for path, (owner, alias) in zip((path for path, _ in ties), pairs, strict=True):
+        if path in spread and widths[owner.stage] != widths[alias.stage]:
+            raise UsageError(
+                f"{path} is tied between stages of {widths[owner.stage]} and {widths[alias.stage]} devices, "
+                f"over which sharding= spreads it: keep it whole, PartitionSpec(), or give both as many"
+            )
     seats = range(0, replicas * len(chunks), len(chunks))
     return [
-        (owner._replace(stage=first + owner.stage), alias._replace(stage=first + alias.stage))
+        Tie(
+            owner._replace(stage=first + owner.stage),
+            alias._replace(stage=first + alias.stage),
+            widths[owner.stage] != widths[alias.stage],
+        )
         for first in seats
         for owner, alias in pairs
     ]
@@ -69,13 +102,11 @@ def collect_gradients(ties: Sequence[Tie], stages: Mapping[int, Stage], exchange
     """Add the gradient sums of all aliases to their owners', in order of declaration."""
     if not ties:
         return
-    ways = [(alias, owner) for owner, alias in ties]
+    ways = [Way(alias, owner, resized) for owner, alias, resized in ties]
     found = _passed("gradients of tied parameters", ways, stages, exchange, Stage.gradient)
-    for owner in dict.fromkeys(owner for owner, _ in ties if owner.stage in stages):
-        numbers = [number for number, (of, _) in enumerate(ties) if of == owner]
+    for owner in dict.fromkeys(tie.owner for tie in ties if tie.owner.stage in stages):
         stage = stages[owner.stage]
-        own = stage.gradient(*owner[1:])
-        theirs = [stage.site.joined(found[owner.stage, number], [own])[0] for number in numbers]
+        theirs = [found[n] for n, way in enumerate(ways) if way.target == owner]
         stage.add_aliases(*owner[1:], theirs)
 
 
@@ -97,38 +128,41 @@ def _spread(
     read: Callable[[Stage, int, int], jax.Array],
     write: Callable[[Stage, int, int, jax.Array], None],
 ) -> None:
-    if not ties:
-        return
-    found = _passed(what, ties, stages, exchange, read)
-    for number, (_, alias) in enumerate(ties):
-        if alias.stage in stages:
-            stage = stages[alias.stage]
-            old = read(stage, *alias[1:])
-            (value,) = stage.site.joined(found[alias.stage, number], [old])
-            write(stage, *alias[1:], value)
+    if ties:
+        found = _passed(what, [Way(*tie) for tie in ties], stages, exchange, read)
+        for number, value in found.items():
+            alias = ties[number].alias
+            write(stages[alias.stage], *alias[1:], value)
 
 
 def _passed(
     what: str,
-    ways: Sequence[tuple[Place, Place]],
+    ways: Sequence[Way],
     stages: Mapping[int, Stage],
     exchange: Exchange,
     read: Callable[[Stage, int, int], jax.Array],
-) -> Mapping[tuple[int, int], Shards]:
-    """What this process's stages get by ways from place to place: shards by stage and number of the way.
+) -> dict[int, jax.Array]:
+    """What this process's stages get, as it lies at the target, by number of the way.
 
     Within a stage nothing is sent.
     """
+    apart = {n: way for n, way in enumerate(ways) if way.source.stage != way.target.stage}
     sends: dict[tuple[int, int], Shards] = {}
-    here: dict[tuple[int, int], Shards] = {}
-    expected = []
-    for number, (source, target) in enumerate(ways):
-        key, inside = (target.stage, number), source.stage == target.stage
+    for number, (source, target, resized) in apart.items():
         if source.stage in stages:
-            stage = stages[source.stage]
-            (here if inside else sends)[key] = stage.site.shards([read(stage, *source[1:])])
-        if target.stage in stages and not inside:
-            expected.append(key)
-    if all(source.stage == target.stage for source, target in ways):
-        return here
-    return {**here, **exchange(what, sends, expected)}
+            site, value = stages[source.stage].site, [read(stages[source.stage], *source[1:])]
+            sends[target.stage, number] = site.copies(value) if resized else site.shards(value)
+    expected = [(way.target.stage, n) for n, way in apart.items() if way.target.stage in stages]
+    come = exchange(what, sends, expected) if apart else {}
+    found = {}
+    for number, (source, target, resized) in enumerate(ways):
+        if target.stage in stages:
+            stage = stages[target.stage]
+            if number not in apart:
+                found[number] = read(stage, *source[1:])
+            elif resized:
+                (found[number],) = stage.site.copied(come[target.stage, number])
+            else:
+                like = read(stage, *target[1:])
+                (found[number],) = stage.site.joined(come[target.stage, number], [like])
+    return found

@@ -12,9 +12,10 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.budget import Setting, in_words
 from rrfp_jax.runtime.layercosts import ModelCosts
+from rrfp_jax.runtime.layout import Layout
 from rrfp_jax.runtime.ledger import memory_limit
 from rrfp_jax.runtime.pipeline import Pipeline
-from rrfp_jax.runtime.topology import Layout, Mesh
+from rrfp_jax.runtime.topology import Mesh
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.data import Data, buckets_of, declared_buckets, plan_step
 from rrfp_jax.train.forecast import Devices
@@ -52,7 +53,7 @@ def auto_split(
     Raises:
         UsageError: there is no data, or no split fits.
     """
-    if mesh.tp > 1 or mesh.dp > 1:
+    if max(mesh.widths) > 1 or mesh.dp > 1:
         raise UsageError(
             f"split='auto' with tp={mesh.tp}, dp={mesh.dp}: costs are predicted for one device per stage; "
             f"give the number of layers of each stage"

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ class RunConfig(ABC):
     @property
     def processes(self) -> int:
         """How many processes the run asks for when it is launched on one machine: one per device."""
-        return (self.pace.stages or self.mesh.pp) * self.mesh.tp * self.mesh.dp
+        return (replace(self.mesh, pp=self.pace.stages) if self.pace.stages else self.mesh).devices
 
     def trainer(self) -> Trainer:
         """The run's Trainer."""

@@ -130,7 +130,7 @@ def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> R
         raise UsageError(
             f"pace.workload={config.pace.workload}: there is no model; for a workload use rrfp-sim"
         )
-    if config.mesh.tp > 1 or config.mesh.dp > 1:
+    if max(config.mesh.widths) > 1 or config.mesh.dp > 1:
         raise UsageError(
             f"mesh.tp={config.mesh.tp}, mesh.dp={config.mesh.dp}: a plan knows nothing yet of several "
             f"devices per stage, nor of replicas; give --config.mesh.tp=1 --config.mesh.dp=1"
