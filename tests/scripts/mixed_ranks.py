@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import jax
-import optax
 
 import rrfp_jax as rrfp
 from tests import toy, unpadded
@@ -15,7 +14,7 @@ from tests.programs import COMPILED
 def main(folder: Path) -> None:
     data = unpadded.documents()
     pipe, mesh = rrfp.Pipeline(unpadded.layers(), toy.loss), rrfp.Mesh(pp=4)
-    trainer = rrfp.Trainer(pipe, optax.adamw(1e-2), data=data, mesh=mesh, clip_norm=0.3)
+    trainer = toy.trainer(pipe=pipe, data=data, mesh=mesh, clip_norm=0.3)
     rank = trainer._world.rank
     found, expected = {}, None
     for schedule in ("bf", "bfw"):
@@ -30,7 +29,7 @@ def steps(data):
     held = unpadded.documents(split="validation", validation_share=0.3, lengths=(5, 8))
     planned = rrfp.schedules.Planned(base=rrfp.schedules.BFW(), evaluations=20)
     pipe, mesh = rrfp.Pipeline(unpadded.layers(), toy.loss), rrfp.Mesh(pp=4)
-    trainer = rrfp.Trainer(pipe, optax.adamw(1e-2), data=data, mesh=mesh, clip_norm=0.3, schedule=planned)
+    trainer = toy.trainer(pipe=pipe, data=data, mesh=mesh, clip_norm=0.3, schedule=planned)
     trainer.start(held)
     compiled, reports, evaluated = [], [], []
 
