@@ -120,7 +120,7 @@ def play(role, listeners, part, words):
     addresses = [listener.getsockname()[:2] for listener in listeners]
     world = World(role, 2, Mailbox(role, connect(listeners[role], addresses, role, "token", 5.0)))
     world.stages = ["stage 0", "stage 1"]
-    transport = SocketTransport(world, [SENDER, RECEIVER])
+    transport = SocketTransport(world, [[SENDER], [RECEIVER]])
     transport.begin(ROUND, {role: jax.devices()[:1]})
     world.gather("both to be ready", None)
     try:

@@ -12,13 +12,18 @@ from tests.test_processes import command
 
 SILENCE = 10.0
 
-SIZES = {"2 2 1": 8, "1 2 1 few": 2, "2 1 2": 2, "2 2 2 few": 2, "2 2 1 tied": 2, "2 2,1 1 few": 2}
-"""Of meshes, a process per device, with the number of cases that group_ranks.py goes through."""
+SIZES = {
+    "2 2 1": (4, 8),
+    "1 2 1 few": (2, 2),
+    "2 1 2": (4, 2),
+    "2 2 2 few": (8, 2),
+    "2 2 1 tied": (4, 2),
+    "2 2,4 1 few": (3, 2),  # two devices each: one process, then two
+}
+"""Of meshes, with the number of processes and that of the cases that group_ranks.py goes through."""
 
 
-def launched(folder, *arguments):
-    pp, tp, dp = (list(map(int, argument.split(","))) for argument in arguments[:3])
-    count = dp[0] * (sum(tp) if len(tp) > 1 else pp[0] * tp[0])
+def launched(folder, count, *arguments):
     ranks = ("-n", count, "-m", "tests.group_ranks", folder, *arguments)
     return command("rrfp_jax.train.launch", *ranks, folder=folder, limit=500.0)
 
@@ -32,12 +37,13 @@ def size(request):
 def ranks(size, tmp_path_factory):
     """What every rank of a launch found, by the stage and replica that it belongs to."""
     folder = tmp_path_factory.mktemp("groups")
-    status, said = launched(folder, *size.split())
+    count, cases = SIZES[size]
+    status, said = launched(folder, count, *size.split())
     assert status == 0, said
     groups = {}
     for file in sorted(folder.glob("ranks-*.json")):
         found = json.loads(file.read_text())
-        assert len(found["cases"]) == SIZES[size]
+        assert len(found["cases"]) == cases
         groups.setdefault(found["stages"], []).append(found)
     return groups
 
@@ -78,7 +84,7 @@ def test_training_is_that_of_one_process(size, ranks):
 
 
 def test_without_agreement_the_run_ends_with_ranks_position_and_tasks_named(tmp_path):
-    status, said = launched(tmp_path, "2", "2", "1", "off")
+    status, said = launched(tmp_path, 4, "2", "2", "1", "off")
     found = re.search(
         r"^rrfp-launch: rank (\d) \(stage (\d)\) and rank (\d) \(stage (\d)\) dispatched different tasks as "
         r"number (\d+), in step (\d+): the first ([FB]\d), the second ([FB]\d); ",

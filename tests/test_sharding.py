@@ -23,12 +23,16 @@ def pipeline(**kwargs):
     return toy.pipeline(sharding=SHARDING, **kwargs)
 
 
+def data(step):
+    return toy.microbatches(8, seed=step)
+
+
 def devices(pp, tp, dp):
     return dp * (sum(tp) if isinstance(tp, tuple) else pp * tp)
 
 
 def trainer(pp=1, tp=2, dp=1, schedule="bfw", **kwargs):
-    kwargs.setdefault("data", lambda step: toy.microbatches(8, seed=step))
+    kwargs.setdefault("data", data)
     kwargs.setdefault("pipe", pipeline())
     mesh = rrfp.Mesh(pp=pp, tp=tp, dp=dp, share_devices=devices(pp, tp, dp) > 4)
     return toy.trainer(mesh=mesh, schedule=schedule, **kwargs)
@@ -101,6 +105,34 @@ def test_between_stages_that_differ_the_carry_is_whole():
     assert toy.worst_leaf(whole(gradient), reference) <= 1e-5
     first, second = (ledger.largest.chunks[0].activation_out_bytes for ledger in own.start()[:2])
     assert first < second
+
+
+@pytest.mark.parametrize("shape", ["looped", "v"])
+def test_stages_that_differ_may_have_several_chunks_frozen_parameters_and_budgets(shape):
+    sizes = {"chunks": 2, "shape": shape}
+    frozen = pipeline(frozen=["0.*", "1.*"])
+    one, several = (
+        toy.trainer(mesh=rrfp.Mesh(pp=2, tp=tp, **sizes), pipe=frozen, schedule="bfw", data=data, **budget)
+        for tp, budget in ((1, {}), ((2, 1), {"activation_budget": "1MiB"}))
+    )
+    for a, b in zip(one.steps(2), several.steps(2), strict=True):
+        assert b.loss == pytest.approx(a.loss, rel=1e-5)
+    batch = toy.microbatches(8, seed=9)
+    assert several.evaluate(batch).loss == pytest.approx(one.evaluate(batch).loss, rel=1e-5)
+
+
+def test_what_lies_on_other_stages_need_not_be_divisible():
+    """The head's 16 rows cannot be shared by three devices, but those of the first stage are only two."""
+    own = trainer(2, (3, 1), pipe=toy.pipeline(sharding={"-1.out": P("tp", None)}))
+    assert own.start()
+    with pytest.raises(rrfp.UsageError, match=r"parameter 7\.out.* by tp=3 devices"):
+        trainer(2, (1, 3), pipe=toy.pipeline(sharding={"-1.out": P("tp", None)}))
+
+
+def test_stages_that_share_any_device_take_turns():
+    own = trainer(3, (1, 2, 4), data=None)
+    own.step(toy.microbatches(4))
+    assert [sorted(stages) for stages in own._engine.driver._sharing] == [[0, 1, 2]]
 
 
 def test_whole_tied_parameters_go_between_stages_that_differ():

@@ -141,7 +141,7 @@ def test_a_process_that_is_ready_first_may_send_at_once(two_worlds):
     key = Key(7, 0, Task(FORWARD, 0, 0))
 
     def be_fast():
-        transport = SocketTransport(fast, [0, 1])
+        transport = SocketTransport(fast, [[0], [1]])
         transport.begin(7, {1: jax.devices()[1:2]})
         transport.offer(key, [jax.device_put(np.arange(3), jax.devices()[1])])
         transport.produced(key, 0.0)
@@ -157,7 +157,7 @@ def test_a_process_that_is_ready_first_may_send_at_once(two_worlds):
 
     slow.gather = gather_slowly
     other.start()
-    transport = SocketTransport(slow, [0, 1])
+    transport = SocketTransport(slow, [[0], [1]])
     transport.begin(7, {0: jax.devices()[:1]})
     ends = Ends(transport, {0: jax.devices()[0]}, [0, 1], slow)
     ends.round = 7

@@ -25,7 +25,7 @@ from rrfp_jax.runtime.interrupts import interrupts_held
 from rrfp_jax.runtime.layout import seat_name
 from rrfp_jax.runtime.stage import StageStep
 from rrfp_jax.runtime.timers import precise_timers
-from rrfp_jax.runtime.transport import Devices, Key, LocalTransport, Transport
+from rrfp_jax.runtime.transport import Devices, Key, LocalTransport, Transport, taking_turns
 from rrfp_jax.runtime.world import World
 
 LONGEST_SLEEP_SECONDS = 1.0
@@ -63,7 +63,7 @@ class Driver:
         self._world = world
         self._stall_seconds = stall_seconds
         self._bell: Bell = world.mailbox or EventBell()
-        firsts = {stage: own[0] for stage, own in devices.items()}
+        firsts = taking_turns(devices)
         distinct = list(dict.fromkeys(firsts.values()))
         self._queues = [queue(str(device), self._bell.ring) for device in distinct]
         # Later stages first where several share a device: what is furthest along frees memory soonest.

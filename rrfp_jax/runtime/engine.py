@@ -97,12 +97,7 @@ class Engine:
         check_remat(remat)
         self.remat = remat
         self.compilers = {seat: Compiler(site, executables) for seat, site in layout.sites.items()}
-        own = {seat: self.chunks[seat % layout.stages] for seat in layout.sites}
-        ends = {
-            seat: [layout.ends(placement, seat % layout.stages, chunk) for chunk in range(placement.chunks)]
-            for seat in layout.sites
-        }
-        self.library = Library(pipe, own, self.compilers, ends, remat)
+        self.library = Library(pipe, layout.pieces(placement, self.chunks), self.compilers, remat)
         self.memory = Memory(budget, layout, self.library)
         self._inputs = Inputs(layout, seed)
         self._staging = Staging(pipe, layout, self.chunks, self.library, executables, optimizer, seed, init)
@@ -128,6 +123,9 @@ class Engine:
             "remat": self.remat,
             "frozen": self.pipe.frozen,
             "tied": self.pipe.tied,
+            "sharding": [*self.pipe.sharding.items()],  # the first that matches counts
+            "carry": self.pipe.carry,
+            "mesh": (self.layout.widths, self.layout.replicas, self.layout.shard_optimizer),
             "delays": self._delays,
             "jax": jax.__version__,
         }

@@ -10,7 +10,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.agreement import Agreement, Terms
 from rrfp_jax.runtime.routed_transport import RoutedTransport
-from rrfp_jax.runtime.site import Ends, Site
+from rrfp_jax.runtime.site import Ends, Piece, Site
 from rrfp_jax.runtime.socket_transport import SocketTransport
 from rrfp_jax.runtime.transport import Devices, LocalTransport, Transport
 from rrfp_jax.runtime.world import World
@@ -87,12 +87,16 @@ class Layout:
         mine, own = self.member, len(self.group)
         return [[r for i, r in enumerate(group) if i * own // len(group) == mine] for group in self.groups]
 
-    def ends(self, placement: Placement, stage: int, chunk: int) -> Ends:
-        """How a piece meets its neighbours."""
-        v = placement.virtual_stage(stage, chunk)
-        around = [max(v - 1, 0), min(v + 1, placement.last)]
-        before, after = (self.widths[placement.place(u)[0]] != self.widths[stage] for u in around)
-        return Ends(before, after)
+    def pieces(self, placement: Placement, chunks: Sequence[Sequence[range]]) -> list[list[Piece]]:
+        """By stage, of all processes, the pieces with the layers of each chunk."""
+        widths = [self.widths[placement.place(v)[0]] for v in range(placement.last + 1)]
+
+        def piece(stage: int, chunk: int) -> Piece:
+            v = placement.virtual_stage(stage, chunk)
+            before, after = widths[max(v - 1, 0)], widths[min(v + 1, placement.last)]
+            return Piece(chunks[stage][chunk], widths[v], Ends(before != widths[v], after != widths[v]))
+
+        return [[piece(stage, chunk) for chunk in range(len(own))] for stage, own in enumerate(chunks)]
 
     def share(self, seat: int, microbatches: Sequence[Item]) -> Sequence[Item]:
         """Of what there is one of per microbatch of a step, the part that is for a seat's replica."""

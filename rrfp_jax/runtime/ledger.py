@@ -107,6 +107,7 @@ class StageLedger:
         cls,
         stage: Stage,
         optimizer_bytes: int,
+        device: jax.Device,
         rank: int,
         programs: Mapping[Bucket, Sequence[PiecePrograms]],
         spare_gradients: int,
@@ -117,6 +118,7 @@ class StageLedger:
         Args:
             stage: with its parameters.
             optimizer_bytes: of its optimizer's state.
+            device: that stands for its devices, see `taking_turns`.
             rank: of this process.
             programs: by bucket, of each chunk.
             spare_gradients: that may be parked.
@@ -124,7 +126,7 @@ class StageLedger:
         """
         leaves = jax.tree.leaves(stage.leaves)
         return cls(
-            device=str(stage.site.device),
+            device=str(device),
             rank=rank,
             layers=[(layers.start, layers.stop) for layers in stage.chunks],
             parameters=sum(leaf.size for leaf in leaves),

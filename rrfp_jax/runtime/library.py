@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -25,7 +25,7 @@ from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.programs import PiecePrograms
 from rrfp_jax.runtime.roles import Roles
 from rrfp_jax.runtime.sharding import Sharding
-from rrfp_jax.runtime.site import Ends
+from rrfp_jax.runtime.site import Piece
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 """The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
@@ -41,9 +41,8 @@ class Library:
 
     Args:
         pipe: the model.
-        chunks: by seat of this process (see `Layout`), the layers of each of its chunks.
-        compilers: by seat.
-        ends: by seat, how each chunk meets its neighbours.
+        pieces: by stage, of all processes, those that it has.
+        compilers: by seat of this process (see `Layout`).
         remat: what backwards compute again; see `autodiff/remat.py`.
 
     Attributes:
@@ -53,13 +52,13 @@ class Library:
     def __init__(
         self,
         pipe: Pipeline,
-        chunks: Mapping[int, Sequence[range]],
+        pieces: Sequence[Sequence[Piece]],
         compilers: Mapping[int, Compiler],
-        ends: Mapping[int, Sequence[Ends]],
         remat: str = NONE,
     ) -> None:
-        self._pipe, self._chunks, self._compilers, self._remat = pipe, chunks, compilers, remat
-        self._ends = ends
+        self._pipe, self._compilers, self._remat = pipe, compilers, remat
+        self._pieces = {seat: pieces[seat % len(pieces)] for seat in compilers}
+        self._everywhere = [piece for own in pieces for piece in own]
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
@@ -76,32 +75,32 @@ class Library:
         """
         return Roles.of(self.params, self._pipe.frozen, self._pipe.tied)
 
-    def sharding(self, tp: int) -> Sharding:
-        """How parameters and carries lie on so many devices; needs one examined bucket.
+    def sharding(self, width: int) -> Sharding:
+        """How parameters and carries lie on the stages of so many devices; needs one examined bucket.
 
         Raises:
             UsageError: the Pipeline's `sharding` or `carry`, or a layer's own metadata, ask for what there
                 is not, or cannot be.
         """
-        if tp not in self._shardings:
-            self._shardings[tp] = self._sharding(tp)
-        return self._shardings[tp]
+        if width not in self._shardings:
+            self._shardings[width] = self._sharding(width)
+        return self._shardings[width]
 
-    def _sharding(self, tp: int) -> Sharding:
-        layers = next(iter(self._shapes.values()))
+    def _sharding(self, width: int) -> Sharding:
+        shapes = next(iter(self._shapes.values()))
         metadata = {
             ".".join(filter(None, [str(i), path])): spec
-            for i, layer in enumerate(layers)
+            for i, layer in enumerate(shapes)
             for path, spec in layer.partition.items()
         }
-        pipe = self._pipe
-        return Sharding.of(self.params, metadata, pipe.sharding, pipe.carry, self.roles.owners, tp)
+        layers = {i for piece in self._everywhere if piece.width == width for i in piece.layers}
+        pipe, owners = self._pipe, self.roles.owners
+        return Sharding.of(self.params, layers, metadata, pipe.sharding, pipe.carry, owners, width)
 
     @property
-    def spread(self) -> Collection[str]:
-        """The paths of parameters that are not whole on every device of some stage here."""
-        widths = {compiler.site.width for compiler in self._compilers.values()}
-        return {path for tp in widths for path in self.sharding(tp).params}
+    def spread(self) -> Set[str]:
+        """The paths of parameters that are not whole on every device of their stage."""
+        return {path for piece in self._everywhere for path in self.sharding(piece.width).params}
 
     @property
     def params(self) -> Params:
@@ -138,19 +137,26 @@ class Library:
                         f"microbatches {bucket}, but {a.params} before: parameters must not depend on shapes"
                     )
             self._shapes[bucket] = shapes
-            for seat, layers in self._chunks.items():
-                tp = self._compilers[seat].site.width
-                for piece, ends in zip(layers, self._ends[seat], strict=True):
-                    if not ends.before:
-                        self.sharding(tp).check_carry(shapes[piece.start].carry_in, tp)
+            try:
+                self._check_shardings(shapes)
+            except UsageError:
+                del self._shapes[bucket]
+                raise
         return self._shapes[bucket]
+
+    def _check_shardings(self, shapes: Sequence[LayerShapes]) -> None:
+        """All processes check all pieces, so that all refuse alike."""
+        for piece in self._everywhere:
+            sharding = self.sharding(piece.width)
+            if not piece.ends.before:
+                sharding.check_carry(shapes[piece.layers.start].carry_in, piece.width)
 
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile for these buckets what a step by these rules needs and is not there yet; never inside one.
 
         What was compiled stays, so that a change of schedule back and forth compiles once.
         """
-        kinds = {seat: rules.backward_kinds(seat % rules.placement.stages) for seat in self._chunks}
+        kinds = {seat: rules.backward_kinds(seat % rules.placement.stages) for seat in self._pieces}
         if kinds != self._kinds:
             self._kinds, self._complete = kinds, set()
         missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
@@ -158,14 +164,14 @@ class Library:
             return
         for bucket in missing:
             self.examine(bucket)
-        jobs = [(b, s, c) for b in missing for s, own in self._chunks.items() for c in range(len(own))]
+        jobs = [(b, s, c) for b in missing for s, own in self._pieces.items() for c in range(len(own))]
         with compile_pool() as pool:
             results = pool.map(lambda job: self._compile(job, kinds[job[1]][job[2]]), jobs)
             made = dict(zip(jobs, results, strict=True))
         phase = phase_of(rules)
         for bucket in missing:
             self._programs[bucket, phase] = {
-                s: [made[bucket, s, c] for c in range(len(own))] for s, own in self._chunks.items()
+                s: [made[bucket, s, c] for c in range(len(own))] for s, own in self._pieces.items()
             }
         self._complete.update(missing)
 
@@ -182,14 +188,15 @@ class Library:
         return [made for (_, of), made in self._programs.items() if of == phase]
 
     def _compile(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> PiecePrograms:
-        """Programs by (bucket, stage, chunk); without any kind of backward, for forwards only."""
-        bucket, stage, chunk = place
-        before = self._programs.get((bucket, "train" if kinds else "evaluate"), {}).get(stage)
+        """Programs by (bucket, seat, chunk); without any kind of backward, for forwards only."""
+        bucket, seat, chunk = place
+        before = self._programs.get((bucket, "train" if kinds else "evaluate"), {}).get(seat)
         own = before[chunk] if before else None
         if own is not None and own.legs.keys() == {FORWARD, *kinds}:
             return own
         began = perf_counter()
-        compiler, layers = self._compilers[stage], self._chunks[stage][chunk]
+        compiler, piece = self._compilers[seat], self._pieces[seat][chunk]
+        layers = piece.layers
         params = {str(i): self._shapes[bucket][i].params for i in layers}
         trained = set(self.roles.leaves(params).trained)
         shape = PieceShape(
@@ -200,15 +207,15 @@ class Library:
             trainable=[i in trained for i in range(len(jax.tree.leaves(params)))],
             input_gradient=self.roles.first_trained < layers.start,
             remat=self._remat,
-            sharding=self.sharding(compiler.site.width),
-            ends=self._ends[stage][chunk],
+            sharding=self.sharding(piece.width),
+            ends=piece.ends,
         )
         with compiler.site.tracing():
             if kinds:
                 programs = PiecePrograms.training(shape, compiler, kinds, own)
             else:
                 programs = PiecePrograms.evaluation(shape, compiler)
-        self.compile_seconds[stage] += perf_counter() - began
+        self.compile_seconds[seat] += perf_counter() - began
         return programs
 
 

@@ -12,6 +12,7 @@ from rrfp_jax.runtime.ledger import StageLedger, memory_limit, name_of
 from rrfp_jax.runtime.library import Bucket, Library
 from rrfp_jax.runtime.optimizer import Optimizer
 from rrfp_jax.runtime.stage import Stage
+from rrfp_jax.runtime.transport import taking_turns
 
 
 class Memory:
@@ -48,10 +49,12 @@ class Memory:
     def ledgers(self) -> list[StageLedger]:
         """What every stage needs, by the programs that are there for training."""
         buckets = self._library.buckets("train")
+        turns = taking_turns(self._layout.devices)
         own = [
             StageLedger.of(
                 stage,
                 self._optimizer_bytes.get(stage.index, 0),
+                turns[stage.index],
                 self._layout.world.rank,
                 {bucket: self._library.programs(bucket, "train")[stage.index] for bucket in buckets},
                 self._spare_gradients,

@@ -7,7 +7,7 @@ XLA derives the shardings of everything between from those of the parameters, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -57,6 +57,7 @@ class Sharding:
     def of(
         cls,
         params: Params,
+        layers: Collection[int],
         metadata: Mapping[str, PartitionSpec],
         patterns: Mapping[str, PartitionSpec],
         carry: PartitionSpec,
@@ -67,6 +68,7 @@ class Sharding:
 
         Args:
             params: specs of the whole model, {layer index as text: tree}.
+            layers: indices of those that lie on such stages.
             metadata: what the layers themselves say, by path.
             patterns: of paths, as in `Pipeline(frozen=...)`; the first that matches goes before metadata.
             carry: see `Sharding`.
@@ -92,7 +94,7 @@ class Sharding:
             given = next((spec for wanted, spec in rules if fnmatchcase(owner, wanted)), None)
             return metadata.get(owner, WHOLE) if given is None else given
 
-        found = {path: of(path) for path in specs}
+        found = {path: of(path) for path in specs if int(path.split(".")[0]) in layers}
         for path, spec in found.items():
             shape, dtype = specs[path].shape, specs[path].dtype
             _check(f"parameter {path}, {dtype}{list(shape)}", shape, spec, tp)

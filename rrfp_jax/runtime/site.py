@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from rrfp_jax.runtime._jax import shards_of
+from rrfp_jax.runtime._jax import DeviceCopier, shards_of
 
 AXES = ("dp", "tp")
 """Of every stage's mesh: its replicas, and the devices that share one's tensors."""
@@ -34,6 +34,21 @@ class Ends:
 
     before: bool = False
     after: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive layers on one stage.
+
+    Attributes:
+        layers: their indices.
+        width: number of the stage's devices.
+        ends: how it meets its neighbours.
+    """
+
+    layers: range
+    width: int
+    ends: Ends
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,11 @@ class Site:
     def own(self) -> tuple[jax.Device, ...]:
         """Those of this process."""
         return tuple(device for device in self.devices if device.process_index == jax.process_index())
+
+    @cached_property
+    def _copier(self) -> DeviceCopier:
+        """To each of this process's devices in turn."""
+        return DeviceCopier(self.own)
 
     @property
     def device(self) -> jax.Device:
@@ -121,8 +141,7 @@ class Site:
         """Arrays that one of this process's devices has, on all; other processes have the same ones."""
         if self.single:
             return arrays
-        n, every = len(self.own), [array for array in arrays for _ in self.own]
-        parts = jax.device_put(every, [*self.own] * len(arrays))
+        n, parts = len(self.own), self._copier([array for array in arrays for _ in self.own])
         make = jax.make_array_from_single_device_arrays
         return [make(a.shape, self.whole, parts[i * n : (i + 1) * n]) for i, a in enumerate(arrays)]
 

@@ -154,7 +154,7 @@ class SocketTransport:
         if self._is_untimely(key, self._on_offer, rank, uuid, *message):
             return
         if key in self._pulls or key in self._moving:
-            raise TrainingError(f"{key} was offered twice by {self._world.describe(rank)}")
+            raise TrainingError(f"the input of {key.task} was offered twice by {self._world.describe(rank)}")
         arrays = self._pull(key, rank, uuid, specs)
         self._pulls[key] = _Pull(rank, uuid, arrays)
         self.ledger.posted += nbytes(arrays)
@@ -200,8 +200,8 @@ class SocketTransport:
                 array.block_until_ready()
         except Exception as error:
             self._mailbox.hear_of_losses()
-            sender = self._world.describe(pull.rank)
-            raise TrainingError(f"the transfer of the {key} from {sender} failed: {error}") from None
+            of = f"the input of {key.task} from {self._world.describe(pull.rank)}"
+            raise TrainingError(f"the transfer of {of} failed: {error}") from None
 
 
 def _flat(key: Key) -> tuple[int, int, int, int, int]:

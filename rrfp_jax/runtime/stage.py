@@ -258,7 +258,8 @@ class ModelStep:
 
     def receive(self, task: Task, arrays: Arrays) -> None:
         """See `StageStep.receive`."""
-        self._arrived[task] = arrays
+        leg = self._legs[self.buckets[task.microbatch], task.chunk, task.kind].leg
+        self._arrived[task] = self.stage.site.copied(arrays) if leg.arrives_once else arrays
 
     def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
         """See `StageStep.run`."""
@@ -268,7 +269,7 @@ class ModelStep:
         at_hand = self._held.pop((chunk, microbatch))
         if task in self._arrived:
             arrays = self._arrived.pop(task)
-            at_hand += site.copied(arrays) if leg.arrives_once else site.joined(arrays, leg.arrives)
+            at_hand += arrays if leg.arrives_once else site.joined(arrays, leg.arrives)
         if kind is BACKWARD or kind is INPUT:
             at_hand.append(self.stage.loss_scale)
         outputs = program(*head, *[at_hand[i] for i in leg.takes]) if program is not None else []

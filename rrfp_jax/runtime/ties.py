@@ -7,7 +7,7 @@ different stages round alike. Here there is one state and one update, and replic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 import jax
@@ -27,20 +27,21 @@ class Place(NamedTuple):
     leaf: int
 
 
-class Way(NamedTuple):
-    """From where to where a value goes; see `Tie` for the rest."""
+class Tie(NamedTuple):
+    """From where to where a value goes: from the owner of a parameter to an alias.
+
+    Attributes:
+        resized: whether their stages have different numbers of devices, see `Ends`.
+    """
 
     source: Place
     target: Place
     resized: bool
 
-
-class Tie(NamedTuple):
-    """Owner and alias; and whether their stages have different numbers of devices, see `Ends`."""
-
-    owner: Place
-    alias: Place
-    resized: bool
+    @property
+    def back(self) -> Tie:
+        """From the alias to the owner."""
+        return Tie(self.target, self.source, self.resized)
 
 
 class Exchange(Protocol):
@@ -57,7 +58,7 @@ def locate(
     chunks: Sequence[Sequence[range]],
     ties: Sequence[tuple[str, str]],
     widths: Sequence[int],
-    spread: Collection[str] = (),
+    spread: Set[str] = frozenset(),
     replicas: int = 1,
 ) -> list[Tie]:
     """The places of tied parameters, given by path.
@@ -80,10 +81,11 @@ def locate(
         for leaf, path in enumerate(leaf_paths({str(i): params[str(i)] for i in layers}))
     }
     pairs = [(places[owner], places[alias]) for owner, alias in ties]
-    for path, (owner, alias) in zip((path for path, _ in ties), pairs, strict=True):
-        if path in spread and widths[owner.stage] != widths[alias.stage]:
+    for paths, (owner, alias) in zip(ties, pairs, strict=True):
+        one, other = widths[owner.stage], widths[alias.stage]
+        if one != other and not spread.isdisjoint(paths):
             raise UsageError(
-                f"{path} is tied between stages of {widths[owner.stage]} and {widths[alias.stage]} devices, "
+                f"{paths[0]} is tied between stages of {one} and {other} devices, "
                 f"over which sharding= spreads it: keep it whole, PartitionSpec(), or give both as many"
             )
     seats = range(0, replicas * len(chunks), len(chunks))
@@ -102,9 +104,9 @@ def collect_gradients(ties: Sequence[Tie], stages: Mapping[int, Stage], exchange
     """Add the gradient sums of all aliases to their owners', in order of declaration."""
     if not ties:
         return
-    ways = [Way(alias, owner, resized) for owner, alias, resized in ties]
+    ways = [tie.back for tie in ties]
     found = _passed("gradients of tied parameters", ways, stages, exchange, Stage.gradient)
-    for owner in dict.fromkeys(tie.owner for tie in ties if tie.owner.stage in stages):
+    for owner in dict.fromkeys(way.target for way in ways if way.target.stage in stages):
         stage = stages[owner.stage]
         theirs = [found[n] for n, way in enumerate(ways) if way.target == owner]
         stage.add_aliases(*owner[1:], theirs)
@@ -129,15 +131,15 @@ def _spread(
     write: Callable[[Stage, int, int, jax.Array], None],
 ) -> None:
     if ties:
-        found = _passed(what, [Way(*tie) for tie in ties], stages, exchange, read)
+        found = _passed(what, ties, stages, exchange, read)
         for number, value in found.items():
-            alias = ties[number].alias
+            alias = ties[number].target
             write(stages[alias.stage], *alias[1:], value)
 
 
 def _passed(
     what: str,
-    ways: Sequence[Way],
+    ways: Sequence[Tie],
     stages: Mapping[int, Stage],
     exchange: Exchange,
     read: Callable[[Stage, int, int], jax.Array],

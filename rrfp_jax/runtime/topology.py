@@ -23,7 +23,7 @@ class Mesh:
     """How many pipeline stages there are, what part of the model each has, and where they run.
 
     Attributes:
-        pp: number of pipeline stages. Of several processes each takes equally many, or an equal part of one.
+        pp: number of pipeline stages. Processes have equally many devices: whole stages, or a part of one.
         tp: number of devices that share a stage's tensors; one for all stages, or a tuple with each one's.
         dp: number of replicas of the whole pipeline; each takes every dp-th microbatch of a step. Devices are
             numbered stage by stage, within a stage replica by replica.
@@ -51,8 +51,8 @@ class Mesh:
             raise UsageError(
                 f"Mesh(pp={self.pp!r}): a pipeline needs a whole number of stages, at least one stage"
             )
-        if isinstance(self.tp, list):  # as JSON has them
-            object.__setattr__(self, "tp", tuple(self.tp))
+        if isinstance(self.tp, (list, tuple)):  # command lines make a tuple of one number, too
+            object.__setattr__(self, "tp", self.tp[0] if len(self.tp) == 1 else tuple(self.tp))
         if not all(map(_is_count, self.tp if isinstance(self.tp, tuple) else (self.tp,))):
             raise UsageError(f"Mesh(tp={self.tp!r}): a stage has a whole number of devices, at least one")
         if isinstance(self.tp, tuple) and len(self.tp) != self.pp:
@@ -108,7 +108,7 @@ class Mesh:
         of_rank = {world.rank: self._own_devices(share)}
         if max(map(len, groups)) > 1 or self.dp > 1:
             others = [r for r in range(world.size) if r != world.rank]
-            of_rank |= {r: self._shared_out(_devices_of(r), share) for r in others}
+            of_rank |= {r: self._devices_elsewhere(r, share) for r in others}
         seats = [[s for s, group in enumerate(groups) if r in group] for r in range(world.size)]
         world.stages = [self._name(own) for own in seats]
         world.box.runs(world.stages[world.rank])
@@ -195,6 +195,13 @@ class Mesh:
                 f"{self._named[:-1]}, share_devices=True): stages may share devices, but one stage needs "
                 f"{at_once} different ones, and this process has {len(devices)} ({devices[0].platform})"
             )
+        return self._shared_out(devices, count)
+
+    def _devices_elsewhere(self, rank: int, count: int) -> list[jax.Device]:
+        """The devices of another process's stages, in the order of the mesh."""
+        devices, least = _devices_of(rank), self._at_once(count) if self.share_devices else count
+        if len(devices) < least:
+            raise UsageError(f"{self._named} needs {least} devices of rank {rank}, which has {len(devices)}")
         return self._shared_out(devices, count)
 
     def _at_once(self, count: int) -> int:

@@ -164,9 +164,14 @@ class RunConfig(ABC):
         return Terms(carrier=self.agreement, protocol=self.protocol)
 
     @property
+    def actual_mesh(self) -> Mesh:
+        """The mesh; of a paced run with as many stages as its workload has."""
+        return replace(self.mesh, pp=self.pace.stages) if self.pace.stages else self.mesh
+
+    @property
     def processes(self) -> int:
         """How many processes the run asks for when it is launched on one machine: one per device."""
-        return (replace(self.mesh, pp=self.pace.stages) if self.pace.stages else self.mesh).devices
+        return self.actual_mesh.devices
 
     def trainer(self) -> Trainer:
         """The run's Trainer."""

@@ -45,6 +45,7 @@ def _launch(argv: Sequence[str]) -> int:
         raise UsageError(
             f"-n {count}: its {most} devices are shared out evenly, so give a number that divides {most}"
         )
+    config.actual_mesh.groups(count)  # refuses what cannot be
     patience = Patience.of(os.environ)
     folder = RunFolder(Path(config.directory), config.name)
     command = [sys.executable, "-m", "rrfp_jax.train.main", *rest]

@@ -117,7 +117,7 @@ class PacedRun:
         if config.mesh.dp > 1:
             raise UsageError(f"mesh.dp={config.mesh.dp} with pace.workload: there are no gradients to add up")
         schedule = planned_or_schedule(config.schedule)
-        mesh = replace(config.mesh, pp=workload.stages)
+        mesh = config.actual_mesh
         placement, layout = mesh.placement(base_of(schedule)), mesh.lay_out()
         self.steps_done = 0
         self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
