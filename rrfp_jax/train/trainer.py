@@ -346,8 +346,8 @@ class Trainer:
     def restore(self, folder: str | Path, step: int | None = None) -> bool:
         """Go on from the latest intact checkpoint of a folder; all processes together.
 
-        The number of stages, chunks and processes, the schedule and the precision of messages may be others
-        than when it was saved. One that is damaged is passed over, which is said.
+        The mesh, the number of processes, the schedule and the precision of messages may be others than
+        when it was saved. One that is damaged is passed over, which is said.
 
         Args:
             folder: as for `save`.
