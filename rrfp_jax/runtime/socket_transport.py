@@ -45,7 +45,7 @@ class SocketTransport:
 
     Args:
         world: the run.
-        receivers: by seat (see `Layout`), the ranks to which this process sends what is for it, several a copy each.
+        receivers: by seat (see `Layout`), the ranks to which this process sends what is for it, each a copy.
 
     Raises:
         TrainingError: the transfer server cannot be started.
