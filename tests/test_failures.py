@@ -31,7 +31,8 @@ def check(cell, outcome):
         (Cell(1, "raise", "step"), "raised ValueError: failing in step"),
         (Cell(3, "freeze", "step"), "was frozen (stopped)"),
         # Its watchdog and a thread of JAX hear of it at the same moment; mostly, not always, ours is first.
-        (Cell(1, "cut", "compile"), ("was cut off", "aborted (SIGABRT)")),
+        # JAX's aborts, and has crashed in doing so, once in a hundred.
+        (Cell(1, "cut", "compile"), ("was cut off", "aborted (SIGABRT)", "was killed by SIGSEGV")),
         (Cell(0, "kill", "validation"), "was killed by SIGKILL"),
     ],
     ids=str,
