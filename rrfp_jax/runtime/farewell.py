@@ -130,6 +130,15 @@ def say_farewell_at_exit(
         fail(world, PeerLost(gone.sentence, gone.culprit))
 
     watchdog = Watchdog(world.mailbox, world.box, silence_seconds, give_up)
+    done = threading.Event()
+
+    def leave_when_done() -> None:
+        done.wait()
+        leave_run()
+
+    # Started now: from Python 3.12 on no thread can be once the main one has ended.
+    leaving = threading.Thread(target=leave_when_done, name="rrfp-leave", daemon=True)
+    leaving.start()
 
     def goodbye() -> None:
         assert world.mailbox is not None
@@ -142,7 +151,8 @@ def say_farewell_at_exit(
             _outlive_others(world)
             if (gone := _in_trouble(world)) is not None:
                 give_up(gone)
-        _leave(world)
+        done.set()
+        _wait_for(leaving, world)
         for act in world.on_leaving:
             act()
         if coordinator is not None:
@@ -155,10 +165,8 @@ def say_farewell_at_exit(
     return watchdog
 
 
-def _leave(world: World) -> None:
-    """Leave the coordination service, which may stand still; so a thread of its own waits for it."""
-    leaving = threading.Thread(target=leave_run, name="rrfp-leave", daemon=True)
-    leaving.start()
+def _wait_for(leaving: threading.Thread, world: World) -> None:
+    """Until the thread has left the coordination service, which may stand still."""
     leaving.join(min(world.silence_seconds, threading.TIMEOUT_MAX))
     if leaving.is_alive():
         fail(
