@@ -270,6 +270,9 @@ def test_overrides_of_every_type(folder):
     config = load_config(CONFIG.removeprefix("--config="))
     given = ["split=(4,6)", "max_in_flight=3", "clip_norm=none", "mesh.share_devices=true", "path=a=b"]
     made = override(config, [f"--config.{text}" for text in [*given, "mesh.pp=2", "model.dtype=bfloat16"]])
+    twice = override(config, ["--config.mesh.pp=2", "--config.mesh.tp=2", "--config.mesh.tp=2,1"])
+    assert twice.mesh.tp == (2, 1)
+    assert override(config, ["--config.mesh.tp=2"]).mesh.tp == 2
     assert [override(config, [f"--config.loss_scale={s}"]).loss_scale for s in ("dynamic", "8")] == [
         "dynamic",
         "8",

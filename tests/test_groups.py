@@ -26,8 +26,14 @@ def test_groups(pp, tp, processes, groups):
 
 @pytest.mark.parametrize(("pp", "tp", "processes"), [(4, 1, 3), (2, 2, 3), (3, 4, 2), (2, 2, 8)])
 def test_devices_that_cannot_be_shared_out_are_refused(pp, tp, processes):
-    with pytest.raises(rrfp.UsageError, match=rf"Mesh\(pp={pp}.*on {processes} processes.* of 1, "):
+    said = rf"Mesh\(pp={pp}.*on {processes} processes.*so start {pp * tp},? .*or 1 processes"
+    with pytest.raises(rrfp.UsageError, match=said):
         rrfp.Mesh(pp=pp, tp=tp).groups(processes)
+
+
+def test_a_mesh_of_one_device_takes_one_process():
+    with pytest.raises(rrfp.UsageError, match=r"so start 1 processes$"):
+        rrfp.Mesh().groups(2)
 
 
 @pytest.mark.parametrize("wrong", [{"tp": 0}, {"dp": 0}, {"pp": True}, {"chunks": True}, {"dp": 1.5}])
@@ -97,7 +103,7 @@ def test_where_stages_differ_each_rank_gets_its_copy_from_one():
 def test_stages_may_have_different_numbers_of_devices(tp, dp, processes, groups):
     mesh = rrfp.Mesh(pp=len(tp), tp=tp, dp=dp)
     if groups is None:
-        with pytest.raises(rrfp.UsageError, match=f"on {processes} processes.*number of 1, 3"):
+        with pytest.raises(rrfp.UsageError, match=f"on {processes} .* {mesh.devices},? .*or 1 processes"):
             mesh.groups(processes)
     else:
         assert mesh.groups(processes) == groups

@@ -135,6 +135,28 @@ def test_stages_that_share_any_device_take_turns():
     assert [sorted(stages) for stages in own._engine.driver._sharing] == [[0, 1, 2]]
 
 
+@pytest.mark.parametrize(
+    ("tp", "places"),
+    [
+        ((2, 1), [[0, 1], [2]]),
+        ((1, 2), [[0], [1, 2]]),
+        ((1, 2, 1), [[0], [1, 2], [3]]),
+        ((2, 1, 1), [[0, 1], [2], [3]]),
+    ],
+)
+def test_every_stage_has_devices_of_its_own(tp, places):
+    sites = rrfp.Mesh(pp=len(tp), tp=tp).lay_out().sites
+    assert [[device.id for device in site.devices] for site in sites.values()] == places
+
+
+@pytest.mark.parametrize("pattern", ["0.table", "-1.table"])
+def test_a_tied_parameter_is_spread_by_any_of_its_names(pattern):
+    own = trainer(2, 2, pipe=toy.tied_pipeline(sharding={pattern: P(None, "tp")}))
+    own.start()
+    tables = [layer["table"] for layer in own.params.values() if "table" in layer]
+    assert [table.sharding.spec for table in tables] == [P(None, "tp")] * 2
+
+
 def test_whole_tied_parameters_go_between_stages_that_differ():
     one, several = (trainer(2, tp, pipe=toy.tied_pipeline()) for tp in (1, (2, 1)))
     for a, b in zip(one.steps(3), several.steps(3), strict=True):

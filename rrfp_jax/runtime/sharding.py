@@ -72,7 +72,7 @@ class Sharding:
             metadata: what the layers themselves say, by path.
             patterns: of paths, as in `Pipeline(frozen=...)`; the first that matches goes before metadata.
             carry: see `Sharding`.
-            owners: by path of each tied alias its owner's, whose sharding it has.
+            owners: by path of each tied alias its owner's; they lie alike, whichever name a pattern matches.
             tp: number of devices per stage.
 
         Raises:
@@ -91,8 +91,9 @@ class Sharding:
 
         def of(path: str) -> PartitionSpec:
             owner = owners.get(path, path)
-            given = next((spec for wanted, spec in rules if fnmatchcase(owner, wanted)), None)
-            return metadata.get(owner, WHOLE) if given is None else given
+            names = [owner, *(alias for alias, own in owners.items() if own == owner)]
+            given = (spec for wanted, spec in rules if any(fnmatchcase(name, wanted) for name in names))
+            return next(given, metadata.get(owner, WHOLE))
 
         found = {path: of(path) for path in specs if int(path.split(".")[0]) in layers}
         for path, spec in found.items():

@@ -143,11 +143,12 @@ class Mesh:
             return not rest and all(one or other for one, other in zip(whole, parts, strict=True))
 
         if processes > self.devices or not fits(processes):
-            numbers = [number for number in range(1, self.devices + 1) if fits(number)]
+            *most, least = [str(number) for number in range(self.devices, 0, -1) if fits(number)]
+            choices = f"{', '.join(most)} or {least}" if most else least
             parts = "devices: whole stages, or an equal part of one" if max(self.widths) > 1 else "stages"
             raise UsageError(
                 f"{self._named} on {processes} processes: every process takes equally many {parts}, so "
-                f"start {self.devices} processes, or another number of {', '.join(map(str, numbers))}"
+                f"start {choices} processes"
             )
         share = self.devices // processes
         return [list(range(first // share, (first + count - 1) // share + 1)) for first, count in runs]
@@ -210,6 +211,8 @@ class Mesh:
 
     def _shared_out(self, devices: Sequence[jax.Device], count: int) -> list[jax.Device]:
         """A process's devices in the order of the mesh, again and again if stages share them."""
+        if len(devices) >= count:
+            return list(devices[:count])
         usable = len(devices) - len(devices) % self._at_once(count)
         return [devices[number % usable] for number in range(count)]
 

@@ -72,6 +72,7 @@ def override(config: T, argv: Sequence[str]) -> T:
             config itself refuses.
     """
     known = dict(fields_of(config))
+    argv = [*{argument.split("=")[0]: argument for argument in argv}.values()]  # the last of each counts
     for argument in argv:
         name = argument.removeprefix("--").split("=")[0]
         if name.removeprefix("config.") not in known or not argument.startswith("--config."):
