@@ -143,10 +143,6 @@ def say_farewell_at_exit(
     def goodbye() -> None:
         assert world.mailbox is not None
         world.box.phase("ended")
-        world.mailbox.post_all("goodbye")
-        deadline = monotonic() + FLUSH_SECONDS
-        while not world.mailbox.flushed() and monotonic() < deadline:
-            sleep(0.01)
         if coordinator is not None:
             _outlive_others(world)
             if (gone := _in_trouble(world)) is not None:
@@ -155,6 +151,10 @@ def say_farewell_at_exit(
         _wait_for(leaving, world)
         for act in world.on_leaving:
             act()
+        world.mailbox.post_all("goodbye")  # not before: the coordinator serves until all have said it
+        deadline = monotonic() + FLUSH_SECONDS
+        while not world.mailbox.flushed() and monotonic() < deadline:
+            sleep(0.01)
         if coordinator is not None:
             coordinator.close()
         watchdog.stop()
