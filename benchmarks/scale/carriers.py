@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heapreplace
 from random import Random
 from typing import Any, Protocol, TypeAlias
@@ -59,60 +60,61 @@ class VirtualCarrier(Protocol):
         """Tell it to whom it is for."""
 
 
-class Socket:
+@dataclass
+class _Carrier:
+    """What both are made of.
+
+    Attributes:
+        size: processes of a group.
+        seed: of the ways that are drawn.
+    """
+
+    agenda: Agenda[int]
+    size: int
+    costs: MessageCosts
+    processors: Processors
+    seed: int
+    deliver: Deliver
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+
+
+class Socket(_Carrier):
     """See above."""
 
     calls = 0
 
-    def __init__(
-        self,
-        agenda: Agenda[int],
-        size: int,
-        costs: MessageCosts,
-        processors: Processors,
-        seed: int,
-        deliver: Deliver,
-    ) -> None:
-        self._agenda, self._size, self._costs, self._deliver = agenda, size, costs, deliver
-        self._random = Random(seed)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._free: defaultdict[int, float] = defaultdict(float)  # when a process's driver is
         self._latest: defaultdict[tuple[int, int], float] = defaultdict(float)  # arrival from one at another
 
     def post(self, now: float, sender: int, message: Message) -> None:
         """See `VirtualCarrier.post`."""
-        first = sender - sender % self._size
-        for member in recipients(message, self._size):
-            left = self._free[sender] = max(now, self._free[sender]) + self._costs.post
+        first = sender - sender % self.size
+        for member in recipients(message, self.size):
+            left = self._free[sender] = max(now, self._free[sender]) + self.costs.post
             pair = sender, first + member
             # A connection keeps the order.
-            at = max(left + self._random.choice(self._costs.socket_ways), self._latest[pair])
+            at = max(left + self.random.choice(self.costs.socket_ways), self._latest[pair])
             self._latest[pair] = at
-            self._agenda.add(at, self._come, first + member, (now, message))
+            self.agenda.add(at, self._come, first + member, (now, message))
 
     def _come(self, now: float, to: int, sent: tuple[float, Message]) -> None:
-        self._free[to] = max(now, self._free[to]) + self._costs.take
-        self._agenda.add(self._free[to], self._deliver, to, sent)
+        self._free[to] = max(now, self._free[to]) + self.costs.take
+        self.agenda.add(self._free[to], self.deliver, to, sent)
 
 
-class Store:
+class Store(_Carrier):
     """See above."""
 
-    def __init__(
-        self,
-        agenda: Agenda[int],
-        size: int,
-        costs: MessageCosts,
-        processors: Processors,
-        seed: int,
-        deliver: Deliver,
-    ) -> None:
-        self._agenda, self._size, self._costs, self._deliver = agenda, size, costs, deliver
-        self._random = Random(seed)
-        served = costs.set + costs.get / 2
-        rests = [max(way - served, 0.0) for way in costs.store_ways]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        served = self.costs.set + self.costs.get / 2
+        rests = [max(way - served, 0.0) for way in self.costs.store_ways]
         self._there = min(rests) / 2  # seconds from a process to the server
         self._backs = [rest - self._there for rest in rests]
-        self._serve = processors.serve
         self._outbox: defaultdict[int, list[tuple[float, Message]]] = defaultdict(list)
         self._writing: set[int] = set()
         self._written: defaultdict[int, list[Any]] = defaultdict(list)  # parcels, by sender
@@ -122,8 +124,8 @@ class Store:
 
     def post(self, now: float, sender: int, message: Message) -> None:
         """See `VirtualCarrier.post`."""
-        first = sender - sender % self._size
-        for member in recipients(message, self._size):
+        first = sender - sender % self.size
+        for member in recipients(message, self.size):
             if (sender, first + member) not in self._readers:  # it has asked from the beginning
                 reader = self._readers[sender, first + member] = _Reader(sender, first + member)
                 self._waiting[sender].append(reader)
@@ -135,14 +137,14 @@ class Store:
     def _write(self, now: float, sender: int) -> None:
         self._writing.add(sender)
         self.calls += 1
-        self._agenda.add(now + self._there, self._reached, sender, self._outbox.pop(sender))
+        self.agenda.add(now + self._there, self._reached, sender, self._outbox.pop(sender))
 
     def _reached(self, now: float, sender: int, parcel: Any) -> None:
-        self._agenda.add(self._serve(now, self._costs.set), self._stored, sender, parcel)
+        self.agenda.add(self.processors.serve(now, self.costs.set), self._stored, sender, parcel)
 
     def _stored(self, now: float, sender: int, parcel: Any) -> None:
         self._written[sender].append(parcel)
-        self._agenda.add(now + self._back(), self._written_so, sender, None)
+        self.agenda.add(now + self._back(), self._written_so, sender, None)
         self._answer(now, self._waiting.pop(sender, ()))
 
     def _written_so(self, now: float, sender: int, what: None) -> None:
@@ -151,7 +153,7 @@ class Store:
             self._write(now, sender)
 
     def _asked(self, now: float, to: int, reader: _Reader) -> None:
-        self._agenda.add(self._serve(now, self._costs.get / 2), self._looked, to, reader)
+        self.agenda.add(self.processors.serve(now, self.costs.get / 2), self._looked, to, reader)
 
     def _looked(self, now: float, to: int, reader: _Reader) -> None:
         if len(self._written[reader.sender]) > reader.heard:
@@ -162,20 +164,20 @@ class Store:
     def _answer(self, now: float, readers: Sequence[_Reader]) -> None:
         """One after another, before whatever has come in the meantime."""
         for number, reader in enumerate(readers, 1):
-            self._serve(now, self._costs.get / 2)  # whoever comes later is later by that
-            at = now + number * self._costs.get / 2 + self._back()
-            self._agenda.add(at, self._come, reader.to, reader)
+            self.processors.serve(now, self.costs.get / 2)  # whoever comes later is later by that
+            at = now + number * self.costs.get / 2 + self._back()
+            self.agenda.add(at, self._come, reader.to, reader)
 
     def _come(self, now: float, to: int, reader: _Reader) -> None:
         parcel = self._written[reader.sender][reader.heard]
         reader.heard += 1
         self.calls += 1
-        self._agenda.add(now + self._there, self._asked, to, reader)
+        self.agenda.add(now + self._there, self._asked, to, reader)
         for sent in parcel:
-            self._deliver(now, to, sent)
+            self.deliver(now, to, sent)
 
     def _back(self) -> float:
-        return self._random.choice(self._backs)
+        return self.random.choice(self._backs)
 
 
 class _Reader:
