@@ -136,8 +136,8 @@ def _run_paced(config: RunConfig) -> None:
 
 def _sizes(mesh: Mesh) -> str:
     """A mesh in words: "4 stages", "2 stages of 4, 2 devices in 2 replicas"."""
-    sizes = dict.fromkeys(mesh.widths) if len(set(mesh.widths)) == 1 else mesh.widths
-    each = f" of {', '.join(map(str, sizes))} devices" if max(sizes) > 1 else ""
+    widths = mesh.widths if len(set(mesh.widths)) > 1 else mesh.widths[:1]
+    each = f" of {', '.join(map(str, widths))} devices" if max(widths) > 1 else ""
     return f"{mesh.pp} stages{each}" + (f" in {mesh.dp} replicas" if mesh.dp > 1 else "")
 
 
