@@ -17,8 +17,8 @@ from pathlib import Path
 from benchmarks.gpu.findings import PASSED
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.supervise import Results, run
+from rrfp_jax.commands.command_line import Parser, exit_status
 from rrfp_jax.errors import DONE, FAILED, UsageError
-from rrfp_jax.train.commandline import Parser, exit_status
 
 COMMAND = "gpu_check"
 

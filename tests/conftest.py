@@ -19,7 +19,10 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 @pytest.fixture(scope="module")
 def trainer():
     """One for all tests of a module that need compiled programs."""
-    from tests import refusals, toy  # after the configuration above
+    from tests.support import (
+        refusals,
+        toy,  # after the configuration above
+    )
 
     trainer = toy.trainer(2, data=refusals.BATCH)
     trainer.start()
@@ -29,7 +32,7 @@ def trainer():
 @pytest.fixture
 def all_closed():
     """Mailboxes are closed at the end of a test."""
-    from tests import mailboxes
+    from tests.support import mailboxes
 
     yield
     while mailboxes.made:

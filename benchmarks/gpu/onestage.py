@@ -16,13 +16,13 @@ import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Unavailable
 from benchmarks.gpu.work import median_seconds
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
-from rrfp_jax.runtime.compiling import Compiler, nbytes
-from rrfp_jax.runtime.layers import LayerSpec
-from rrfp_jax.runtime.piece import PieceShape
-from rrfp_jax.runtime.pipeline import IDS
-from rrfp_jax.runtime.programs import PiecePrograms
-from rrfp_jax.runtime.site import Site
-from rrfp_jax.runtime.stage import ModelStep
+from rrfp_jax.runtime.model.layers import LayerSpec
+from rrfp_jax.runtime.model.pipeline import IDS
+from rrfp_jax.runtime.programs.compiling import Compiler, nbytes
+from rrfp_jax.runtime.programs.programs import PiecePrograms
+from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.virtual_stage import PieceShape
+from rrfp_jax.runtime.stages.stage import ModelStep
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks.gpu.work import QUICK_SIZES, SIZES, Bench, milliseconds, seconds_until_ready
 from rrfp_jax.core.tasks import FORWARD, Task
-from rrfp_jax.runtime.join import join
-from rrfp_jax.runtime.socket_transport import SocketTransport
-from rrfp_jax.runtime.transport import Key
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.socket import SocketTransport
 
 STREAM = 4
 """Messages offered at once to measure throughput."""

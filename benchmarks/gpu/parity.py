@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 
 import rrfp_jax as rrfp
-from benchmarks import language
 from benchmarks.gpu.findings import Findings, Unavailable
+from benchmarks.runtime import language
 from models import gpt
-from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.train.reference import leaf_errors, relative, unpipelined_value_and_grad
 
 # Few wide blocks: as many parameters as twelve narrow ones, and a third to compile.

@@ -1,7 +1,7 @@
 """Part 4: the host beside the device: what a task costs it, and how far ahead of it the device must be fed.
 
-host_per_task   microseconds of the driver per task, by part, as `benchmarks.overhead` has them, of four
-                stages that share the device; `bare`: the same programs in a plain loop
+host_per_task   microseconds of the driver per task, by part, as `benchmarks.runtime.overhead` has them, of
+                four stages that share the device; `bare`: the same programs in a plain loop
 wake            from the moment a program's end can be seen by looking to the moment a sleeping thread
                 that waited for it runs
 lead            steps of tasks of several lengths, for several values of the room rule's lead, against a
@@ -22,10 +22,10 @@ import numpy as np
 
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.work import Busy, milliseconds, seconds_until_ready
-from benchmarks.hostcost import STAGES, empty_microbatches, empty_pipeline, host_cost
-from benchmarks.plainloop import load_step, run_plainly
-from rrfp_jax.runtime.device import LEAD_SECONDS, DeviceQueue
-from rrfp_jax.runtime.driver import Driver
+from benchmarks.runtime.host_cost import STAGES, empty_microbatches, empty_pipeline, host_cost
+from benchmarks.runtime.plain_loop import load_step, run_plainly
+from rrfp_jax.runtime.driver.device import LEAD_SECONDS, DeviceQueue
+from rrfp_jax.runtime.driver.driver import Driver
 
 WIDTHS, QUICK_WIDTHS = (1024, 2048, 4096, 8192), (32, 128)
 LEADS, QUICK_LEADS = (0.0, 1e-4, 2e-4, 5e-4, LEAD_SECONDS, 2e-3, 5e-3, 1.0), (0.0, LEAD_SECONDS)

@@ -1,7 +1,8 @@
 """Part 3: what the runtime costs on one device, where four stages cannot wait for each other.
 
-tokens      tokens/s of the pipeline and of three other ways to do the same step (`benchmarks/tax.py`);
-            aim: at least 0.97 of the faster hand-written loop, with 1 B parameters and 4096 tokens a
+tokens      tokens/s of the pipeline and of three other ways to do the same step
+            (`benchmarks/runtime/tax.py`); aim: at least 0.97 of
+            the faster hand-written loop, with 1 B parameters and 4096 tokens a
             microbatch, bfloat16 with float32 parameters, AdamW
 gaps        from the traces of the same steps: the share of a step in which the device had nothing to do,
             as the host sees it, and the time between steps
@@ -19,9 +20,9 @@ import numpy as np
 import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Findings
 from benchmarks.harness import Aim
-from benchmarks.tax import Tax, TaxCase
+from benchmarks.runtime.tax import Tax, TaxCase
 from models import gpt
-from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.measure.trace import StepTrace
 
 MESH = rrfp.Mesh(pp=4, share_devices=True)
 # Few wide blocks, one a stage, instead of many narrow ones: as many parameters, and a quarter to compile.

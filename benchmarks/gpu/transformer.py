@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 import rrfp_jax as rrfp
 from models.gpt import rope
-from rrfp_jax.runtime.layers import LayerSpec
+from rrfp_jax.runtime.model.layers import LayerSpec
 
 EPSILON = 1e-6
 Attention: TypeAlias = Literal["cudnn", "xla"]

@@ -1,12 +1,12 @@
 """What it costs that the processes of a stage agree on every task: time exposed, and calls of the store.
 
-    python -m benchmarks.agreement [--json=FILE] [--check] [--tp=2,4,8] [--task-ms=5,10,30]
+    python -m benchmarks.runtime.agreement [--json=FILE] [--check] [--tp=2,4,8] [--task-ms=5,10,30]
 
 Two stages of `tp` processes each on paced devices, tasks of log-normal length (the mean is given; backwards
 take twice as long, or as I and W as long each), with and without arrivals that are late on each rank by up to
 half a task. Exposed is the time in which inputs are on all ranks, the device is idle and not every rank knows
-what to run yet (`benchmarks/exposure.py`); the stage that has more of it counts. Medians over six steps, and
-the least of them, for other work on the machine lets everybody wait.
+what to run yet (`benchmarks/runtime/exposure.py`); the stage that has more of it counts. Medians
+over six steps, and the least of them, for other work on the machine lets everybody wait.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agreement_rank import STAGES
 from benchmarks.harness import Aim, finish, output_of, parse
+from benchmarks.runtime.agreement_rank import STAGES
 
 RUN_SECONDS = 1800.0
 AIM_TP, AIM_MS = 4, 30.0
@@ -48,8 +48,8 @@ def measured(tp: int, lengths: str) -> list[dict[str, Any]]:
     """All cases of a size of groups."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        command = [*(sys.executable, "-m", "rrfp_jax.train.launch", "-n", str(STAGES * tp))]
-        command += ["--directory", folder, "-m", "benchmarks.agreement_rank", str(file), lengths]
+        command = [*(sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(STAGES * tp))]
+        command += ["--directory", folder, "-m", "benchmarks.runtime.agreement_rank", str(file), lengths]
         output_of(command, RUN_SECONDS, {"JAX_PLATFORMS": "cpu"})
         return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 

@@ -1,6 +1,6 @@
-"""One of the processes that `benchmarks.agreement` starts: two stages, all cases of a size of groups.
+"""One of the processes that `benchmarks.runtime.agreement` starts: two stages, all cases of a size of groups.
 
-rrfp-launch -n N -m benchmarks.agreement_rank FILE TASK_MS,...
+rrfp-launch -n N -m benchmarks.runtime.agreement_rank FILE TASK_MS,...
 
 Runs every case on paced devices. Rank 0 writes a list of cases with what they cost.
 """
@@ -17,23 +17,23 @@ from statistics import median
 from time import thread_time
 from typing import Any
 
-from benchmarks.exposure import MemberStep, exposures
-from benchmarks.watched import Watched
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.rules import StepRules
+from benchmarks.runtime.exposure import MemberStep, exposures
+from benchmarks.runtime.watched import Watched
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.trace import Part
+from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.trace import Part
-from rrfp_jax.core.workload import log_normal
-from rrfp_jax.runtime.agreement import CarrierName, Protocol, Terms
-from rrfp_jax.runtime.delays import Delays
-from rrfp_jax.runtime.driver import Driver
-from rrfp_jax.runtime.join import join
-from rrfp_jax.runtime.layout import Layout
-from rrfp_jax.runtime.topology import Mesh
-from rrfp_jax.runtime.transport import Transport
-from rrfp_jax.runtime.world import START_SECONDS
-from rrfp_jax.train.paced import StandIn
+from rrfp_jax.runs.paced import StandIn
+from rrfp_jax.runtime.driver.delays import Delays
+from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.runtime.group.agreement import CarrierName, Protocol, Terms
+from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.processes.world import START_SECONDS
+from rrfp_jax.runtime.transport.protocol import Transport
 
 STAGES, MICROBATCHES, LIMIT, STEPS, MESSAGE_BYTES = 2, 12, 4, 7, 4096
 """The first step is left out: how far ahead to decide is not known yet."""

@@ -1,6 +1,6 @@
 """Paced runs against what their durations say: how far real scheduling and messages are from ideal.
 
-    python -m benchmarks.fidelity [--json=FILE] [--check] [--quick] [--schedule=NAME ...]
+    python -m benchmarks.runtime.fidelity [--json=FILE] [--check] [--quick] [--schedule=NAME ...]
 
 For stages x microbatches x task length x schedule a workload is drawn (log-normal, sd 0.3, half of the
 variance common to all tasks of a microbatch) and run on paced devices by as many processes. Beside it stands
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Aim, finish, parse
-from benchmarks.paced import PacedCase
-from rrfp_jax.core.workload import log_normal
+from benchmarks.runtime.paced import PacedCase
+from rrfp_jax.core.measure.workload import log_normal
 
 SCHEDULES = ("1f1b", "gpipe", "bf", "bfw", "zb-h1")
 LIMIT = 8

@@ -15,8 +15,8 @@ from jax.extend.core import jaxprs_in_params
 
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program
-from rrfp_jax.runtime.compiling import Compiled, Compiler, nbytes
-from rrfp_jax.runtime.site import Site
+from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, nbytes
+from rrfp_jax.runtime.programs.stage_mesh import Site
 
 
 @dataclass(frozen=True)

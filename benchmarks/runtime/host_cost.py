@@ -15,9 +15,9 @@ import rrfp_jax as rrfp
 from benchmarks.harness import median_and_p99
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
-from rrfp_jax.runtime.driver import _Step
-from rrfp_jax.runtime.stage import ModelStep
-from rrfp_jax.runtime.transport import LocalTransport
+from rrfp_jax.runtime.driver.driver import _Step
+from rrfp_jax.runtime.stages.stage import ModelStep
+from rrfp_jax.runtime.transport.protocol import LocalTransport
 
 WIDTH, STAGES, STEPS, WARMUP = 8, 4, 40, 5
 

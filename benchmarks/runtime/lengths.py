@@ -1,6 +1,6 @@
 """Documents of natural length in four processes: 1F1B, planned orders, balanced microbatches, and BFW.
 
-    python -m benchmarks.lengths [--json=FILE] [--check] [--rounds=6] [--costs=FILE]
+    python -m benchmarks.runtime.lengths [--json=FILE] [--check] [--rounds=6] [--costs=FILE]
 
 `configs/gpt_lengths.py`, one stage a process. A few steps give its cost table (medians by bucket). Then all
 cases take turns, round by round, on the same documents of the same step: on real compute; then on paced
@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness import Aim, finish, output_of, parse
-from benchmarks.lengths_rank import CASES
+from benchmarks.runtime.lengths_rank import CASES
 
 LIMIT_SECONDS = 3000.0
 REFERENCE = "bfw"
@@ -37,8 +37,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "rrfp_jax.train.launch", "-n", "4", f"--directory={folder}"]
-        command += ["-m", "benchmarks.lengths_rank", f"{folder}/found.json", str(options.rounds)]
+        command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "4", f"--directory={folder}"]
+        command += ["-m", "benchmarks.runtime.lengths_rank", f"{folder}/found.json", str(options.rounds)]
         if options.costs:
             earlier = json.loads(options.costs.read_text(encoding="utf-8"))["figures"]["costs"]
             (folder / "costs.json").write_text(json.dumps(earlier), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""One of the four processes that `benchmarks.lengths` starts; rank 0 writes what all of them found.
+"""One of the four processes that `benchmarks.runtime.lengths` starts; rank 0 writes what all of them found.
 
-rrfp-launch -n 4 -m benchmarks.lengths_rank FILE ROUNDS [COSTS]
+rrfp-launch -n 4 -m benchmarks.runtime.lengths_rank FILE ROUNDS [COSTS]
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 
 import rrfp_jax as rrfp
 from configs import gpt_lengths
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.costtable import CostTable, measured
+from rrfp_jax.core.measure.cost_table import CostTable, measured
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import ListedOrder
-from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.workload import Workload
-from rrfp_jax.runtime.join import join
-from rrfp_jax.runtime.ledger import name_of
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.data.contract import Arrays, Microbatch, buckets_of
+from rrfp_jax.runs.paced import PacedRun
+from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.memory.ledger import name_of
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.train.data import Arrays, Microbatch, buckets_of
 from rrfp_jax.train.named import planned_or_schedule
 from rrfp_jax.train.pace import Pace, read_costs
-from rrfp_jax.train.paced import PacedRun
 
 EVALUATIONS = 100
 """Simulations for a planned order."""

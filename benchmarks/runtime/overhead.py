@@ -1,6 +1,6 @@
 """What the runtime costs the host per task, and what one stage loses to a hand-written loop.
 
-    python -m benchmarks.overhead [--json=FILE] [--check]
+    python -m benchmarks.runtime.overhead [--json=FILE] [--check]
 
 Part 1: an empty pipeline (tiny compute), 4 stages on 4 devices of this process; the time between two
 dispatches in which the driver works is split into scheduling (the core), dispatch (calling programs) and
@@ -10,7 +10,7 @@ part that is JAX's and this machine's.
 Part 2: four processes, one stage each: a hop (from the end of a task to the moment the stage that it makes
 ready knows) by message size on paced devices, the time from the data's arrival to dispatch on an idle device,
 the CPU share of a process that waits, and the host time per task as in part 1.
-Part 3: the tax of a one-stage pipeline, see `benchmarks/tax.py`.
+Part 3: the tax of a one-stage pipeline, see `benchmarks/runtime/tax.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 
 import rrfp_jax as rrfp
 from benchmarks.harness import Aim, finish, parse
-from benchmarks.hostcost import STAGES, host_cost
-from benchmarks.tax import Tax, TaxCase
+from benchmarks.runtime.host_cost import STAGES, host_cost
+from benchmarks.runtime.tax import Tax, TaxCase
 from models import gpt
 
 TAX = TaxCase(
@@ -41,8 +41,8 @@ def in_processes() -> dict[str, Any]:
     """What four processes find: hops, pick-up times, idle shares, host times."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        command = [*(sys.executable, "-m", "rrfp_jax.train.launch", "-n", str(STAGES))]
-        command += ["--directory", folder, "-m", "benchmarks.overhead_rank", str(file)]
+        command = [*(sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(STAGES))]
+        command += ["--directory", folder, "-m", "benchmarks.runtime.overhead_rank", str(file)]
         subprocess.run(command, check=True, timeout=600)
         return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 

@@ -1,6 +1,6 @@
-"""One of the four processes that `benchmarks.overhead` starts; rank 0 writes what all of them found.
+"""One of the four processes that `benchmarks.runtime.overhead` starts; rank 0 writes what all of them found.
 
-rrfp-launch -n 4 -m benchmarks.overhead_rank FILE
+rrfp-launch -n 4 -m benchmarks.runtime.overhead_rank FILE
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 import jax
 
 from benchmarks.harness import median_and_p99
-from benchmarks.hostcost import STAGES, WARMUP, Stopwatch, empty_pipeline, watched_steps
+from benchmarks.runtime.host_cost import STAGES, WARMUP, Stopwatch, empty_pipeline, watched_steps
 from configs import quickstart
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.trace import StepTrace
-from rrfp_jax.core.workload import constant
-from rrfp_jax.runtime.join import join
-from rrfp_jax.runtime.socket_transport import SocketTransport
-from rrfp_jax.runtime.transport import Key
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runs.paced import PacedRun
+from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.socket import SocketTransport
 from rrfp_jax.train.pace import Pace
-from rrfp_jax.train.paced import PacedRun
 
 SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24}
 IDLE_SECONDS = 5.0

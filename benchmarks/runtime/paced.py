@@ -12,16 +12,16 @@ from pathlib import Path
 
 from benchmarks.harness import output_of
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.trace import StepTrace
-from rrfp_jax.core.workload import Workload
-from rrfp_jax.runtime.device import LEAD_SECONDS
+from rrfp_jax.runtime.driver.device import LEAD_SECONDS
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.train.tracefile import read_trace
+from rrfp_jax.views.trace_file import read_trace
 
 STEPS = 4
 RUN_SECONDS = 300.0

@@ -1,6 +1,6 @@
 """Padding of documents in fitted buckets and packed, on the standard library's text, and what planning takes.
 
-    python -m benchmarks.padding [--json=FILE] [--check]
+    python -m benchmarks.runtime.padding [--json=FILE] [--check]
 
 Documents are files, or sections between blank lines; those longer than the longest bucket are split. Every
 byte is counted over the rows of both splits: all but the first of each document must be predicted once.
@@ -22,8 +22,8 @@ import numpy as np
 
 import rrfp_jax as rrfp
 from benchmarks.harness import Aim, finish, parse
-from rrfp_jax.train.config import load_config
-from rrfp_jax.train.data import plan_hash
+from rrfp_jax.data.contract import plan_hash
+from rrfp_jax.runs.config import load_config
 
 BUCKETS, LONGEST, STEPS = 6, (256, 512, 1024, 2048), 100
 
@@ -110,7 +110,7 @@ def lost(*splits: rrfp.data.Documents) -> int:
 def hash_elsewhere(seed: int) -> str:
     """The same plan's hash as a process with other hashes of strings finds it."""
     code = (
-        "import warnings; warnings.simplefilter('ignore'); from benchmarks.padding import *; "
+        "import warnings; warnings.simplefilter('ignore'); from benchmarks.runtime.padding import *; "
         "print(plan_hash(documents().plan(STEPS)))"
     )
     env = os.environ | {"PYTHONHASHSEED": str(seed)}

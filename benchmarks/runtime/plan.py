@@ -1,6 +1,6 @@
 """What `rrfp-plan` costs for published decoders, and how its step time for the quickstart compares.
 
-    python -m benchmarks.plan [--json=FILE] [--check]
+    python -m benchmarks.runtime.plan [--json=FILE] [--check]
 
 Part 1: time and largest resident size of the command for each decoder, in a process of its own.
 Part 2: bytes moved and temporaries of the programs of single layers, counted without compiling, over what XLA
@@ -30,17 +30,17 @@ from benchmarks.harness import REPOSITORY, Aim, finish, output_of, parse
 from configs.gpt3_large import get_config as gpt3_config
 from configs.quickstart import get_config as quickstart_config
 from rrfp_jax import RunConfig
+from rrfp_jax.forecast.cost_analysis import program_cost
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
-from rrfp_jax.runtime.compiling import temporary_bytes
-from rrfp_jax.runtime.costanalysis import program_cost
-from rrfp_jax.runtime.piece import PieceShape
+from rrfp_jax.runtime.programs.compiling import temporary_bytes
+from rrfp_jax.runtime.programs.virtual_stage import PieceShape
 
 DECODERS = ("gpt3_large", "qwen3_4b", "llama3_70b")
 SECONDS, GIB = 60, 8
 SHORT, LONG, FIRST = 10, 50, 5
 """Steps of the two runs of the quickstart, and those at the beginning that are not counted."""
 
-PLAN = [sys.executable, "-m", "rrfp_jax.train.plan"]
+PLAN = [sys.executable, "-m", "rrfp_jax.commands.plan"]
 LIMIT = 600.0
 
 

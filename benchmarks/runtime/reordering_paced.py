@@ -1,9 +1,10 @@
 """Gradients in microbatch order against arrival order, on paced devices, where messages overtake one another.
 
-    python -m benchmarks.reordering_paced [--json=FILE] [--check] [--quick] [--seeds=3]
+    python -m benchmarks.runtime.reordering_paced [--json=FILE] [--check] [--quick] [--seeds=3]
 
-A handful of the steps of `benchmarks.reordering`, run in real processes with real messages: `arrival`, then
-`index` with so many spare buffers, in turns. Figures are ratios of step times (medians of a run's steps) to
+A handful of the steps of `benchmarks.studies.reordering`, run in real processes with real messages:
+`arrival`, then `index` with so many spare buffers, in turns.
+Figures are ratios of step times (medians of a run's steps) to
 those of `arrival` on the same step, medians over the seeds; beside them stands the same, simulated with the
 runs' own hops. Other work on the machine can be seen in single runs.
 """
@@ -18,8 +19,8 @@ from itertools import chain
 from statistics import median
 
 from benchmarks.harness import Aim, finish, parse
-from benchmarks.paced import PacedCase
-from benchmarks.reordering import Cell
+from benchmarks.runtime.paced import PacedCase
+from benchmarks.studies.reordering import Cell
 
 SPARES = (0, 1, 2, 4)
 CASES = (

@@ -1,6 +1,6 @@
 """What a checkpoint costs the run that writes it: nothing, waiting for it, or going on beside the writing.
 
-    python -m benchmarks.saving [--rounds=5] [--json=FILE] [--check]
+    python -m benchmarks.runtime.saving [--rounds=5] [--json=FILE] [--check]
 
 Four processes, one stage each, train a transformer with about 200 MB of parameters and AdamW's state. Blocks
 of eight steps take turns: without a save, with one that is waited for before the first step, and with one
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness import Aim, finish, parse
-from benchmarks.saving_rank import MODES, STEPS
+from benchmarks.runtime.saving_rank import MODES, STEPS
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        command = [*(sys.executable, "-m", "rrfp_jax.train.launch", "-n", "4", "--directory", folder)]
-        command += ["-m", "benchmarks.saving_rank", str(file), str(options.rounds)]
+        command = [*(sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "4", "--directory", folder)]
+        command += ["-m", "benchmarks.runtime.saving_rank", str(file), str(options.rounds)]
         subprocess.run(command, check=True, timeout=3600, stdout=subprocess.DEVNULL)
         figures = json.loads(file.read_text(encoding="utf-8"))
     seconds = {mode: statistics.median(figures["seconds"][mode]) for mode in MODES}

@@ -1,6 +1,6 @@
-"""One of the four processes that `benchmarks.saving` starts; rank 0 writes what it found.
+"""One of the four processes that `benchmarks.runtime.saving` starts; rank 0 writes what it found.
 
-rrfp-launch -n 4 -m benchmarks.saving_rank FILE ROUNDS
+rrfp-launch -n 4 -m benchmarks.runtime.saving_rank FILE ROUNDS
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import optax
 import rrfp_jax as rrfp
 from configs.quickstart import pipeline
 from models import gpt
-from rrfp_jax.runtime.join import join
+from rrfp_jax.runtime.lifecycle.join import join
 
 MODES = ("none", "waiting", "beside")
 STEPS = 8

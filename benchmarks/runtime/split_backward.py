@@ -1,6 +1,6 @@
 """What it costs to split a stage's backward into the gradients of its input (I) and of its parameters (W).
 
-    python -m benchmarks.split_backward [--json=FILE] [--check] [--rounds=N] [--d_model=D] [--batch=B] ...
+    python -m benchmarks.runtime.split_backward [--json=FILE] [--check] [--rounds=N] [--d_model=D] ...
 
 For the first, a middle and the last stage of a small GPT, with and without rematerialisation, in float32 and
 bfloat16: times of forward, fused backward, I and W, taken in turns (medians; the ratio is the median of each
@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import language
-from benchmarks.halved import Halved, dot_flops
 from benchmarks.harness import Aim, finish, parse
+from benchmarks.runtime import language
+from benchmarks.runtime.halved import Halved, dot_flops
 from models.gpt import GPTConfig
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
-from rrfp_jax.runtime.piece import PieceShape
-from rrfp_jax.runtime.pipeline import IDS
+from rrfp_jax.runtime.model.pipeline import IDS
+from rrfp_jax.runtime.programs.virtual_stage import PieceShape
 
 POSITIONS = {"first": range(3), "middle": range(3, 5), "last": range(5, 8)}
 """Layers of three stages: embedding, six blocks and head, two blocks each."""

@@ -1,6 +1,6 @@
 """How long the quickstart takes from its launch to the end of its first step, cold and warm.
 
-    python -m benchmarks.startup [--rounds=3] [--json=FILE] [--check]
+    python -m benchmarks.runtime.startup [--rounds=3] [--json=FILE] [--check]
 
 Each round launches it twice in a folder of its own, in four processes: cold, when every program is compiled,
 and warm, when all are loaded. It is ended by Ctrl-C after the first step.

@@ -25,10 +25,10 @@ import numpy as np
 import optax
 
 import rrfp_jax as rrfp
-from benchmarks import language
-from benchmarks.plainloop import load_step, run_plainly
+from benchmarks.runtime import language
+from benchmarks.runtime.plain_loop import load_step, run_plainly
 from models import gpt
-from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.measure.trace import StepTrace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 
-from rrfp_jax.core.leader import Decision
-from rrfp_jax.core.trace import TaskRecord
-from rrfp_jax.runtime.agreement import KINDS
-from rrfp_jax.runtime.carrier import Carrier, Plain
+from rrfp_jax.core.group.leader import Decision
+from rrfp_jax.core.measure.trace import TaskRecord
+from rrfp_jax.runtime.group.agreement import KINDS
+from rrfp_jax.runtime.group.carrier import Carrier, Plain
 
 
 class Watched:

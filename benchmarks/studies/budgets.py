@@ -1,6 +1,6 @@
 """What a limit in bytes costs readiness-first: `docs/simulated.md`.
 
-    python -m benchmarks.budgets [--json=FILE] [--check] [--quick] [--write] [--seeds=20]
+    python -m benchmarks.studies.budgets [--json=FILE] [--check] [--quick] [--write] [--seeds=20]
 
 Simulated steps of 8 microbatches a stage whose lengths vary. Every stage may hold so many times the bytes
 that 1F1B holds in the same step on its fullest stage: devices are alike, so what the fullest needs all have.
@@ -19,7 +19,7 @@ from functools import partial
 from statistics import median
 
 from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
-from benchmarks.simulated import Cell
+from benchmarks.studies.simulated import Cell
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.sim.compare import Settings, compare
 

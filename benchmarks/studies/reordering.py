@@ -1,6 +1,6 @@
 """What adding gradients in microbatch order costs where messages overtake one another: `docs/simulated.md`.
 
-    python -m benchmarks.reordering [--json=FILE] [--check] [--quick] [--write] [--seeds=20]
+    python -m benchmarks.studies.reordering [--json=FILE] [--check] [--quick] [--write] [--seeds=20]
 
 Simulated steps (log-normal durations, sd 0.3, half of the variance the microbatch's) whose transfers are
 drawn one by one, so that microbatches change places on the way. Each step runs with `accumulation="arrival"`
@@ -27,11 +27,11 @@ from statistics import quantiles
 
 from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import Table, Workload, log_normal
 from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.workload import Table, Workload, log_normal
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import FORWARD_SECONDS, SHARED, SIGMA
 from rrfp_jax.sim.links import Links

@@ -1,6 +1,6 @@
 """How fast the simulator is, and whether its cost per task grows with the step.
 
-    python -m benchmarks.sim_speed [--json=FILE] [--check]
+    python -m benchmarks.studies.sim_speed [--json=FILE] [--check]
 
 Steps of 10^4, 10^5 and 10^6 tasks on 8 stages (log-normal durations, sd 0.3, transfers of a tenth of a
 forward, at most 32 microbatches in flight): from the workload to the recorded trace, in seconds of one core,
@@ -15,11 +15,11 @@ from time import process_time
 from typing import Any
 
 from benchmarks.harness import Aim, finish, parse
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import Workload, log_normal
 from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.workload import Workload, log_normal
 from rrfp_jax.sim.engine import simulate
 
 STAGES, LIMIT = 8, 32

@@ -1,6 +1,6 @@
 """Readiness-first against its rivals in the simulator: `docs/simulated.md`.
 
-    python -m benchmarks.simulated [--json=FILE] [--check] [--quick] [--write] [--seeds=20]
+    python -m benchmarks.studies.simulated [--json=FILE] [--check] [--quick] [--write] [--seeds=20]
 
 20 cells, each at two memories. One cell is the base: 8 stages, 32 microbatches, log-normal durations of sd
 0.3 (half of the variance is the microbatch's), transfers of a tenth of a forward. The others change one thing
@@ -27,10 +27,10 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
+from rrfp_jax.commands.simulation import PLANNED
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.sim.compare import Outcome, Settings, compare
 from rrfp_jax.sim.families import FAMILIES, FORWARD_SECONDS, Step, varied
-from rrfp_jax.train.simulation import PLANNED
 
 RIVALS = ("1f1b", "zb-h1", "zb-v", "interleaved-1f1b", PLANNED)
 READINESS_FIRST = ("bf", "bfw")

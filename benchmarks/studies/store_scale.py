@@ -1,10 +1,11 @@
 """What agreement costs where this machine cannot run it: tp = 16, and 1,024 processes on one store.
 
-    python -m benchmarks.store_scale [--json=FILE] [--check] [--from=FILE]
+    python -m benchmarks.studies.store_scale [--json=FILE] [--check] [--from=FILE]
 
 First messages are measured here: calls of the key-value store by 1, 4 and 16 clients, and the ways that
-messages take by store and by socket. Then `benchmarks.agreement` runs with tp = 4, and the same is simulated
-(`benchmarks/scale`) with what was measured, all processes and the store on this machine's processors:
+messages take by store and by socket. Then `benchmarks.runtime.agreement` runs with tp = 4, and the same is
+simulated (`benchmarks/studies/scale`) with what was measured, all processes and
+the store on this machine's processors:
 predicted beside measured. Last, pipelines of four stages are simulated where each process has processors of
 its own, and the store one: a pipeline with tp = 2 to 16, and 16 of them with tp = 16, 1,024 processes that
 all call one store. `--from` takes what was measured from a file that an earlier run has written.
@@ -25,12 +26,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import agreement
-from benchmarks.agreement_rank import LIMIT, MICROBATCHES, SKEW, STAGES
 from benchmarks.harness import Aim, finish, output_of, parse
-from benchmarks.scale.carriers import Socket, Store
-from benchmarks.scale.costs import MessageCosts
-from benchmarks.scale.groups import Grouped, MakeCarrier, simulate
+from benchmarks.runtime import agreement
+from benchmarks.runtime.agreement_rank import LIMIT, MICROBATCHES, SKEW, STAGES
+from benchmarks.studies.scale.carriers import Socket, Store
+from benchmarks.studies.scale.costs import MessageCosts
+from benchmarks.studies.scale.groups import Grouped, MakeCarrier, simulate
 
 PROCESSES, MEASURE_SECONDS = 8, 600.0
 VALIDATED_TP, VALIDATED_MS = 4, "5,30"
@@ -80,14 +81,14 @@ def measured_costs() -> Any:
     """What `scale.measure` finds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "costs.json"
-        command = [*(sys.executable, "-m", "rrfp_jax.train.launch", "-n", str(PROCESSES))]
-        command += ["--directory", folder, "-m", "benchmarks.scale.measure", str(file)]
+        command = [*(sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(PROCESSES))]
+        command += ["--directory", folder, "-m", "benchmarks.studies.scale.measure", str(file)]
         output_of(command, MEASURE_SECONDS, {"JAX_PLATFORMS": "cpu"})
         return json.loads(file.read_text(encoding="utf-8"))
 
 
 def predicted(cell: Mapping[str, Any], costs: MessageCosts) -> dict[str, float]:
-    """What a cell of `benchmarks.agreement` should have found."""
+    """What a cell of `benchmarks.runtime.agreement` should have found."""
     seconds = cell["task_ms"] / 1000
     run = Grouped(
         stages=STAGES,

@@ -17,12 +17,12 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
+from rrfp_jax.checkpoint.folder import CheckpointFolder, RunState
+from rrfp_jax.checkpoint.leaves import Key, name_of
+from rrfp_jax.checkpoint.orbax_files import METADATA, Damaged, Leaf, joined, read_leaf, write_leaf
+from rrfp_jax.checkpoint.parts import Parts, Place, places_here, shards_to_write
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.world import START_SECONDS, World
-from rrfp_jax.train.checkpointfolder import CheckpointFolder, RunState
-from rrfp_jax.train.leaves import Key, name_of
-from rrfp_jax.train.orbaxfiles import METADATA, Damaged, Leaf, joined, read_leaf, write_leaf
-from rrfp_jax.train.parts import Parts, Place, places_here, shards_to_write
+from rrfp_jax.runtime.processes.world import START_SECONDS, World
 
 RUNNING = "running"
 

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rrfp_jax.checkpoint.orbax_files import METADATA, Damaged, Leaf, read_file, tree_metadata, write_file
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.folders import move_away
-from rrfp_jax.train.orbaxfiles import METADATA, Damaged, Leaf, read_file, tree_metadata, write_file
+from rrfp_jax.launcher.folders import move_away
 
 MANIFEST = "rrfp.json"
 

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rrfp_jax.train.leaves import Key, name_of
-from rrfp_jax.train.parts import Parts, Place
+from rrfp_jax.checkpoint.leaves import Key, name_of
+from rrfp_jax.checkpoint.parts import Parts, Place
 
 METADATA = "_METADATA"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
-from rrfp_jax.runtime.join import in_company
+from rrfp_jax.runtime.lifecycle.join import in_company
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,7 +78,7 @@ def write_json(file: Path, content: Any) -> None:
 def exit_status(command: str, body: Callable[[], int]) -> int:
     """What a command's body returns; if it raises one of our errors, that in one line, and its status.
 
-    One of several processes ends as `runtime/farewell.py` has it instead. Warnings are lines alike.
+    One of several processes ends as `runtime/lifecycle/farewell.py` has it instead. Warnings are lines alike.
     """
     usual, warnings.formatwarning = warnings.formatwarning, partial(_warned, command)
     try:

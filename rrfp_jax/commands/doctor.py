@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rrfp_jax.commands.command_line import Parser, check_output, exit_status, write_json
+from rrfp_jax.commands.preflight import devices, machine, network, placement
+from rrfp_jax.commands.preflight.findings import Finding
+from rrfp_jax.commands.preflight.meeting import LIMIT_SECONDS, meet
+from rrfp_jax.commands.preflight.surroundings import Surroundings, look
 from rrfp_jax.errors import DONE, FAILED, UsageError
-from rrfp_jax.train.commandline import Parser, check_output, exit_status, write_json
-from rrfp_jax.train.preflight import devices, machine, network, placement
-from rrfp_jax.train.preflight.findings import Finding
-from rrfp_jax.train.preflight.meeting import LIMIT_SECONDS, meet
-from rrfp_jax.train.preflight.surroundings import Surroundings, look
 
 COMMAND = "rrfp-doctor"
 

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rrfp_jax.commands.command_line import Parser, exit_status
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.train.commandline import Parser, exit_status
-from rrfp_jax.train.crew import Patience
-from rrfp_jax.train.folders import RunFolder
-from rrfp_jax.train.spawn import spawn
+from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.spawn import spawn
+from rrfp_jax.launcher.supervisor import Patience
 
 COMMAND = "rrfp-launch"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import jax
 
+from rrfp_jax.commands.command_line import exit_status
+from rrfp_jax.commands.overrides import configured
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.train.commandline import exit_status
-from rrfp_jax.train.crew import Patience
-from rrfp_jax.train.folders import RunFolder
-from rrfp_jax.train.overrides import configured
-from rrfp_jax.train.spawn import spawn
+from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.spawn import spawn
+from rrfp_jax.launcher.supervisor import Patience
 
 COMMAND = "launch.local"
 
@@ -48,7 +48,7 @@ def _launch(argv: Sequence[str]) -> int:
     config.actual_mesh.groups(count)  # refuses what cannot be
     patience = Patience.of(os.environ)
     folder = RunFolder(Path(config.directory), config.name)
-    command = [sys.executable, "-m", "rrfp_jax.train.main", *rest]
+    command = [sys.executable, "-m", "rrfp_jax.commands.train", *rest]
     return spawn(command, count, folder, command=COMMAND, patience=patience, max_restarts=max_restarts or 0)
 
 

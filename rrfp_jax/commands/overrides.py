@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.config import RunConfig, fields_of, load_config, plain
+from rrfp_jax.runs.config import RunConfig, fields_of, load_config, plain
 
 T = TypeVar("T")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import jax
 
-from rrfp_jax.core.cards import CARDS, LINKS, Card, Link, card_of_kind
+from rrfp_jax.commands.command_line import Parser, check_output, exit_status, write_json
+from rrfp_jax.commands.overrides import configured
+from rrfp_jax.commands.planning import plan_run
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.runtime.gpus import MEMORY, OLD_MEMORY
-from rrfp_jax.runtime.measuredcard import measured_card
-from rrfp_jax.train.commandline import Parser, check_output, exit_status, write_json
-from rrfp_jax.train.overrides import configured
-from rrfp_jax.train.planning import plan_run
-from rrfp_jax.train.spawn import THREADS_FLAG
+from rrfp_jax.forecast.accelerators import CARDS, LINKS, Card, Link, card_of_kind
+from rrfp_jax.forecast.measured_accelerator import measured_card
+from rrfp_jax.launcher.spawn import THREADS_FLAG
+from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
 
 COMMAND = "rrfp-plan"
 

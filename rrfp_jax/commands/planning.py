@@ -12,18 +12,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rrfp_jax.core.cards import Card, Link
-from rrfp_jax.core.partition import TooLarge
+from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.budget import parse_setting
-from rrfp_jax.runtime.ledger import name_of
+from rrfp_jax.forecast.accelerators import Card, Link
+from rrfp_jax.forecast.estimate import Prospect
+from rrfp_jax.forecast.forecast import Devices, Forecast
+from rrfp_jax.forecast.partition import TooLarge
+from rrfp_jax.runs.config import RunConfig
+from rrfp_jax.runtime.memory.budget import parse_setting
+from rrfp_jax.runtime.memory.ledger import name_of
 from rrfp_jax.sim.ahead import Planned, base_of
-from rrfp_jax.train.autosplit import AUTO, REMEDY, prospect_of
-from rrfp_jax.train.config import RunConfig
-from rrfp_jax.train.data import as_data
-from rrfp_jax.train.forecast import Devices, Forecast
+from rrfp_jax.train.auto_split import AUTO, REMEDY, prospect_of
 from rrfp_jax.train.named import planned_or_schedule
-from rrfp_jax.train.prospect import Prospect
 from rrfp_jax.train.settings import Settings
 
 GIB, MIB = 2**30, 2**20

@@ -8,19 +8,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rrfp_jax.commands.command_line import Parser, check_output, exit_status, write_json
+from rrfp_jax.commands.simulation import PLANNED, POLICIES, Comparison, simulate
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS
-from rrfp_jax.core.jitter import LEVELS
+from rrfp_jax.core.measure.jitter import LEVELS
+from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import NAMED
-from rrfp_jax.core.workload import Workload
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.links import NETWORKS
 from rrfp_jax.sim.planned import EVALUATIONS
-from rrfp_jax.train.commandline import Parser, check_output, exit_status, write_json
 from rrfp_jax.train.named import CSV
 from rrfp_jax.train.pace import read_workload
-from rrfp_jax.train.picture import check_picture
-from rrfp_jax.train.simulation import PLANNED, POLICIES, Comparison, simulate
+from rrfp_jax.views.picture import check_picture
 
 COMMAND = "rrfp-sim"
 

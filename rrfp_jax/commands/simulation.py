@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.costs import Costs
 from rrfp_jax.core.hints import Hint
-from rrfp_jax.core.jitter import Level
-from rrfp_jax.core.jitter import by_name as jitter_by_name
+from rrfp_jax.core.measure.costs import Costs
+from rrfp_jax.core.measure.jitter import Level
+from rrfp_jax.core.measure.jitter import by_name as jitter_by_name
+from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import NAMED, Schedule, by_name
-from rrfp_jax.core.workload import Workload
 from rrfp_jax.errors import UsageError
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
@@ -30,8 +30,8 @@ from rrfp_jax.sim.links import Links
 from rrfp_jax.sim.planned import EVALUATIONS
 from rrfp_jax.train.named import CSV, schedule_of
 from rrfp_jax.train.pace import read_workload
-from rrfp_jax.train.picture import draw
-from rrfp_jax.train.tracefile import write_trace
+from rrfp_jax.views.picture import draw
+from rrfp_jax.views.trace_file import write_trace
 
 PLANNED = "planned"
 BASELINE = "1f1b"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from rrfp_jax.commands.command_line import exit_status
+from rrfp_jax.commands.overrides import configured
 from rrfp_jax.errors import DONE
-from rrfp_jax.train.commandline import exit_status
-from rrfp_jax.train.overrides import configured
-from rrfp_jax.train.run import train
+from rrfp_jax.runs.run import train
 
 USAGE = """\
 usage: rrfp-train --config=FILE.py [--config.FIELD=VALUE ...]

@@ -1,4 +1,4 @@
-"""The scheduling core: standard library only, no clock, no input or output.
+"""The scheduling core: events go in, instructions come out. No clock, no input or output, no JAX.
 
-Events go in, instructions come out. The runtime and the simulator feed the same objects.
+Begin with `tasks`, `events` and `step_rules`, then `progress`, which has the rules, then `scheduler`.
 """

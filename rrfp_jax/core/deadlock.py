@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rrfp_jax.core.events import ROOM, Arrived
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import StepRules
 
 
 def check_can_end(rules: StepRules) -> None:

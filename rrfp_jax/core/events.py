@@ -31,7 +31,7 @@ class Room(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The device can take one more task now, and the stage's group runs `task` next (core/group.py)."""
+    """The device can take one more task now, and the stage's group runs `task` next (core/group/group.py)."""
 
     task: Task
 

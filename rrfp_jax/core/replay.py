@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rrfp_jax.core.events import Event, Instruction
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import Budget, StepRules
 
 
 class LoggedScheduler(StageScheduler):

@@ -35,7 +35,7 @@ from rrfp_jax.core.events import (
 from rrfp_jax.core.hints import Only
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress, Row
-from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 
 

@@ -4,15 +4,15 @@
 (`Bytes`, `TokenizerFile`, `SentencePiece`) into buckets that are given or fitted (`Fit`); see `docs/data.md`.
 """
 
-from rrfp_jax.corpus.balance import Polynomial, Table
-from rrfp_jax.corpus.buckets import Fit
-from rrfp_jax.corpus.corpus import Corpus, write_tokens
-from rrfp_jax.corpus.sources import Examples, JsonLines, TextFiles, hugging_face
-from rrfp_jax.corpus.tokenizers import Bytes, SentencePiece, TokenizerFile
-from rrfp_jax.corpus.tokens import TokenFile
-from rrfp_jax.train.documents import Documents
-from rrfp_jax.train.stream import Stream
-from rrfp_jax.train.text import ByteText
+from rrfp_jax.data.balance import Polynomial, Table
+from rrfp_jax.data.buckets import Fit
+from rrfp_jax.data.corpus import Corpus, write_tokens
+from rrfp_jax.data.documents import Documents
+from rrfp_jax.data.sources import Examples, JsonLines, TextFiles, hugging_face
+from rrfp_jax.data.stream import Stream
+from rrfp_jax.data.text import ByteText
+from rrfp_jax.data.tokenizers import Bytes, SentencePiece, TokenizerFile
+from rrfp_jax.data.tokens import TokenFile
 
 __all__ = [
     "ByteText",

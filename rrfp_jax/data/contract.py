@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.library import Bucket
+from rrfp_jax.runtime.programs.library import Bucket
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 

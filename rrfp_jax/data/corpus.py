@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.corpus.sources import BadDocument, Raw, Source
-from rrfp_jax.corpus.tokenizers import Bytes, Tokenizer
-from rrfp_jax.corpus.tokens import offsets_path
+from rrfp_jax.data.sources import BadDocument, Raw, Source
+from rrfp_jax.data.tokenizers import Bytes, Tokenizer
+from rrfp_jax.data.tokens import offsets_path
 from rrfp_jax.errors import UsageError
 
 NAMED = 10

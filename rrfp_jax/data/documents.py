@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.corpus import rows as cut
-from rrfp_jax.corpus.balance import (
+from rrfp_jax.data import rows as cut
+from rrfp_jax.data.balance import (
     ORDERS,
     Cost,
     Order,
@@ -23,12 +23,12 @@ from rrfp_jax.corpus.balance import (
     rows_by_cost,
     rows_by_tokens,
 )
-from rrfp_jax.corpus.buckets import Fit, bucket_of, check_lengths
-from rrfp_jax.corpus.corpus import Corpus
-from rrfp_jax.corpus.draw import EMPTY, Draw, Drawn
-from rrfp_jax.corpus.shuffle import mix
+from rrfp_jax.data.buckets import Fit, bucket_of, check_lengths
+from rrfp_jax.data.contract import Arrays, Microbatch
+from rrfp_jax.data.corpus import Corpus
+from rrfp_jax.data.draw import EMPTY, Draw, Drawn
+from rrfp_jax.data.shuffle import mix
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.data import Arrays, Microbatch
 
 _DTYPES = {"tokens": "int32", "labels": "int32", "mask": "float32"}
 _PACKED_DTYPES = {"segments": "int32", "positions": "int32"}

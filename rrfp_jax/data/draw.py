@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.corpus.shuffle import shuffled
+from rrfp_jax.data.shuffle import shuffled
 
 EMPTY = -1
 """A row without any token."""

@@ -19,8 +19,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.corpus.files import find_files
-from rrfp_jax.corpus.optional import imported
+from rrfp_jax.data.files import find_files
+from rrfp_jax.data.optional import imported
 from rrfp_jax.errors import UsageError
 
 Raw: TypeAlias = "bytes | str | NDArray[Any]"

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
+from rrfp_jax.data.contract import Arrays, InMemory, Microbatch
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.data import Arrays, InMemory, Microbatch
 
 
 class Stream:

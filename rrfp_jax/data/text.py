@@ -19,10 +19,10 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.corpus.files import TEXT_SUFFIXES, find_files
-from rrfp_jax.corpus.shuffle import shuffled
+from rrfp_jax.data.contract import Arrays, Microbatch
+from rrfp_jax.data.files import TEXT_SUFFIXES, find_files
+from rrfp_jax.data.shuffle import shuffled
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.data import Arrays, Microbatch
 
 _DTYPES = {"tokens": "int32", "labels": "int32", "mask": "float32"}
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.corpus.optional import imported
+from rrfp_jax.data.optional import imported
 from rrfp_jax.errors import UsageError
 
 

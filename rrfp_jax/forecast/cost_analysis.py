@@ -24,7 +24,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
 from rrfp_jax.runtime.autodiff.traced import REPEATABLE, spec_of
-from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.programs.compiling import nbytes
 
 FUSED = REPEATABLE | {
     *("exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erf_inv", "sin", "cos", "pow"),

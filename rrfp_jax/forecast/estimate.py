@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 
-from rrfp_jax.core.footprint import order_peaks
-from rrfp_jax.core.metrics import peak_of_order
+from rrfp_jax.core.measure.metrics import peak_of_order
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.memory.footprint import order_peaks
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.partition import LayerLoad, TooLarge, partition
-from rrfp_jax.core.rules import StepRules
-from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.budget import MARGIN, StepMemory, in_words, memory_of_step
-from rrfp_jax.runtime.device import MOST_QUEUED
-from rrfp_jax.runtime.layercosts import LayerState, ModelCosts
-from rrfp_jax.runtime.ledger import StageLedger, name_of
-from rrfp_jax.runtime.library import Bucket
-from rrfp_jax.runtime.split import layers_of_chunks
+from rrfp_jax.forecast.forecast import Devices, Forecast, StageForecast, device_bytes
+from rrfp_jax.forecast.layer_costs import LayerState, ModelCosts
+from rrfp_jax.forecast.layer_times import LayerTimes
+from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
+from rrfp_jax.runtime.driver.device import MOST_QUEUED
+from rrfp_jax.runtime.memory.budget import MARGIN, StepMemory, in_words, memory_of_step
+from rrfp_jax.runtime.memory.ledger import StageLedger, name_of
+from rrfp_jax.runtime.model.split import layers_of_chunks
+from rrfp_jax.runtime.programs.library import Bucket
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.train.forecast import Devices, Forecast, StageForecast, device_bytes
-from rrfp_jax.train.layertimes import LayerTimes
 
 
 @dataclass(frozen=True, kw_only=True)

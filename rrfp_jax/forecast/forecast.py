@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from rrfp_jax.core.cards import Card, Link
-from rrfp_jax.runtime.budget import Setting
-from rrfp_jax.runtime.ledger import StageLedger
+from rrfp_jax.forecast.accelerators import Card, Link
+from rrfp_jax.runtime.memory.budget import Setting
+from rrfp_jax.runtime.memory.ledger import StageLedger
 
 NO_LINK = Link(bytes_per_second=inf, latency=0.0)
 

@@ -15,19 +15,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rrfp_jax.core.footprint import Footprint
+from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
+from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
-from rrfp_jax.runtime.compiling import nbytes
-from rrfp_jax.runtime.costanalysis import ProgramCost, program_cost
-from rrfp_jax.runtime.ledger import BucketLedger
-from rrfp_jax.runtime.library import Bucket, specs_of
-from rrfp_jax.runtime.passage import Passage, footprint_of, program_of
-from rrfp_jax.runtime.paths import leaf_paths
-from rrfp_jax.runtime.piece import PieceShape
-from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline
-from rrfp_jax.runtime.roles import Roles
-from rrfp_jax.runtime.site import tracing_alone
+from rrfp_jax.runtime.memory.ledger import BucketLedger
+from rrfp_jax.runtime.model.paths import leaf_paths
+from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline
+from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.programs.compiling import nbytes
+from rrfp_jax.runtime.programs.library import Bucket, specs_of
+from rrfp_jax.runtime.programs.passage import Passage, footprint_of, program_of
+from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
+from rrfp_jax.runtime.programs.virtual_stage import PieceShape
 
 
 @dataclass(frozen=True, kw_only=True)

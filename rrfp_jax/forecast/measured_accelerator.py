@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rrfp_jax.core.cards import Card
-from rrfp_jax.runtime.compiling import Compiler
-from rrfp_jax.runtime.costanalysis import program_cost
-from rrfp_jax.runtime.ledger import memory_limit
-from rrfp_jax.runtime.site import Site
+from rrfp_jax.forecast.accelerators import Card
+from rrfp_jax.forecast.cost_analysis import program_cost
+from rrfp_jax.runtime.memory.ledger import memory_limit
+from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.stage_mesh import Site
 
 REPEATS = 15
 

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
-from rrfp_jax.runtime.blackbox import BoxReading
-from rrfp_jax.runtime.orders import difference, first_difference
-from rrfp_jax.train.rankend import RankEnd
+from rrfp_jax.launcher.rank_end import RankEnd
+from rrfp_jax.runtime.group.dispatch_hash import difference, first_difference
+from rrfp_jax.runtime.processes.flight_recorder import BoxReading
 
 
 @dataclass(frozen=True)

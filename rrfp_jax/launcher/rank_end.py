@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rrfp_jax.errors import INTERRUPTED, REFUSED
-from rrfp_jax.runtime.blackbox import BoxReading
-from rrfp_jax.runtime.lastwords import LastWords
+from rrfp_jax.runtime.lifecycle.last_words import LastWords
+from rrfp_jax.runtime.processes.flight_recorder import BoxReading
 
 LOG_LINES = 12
 WAITS_SHOWN = 3

@@ -12,15 +12,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, TrainingError
-from rrfp_jax.runtime.coordinator import Coordinator, reserved_port
-from rrfp_jax.runtime.gpus import gpu_environment
-from rrfp_jax.runtime.lastwords import read_all
-from rrfp_jax.runtime.signals import Signals, collected_signals
-from rrfp_jax.train.crew import PASSED_ON, Crew, Patience, box_of
-from rrfp_jax.train.diagnosis import Diagnosis, diagnose
-from rrfp_jax.train.folders import RunFolder, set_attempt_aside
-from rrfp_jax.train.rankend import RankEnd
-from rrfp_jax.train.restarts import NO_STEP, after_attempt
+from rrfp_jax.launcher.diagnosis import Diagnosis, diagnose
+from rrfp_jax.launcher.folders import RunFolder, set_attempt_aside
+from rrfp_jax.launcher.rank_end import RankEnd
+from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
+from rrfp_jax.launcher.supervisor import PASSED_ON, Crew, Patience, box_of
+from rrfp_jax.runtime.lifecycle.last_words import read_all
+from rrfp_jax.runtime.processes.coordinator import Coordinator, reserved_port
+from rrfp_jax.runtime.processes.gpus import gpu_environment
+from rrfp_jax.runtime.processes.signals import Signals, collected_signals
 
 THREADS_FLAG = "--xla_cpu_multi_thread_eigen"
 

@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rrfp_jax.runtime.blackbox import BoxReading
-from rrfp_jax.runtime.blackbox import read as read_box
-from rrfp_jax.runtime.join import SILENCE_SECONDS, silence_seconds
-from rrfp_jax.runtime.preemption import SAVE_SECONDS, save_seconds
-from rrfp_jax.runtime.signals import Signals
-from rrfp_jax.train.folders import RunFolder
-from rrfp_jax.train.rankprocess import RankProcess
-from rrfp_jax.train.restarts import BACK_OFF_SECONDS
+from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.rank_process import RankProcess
+from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
+from rrfp_jax.runtime.lifecycle.join import SILENCE_SECONDS, silence_seconds
+from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
+from rrfp_jax.runtime.processes.flight_recorder import BoxReading
+from rrfp_jax.runtime.processes.flight_recorder import read as read_box
+from rrfp_jax.runtime.processes.signals import Signals
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 POLL_SECONDS = 0.1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rrfp_jax.checkpoint.checkpoint import OnError
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.checkpoint import OnError
 
 
 @dataclass(frozen=True, kw_only=True)

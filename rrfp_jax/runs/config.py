@@ -16,14 +16,14 @@ import optax
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.agreement import CarrierName, Protocol, Terms
-from rrfp_jax.runtime.budget import parse_setting
-from rrfp_jax.runtime.delays import Delays
-from rrfp_jax.runtime.initial import InitFunction
-from rrfp_jax.runtime.pipeline import Pipeline
-from rrfp_jax.runtime.topology import Mesh
-from rrfp_jax.train.autosplit import AUTO
-from rrfp_jax.train.checkpointing import Checkpointing
+from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runtime.driver.delays import Delays
+from rrfp_jax.runtime.group.agreement import CarrierName, Protocol, Terms
+from rrfp_jax.runtime.memory.budget import parse_setting
+from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.programs.initial import InitFunction
+from rrfp_jax.train.auto_split import AUTO
 from rrfp_jax.train.pace import Pace
 from rrfp_jax.train.settings import OnNonfinite, checked_stall_seconds
 from rrfp_jax.train.trainer import Trainer

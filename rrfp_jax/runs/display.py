@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rrfp_jax.train.paced import PacedReport
+from rrfp_jax.runs.paced import PacedReport
 from rrfp_jax.train.report import Evaluation, Report
 
 

@@ -15,21 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.footprint import Footprint
-from rrfp_jax.core.meter import Meter
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.trace import Part, StepTrace
+from rrfp_jax.core.memory.footprint import Footprint
+from rrfp_jax.core.memory.meter import Meter
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.core.trace import Part, StepTrace
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.driver import Driver
-from rrfp_jax.runtime.world import START_SECONDS
+from rrfp_jax.runs.config import RunConfig
+from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.checks import check_order
-from rrfp_jax.train.config import RunConfig
 from rrfp_jax.train.named import planned_or_schedule
 from rrfp_jax.train.report import summary_of_bubbles
-from rrfp_jax.train.tracefile import TRACED_STEPS, write_trace
+from rrfp_jax.views.trace_file import TRACED_STEPS, write_trace
 
 
 @dataclass(frozen=True, kw_only=True)

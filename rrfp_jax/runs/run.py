@@ -14,20 +14,20 @@ from typing import Any
 import flax
 import jax
 
+from rrfp_jax.data.contract import as_data, plan_step
+from rrfp_jax.data.text import ByteText, bigram_loss
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.join import join
-from rrfp_jax.runtime.preemption import save_seconds, sigterm_noted
-from rrfp_jax.runtime.topology import Mesh
-from rrfp_jax.runtime.world import World
-from rrfp_jax.train.config import RunConfig, as_json, fields_of
-from rrfp_jax.train.data import as_data, plan_step
-from rrfp_jax.train.display import Display
-from rrfp_jax.train.folders import move_away
-from rrfp_jax.train.paced import PacedRun
+from rrfp_jax.launcher.folders import move_away
+from rrfp_jax.runs.config import RunConfig, as_json, fields_of
+from rrfp_jax.runs.display import Display
+from rrfp_jax.runs.paced import PacedRun
+from rrfp_jax.runs.saving import Saver
+from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.lifecycle.preemption import save_seconds, sigterm_noted
+from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.train.reference import stage_table
 from rrfp_jax.train.report import Evaluation
-from rrfp_jax.train.saving import Saver
-from rrfp_jax.train.text import ByteText, bigram_loss
 from rrfp_jax.train.trainer import Trainer
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.runtime.world import World
-from rrfp_jax.train.checkpointfolder import CheckpointFolder
-from rrfp_jax.train.checkpointing import Checkpointing
-from rrfp_jax.train.folders import move_away
+from rrfp_jax.checkpoint.folder import CheckpointFolder
+from rrfp_jax.launcher.folders import move_away
+from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.trainer import Trainer
 

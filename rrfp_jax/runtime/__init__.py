@@ -1,1 +1,4 @@
-"""The JAX runtime: what a stage computes, where its data is, and the driver that feeds the core."""
+"""The runtime on real devices: one driver a process, which asks the core what to run.
+
+Begin with `engine`, which puts the rooms together, then `driver/driver`. `_jax` alone uses private JAX.
+"""

@@ -17,7 +17,7 @@ from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import SingleDeviceSharding
 
-from rrfp_jax.runtime.proxies import directly
+from rrfp_jax.runtime.processes.proxies import directly
 
 try:
     from jax._src import flattree  # type: ignore[attr-defined]  # jax 0.12

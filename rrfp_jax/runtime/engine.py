@@ -11,34 +11,34 @@ import jax
 import numpy as np
 import optax
 
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.agreement import Terms
 from rrfp_jax.runtime.autodiff.remat import check_remat
-from rrfp_jax.runtime.budget import Setting
-from rrfp_jax.runtime.compiling import Compiler
-from rrfp_jax.runtime.delays import Delays
-from rrfp_jax.runtime.driver import Driver
-from rrfp_jax.runtime.exchange import Shards, exchange
-from rrfp_jax.runtime.executables import Executables
-from rrfp_jax.runtime.initial import InitFunction
-from rrfp_jax.runtime.inputs import Inputs, Load
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.layout import Layout, seat_name
-from rrfp_jax.runtime.library import Bucket, Library, Phase, StagePrograms, compile_pool, phase_of
-from rrfp_jax.runtime.memory import Memory
-from rrfp_jax.runtime.optimizer import Optimizer
-from rrfp_jax.runtime.pipeline import Pipeline
-from rrfp_jax.runtime.replicas import Reduction
-from rrfp_jax.runtime.sharding import Sharding
-from rrfp_jax.runtime.site import Site
-from rrfp_jax.runtime.split import layers_of_chunks
-from rrfp_jax.runtime.stage import ModelStep, Stage
-from rrfp_jax.runtime.staging import Staging
-from rrfp_jax.runtime.sums import Sums, add_up
-from rrfp_jax.runtime.ties import Tie, collect_gradients, locate, spread_gradients, spread_values
+from rrfp_jax.runtime.driver.delays import Delays
+from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.runtime.group.agreement import Terms
+from rrfp_jax.runtime.memory.budget import Setting
+from rrfp_jax.runtime.memory.memory import Memory
+from rrfp_jax.runtime.mesh.layout import Layout, seat_name
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.model.sharding import Sharding
+from rrfp_jax.runtime.model.split import layers_of_chunks
+from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.initial import InitFunction
+from rrfp_jax.runtime.programs.library import Bucket, Library, Phase, StagePrograms, compile_pool, phase_of
+from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.stages.inputs import Inputs, Load
+from rrfp_jax.runtime.stages.optimizer import Optimizer
+from rrfp_jax.runtime.stages.replicas import Reduction
+from rrfp_jax.runtime.stages.stage import ModelStep, Stage
+from rrfp_jax.runtime.stages.staging import Staging
+from rrfp_jax.runtime.stages.sums import Sums, add_up
+from rrfp_jax.runtime.stages.ties import Tie, collect_gradients, locate, spread_gradients, spread_values
+from rrfp_jax.runtime.transport.exchange import Shards, exchange
 
 
 class Engine:

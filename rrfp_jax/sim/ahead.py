@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from rrfp_jax.core.costs import Costs
-from rrfp_jax.core.costtable import CostTable
 from rrfp_jax.core.hints import BF, Hint, Ranked
+from rrfp_jax.core.measure.cost_table import CostTable
+from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.schedules import NAMED, Schedule
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Placement, Task
 from rrfp_jax.sim.planned import EVALUATIONS, Plan, plan
 

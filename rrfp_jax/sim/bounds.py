@@ -27,9 +27,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rrfp_jax.core.costs import Costs
 from rrfp_jax.core.hints import BF, Hint
-from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.measure.costs import Costs
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.operations import Operation, operations
 

@@ -8,15 +8,15 @@ from statistics import fmean, median
 from typing import TypeAlias
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.costs import Costs, WorkloadCosts
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import BF
-from rrfp_jax.core.metrics import StageTime, peak_bytes, peak_in_flight, stage_times
+from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
+from rrfp_jax.core.measure.metrics import StageTime, peak_bytes, peak_in_flight, stage_times
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.trace import StepTrace
-from rrfp_jax.core.workload import Workload
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import Step

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from rrfp_jax.core.events import Arrived
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 
 Routes: TypeAlias = "Mapping[Kind, Sequence[tuple[Device, Sequence[Arrived]] | None]]"

@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rrfp_jax.core.costs import Costs
-from rrfp_jax.core.jitter import Jitter, Level, uniforms
+from rrfp_jax.core.measure.costs import Costs
+from rrfp_jax.core.measure.jitter import Jitter, Level, uniforms
 from rrfp_jax.core.tasks import Task
 
 LINKS = -1
@@ -69,7 +69,7 @@ class Straggler(Disturbed):
 
 @dataclass(frozen=True)
 class Jittered(Disturbed):
-    """Injected jitter, as the runtime applies it on paced devices (core/jitter.py; paper, section 7.6)."""
+    """Injected jitter, as the runtime applies it on paced devices (core/measure/jitter.py; paper, 7.6)."""
 
     level: Level
     seed: int

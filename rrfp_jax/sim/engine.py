@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 
-from rrfp_jax.core.costs import Costs
 from rrfp_jax.core.events import ROOM, Arrived
-from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.measure.costs import Costs
+from rrfp_jax.core.measure.trace import RECORD, Part, StepTrace
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
-from rrfp_jax.core.trace import RECORD, Part, StepTrace
 from rrfp_jax.sim.agenda import Agenda
 from rrfp_jax.sim.device import Device, connect
 from rrfp_jax.sim.links import NETWORKS, Links

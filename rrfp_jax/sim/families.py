@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from rrfp_jax.core.workload import Workload, constant, log_normal
+from rrfp_jax.core.measure.workload import Workload, constant, log_normal
 
 FORWARD_SECONDS = 0.010
 ACTIVATION_BYTES = 64 * 2**20

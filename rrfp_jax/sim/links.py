@@ -19,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias
 
-from rrfp_jax.core.costs import Costs
 from rrfp_jax.core.events import Arrived
+from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.sim.agenda import Agenda
 from rrfp_jax.sim.device import Device

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rrfp_jax.core.costs import Costs
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 
 

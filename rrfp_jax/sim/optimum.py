@@ -24,9 +24,9 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rrfp_jax.core.costs import Costs
+from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.orders import ListedOrder
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, Task
 from rrfp_jax.sim.bounds import one_machine
 from rrfp_jax.sim.operations import operations

@@ -22,15 +22,15 @@ from functools import cached_property
 from operator import attrgetter
 
 from rrfp_jax.core.accumulation import Accumulator
-from rrfp_jax.core.costs import Costs
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import Ranked
-from rrfp_jax.core.metrics import peak_of_order
+from rrfp_jax.core.measure.costs import Costs
+from rrfp_jax.core.measure.metrics import peak_of_order
+from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.schedules import NAMED, Schedule
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, WEIGHT
-from rrfp_jax.core.trace import StepTrace, TaskRecord
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.links import Links
 from rrfp_jax.sim.moves import Rows, relabelled, reranked

@@ -6,20 +6,20 @@ from collections import Counter
 
 import optax
 
-from rrfp_jax.core.cards import CPU, LINKS, card_of_kind
-from rrfp_jax.core.partition import TooLarge
 from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, plan_step
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.budget import Setting, in_words
-from rrfp_jax.runtime.layercosts import ModelCosts
-from rrfp_jax.runtime.layout import Layout
-from rrfp_jax.runtime.ledger import memory_limit
-from rrfp_jax.runtime.pipeline import Pipeline
-from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.forecast.accelerators import CPU, LINKS, card_of_kind
+from rrfp_jax.forecast.estimate import Prospect
+from rrfp_jax.forecast.forecast import Devices
+from rrfp_jax.forecast.layer_costs import ModelCosts
+from rrfp_jax.forecast.partition import TooLarge
+from rrfp_jax.runtime.memory.budget import Setting, in_words
+from rrfp_jax.runtime.memory.ledger import memory_limit
+from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.train.checks import check_order
-from rrfp_jax.train.data import Data, buckets_of, declared_buckets, plan_step
-from rrfp_jax.train.forecast import Devices
-from rrfp_jax.train.prospect import Prospect
 from rrfp_jax.train.settings import Settings
 
 AUTO = "auto"

@@ -16,16 +16,16 @@ from jax.extend.core import ClosedJaxpr
 
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.autodiff.dataflow import output_dependence
-from rrfp_jax.runtime.compiling import Compiler, nbytes
 from rrfp_jax.runtime.engine import Engine
-from rrfp_jax.runtime.layers import MicrobatchView, Params, zeros
-from rrfp_jax.runtime.paths import leaf_path
-from rrfp_jax.runtime.pipeline import IDS, Pipeline
-from rrfp_jax.runtime.topology import Mesh
-from rrfp_jax.train.data import Data, Microbatch, buckets_of, load_repeatedly
+from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.model.layers import MicrobatchView, Params, zeros
+from rrfp_jax.runtime.model.paths import leaf_path
+from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
+from rrfp_jax.runtime.programs.compiling import Compiler, nbytes
 
 SUM_TOLERANCE = 0.02
 """A mean of two rows is half of what their sum would be; rounding in bfloat16 stays far below this."""

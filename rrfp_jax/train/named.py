@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rrfp_jax.core.csvorder import read_csv
+from rrfp_jax.core.csv_order import read_csv
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import BFW, Hint
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule, by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.train.pace import read_costs
@@ -45,7 +45,7 @@ def planned_or_schedule(given: Schedule | Planned | str) -> Schedule | Planned:
 
 
 def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:
-    """The schedule that is meant; `csv:FILE` is an order in PyTorch's CSV form (`core/csvorder.py`).
+    """The schedule that is meant; `csv:FILE` is an order in PyTorch's CSV form (`core/csv_order.py`).
 
     Args:
         given: as users give it.

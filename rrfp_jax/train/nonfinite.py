@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.sums import Sums
-from rrfp_jax.train.lossscale import LossScale
+from rrfp_jax.runtime.stages.sums import Sums
+from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.settings import OnNonfinite
 
 MOST_IN_VAIN = 20

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from rrfp_jax.core.costtable import CostTable
-from rrfp_jax.core.workload import Workload
+from rrfp_jax.core.measure.cost_table import CostTable
+from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.errors import UsageError
 
 T = TypeVar("T")
@@ -44,8 +44,8 @@ class Pace:
     """Devices that last as a workload says; messages, transfers and scheduling are real.
 
     Attributes:
-        workload: JSON file with the seconds of every task and transfer (see `core/workload.py`), which also
-            says how many stages and microbatches there are; empty to train the model.
+        workload: JSON file with the seconds of every task and transfer (`core/measure/workload.py`), which
+            also says how many stages and microbatches there are; empty to train the model.
         message_bytes: of every activation and gradient.
 
     Raises:

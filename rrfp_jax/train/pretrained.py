@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.initial import InitFunction
+from rrfp_jax.runtime.programs.initial import InitFunction
 
 
 @dataclass(frozen=True)

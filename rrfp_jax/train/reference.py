@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.ledger import BucketLedger, StageLedger
-from rrfp_jax.runtime.paths import leaf_path, leaf_paths
-from rrfp_jax.runtime.pipeline import Pipeline, run_layers
-from rrfp_jax.runtime.roles import Roles
-from rrfp_jax.runtime.site import tracing_alone
+from rrfp_jax.runtime.memory.ledger import BucketLedger, StageLedger
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.paths import leaf_path, leaf_paths
+from rrfp_jax.runtime.model.pipeline import Pipeline, run_layers
+from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
 
 LEAF_TOLERANCE = 1e-5
 LOSS_TOLERANCE = 1e-6

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.sums import Sums
-from rrfp_jax.train.timeline import Timeline
+from rrfp_jax.runtime.stages.sums import Sums
+from rrfp_jax.views.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

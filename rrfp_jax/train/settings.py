@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from rrfp_jax.core.accumulation import Accumulation
-from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.agreement import Terms
+from rrfp_jax.runtime.group.agreement import Terms
 
 OnNonfinite: TypeAlias = Literal["stop", "skip"]
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import jax
 
+from rrfp_jax.checkpoint.checkpoint import Checkpoints, OnError
+from rrfp_jax.checkpoint.folder import RunState
+from rrfp_jax.checkpoint.leaves import Key, filled, keyed
+from rrfp_jax.checkpoint.parts import Parts
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.engine import Engine
-from rrfp_jax.runtime.optimizer import Optimizer
-from rrfp_jax.runtime.stage import Stage
-from rrfp_jax.train.checkpoint import Checkpoints, OnError
-from rrfp_jax.train.checkpointfolder import RunState
-from rrfp_jax.train.leaves import Key, filled, keyed
-from rrfp_jax.train.lossscale import LossScale
+from rrfp_jax.runtime.stages.optimizer import Optimizer
+from rrfp_jax.runtime.stages.stage import Stage
+from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.nonfinite import Standing
-from rrfp_jax.train.parts import Parts
 
 PARAMETERS, OPTIMIZER = "params", "optimizer"
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.costtable import CostTable, measured
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.cost_table import CostTable, measured
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.trace import StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.engine import Engine
-from rrfp_jax.runtime.ledger import name_of
-from rrfp_jax.runtime.library import Bucket
+from rrfp_jax.runtime.memory.ledger import name_of
+from rrfp_jax.runtime.programs.library import Bucket
 from rrfp_jax.sim.ahead import Planned
 
 

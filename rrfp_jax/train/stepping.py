@@ -9,28 +9,28 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.checkpoint.folder import RunState
+from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.engine import Engine
-from rrfp_jax.runtime.executables import Executables
-from rrfp_jax.runtime.interrupts import interrupts_held
-from rrfp_jax.runtime.ledger import name_of
-from rrfp_jax.runtime.library import Bucket, Phase
-from rrfp_jax.runtime.sums import Sums
-from rrfp_jax.runtime.world import START_SECONDS
+from rrfp_jax.runtime.memory.ledger import name_of
+from rrfp_jax.runtime.processes.interrupts import interrupts_held
+from rrfp_jax.runtime.processes.world import START_SECONDS
+from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.library import Bucket, Phase
+from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.sim.ahead import Planned, base_of
-from rrfp_jax.train.checkpointfolder import RunState
 from rrfp_jax.train.checks import check_order
-from rrfp_jax.train.data import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.settings import Settings
 from rrfp_jax.train.snapshot import Saves
-from rrfp_jax.train.stepplan import PlannedStep, check_costs, plan_ahead
-from rrfp_jax.train.tracefile import TRACED_STEPS
+from rrfp_jax.train.step_plan import PlannedStep, check_costs, plan_ahead
+from rrfp_jax.views.trace_file import TRACED_STEPS
 
 
 @dataclass(frozen=True)

@@ -11,26 +11,26 @@ from typing import Any
 import jax
 import optax
 
+from rrfp_jax.checkpoint.checkpoint import OnError
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.costtable import measured
+from rrfp_jax.core.measure.cost_table import measured
 from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.agreement import CarrierName, Protocol, Terms
-from rrfp_jax.runtime.budget import Setting, parse_setting
-from rrfp_jax.runtime.delays import Delays
+from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine import Engine
-from rrfp_jax.runtime.executables import Executables
-from rrfp_jax.runtime.initial import InitFunction
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.ledger import StageLedger
-from rrfp_jax.runtime.pipeline import Pipeline
-from rrfp_jax.runtime.topology import Mesh
+from rrfp_jax.runtime.group.agreement import CarrierName, Protocol, Terms
+from rrfp_jax.runtime.memory.budget import Setting, parse_setting
+from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.sim.ahead import Planned, base_of
-from rrfp_jax.train.autosplit import auto_split
-from rrfp_jax.train.checkpoint import OnError
+from rrfp_jax.train.auto_split import auto_split
 from rrfp_jax.train.checks import check_losses, check_model, check_order, check_types
-from rrfp_jax.train.data import Data, InMemory, Microbatch, as_data, load_step, plan_step
-from rrfp_jax.train.lossscale import LossScale, loss_scale_of
+from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.train.named import planned_or_schedule
 from rrfp_jax.train.nonfinite import Standing
 from rrfp_jax.train.reference import CheckReport, compare
@@ -38,7 +38,7 @@ from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.settings import OnNonfinite, Settings, checked_stall_seconds, folder_of_executables
 from rrfp_jax.train.snapshot import Saves
 from rrfp_jax.train.stepping import Stepper
-from rrfp_jax.train.tracefile import write_trace
+from rrfp_jax.views.trace_file import write_trace
 
 
 class Trainer:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.timeline import COLOURS, IDLE_COLOUR, NAMES
+from rrfp_jax.views.timeline import COLOURS, IDLE_COLOUR, NAMES
 
 FORMATS = (".png", ".svg", ".pdf")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT
-from rrfp_jax.core.trace import StepTrace
 
 WIDTH, ROW, LEFT, TOP = 960, 34, 70, 26
 COLOURS = {FORWARD: "#4c8eda", BACKWARD: "#e08e45", INPUT: "#f0b76b", WEIGHT: "#6aa84f"}

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.tasks import Kind, Placement, Task
-from rrfp_jax.core.trace import Part, StepTrace, TaskRecord
 
 TRACED_STEPS = 20
 """How many of the latest steps are kept to be written."""

@@ -20,9 +20,9 @@ from benchmarks.gpu import (
 from benchmarks.gpu.findings import Findings, Unavailable
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.harness import Aim
-from rrfp_jax.runtime.gpus import MEMORY, OLD_MEMORY
+from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 
 NEEDED = {  # what jax, flax, optax, chex, absl-py and NumPy consist of and import
     *("jax", "jaxlib", "flax", "optax", "chex", "absl", "numpy", "ml_dtypes", "opt_einsum", "scipy"),

@@ -20,9 +20,9 @@ from benchmarks.gpu import (
     transformer,
 )
 from models import gpt
+from rrfp_jax.core.measure.trace import Part as TracePart
+from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
-from rrfp_jax.core.trace import Part as TracePart
-from rrfp_jax.core.trace import StepTrace, TaskRecord
 
 
 class TestJudgement:

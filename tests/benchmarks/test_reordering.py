@@ -5,11 +5,11 @@ from statistics import fmean, quantiles
 
 import pytest
 
-from benchmarks import budgets, reordering
 from benchmarks.harness import put_figures
-from benchmarks.paced import PacedCase
-from benchmarks.reordering import CONTROL, LINKS, Cell
-from benchmarks.simulated import Cell as Steps
+from benchmarks.runtime.paced import PacedCase
+from benchmarks.studies import budgets, reordering
+from benchmarks.studies.reordering import CONTROL, LINKS, Cell
+from benchmarks.studies.simulated import Cell as Steps
 
 
 @pytest.mark.parametrize(("link", "spread"), [("measured", 3.2), ("exponential", 6.6), ("heavy", 33)])

@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.scale.carriers import Processors, Socket, Store
-from benchmarks.scale.costs import MessageCosts
-from benchmarks.scale.groups import Grouped, simulate
-from rrfp_jax.core.group import recipients
-from rrfp_jax.core.leader import Decision, Report
+from benchmarks.studies.scale.carriers import Processors, Socket, Store
+from benchmarks.studies.scale.costs import MessageCosts
+from benchmarks.studies.scale.groups import Grouped, simulate
+from rrfp_jax.core.group.group import recipients
+from rrfp_jax.core.group.leader import Decision, Report
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.sim.agenda import Agenda
 

@@ -14,16 +14,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rrfp_jax.checkpoint import checkpoint
+from rrfp_jax.checkpoint.checkpoint import Checkpoints
+from rrfp_jax.checkpoint.folder import CheckpointFolder, RunState
+from rrfp_jax.checkpoint.leaves import filled, keyed, name_of
+from rrfp_jax.checkpoint.orbax_files import joined, read_leaf, tree_metadata, write_leaf
+from rrfp_jax.checkpoint.parts import Parts
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.world import World
-from rrfp_jax.train import checkpoint
-from rrfp_jax.train.checkpoint import Checkpoints
-from rrfp_jax.train.checkpointfolder import CheckpointFolder, RunState
-from rrfp_jax.train.leaves import filled, keyed, name_of
-from rrfp_jax.train.orbaxfiles import joined, read_leaf, tree_metadata, write_leaf
-from rrfp_jax.train.parts import Parts
-from tests import stored
-from tests.test_processes import command
+from rrfp_jax.runtime.processes.world import World
+from tests.support import stored
+from tests.train.test_processes import command
 
 ALL = range(stored.LAYERS)
 
@@ -381,8 +381,8 @@ class TestWithoutRoom:
 
 def test_two_processes(tmp_path):
     """Each writes its own leaves; what one of them cannot write or read, none of them uses."""
-    ranks = ("-n", 2, "-m", "tests.checkpoint_ranks", tmp_path)
-    status, said = command("rrfp_jax.train.launch", *ranks, folder=tmp_path)
+    ranks = ("-n", 2, "-m", "tests.support.checkpoint_ranks", tmp_path)
+    status, said = command("rrfp_jax.commands.launch", *ranks, folder=tmp_path)
     assert status == 0, said
     ranks = [json.loads((tmp_path / f"checkpoint-{rank}.json").read_text()) for rank in range(2)]
     folder = tmp_path / "checkpoints"

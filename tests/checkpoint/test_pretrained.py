@@ -10,12 +10,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.compiling import Compiler
-from rrfp_jax.runtime.initial import initial_params
-from rrfp_jax.runtime.sharding import Sharding
-from rrfp_jax.runtime.site import Site
+from rrfp_jax.runtime.model.sharding import Sharding
+from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.initial import initial_params
+from rrfp_jax.runtime.programs.stage_mesh import Site
 from rrfp_jax.weights import Tensor, pretrained
-from tests import toy
+from tests.support import toy
 
 
 def spec(*shape, dtype=jnp.float32):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from tests import toy
+from tests.support import toy
 
 STEPS = 40
 

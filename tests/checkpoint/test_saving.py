@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from rrfp_jax.train import run as running
-from rrfp_jax.train.main import main
+from rrfp_jax.commands.train import main
+from rrfp_jax.runs import run as running
 from rrfp_jax.train.trainer import Trainer
-from tests.test_cli import arguments, folder  # noqa: F401
+from tests.commands.test_cli import arguments, folder  # noqa: F401
 
 EVERY_TWO = {"checkpoint.every_steps": 2, "checkpoint.keep": 2}
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import jax
 import pytest
 
-from rrfp_jax.runtime.programs import PiecePrograms
-from rrfp_jax.train.config import fields_of, load_config
-from rrfp_jax.train.display import Display
-from rrfp_jax.train.main import main
-from rrfp_jax.train.overrides import override
+from rrfp_jax.commands.overrides import override
+from rrfp_jax.commands.train import main
+from rrfp_jax.runs.config import fields_of, load_config
+from rrfp_jax.runs.display import Display
+from rrfp_jax.runtime.programs.programs import PiecePrograms
 from rrfp_jax.train.report import Report
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
 TINY = {  # the only shape that these tests compile
     "steps": 3,
@@ -153,7 +153,12 @@ def test_control_c_ends_cleanly(folder):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    command = [sys.executable, "-m", "rrfp_jax.train.main", *arguments(folder, name="stopped", steps=10**6)]
+    command = [
+        sys.executable,
+        "-m",
+        "rrfp_jax.commands.train",
+        *arguments(folder, name="stopped", steps=10**6),
+    ]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment, **streams) as process:
         limit = threading.Timer(120, process.kill)

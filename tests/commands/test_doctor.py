@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from rrfp_jax.runtime.gpus import MEMORY, OLD_MEMORY
-from rrfp_jax.runtime.join import Place
-from rrfp_jax.train import doctor
-from rrfp_jax.train.doctor import CHECKS, examine
-from rrfp_jax.train.preflight import devices, machine, network, placement
-from rrfp_jax.train.preflight.findings import Finding
-from rrfp_jax.train.preflight.meeting import meet
-from rrfp_jax.train.preflight.surroundings import Folder, Meeting, Surroundings, found_place
-from tests.test_slurm_step import BATCH, JOB, LAST, STEP
+from rrfp_jax.commands import doctor
+from rrfp_jax.commands.doctor import CHECKS, examine
+from rrfp_jax.commands.preflight import devices, machine, network, placement
+from rrfp_jax.commands.preflight.findings import Finding
+from rrfp_jax.commands.preflight.meeting import meet
+from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Surroundings, found_place
+from rrfp_jax.runtime.lifecycle.join import Place
+from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
+from tests.launcher.test_slurm_step import BATCH, JOB, LAST, STEP
 
 PLACE = Place("n1:7000", 4, 0, folder=None)
 MET = Meeting(hosts=("n1", "n1", "n2", "n2"))
@@ -257,7 +257,7 @@ def test_a_port_that_is_taken(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_seen_by_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr("rrfp_jax.train.preflight.meeting.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("rrfp_jax.commands.preflight.meeting.ANSWER_SECONDS", 1.0)
     found = met(range(2), tmp_path / "missing", free_port(), count=2)
     assert [found[rank].sees_folder for rank in (0, 1)] == [False, False]
 
@@ -288,7 +288,7 @@ def test_the_command_refuses(argument, capsys, monkeypatch):
 
 def test_what_is_found_here(tmp_path, monkeypatch):
     """The real thing, but for JAX's devices, which the test's own process has in use."""
-    monkeypatch.setattr("rrfp_jax.train.preflight.surroundings.found_devices", lambda *_: ("cpu", 1, ""))
+    monkeypatch.setattr("rrfp_jax.commands.preflight.surroundings.found_devices", lambda *_: ("cpu", 1, ""))
     found = doctor.look({}, folder=str(tmp_path / "runs"), tp=1)
     assert found.place is None and found.versions["jax"] and not found.address_error
     assert found.folder.free > 0 and not found.folder.error and not list((tmp_path / "runs").iterdir())

@@ -14,22 +14,22 @@ import pytest
 import rrfp_jax as rrfp
 from configs import gpt3_large, gpt_lengths, llama3_70b, quickstart, qwen3_4b
 from models import gpt
-from rrfp_jax.core.cards import CARDS, LINKS
+from rrfp_jax.commands.plan import main
+from rrfp_jax.commands.planning import plan_run
+from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.workload import constant
-from rrfp_jax.runtime.layercosts import ModelCosts
-from rrfp_jax.runtime.ledger import name_of
-from rrfp_jax.runtime.split import layers_of_chunks
-from rrfp_jax.train.data import as_data, buckets_of, plan_step
+from rrfp_jax.data.contract import as_data, buckets_of, plan_step
+from rrfp_jax.forecast.accelerators import CARDS, LINKS
+from rrfp_jax.forecast.layer_costs import ModelCosts
+from rrfp_jax.runtime.memory.ledger import name_of
+from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.train.named import schedule_of
-from rrfp_jax.train.plan import main
-from rrfp_jax.train.planning import plan_run
-from tests import toy
-from tests.refusals import BATCH, refused
-from tests.test_processes import command
+from tests.support import toy
+from tests.support.refusals import BATCH, refused
+from tests.train.test_processes import command
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 H100, NVLINK = CARDS["h100"], LINKS["nvlink4"]
 TINY = {"model.n_layers": 3, "mesh.pp": 2, "model.d_model": 16, "model.n_heads": 2, "model.d_ff": 16}
 TINY |= {"sequence_length": 8, "batch": 4, "microbatches": 4, "steps": 2}
@@ -207,7 +207,7 @@ class TestCommand:
             share = float(os.environ["XLA_CLIENT_MEM_FRACTION"])
             return dataclasses.replace(H100, name="measured", memory=int(share * H100.memory))
 
-        monkeypatch.setattr("rrfp_jax.train.plan.measured_card", measured)
+        monkeypatch.setattr("rrfp_jax.commands.plan.measured_card", measured)
         monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
         monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # JAX refuses both
         file = tmp_path / "plan.json"
@@ -262,14 +262,14 @@ class TestCommand:
 
     def test_this_machine(self, text):
         """In a process of its own: it measures with one thread."""
-        status, said = command("rrfp_jax.train.plan", *tiny(text), folder=ROOT)
+        status, said = command("rrfp_jax.commands.plan", *tiny(text), folder=ROOT)
         assert status == 0 and "device measured (measured on cpu)" in said
 
     def test_what_is_skipped_is_told_in_one_line(self, tmp_path):
         for name, text in {"a.txt": "one and two", "b.txt": "three and four", "none.txt": ""}.items():
             (tmp_path / name).write_text(text)
         given = [f"--config={ROOT / 'configs' / 'gpt_lengths.py'}", f"--config.path={tmp_path}", "--card=cpu"]
-        status, said = command("rrfp_jax.train.plan", *given, "--config.document=file", folder=ROOT)
+        status, said = command("rrfp_jax.commands.plan", *given, "--config.document=file", folder=ROOT)
         assert status == 0
         assert said.endswith("\nrrfp-plan: 1 of 3 documents skipped: 1 too short: none.txt\n")
 
@@ -305,7 +305,7 @@ class TestAuto:
             heavy_head(split="even")
 
     def test_too_little_memory_is_refused(self, monkeypatch):
-        monkeypatch.setattr("rrfp_jax.train.autosplit.memory_limit", lambda device: 10**5)
+        monkeypatch.setattr("rrfp_jax.train.auto_split.memory_limit", lambda device: 10**5)
         with refused("split='auto': no split fits", "layers 5 to 5", "of 95,000 bytes", "more stages"):
             heavy_head(split="auto")
 

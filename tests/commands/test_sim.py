@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.workload import constant, log_normal
-from rrfp_jax.train.sim import main
+from rrfp_jax.commands.sim import main
+from rrfp_jax.core.measure.workload import constant, log_normal
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STEP = log_normal(3, 6, forward=0.01, sigma=0.4, shared=0.5, seed=1, transfer=0.001)
 
 
@@ -166,7 +166,7 @@ def test_refusals_are_one_line(folder, arguments, reason, capsys):
 
 
 def test_a_reader_that_leaves_costs_nothing(folder):
-    ours = f"{sys.executable} -m rrfp_jax.train.sim --workload=w.json --out=o.json"
+    ours = f"{sys.executable} -m rrfp_jax.commands.sim --workload=w.json --out=o.json"
     command = f"{ours} | true; exit ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, check=False, timeout=60)

@@ -9,10 +9,10 @@ from rrfp_jax.core.admission import Admission
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch, IllegalEvent, ScheduleError
 from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
-from tests.interleave import World
+from tests.support.interleave import World
 
 
 def rules(stages=2, microbatches=3, schedule=None, chunks=1, **kwargs):

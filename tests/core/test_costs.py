@@ -4,12 +4,12 @@ import statistics
 
 import pytest
 
-from rrfp_jax.core.costs import TableCosts, WorkloadCosts, recorded
-from rrfp_jax.core.jitter import LEVELS, Jitter
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.costs import TableCosts, WorkloadCosts, recorded
+from rrfp_jax.core.measure.jitter import LEVELS, Jitter
+from rrfp_jax.core.measure.workload import Workload, log_normal
 from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-from rrfp_jax.core.workload import Workload, log_normal
 from rrfp_jax.sim.disturbances import Jittered, LateReadiness, LinkJitter, SizedTransfers, Straggler
 from rrfp_jax.sim.engine import simulate
 

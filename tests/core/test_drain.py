@@ -5,8 +5,8 @@ import pytest
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.hints import BF, BFW, FPriority
 from rrfp_jax.core.orders import OneFOneB
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 
 

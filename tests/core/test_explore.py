@@ -1,19 +1,19 @@
-"""Exhaustive exploration of small steps: a slice of `python -m benchmarks.explore`, and what it rests on."""
+"""Exhaustive exploration of small steps: a slice of `tests.verification.explore`, and its ground."""
 
 import copy
 import random
 
 import pytest
 
-from benchmarks.exploration.cases import cases, schedules, sizes
-from benchmarks.exploration.faults import faults
-from benchmarks.exploration.machines import Case, real
-from benchmarks.exploration.space import Space, Violation, explore
+from rrfp_jax.core.group.unanimous import Unanimous
 from rrfp_jax.core.hints import BF, BFW
 from rrfp_jax.core.progress import Row
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.unanimous import Unanimous
+from tests.verification.exploration.cases import cases, schedules, sizes
+from tests.verification.exploration.faults import faults
+from tests.verification.exploration.machines import Case, real
+from tests.verification.exploration.space import Space, Violation, explore
 
 SLICE = 8
 """Cases of each size; as they are shuffled, all kinds are among them."""

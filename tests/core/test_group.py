@@ -3,14 +3,14 @@
 import pytest
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Chosen, Dispatch, IllegalEvent, Room
-from rrfp_jax.core.group import member, partners, recipients
+from rrfp_jax.core.group.group import member, partners, recipients
+from rrfp_jax.core.group.leader import Decision, Report
+from rrfp_jax.core.group.unanimous import Proposal
 from rrfp_jax.core.hints import BF, BPriority
-from rrfp_jax.core.leader import Decision, Report
 from rrfp_jax.core.orders import OneFOneB
-from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, Placement, Task
-from rrfp_jax.core.unanimous import Proposal
 
 
 def F(j):

@@ -4,13 +4,13 @@ from dataclasses import astuple
 
 import pytest
 
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.metrics import peak_bytes, peak_in_flight, stage_times
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.metrics import peak_bytes, peak_in_flight, stage_times
+from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import NAMED, by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-from rrfp_jax.core.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import FAMILIES
 

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from rrfp_jax.core.hints import BFW, Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.schedules import NAMED
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
-from tests.interleave import World
+from tests.support.interleave import World
 
 HINTS = [schedule for schedule in NAMED.values() if isinstance(schedule, Hint)]
 SEEDS = st.integers(0, 2**32)

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core.csvorder import read_csv, write_csv
+from rrfp_jax.core.csv_order import read_csv, write_csv
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import NAMED
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Placement, Task
-from tests.interleave import World
+from tests.support.interleave import World
 
 ONE_CHUNK = ("1f1b", "gpipe", "zb-h1", "zb-h2")
 HINTS = sorted(name for name, schedule in NAMED.items() if not isinstance(schedule, FixedOrder))

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.corpus.balance import Polynomial, Table, even_out, ordered, rows_by_cost, rows_by_tokens
-from rrfp_jax.corpus.buckets import Fit, best_buckets, bucket_of, check_lengths
-from rrfp_jax.corpus.draw import EMPTY, Draw
-from rrfp_jax.corpus.rows import one_each, packed, split
+from rrfp_jax.data.balance import Polynomial, Table, even_out, ordered, rows_by_cost, rows_by_tokens
+from rrfp_jax.data.buckets import Fit, best_buckets, bucket_of, check_lengths
+from rrfp_jax.data.draw import EMPTY, Draw
+from rrfp_jax.data.rows import one_each, packed, split
 from rrfp_jax.errors import UsageError
 
 LENGTHS = st.lists(st.integers(1, 14), min_size=1, max_size=25).map(lambda x: np.array(x, np.int64))

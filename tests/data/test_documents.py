@@ -14,12 +14,12 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from models import gpt
+from rrfp_jax.data.contract import Data, InMemory, load_repeatedly, plan_hash, plan_step
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.config import load_config
-from rrfp_jax.train.data import Data, InMemory, load_repeatedly, plan_hash, plan_step
-from tests import toy, unpadded
+from rrfp_jax.runs.config import load_config
+from tests.support import toy, unpadded
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RANDOM = np.random.default_rng(0)
 TOKENS = [RANDOM.integers(0, toy.VOCABULARY, n) for n in [*range(2, 14), 30, 41, *RANDOM.integers(2, 20, 40)]]
 CORPUS = rrfp.data.Corpus(
@@ -95,7 +95,7 @@ def test_plans_are_equal_in_every_process():
     data = load_config(str(ROOT / "configs" / "gpt_lengths.py")).train_data()
     assert isinstance(data, Data)
     code = (
-        "from rrfp_jax.train.config import load_config; from rrfp_jax.train.data import plan_hash\n"
+        "from rrfp_jax.runs.config import load_config; from rrfp_jax.data.contract import plan_hash\n"
         "data = load_config('configs/gpt_lengths.py').train_data()\n"
         "print(*(plan_hash(data.plan(step)) for step in (7, 0, 12345)))"
     )

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.world import World
-from rrfp_jax.train.data import InMemory, bucket_of
+from rrfp_jax.data.contract import InMemory, bucket_of
+from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.train.loading import Loader
-from tests import toy
-from tests.test_processes import command, interrupted_at
+from tests.support import toy
+from tests.train.test_processes import command, interrupted_at
 
 
 class Watched:
@@ -177,8 +177,8 @@ def test_a_rank_whose_data_hangs_on_the_main_thread_says_so_at_its_end(tmp_path)
     script = tmp_path / "hangs.py"
     script.write_text(
         "import os, time\n"
-        "from rrfp_jax.train.data import InMemory\n"
-        "from tests import toy\n"
+        "from rrfp_jax.data.contract import InMemory\n"
+        "from tests.support import toy\n"
         "class Hanging(InMemory):\n"
         "    def load(self, microbatch, fields):\n"
         "        hangs = os.environ['RRFP_RANK'] == '0' and microbatch.source == (0, 0)\n"
@@ -187,7 +187,7 @@ def test_a_rank_whose_data_hangs_on_the_main_thread_says_so_at_its_end(tmp_path)
         "data = Hanging(lambda step: toy.microbatches(2, seed=step))\n"
         "list(toy.trainer(2, data=data, stall_seconds=2.0).steps(1))\n"
     )
-    status, said = command("rrfp_jax.train.launch", "-n", 2, script, folder=tmp_path)
+    status, said = command("rrfp_jax.commands.launch", "-n", 2, script, folder=tmp_path)
     assert status == 1
     assert "waited for the data's load() of microbatch 0 of step 0, since" in said, said
 
@@ -196,8 +196,8 @@ def test_ctrl_c_does_not_wait_for_data(tmp_path):
     script = tmp_path / "slow.py"
     script.write_text(
         "import time\n"
-        "from rrfp_jax.train.data import InMemory\n"
-        "from tests import toy\n"
+        "from rrfp_jax.data.contract import InMemory\n"
+        "from tests.support import toy\n"
         "class Slow(InMemory):\n"
         "    def load(self, microbatch, fields):\n"
         "        time.sleep(600 if microbatch.source[0] == 2 else 0)\n"
@@ -205,7 +205,7 @@ def test_ctrl_c_does_not_wait_for_data(tmp_path):
         "data = Slow(lambda step: toy.microbatches(2, seed=step))\n"
         "for report in toy.trainer(2, data=data).steps(4): print('done', report.step, flush=True)\n"
     )
-    launch = "rrfp_jax.train.launch", "-n", 2, script
+    launch = "rrfp_jax.commands.launch", "-n", 2, script
     status, said = interrupted_at("[0] done 1", *launch, folder=tmp_path)
     assert status == 130 and "done 2" not in said, said
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.test_processes import SCRIPTS, command
+from tests.train.test_processes import SCRIPTS, command
 
 RANKS = 4
 
@@ -14,7 +14,13 @@ def ranks(tmp_path_factory):
     """What every rank found."""
     folder = tmp_path_factory.mktemp("mixed")
     status, said = command(
-        "rrfp_jax.train.launch", "-n", RANKS, SCRIPTS / "mixed_ranks.py", folder, folder=folder, limit=300.0
+        "rrfp_jax.commands.launch",
+        "-n",
+        RANKS,
+        SCRIPTS / "mixed_ranks.py",
+        folder,
+        folder=folder,
+        limit=300.0,
     )
     assert status == 0, said
     return [json.loads((folder / f"mixed-{rank}.json").read_text()) for rank in range(RANKS)]
@@ -43,14 +49,14 @@ def test_a_planned_order_that_differs_names_rank_and_step(tmp_path):
     script.write_text(
         "import os\n"
         "import rrfp_jax as rrfp\n"
-        "from tests import toy\n"
+        "from tests.support import toy\n"
         "trainer = toy.trainer(2)\n"
         "list(trainer.steps(1))\n"
         "base = rrfp.schedules.BFW() if os.environ['RRFP_RANK'] == '1' else rrfp.schedules.BF()\n"
         "trainer.schedule = rrfp.schedules.Planned(base=base, evaluations=0)\n"
         "trainer.step(toy.microbatches())\n"
     )
-    status, said = command("rrfp_jax.train.launch", "-n", 2, script, folder=tmp_path, limit=300.0)
+    status, said = command("rrfp_jax.commands.launch", "-n", 2, script, folder=tmp_path, limit=300.0)
     assert status == 1
     assert "the planned order of step 1 is ListedOrder(" in said and "on rank 1" in said, said
     assert "Traceback" not in said, said

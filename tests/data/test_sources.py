@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.corpus.corpus import Corpus, write_tokens
-from rrfp_jax.corpus.sources import Examples, JsonLines, TextFiles, hugging_face
-from rrfp_jax.corpus.tokenizers import Bytes, SentencePiece, TokenizerFile
-from rrfp_jax.corpus.tokens import TokenFile
+from rrfp_jax.data.corpus import Corpus, write_tokens
+from rrfp_jax.data.sources import Examples, JsonLines, TextFiles, hugging_face
+from rrfp_jax.data.tokenizers import Bytes, SentencePiece, TokenizerFile
+from rrfp_jax.data.tokens import TokenFile
 from rrfp_jax.errors import UsageError
 
 TEXTS = [

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rrfp_jax.data.contract import Data
+from rrfp_jax.data.text import ByteText, bigram_loss
 from rrfp_jax.errors import UsageError
-from rrfp_jax.train.data import Data
-from rrfp_jax.train.text import ByteText, bigram_loss
 
 FIELDS = ("tokens", "labels", "mask")
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.cards import CARDS, LINKS, Card, Link, card_of_kind
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
-from rrfp_jax.runtime.costanalysis import program_cost
-from rrfp_jax.runtime.layercosts import ModelCosts
+from rrfp_jax.forecast.accelerators import CARDS, LINKS, Card, Link, card_of_kind
+from rrfp_jax.forecast.cost_analysis import program_cost
+from rrfp_jax.forecast.layer_costs import ModelCosts
 
 N = 64
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)

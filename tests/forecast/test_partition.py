@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core.partition import LayerLoad, TooLarge, partition
+from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
 
 SMALL = st.integers(0, 9)
 LAYERS = st.lists(

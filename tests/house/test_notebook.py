@@ -13,7 +13,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 NOTEBOOK = REPOSITORY / "notebooks" / "quickstart.ipynb"
 LIMIT_SECONDS = 300
 """For everything together; it takes about a minute on two free cores."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "tests" / "scripts"
-NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
 LIMIT_SECONDS = 120
 
 
@@ -68,11 +68,11 @@ def test_holds_the_package_and_its_commands_only(wheel):
         head, *lines = archive.read(commands).decode().splitlines()
     assert head == "[console_scripts]"
     assert {line for line in lines if line} == {
-        "rrfp-doctor = rrfp_jax.train.doctor:run",
-        "rrfp-launch = rrfp_jax.train.launch:run",
-        "rrfp-plan = rrfp_jax.train.plan:run",
-        "rrfp-sim = rrfp_jax.train.sim:run",
-        "rrfp-train = rrfp_jax.train.main:run",
+        "rrfp-doctor = rrfp_jax.commands.doctor:run",
+        "rrfp-launch = rrfp_jax.commands.launch:run",
+        "rrfp-plan = rrfp_jax.commands.plan:run",
+        "rrfp-sim = rrfp_jax.commands.sim:run",
+        "rrfp-train = rrfp_jax.commands.train:run",
     }
     distribution = "-".join(wheel.name.split("-")[:2])
     assert {name.split("/")[0] for name in names} == {"rrfp_jax", f"{distribution}.dist-info"}

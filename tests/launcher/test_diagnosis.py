@@ -5,10 +5,10 @@ from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 import pytest
 
 from rrfp_jax.core.tasks import BACKWARD, Task
-from rrfp_jax.runtime.blackbox import BoxEntry, BoxReading
-from rrfp_jax.runtime.lastwords import LastWords
-from rrfp_jax.train.diagnosis import diagnose
-from rrfp_jax.train.rankend import RankEnd
+from rrfp_jax.launcher.diagnosis import diagnose
+from rrfp_jax.launcher.rank_end import RankEnd
+from rrfp_jax.runtime.lifecycle.last_words import LastWords
+from rrfp_jax.runtime.processes.flight_recorder import BoxEntry, BoxReading
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: bad value\n'
 

@@ -1,4 +1,4 @@
-"""Cells of the table of failures (`python -m benchmarks.failures`), and what they rest on, piece by piece."""
+"""Cells of the table of failures (`python -m tests.verification.failures`), and what they rest on."""
 
 import socket
 import threading
@@ -6,16 +6,16 @@ import time
 
 import pytest
 
-from benchmarks.failure_cell import Cell, run_by_hand, run_launched
-from benchmarks.failures import BRISK_SILENCE, END_SECONDS, FREEZE_SECONDS, faults_of
+from rrfp_jax.commands.launch import main
 from rrfp_jax.errors import PeerLost, UsageError
-from rrfp_jax.runtime.blackbox import BlackBox
-from rrfp_jax.runtime.farewell import last_words
-from rrfp_jax.runtime.join import SILENCE_SECONDS, silence_seconds
-from rrfp_jax.runtime.mailbox import Mailbox, pack
-from rrfp_jax.runtime.watchdog import Watchdog
-from rrfp_jax.runtime.world import World
-from rrfp_jax.train.launch import main
+from rrfp_jax.runtime.lifecycle.farewell import last_words
+from rrfp_jax.runtime.lifecycle.join import SILENCE_SECONDS, silence_seconds
+from rrfp_jax.runtime.lifecycle.watchdog import Watchdog
+from rrfp_jax.runtime.processes.flight_recorder import BlackBox
+from rrfp_jax.runtime.processes.mailbox import Mailbox, pack
+from rrfp_jax.runtime.processes.world import World
+from tests.verification.failure_cell import Cell, run_by_hand, run_launched
+from tests.verification.failures import BRISK_SILENCE, END_SECONDS, FREEZE_SECONDS, faults_of
 
 
 def check(cell, outcome):

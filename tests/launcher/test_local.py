@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rrfp_jax.train import local
+from rrfp_jax.commands import local
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
 
 
@@ -32,7 +32,7 @@ def test_a_named_run_gets_a_process_per_stage(spawned, tmp_path):
     assert local.main([CONFIG, where, "--config.mesh.pp=2"]) == 0
     assert local.main([CONFIG, where, "-n", "2", "--max-restarts=3"]) == 0
     (argv, count, folder, none), (others, fewer, _, restarts) = spawned
-    assert argv == [sys.executable, "-m", "rrfp_jax.train.main", CONFIG, where, "--config.mesh.pp=2"]
+    assert argv == [sys.executable, "-m", "rrfp_jax.commands.train", CONFIG, where, "--config.mesh.pp=2"]
     assert (count, fewer, others[-1]) == (2, 2, where)
     assert (none, restarts) == (0, 3)
     assert folder.final == tmp_path / "quickstart"

@@ -16,18 +16,18 @@ import psutil
 import pytest
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, UsageError
-from rrfp_jax.runtime.blackbox import BlackBox, read
-from rrfp_jax.runtime.mailbox import Mailbox
-from rrfp_jax.runtime.preemption import SAVE_SECONDS, save_seconds
-from rrfp_jax.runtime.world import World
-from rrfp_jax.train.config import load_config
-from rrfp_jax.train.crew import Patience
-from rrfp_jax.train.folders import RunFolder
-from rrfp_jax.train.restarts import BACK_OFF_SECONDS, NO_STEP, after_attempt
-from rrfp_jax.train.run import RunFiles
-from rrfp_jax.train.spawn import spawn
+from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS, NO_STEP, after_attempt
+from rrfp_jax.launcher.spawn import spawn
+from rrfp_jax.launcher.supervisor import Patience
+from rrfp_jax.runs.config import load_config
+from rrfp_jax.runs.run import RunFiles
+from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
+from rrfp_jax.runtime.processes.flight_recorder import BlackBox, read
+from rrfp_jax.runtime.processes.mailbox import Mailbox
+from rrfp_jax.runtime.processes.world import World
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HANG_SECONDS = 20.0
 BRISK = Patience(grace=HANG_SECONDS, terminate=0.3, interrupt=1.0, save=HANG_SECONDS, back_off=(0.0,) * 3)
 
@@ -267,8 +267,8 @@ def test_all_learn_of_one_request_at_the_same_gather():
 NOTES = f"""\
 import json, os, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from rrfp_jax.runtime.preemption import sigterm_noted
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.lifecycle.preemption import sigterm_noted
+from rrfp_jax.runtime.processes.world import World
 world, mode = World(), sys.argv[1]
 with sigterm_noted(world, 0.5 if mode == "stuck" else 20.0):
     print("ready", flush=True)

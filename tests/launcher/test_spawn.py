@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rrfp_jax.train.crew import Patience
-from rrfp_jax.train.folders import RunFolder, move_away
-from rrfp_jax.train.launch import main
-from rrfp_jax.train.spawn import spawn
+from rrfp_jax.commands.launch import main
+from rrfp_jax.launcher.folders import RunFolder, move_away
+from rrfp_jax.launcher.spawn import spawn
+from rrfp_jax.launcher.supervisor import Patience
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 45.0
 HANG_SECONDS = 20.0
 """Longer than any of these runs takes on a busy machine; shorter than they would without the launcher."""
@@ -34,8 +34,8 @@ def end_by(number): os.kill(os.getpid(), number)
 OURS = """\
 from pathlib import Path
 from rrfp_jax.core.tasks import BACKWARD, Task
-from rrfp_jax.runtime.blackbox import BlackBox
-from rrfp_jax.runtime.lastwords import LastWords
+from rrfp_jax.runtime.processes.flight_recorder import BlackBox
+from rrfp_jax.runtime.lifecycle.last_words import LastWords
 box = BlackBox(Path(here) / f"box-{rank}", rank, f"stage {rank}")
 def farewell(kind, sentence, status=1, **more):
     LastWords(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, **more).write(Path(here))
@@ -285,7 +285,7 @@ def test_ranks_that_ignore_an_interrupt_are_killed(launch, tmp_path, twice):
 
 def test_no_rank_outlives_a_killed_launcher(tmp_path, marker):
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
-    command = [sys.executable, "-m", "rrfp_jax.train.launch", "-n", "2", "train.py", marker]
+    command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "2", "train.py", marker]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=env) as launcher:
         assert until(lambda: len(processes(marker)) == 3)
@@ -295,9 +295,8 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path, marker):
 
 def test_a_closed_stdout_does_not_end_the_run(tmp_path, marker):
     (tmp_path / "train.py").write_text("for i in range(2000): print(i)\nopen('whole', 'w')")
-    command = (
-        f"{sys.executable} -m rrfp_jax.train.launch -n 1 train.py {marker} | head -1; exit ${{PIPESTATUS[0]}}"
-    )
+    launch = f"{sys.executable} -m rrfp_jax.commands.launch -n 1 train.py {marker}"
+    command = f"{launch} | head -1; exit ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-c", command],

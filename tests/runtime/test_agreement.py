@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from benchmarks.failure_cell import Cell, run_launched
-from benchmarks.failures import END_SECONDS, faults_of
-from tests import toy
-from tests.test_processes import command
+from tests.support import toy
+from tests.train.test_processes import command
+from tests.verification.failure_cell import Cell, run_launched
+from tests.verification.failures import END_SECONDS, faults_of
 
 SILENCE = 10.0
 
@@ -24,8 +24,8 @@ SIZES = {
 
 
 def launched(folder, count, *arguments):
-    ranks = ("-n", count, "-m", "tests.group_ranks", folder, *arguments)
-    return command("rrfp_jax.train.launch", *ranks, folder=folder, limit=500.0)
+    ranks = ("-n", count, "-m", "tests.support.group_ranks", folder, *arguments)
+    return command("rrfp_jax.commands.launch", *ranks, folder=folder, limit=500.0)
 
 
 @pytest.fixture(scope="module", params=SIZES)

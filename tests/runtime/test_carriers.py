@@ -7,11 +7,11 @@ from contextlib import ExitStack
 import pytest
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime import storecarrier
-from rrfp_jax.runtime.carrier import SocketCarrier
-from rrfp_jax.runtime.storecarrier import BLOCK, LOOK_SECONDS, StoreCarrier
-from rrfp_jax.runtime.world import World
-from tests.mailboxes import all_joined
+from rrfp_jax.runtime.group import store_carrier as storecarrier
+from rrfp_jax.runtime.group.carrier import SocketCarrier
+from rrfp_jax.runtime.group.store_carrier import BLOCK, LOOK_SECONDS, StoreCarrier
+from rrfp_jax.runtime.processes.world import World
+from tests.support.mailboxes import all_joined
 
 RANKS = 3
 

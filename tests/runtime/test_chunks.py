@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from tests import toy
+from tests.support import toy
 
 PLACEMENTS = [(4, 2, "looped"), (2, 4, "looped"), (4, 2, "v"), (2, 3, "v"), (1, 3, "looped")]
 

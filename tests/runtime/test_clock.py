@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.runtime.clock import SAMPLES, PeerClock
-from rrfp_jax.runtime.frames import pack
-from tests.mailboxes import all_joined, joined, pump_until, received
+from rrfp_jax.runtime.processes.clock import SAMPLES, PeerClock
+from rrfp_jax.runtime.processes.frames import pack
+from tests.support.mailboxes import all_joined, joined, pump_until, received
 
 pytestmark = pytest.mark.usefixtures("all_closed")
 

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.delays import Delays
+from rrfp_jax.runtime.driver.delays import Delays
 
 LATE = 0.3
 

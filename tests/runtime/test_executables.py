@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from rrfp_jax.runtime.compiling import Compiler
-from rrfp_jax.runtime.executables import Executables
-from rrfp_jax.runtime.site import Site
-from tests import programs
-from tests.test_processes import environment
+from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.stage_mesh import Site
+from tests.support import programs
+from tests.train.test_processes import environment
 
 
 def start(folder):
-    argv = [sys.executable, "-m", "tests.programs", str(folder)]
+    argv = [sys.executable, "-m", "tests.support.programs", str(folder)]
     return subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, text=True)
 
 

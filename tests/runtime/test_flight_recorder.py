@@ -10,9 +10,9 @@ import time
 import pytest
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
-from rrfp_jax.runtime import blackbox
-from rrfp_jax.runtime.blackbox import BlackBox, BoxEntry, BoxReading, read
-from rrfp_jax.runtime.lastwords import LastWords, read_all
+from rrfp_jax.runtime.lifecycle.last_words import LastWords, read_all
+from rrfp_jax.runtime.processes import flight_recorder as blackbox
+from rrfp_jax.runtime.processes.flight_recorder import BlackBox, BoxEntry, BoxReading, read
 
 
 def test_a_box_is_read_as_it_was_written(tmp_path):
@@ -34,7 +34,8 @@ def test_a_box_is_read_as_it_was_written(tmp_path):
 
 def test_a_box_outlives_its_process(tmp_path):
     script = (
-        "import os, sys; from pathlib import Path; from rrfp_jax.runtime.blackbox import BlackBox\n"
+        "import os, sys; from pathlib import Path\n"
+        "from rrfp_jax.runtime.processes.flight_recorder import BlackBox\n"
         "from rrfp_jax.core.tasks import *\n"
         "box = BlackBox(Path(sys.argv[1]), 1, 'stage 1'); box.phase('step 7')\n"
         "box.dispatched(7, 1, Task(FORWARD, 0, 5)); os.kill(os.getpid(), 9)"

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.frames import LARGEST_FRAME, pack, unpack
-from tests.mailboxes import joined, listening, pump_until
+from rrfp_jax.runtime.processes.frames import LARGEST_FRAME, pack, unpack
+from tests.support.mailboxes import joined, listening, pump_until
 
 pytestmark = pytest.mark.usefixtures("all_closed")
 

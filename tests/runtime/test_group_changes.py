@@ -7,9 +7,9 @@ import pytest
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import Placement
-from tests import group_changes as changes
-from tests import toy
-from tests.test_processes import command
+from tests.support import group_changes as changes
+from tests.support import toy
+from tests.train.test_processes import command
 
 RANKS = 4
 
@@ -19,8 +19,8 @@ def changed(tmp_path):
     """Goes through a change with four ranks; what each of them found, step by step."""
 
     def run(change):
-        ranks = ("-n", RANKS, "-m", "tests.group_changes", tmp_path, change)
-        status, said = command("rrfp_jax.train.launch", *ranks, folder=tmp_path, limit=400.0)
+        ranks = ("-n", RANKS, "-m", "tests.support.group_changes", tmp_path, change)
+        status, said = command("rrfp_jax.commands.launch", *ranks, folder=tmp_path, limit=400.0)
         assert status == 0, said
         found = [json.loads((tmp_path / f"ranks-{rank}.json").read_text()) for rank in range(RANKS)]
         for one, other in ((found[0], found[1]), (found[2], found[3])):

@@ -3,8 +3,8 @@
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.layout import Layout
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.processes.world import World
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.frames import pack
-from rrfp_jax.runtime.handshake import LARGEST_HELLO, connect, listen
-from tests.mailboxes import listening, opened, pump_until, reset_connection
+from rrfp_jax.runtime.processes.frames import pack
+from rrfp_jax.runtime.processes.handshake import LARGEST_HELLO, connect, listen
+from tests.support.mailboxes import listening, opened, pump_until, reset_connection
 
 pytestmark = pytest.mark.usefixtures("all_closed")
 

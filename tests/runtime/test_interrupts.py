@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import toy
+from tests.support import toy
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from rrfp_jax.schedules import FORWARD
-from tests import toy
+from tests.support import toy
 
 WIDTH = 4
 WEIGHT = 16  # rows and columns of the weights that must not be saved per microbatch

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.frames import pack
-from tests.mailboxes import (
+from rrfp_jax.runtime.processes.frames import pack
+from tests.support.mailboxes import (
     PROMPT_SECONDS,
     all_joined,
     in_thread,

@@ -6,22 +6,22 @@ import random
 import pytest
 
 import rrfp_jax as rrfp
-from benchmarks import budgeted
-from benchmarks.exploration.machines import Case
-from benchmarks.exploration.memory import Memory as Counted
-from benchmarks.exploration.memory import drawn, footprints_of
-from benchmarks.exploration.space import Violation, explore
-from benchmarks.memory import InTurns, moments_of
-from rrfp_jax.core.footprint import arrival, cost, least_room, order_peaks, step_budgets
-from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.memory.footprint import arrival, cost, least_room, order_peaks, step_budgets
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.runtime.budget import MARGIN, memory_of_step, parse_setting
-from rrfp_jax.runtime.delays import DelayedTransport
-from rrfp_jax.runtime.ledger import BucketLedger, StageLedger
-from rrfp_jax.runtime.memory import Memory
-from tests import toy
+from rrfp_jax.runtime.driver.delays import DelayedTransport
+from rrfp_jax.runtime.memory.budget import MARGIN, memory_of_step, parse_setting
+from rrfp_jax.runtime.memory.ledger import BucketLedger, StageLedger
+from rrfp_jax.runtime.memory.memory import Memory
+from tests.support import toy
+from tests.verification import budgeted
+from tests.verification.exploration.machines import Case
+from tests.verification.exploration.memory import Memory as Counted
+from tests.verification.exploration.memory import drawn, footprints_of
+from tests.verification.exploration.space import Violation, explore
+from tests.verification.memory import InTurns, moments_of
 
 SLICE, RUNS = 80, 100
 
@@ -87,7 +87,7 @@ class TestEveryState:
 
 
 def test_random_steps_of_the_driver_keep_their_budgets():
-    """A slice of `python -m benchmarks.budget_runs`."""
+    """A slice of `python -m tests.verification.budget_runs`."""
     full = 0
     for seed in range(RUNS):
         step = budgeted.drawn(seed)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from rrfp_jax.core.events import Dispatch
+from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.replay import LoggedScheduler, ReplayError, replay
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
-from rrfp_jax.core.trace import Part
-from rrfp_jax.runtime.transport import LocalTransport
-from tests import toy
+from rrfp_jax.runtime.transport.protocol import LocalTransport
+from tests.support import toy
 
 MICROBATCHES = 12
 

@@ -8,8 +8,8 @@ from flax import linen, nnx
 from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.delays import Delays
-from tests import toy
+from rrfp_jax.runtime.driver.delays import Delays
+from tests.support import toy
 
 SHARDING = {"*.up": P(None, "tp"), "*.down": P("tp", None), "-1.out": P("tp", None)}
 

@@ -9,15 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import language
-from benchmarks.halved import dot_flops
-from benchmarks.split_backward import piece, weight_share
+from benchmarks.runtime import language
+from benchmarks.runtime.halved import dot_flops
+from benchmarks.runtime.split_backward import piece, weight_share
 from models.gpt import GPTConfig
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.inline import BARRIER, inline
 from rrfp_jax.runtime.autodiff.remat import rematerialised
-from rrfp_jax.runtime.layers import MicrobatchView
-from tests.stages import DEPTH, ROWS, UNARY, WIDTH, dense, from_recipe, halved, norm, outputs_equal, tallies
+from rrfp_jax.runtime.model.layers import MicrobatchView
+from tests.support.stages import (
+    DEPTH,
+    ROWS,
+    UNARY,
+    WIDTH,
+    dense,
+    from_recipe,
+    halved,
+    norm,
+    outputs_equal,
+    tallies,
+)
 
 SMALL = {"d_model": 32, "n_heads": 2, "d_ff": 64, "n_layers": 2, "vocab_size": 32}
 BLOCK, HEAD = range(2, 3), range(2, 4)  # of embedding, two blocks, head; the head's with the block before it

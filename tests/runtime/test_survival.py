@@ -8,9 +8,9 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.transport import LocalTransport
-from tests import toy
-from tests.refusals import BATCH, copied, refused, same
+from rrfp_jax.runtime.transport.protocol import LocalTransport
+from tests.support import toy
+from tests.support.refusals import BATCH, copied, refused, same
 
 
 def spoilt(value, j):

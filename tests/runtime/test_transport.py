@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 
 from rrfp_jax.core.tasks import FORWARD, Task
-from rrfp_jax.runtime.coordinator import reserved_port
-from rrfp_jax.runtime.delays import DelayedTransport
-from rrfp_jax.runtime.mailbox import Mailbox
-from rrfp_jax.runtime.socket_transport import SocketTransport
-from rrfp_jax.runtime.transport import Key, LocalTransport
-from rrfp_jax.runtime.world import World
-from tests import dying_peer, toy
-from tests import transport_conformance as conformance
-from tests.ordered_link import Link, OrderedTransport, OrderError
-from tests.transport_ends import Ends
+from rrfp_jax.runtime.driver.delays import DelayedTransport
+from rrfp_jax.runtime.processes.coordinator import reserved_port
+from rrfp_jax.runtime.processes.mailbox import Mailbox
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.protocol import Key, LocalTransport
+from rrfp_jax.runtime.transport.socket import SocketTransport
+from tests.support import dying_peer, toy
+from tests.support import transport_conformance as conformance
+from tests.support.ordered_link import Link, OrderedTransport, OrderError
+from tests.support.transport_ends import Ends
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 60.0
 
 HERE = {
@@ -85,7 +85,7 @@ def between(tmp_path_factory):
     """All scenarios between two processes, which are started once; errors by transport and scenario."""
     with reserved_port() as port:
         place = {"RRFP_COORDINATOR": f"127.0.0.1:{port}", "RRFP_PROCESSES": "2", "RRFP_BIND": "127.0.0.1"}
-        ranks = [("tests.transport_process", place | {"RRFP_RANK": str(rank)}) for rank in range(2)]
+        ranks = [("tests.support.transport_process", place | {"RRFP_RANK": str(rank)}) for rank in range(2)]
         statuses, said, logs = run(ranks, tmp_path_factory.mktemp("between"))
     found = [{(line["transport"], line["scenario"]): line["error"] for line in lines} for lines in said]
     return statuses, found, logs
@@ -108,7 +108,7 @@ def test_processes_end_well(between):
 
 @pytest.fixture(scope="module")
 def deaths(tmp_path_factory):
-    statuses, (lines,), logs = run([("tests.dying_peer", {})], tmp_path_factory.mktemp("deaths"))
+    statuses, (lines,), logs = run([("tests.support.dying_peer", {})], tmp_path_factory.mktemp("deaths"))
     assert statuses == [0], logs
     return {line["phase"]: line for line in lines}, logs
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 
 import rrfp_jax as rrfp
-from tests import toy, unpadded
-from tests.programs import COMPILED
+from tests.support import toy, unpadded
+from tests.support.programs import COMPILED
 
 
 def main(folder: Path) -> None:

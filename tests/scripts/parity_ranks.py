@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import rrfp_jax as rrfp
-from tests import toy
+from tests.support import toy
 
 CASES = [
     (rrfp.Mesh(pp=4, chunks=2), None, ("interleaved-1f1b", "bf", "bfw")),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import optax
 
 import rrfp_jax as rrfp
-from tests import toy
+from tests.support import toy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ t_F, t_I and t_W are the times of a whole stage, whatever the number of chunks; 
 
 import pytest
 
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import by_name
-from rrfp_jax.core.workload import Workload
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
 
 FORMULAS = {

@@ -6,17 +6,17 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 
-from rrfp_jax.core.costs import WorkloadCosts
 from rrfp_jax.core.hints import BF, Ranked
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.orders import ZBH1, OneFOneB
-from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import NAMED
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-from rrfp_jax.core.workload import constant
 from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.optimum import optimum
-from tests.steps import Drawn, peak, steps
+from tests.support.steps import Drawn, peak, steps
 
 ROUNDING = 1 + 1e-9
 FUSED, SPLIT = (FORWARD, BACKWARD), (FORWARD, INPUT, WEIGHT)

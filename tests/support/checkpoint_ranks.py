@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rrfp_jax.checkpoint.checkpoint import Checkpoints
+from rrfp_jax.checkpoint.folder import RunState
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.join import join
-from rrfp_jax.train.checkpoint import Checkpoints
-from rrfp_jax.train.checkpointfolder import RunState
-from tests import stored
+from rrfp_jax.runtime.lifecycle.join import join
+from tests.support import stored
 
 folder = Path(sys.argv[1])
 world = join()

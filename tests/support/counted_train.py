@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from rrfp_jax.train.main import main
+from rrfp_jax.commands.train import main
 
 compiled = []
 jax.monitoring.register_event_duration_secs_listener(

@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.tasks import FORWARD, Task
-from rrfp_jax.runtime.handshake import connect, listen
-from rrfp_jax.runtime.mailbox import Mailbox
-from rrfp_jax.runtime.socket_transport import SocketTransport
-from rrfp_jax.runtime.transport import Key
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.processes.handshake import connect, listen
+from rrfp_jax.runtime.processes.mailbox import Mailbox
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.socket import SocketTransport
 
 LIMIT_SECONDS = 8.0
 ROUND = 9

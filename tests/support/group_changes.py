@@ -1,4 +1,4 @@
-"""One of four ranks, two to a stage, through changes: `-m tests.group_changes FOLDER CHANGE`.
+"""One of four ranks, two to a stage, through changes: `-m tests.support.group_changes FOLDER CHANGE`.
 
 CHANGE: schedules (hints and fixed orders in turns), chunks (two a stage, looped and as a v), budgets (in
 bytes), sigterm (to rank 1, between two tasks of a step). Inputs arrive at different times on every rank.
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime._jax import key_value_store
-from rrfp_jax.runtime.delays import Delays
-from rrfp_jax.runtime.preemption import sigterm_noted
-from tests import toy
+from rrfp_jax.runtime.driver.delays import Delays
+from rrfp_jax.runtime.lifecycle.preemption import sigterm_noted
+from tests.support import toy
 
 SCHEDULES = ("bf", "1f1b", "bfw", "gpipe", "gpipe", "bf", "zb-h1", "bfw")
 MICROBATCHES = 6

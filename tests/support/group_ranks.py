@@ -1,4 +1,4 @@
-"""One rank of stages of several devices: `-m tests.group_ranks FOLDER PP TP[,TP...] DP [few|tied|off]`.
+"""A rank of stages of several devices: `-m tests.support.group_ranks FOLDER PP TP[,TP...] DP [few|tied|off]`.
 
 Inputs arrive at different times on every rank. Goes through all ways to agree, with BF and BFW, some passes
 each over one batch, then trains two steps. Writes ranks-<rank>.json: by case, what the rank dispatched in
@@ -18,12 +18,12 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime import agreement
-from rrfp_jax.runtime.agreement import Terms
-from rrfp_jax.runtime.delays import Delays
+from rrfp_jax.runtime.driver.delays import Delays
+from rrfp_jax.runtime.group import agreement
+from rrfp_jax.runtime.group.agreement import Terms
 from rrfp_jax.train.reference import leaf_errors, unpipelined_value_and_grad
-from tests import toy
-from tests.test_sharding import pipeline
+from tests.runtime.test_sharding import pipeline
+from tests.support import toy
 
 WAYS = itertools.product(("kv", "socket"), ("leader", "unanimous"))
 TERMS = [Terms(carrier=carrier, protocol=protocol) for carrier, protocol in WAYS]

@@ -3,13 +3,13 @@
 import random
 from dataclasses import dataclass, field
 
-from benchmarks.exploration.machines import Case, real
-from benchmarks.exploration.space import Violation
-from benchmarks.exploration.witness import Seen, Witness
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch
-from rrfp_jax.core.group import recipients
-from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.group.group import recipients
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Task
+from tests.verification.exploration.machines import Case, real
+from tests.verification.exploration.space import Violation
+from tests.verification.exploration.witness import Seen, Witness
 
 PATIENCE = 10_000
 

@@ -7,8 +7,8 @@ import threading
 import time
 from contextlib import contextmanager
 
-from rrfp_jax.runtime.frames import unpack
-from rrfp_jax.runtime.mailbox import Mailbox
+from rrfp_jax.runtime.processes.frames import unpack
+from rrfp_jax.runtime.processes.mailbox import Mailbox
 
 PROMPT_SECONDS = 0.3
 """Less than any pause of the code, more than a loaded machine takes to wake a thread."""

@@ -4,7 +4,7 @@ from collections import deque
 
 import jax
 
-from rrfp_jax.runtime.transport import NOBODY, SHORTEST_PAUSE, Arrival, Ledger, nbytes
+from rrfp_jax.runtime.transport.protocol import NOBODY, SHORTEST_PAUSE, Arrival, Ledger, nbytes
 
 
 class OrderError(AssertionError):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from rrfp_jax.runtime.executables import Executables
+from rrfp_jax.runtime.programs.executables import Executables
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from tests import toy
+from tests.support import toy
 
 BATCH = [
     {name: array.astype(np.float32 if name == "mask" else np.int32) for name, array in mb.items()}

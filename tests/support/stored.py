@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rrfp_jax.train.leaves import keyed
+from rrfp_jax.checkpoint.leaves import keyed
 
 LAYERS = 4
 OPTIMIZERS = {

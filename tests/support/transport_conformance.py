@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 
-from tests.transport_ends import KIB, MIB
+from tests.support.transport_ends import KIB, MIB
 
 OWNERS = {"SocketTransport": [0, 1], "RoutedTransport": [0, 0, 1]}
 """What is tested between two processes: the rank of each stage. The router is on rank 0, which has two."""

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.tasks import FORWARD, Task
-from rrfp_jax.runtime.transport import Key
+from rrfp_jax.runtime.transport.protocol import Key
 
 LIMIT_SECONDS = 10.0
 KIB, MIB = 2**10, 2**20

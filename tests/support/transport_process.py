@@ -8,11 +8,11 @@ import traceback
 import jax
 
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.runtime.join import join
-from rrfp_jax.runtime.layout import Layout
-from rrfp_jax.runtime.site import Site
-from tests import transport_conformance as conformance
-from tests.transport_ends import Ends
+from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.programs.stage_mesh import Site
+from tests.support import transport_conformance as conformance
+from tests.support.transport_ends import Ends
 
 
 def ends_of(name, world):

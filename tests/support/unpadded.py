@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 import rrfp_jax as rrfp
-from tests import toy
+from tests.support import toy
 
 
 def layers():

@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.costtable import CostTable, measured
+from rrfp_jax.core.measure.cost_table import CostTable, measured
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import Workload, log_normal
 from rrfp_jax.core.orders import OneFOneB, planned_order
-from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.schedules import NAMED
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.workload import Workload, log_normal
-from rrfp_jax.runtime.ledger import name_of
+from rrfp_jax.data.contract import InMemory, buckets_of
+from rrfp_jax.runs.config import load_config
+from rrfp_jax.runs.paced import PacedRun
+from rrfp_jax.runtime.memory.ledger import name_of
 from rrfp_jax.schedules import BF, BFW, Planned
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.train.config import load_config
-from rrfp_jax.train.data import InMemory, buckets_of
 from rrfp_jax.train.pace import Pace, read_costs
-from rrfp_jax.train.paced import PacedRun
-from tests import toy
-from tests.programs import COMPILED
+from tests.support import toy
+from tests.support.programs import COMPILED
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 LENGTHS = (4, 8, 16)
 

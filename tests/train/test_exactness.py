@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.delays import DelayedTransport
-from tests import toy
+from rrfp_jax.runtime.driver.delays import DelayedTransport
+from tests.support import toy
 
 STAGES, MICROBATCHES, STEPS = 4, 8, 30
 PLACEMENTS = {

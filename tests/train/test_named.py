@@ -3,11 +3,11 @@
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.csvorder import write_csv
+from rrfp_jax.core.csv_order import write_csv
 from rrfp_jax.core.orders import OneFOneB
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.train.named import planned_or_schedule, schedule_of
-from tests import toy
+from tests.support import toy
 
 GOOD = ["0F0,0F1,0B0,0B1", "1F0,,1B0,1F1,1B1"]
 

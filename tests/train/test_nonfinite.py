@@ -9,15 +9,15 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.compiling import Compiler
-from rrfp_jax.runtime.gradients import SumPrograms
-from rrfp_jax.runtime.roles import Roles
-from rrfp_jax.runtime.sharding import Sharding, placed_params
-from rrfp_jax.runtime.site import Site
-from rrfp_jax.train.lossscale import LossScale
+from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.model.sharding import Sharding, placed_params
+from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.gradients import SumPrograms
+from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.nonfinite import MOST_IN_VAIN
-from tests import toy
-from tests.refusals import copied, refused, same
+from tests.support import toy
+from tests.support.refusals import copied, refused, same
 
 GOOD = toy.microbatches(3)
 BAD = [GOOD[0], {**GOOD[1], "mask": np.where(GOOD[1]["mask"] > 0, np.nan, 0.0).astype(np.float32)}, GOOD[2]]

@@ -10,12 +10,12 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
-from rrfp_jax.runtime.exchange import exchange
-from rrfp_jax.runtime.paths import leaf_paths
-from rrfp_jax.runtime.stage import Stage
-from rrfp_jax.runtime.transport import LocalTransport
-from rrfp_jax.runtime.world import World
-from tests import toy
+from rrfp_jax.runtime.model.paths import leaf_paths
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.stages.stage import Stage
+from rrfp_jax.runtime.transport.exchange import exchange
+from rrfp_jax.runtime.transport.protocol import LocalTransport
+from tests.support import toy
 
 STEPS = 3
 ONE, FOUR, LOOPED = rrfp.Mesh(pp=1), rrfp.Mesh(pp=4), rrfp.Mesh(pp=2, chunks=2)

@@ -6,9 +6,9 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.stage import ModelStep
-from rrfp_jax.runtime.transport import LocalTransport
-from tests import toy
+from rrfp_jax.runtime.stages.stage import ModelStep
+from rrfp_jax.runtime.transport.protocol import LocalTransport
+from tests.support import toy
 
 SPLITS = [(1, None), (2, None), (2, (1, 7)), (4, None), (4, (1, 4, 2, 1))]
 SCHEDULES = ["gpipe", "1f1b", "bf"]

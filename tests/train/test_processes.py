@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.csvorder import write_csv
+from rrfp_jax.core.csv_order import write_csv
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.orders import ZBV, GPipe
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.workload import constant
 from rrfp_jax.sim.engine import simulate
-from tests import toy
+from tests.support import toy
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 
 
@@ -53,7 +53,13 @@ def parity(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("parity")
     count = request.param
     status, said = command(
-        "rrfp_jax.train.launch", "-n", count, SCRIPTS / "parity_ranks.py", folder, folder=folder, limit=400.0
+        "rrfp_jax.commands.launch",
+        "-n",
+        count,
+        SCRIPTS / "parity_ranks.py",
+        folder,
+        folder=folder,
+        limit=400.0,
     )
     assert status == 0, said
     return [json.loads((folder / f"parity-{rank}.json").read_text()) for rank in range(count)]
@@ -108,20 +114,20 @@ def test_a_plan_that_differs_names_rank_and_step(tmp_path):
     script = tmp_path / "differs.py"
     script.write_text(
         "import os\n"
-        "from tests import toy\n"
+        "from tests.support import toy\n"
         "odd = os.environ['RRFP_RANK'] == '2'\n"
         "data = lambda step: toy.microbatches(6 if odd and step == 3 else 5, seed=step)\n"
         "for report in toy.trainer(4, data=data).steps(5): pass\n"
     )
-    status, said = command("rrfp_jax.train.launch", "-n", 4, script, folder=tmp_path)
+    status, said = command("rrfp_jax.commands.launch", "-n", 4, script, folder=tmp_path)
     assert status == 1
     assert "rank 2" in said and "step 3" in said and "Traceback" not in said, said
 
 
 def test_more_processes_than_the_mesh_divides_among(tmp_path):
     script = tmp_path / "three.py"
-    script.write_text("from tests import toy\ntoy.trainer(4)\n")
-    status, said = command("rrfp_jax.train.launch", "-n", 3, script, folder=tmp_path)
+    script.write_text("from tests.support import toy\ntoy.trainer(4)\n")
+    status, said = command("rrfp_jax.commands.launch", "-n", 3, script, folder=tmp_path)
     assert status == 2 and "Mesh(pp=4) on 3 processes" in said, said
 
 
@@ -248,7 +254,7 @@ def test_ctrl_c_ends_a_run_with_its_files_complete(tmp_path):
 
 def test_the_tasks_of_a_slurm_step_find_each_other(tmp_path):
     """By the environment that srun sets: there is no SLURM here."""
-    script = "from tests import toy\nprint([r.loss for r in toy.trainer(2).steps(2)])"
+    script = "from tests.support import toy\nprint([r.loss for r in toy.trainer(2).steps(2)])"
     step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
     tasks = [
         subprocess.Popen(

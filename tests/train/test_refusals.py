@@ -11,10 +11,10 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.gradients import SumPrograms
-from rrfp_jax.runtime.programs import PiecePrograms
-from tests import toy
-from tests.refusals import BATCH, copied, refused, same
+from rrfp_jax.runtime.programs.gradients import SumPrograms
+from rrfp_jax.runtime.programs.programs import PiecePrograms
+from tests.support import toy
+from tests.support.refusals import BATCH, copied, refused, same
 
 
 @pytest.fixture

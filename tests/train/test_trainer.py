@@ -14,13 +14,13 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
-from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.runtime import programs
-from rrfp_jax.runtime.compiling import Compiler
-from rrfp_jax.runtime.pipeline import REPORTED
-from rrfp_jax.runtime.stage import ModelStep
-from tests import toy
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.runtime.model.pipeline import REPORTED
+from rrfp_jax.runtime.programs import programs
+from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.stages.stage import ModelStep
+from tests.support import toy
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Byte budgets: kept whatever the delays, never a deadlock, and what they cost in step time.
 
-    python -m benchmarks.budget_runs [--json=FILE] [--check] [--runs=1000] [--cases=1000]
+    python -m tests.verification.budget_runs [--json=FILE] [--check] [--runs=1000] [--cases=1000]
 
 1. Small random steps in the pure core, all interleavings of each: the bytes on every stage, counted from
    what has happened, with messages at both ends until they arrive, never exceed its room.
@@ -18,18 +18,18 @@ from typing import Any
 
 import jax
 
-from benchmarks.budgeted import drawn, run
-from benchmarks.exploration import memory
-from benchmarks.exploration.space import Violation, explore
 from benchmarks.harness import Aim, finish, parse
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.footprint import Chunks, Footprint, order_peaks, step_budgets
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import Workload, log_normal
+from rrfp_jax.core.memory.footprint import Chunks, Footprint, order_peaks, step_budgets
 from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.workload import Workload, log_normal
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.sim.engine import simulate
+from tests.verification.budgeted import drawn, run
+from tests.verification.exploration import memory
+from tests.verification.exploration.space import Violation, explore
 
 STAGES, MICROBATCHES = 4, 32
 FORWARD_SECONDS = 0.01

@@ -10,19 +10,19 @@ from functools import cache
 import jax
 import numpy as np
 
-from benchmarks.exploration.memory import footprints_of
-from rrfp_jax.core.footprint import Chunks, least_room, step_budgets
 from rrfp_jax.core.hints import BF, BFW, BPriority, FPriority
-from rrfp_jax.core.meter import Meter
-from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.measure.trace import TaskRecord
+from rrfp_jax.core.memory.footprint import Chunks, least_room, step_budgets
+from rrfp_jax.core.memory.meter import Meter
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, WEIGHT, Placement, Task
-from rrfp_jax.core.trace import TaskRecord
-from rrfp_jax.runtime.delays import DelayedTransport
-from rrfp_jax.runtime.device import Running
-from rrfp_jax.runtime.driver import Driver
-from rrfp_jax.runtime.paced import PacedQueue
-from rrfp_jax.runtime.transport import LocalTransport
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.driver.delays import DelayedTransport
+from rrfp_jax.runtime.driver.device import Running
+from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.runtime.driver.paced import PacedQueue
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.protocol import LocalTransport
+from tests.verification.exploration.memory import footprints_of
 
 STALL_SECONDS = 20.0
 LONGEST_SECONDS = 1e-3

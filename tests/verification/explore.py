@@ -1,10 +1,10 @@
 """All states that the scheduling core can reach in small steps, and whether each is as it must be.
 
-    python -m benchmarks.explore [--json=FILE] [--check] [--seconds=N]
+    python -m tests.verification.explore [--json=FILE] [--check] [--seconds=N]
 
 Cases go from small to large until the time is over: every placement, hint, fixed order (also as a ranking),
 limit, accumulation and agreement of groups, up to 3 stages, 3 microbatches, 2 chunks and 2 ranks. For each,
-all interleavings of arrivals, messages and room; what is checked stands in `benchmarks/exploration/space.py`.
+all interleavings of arrivals, messages and room; `tests/verification/exploration/space.py` has the checks.
 Before that, faults are put into the core on purpose, which must all be found.
 """
 
@@ -20,11 +20,11 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from benchmarks.exploration.cases import Size, cases, sizes
-from benchmarks.exploration.faults import Fault, faults
-from benchmarks.exploration.machines import Case
-from benchmarks.exploration.space import Reach, Violation, explore
 from benchmarks.harness import Aim, finish, parse
+from tests.verification.exploration.cases import Size, cases, sizes
+from tests.verification.exploration.faults import Fault, faults
+from tests.verification.exploration.machines import Case
+from tests.verification.exploration.space import Reach, Violation, explore
 
 MOST_STATES = 4_000_000
 """Of one case, about 1 GB; a larger one counts as not finished."""

@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rrfp_jax.runtime.coordinator import reserved_port
+from rrfp_jax.runtime.processes.coordinator import reserved_port
 
 LAUNCHED = "rrfp-launch"
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "scripts" / "failing.py"
 COUNT = 4
 START_SECONDS = 240.0
@@ -72,7 +72,14 @@ class Outcome:
 def run_launched(cell: Cell, silence: float, folder: Path) -> Outcome:
     """A cell with the launcher; its files go to a folder."""
     mark = uuid.uuid4().hex
-    command = [sys.executable, "-m", "rrfp_jax.train.launch", "-n", str(COUNT), f"--directory={folder}/runs"]
+    command = [
+        sys.executable,
+        "-m",
+        "rrfp_jax.commands.launch",
+        "-n",
+        str(COUNT),
+        f"--directory={folder}/runs",
+    ]
     launcher = _start([*command, *_script(cell, mark)], folder, silence, "launcher", {"TP": str(cell.tp)})
     ended = _wait({0: launcher}, silence, folder)
     left = len(processes_with(mark)) if ended else 0

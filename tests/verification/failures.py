@@ -1,6 +1,6 @@
 """Every rank failing in every way in every phase of a run of four processes: how it ends, what it says.
 
-    python -m benchmarks.failures [--json=FILE] [--check] [--cells=RANK/WAY/PHASE,...] [--tp=N]
+    python -m tests.verification.failures [--json=FILE] [--check] [--cells=RANK/WAY/PHASE,...] [--tp=N]
         [--without-launcher]
 
 Ways: kill (SIGKILL), freeze (SIGSTOP), cut (all its TCP connections shut down; it lives on), raise (an
@@ -26,9 +26,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.failure_cell import LAUNCHED, Cell, Outcome, run_by_hand, run_launched
 from benchmarks.harness import Aim, finish, parse
-from rrfp_jax.runtime.join import SILENCE_SECONDS
+from rrfp_jax.runtime.lifecycle.join import SILENCE_SECONDS
+from tests.verification.failure_cell import LAUNCHED, Cell, Outcome, run_by_hand, run_launched
 
 RANKS, WAYS = range(4), ("kill", "freeze", "cut", "raise")
 PHASES = ("start", "compile", "step", "validation", "end")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.failure_cell import ROOT, processes_with
 from rrfp_jax.errors import FAILED
+from tests.verification.failure_cell import ROOT, processes_with
 
 NAME = "trial"
 MOMENTS = {"start": 0.2, "step": 0.4, "saving": 0.4}

@@ -1,6 +1,6 @@
 """The ledger against what is really there: live buffers, and the memory of the process.
 
-    python -m benchmarks.memory [--json=FILE] [--check] [--quick]
+    python -m tests.verification.memory [--json=FILE] [--check] [--quick]
 
 A GPT on two stages runs all forwards of a step, then all backwards (fused, or all I's and then all W's), with
 1 to 16 microbatches in flight, its blocks rematerialised or not. Before every task the devices are let come
@@ -31,16 +31,16 @@ import rrfp_jax as rrfp
 from benchmarks.harness import Aim, finish, output_of, parse
 from models import gpt
 from rrfp_jax.core.events import Event, Instruction, Room
+from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.rules import StepRules
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
-from rrfp_jax.core.trace import TaskRecord
-from rrfp_jax.runtime.driver import Driver
-from rrfp_jax.runtime.ledger import StageLedger
-from rrfp_jax.runtime.optimizer import Optimizer
-from rrfp_jax.runtime.stage import Stage
-from rrfp_jax.runtime.transport import Arrival, Key, LocalTransport
+from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.stages.optimizer import Optimizer
+from rrfp_jax.runtime.stages.stage import Stage
+from rrfp_jax.runtime.transport.protocol import Arrival, Key, LocalTransport
 
 STAGES = 2
 IN_FLIGHT = (1, 2, 4, 8, 16)
@@ -281,7 +281,7 @@ def measure_resident(split: bool, remat: bool) -> dict[str, Any]:
 
 def in_process_of_its_own(split: bool, remat: bool) -> dict[str, Any]:
     """`measure_resident` in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.memory", f"--resident={int(split)}{int(remat)}"]
+    command = [sys.executable, "-m", "tests.verification.memory", f"--resident={int(split)}{int(remat)}"]
     found: dict[str, Any] = json.loads(output_of(command, RUN_SECONDS, RETURNED).splitlines()[-1])
     return found
 

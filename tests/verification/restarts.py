@@ -1,6 +1,6 @@
 """Ranks are killed again and again (kill -9) while a run trains and saves: nothing of it may be lost.
 
-    python -m benchmarks.restarts [--rounds=100] [--processes=4] [--seed=0] [--json=FILE] [--check]
+    python -m tests.verification.restarts [--rounds=100] [--processes=4] [--seed=0] [--json=FILE] [--check]
 
 A small run is trained twice with a checkpoint every five steps, first undisturbed, then under
 `launch.local --max-restarts` with a random rank killed at a random moment, until as many were killed as
@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.failure_cell import ROOT
 from benchmarks.harness import Aim, finish, parse
-from benchmarks.killing import NAME, Kill, Run, disturb, ended
+from rrfp_jax.checkpoint.folder import CheckpointFolder
+from rrfp_jax.checkpoint.orbax_files import read_leaf
 from rrfp_jax.errors import DONE, FAILED
-from rrfp_jax.train.checkpointfolder import CheckpointFolder
-from rrfp_jax.train.orbaxfiles import read_leaf
+from tests.verification.failure_cell import ROOT
+from tests.verification.killing import NAME, Kill, Run, disturb, ended
 
 EVERY = 5
 """Steps from one checkpoint to the next."""

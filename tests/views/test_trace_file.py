@@ -2,12 +2,12 @@
 
 import pytest
 
-from rrfp_jax.core.costs import WorkloadCosts
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.schedules import by_name
-from rrfp_jax.core.workload import log_normal
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.train.tracefile import read_trace, write_trace
+from rrfp_jax.views.trace_file import read_trace, write_trace
 
 
 def step(schedule):

@@ -2,7 +2,7 @@
 
 By socket, posting and taking a message keep the driver, and the way between is drawn from the measured ones.
 
-By the store it is as in runtime/storecarrier.py. A process writes a parcel at a time, of all that has
+By the store it is as in runtime/group/store_carrier.py. A process writes a parcel at a time, of all that has
 collected; for each partner it asks for one parcel at a time, and the answer comes when that is there. All
 calls of all groups queue up at one server, in the order in which they reach it: writing keeps it for `set`,
 reading for half of `get` when it is asked, and for half when it answers, which it does at once. The rest of
@@ -20,8 +20,8 @@ from heapq import heapreplace
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
-from benchmarks.scale.costs import MessageCosts
-from rrfp_jax.core.group import Message, recipients
+from benchmarks.studies.scale.costs import MessageCosts
+from rrfp_jax.core.group.group import Message, recipients
 from rrfp_jax.sim.agenda import Agenda
 
 Deliver: TypeAlias = Callable[[float, int, tuple[float, Message]], None]

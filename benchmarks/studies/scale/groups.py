@@ -1,7 +1,8 @@
 """Pipelines whose stages are groups of processes, in virtual time: the core decides, messages take time.
 
-Each process has the core's machine of its rank, and does what runtime/agreement.py and the driver do: what it
-hears it tells the machine when its device has room, which it has earlier, where it decides, by what nine of
+Each process has the core's machine of its rank, and does what runtime/group/agreement.py and the driver do:
+what it hears it tells the machine when its device has room, which it has earlier,
+where it decides, by what nine of
 ten messages took in the step before. Devices are in order. Where they are held together, as by collectives, a
 task starts once all processes of its group have dispatched it; else, as on paced devices, each for itself.
 After each dispatch the driver is at work for a while, and neither hears nor decides anything.
@@ -15,26 +16,26 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeAlias
 
-from benchmarks.exposure import MemberStep, exposures
-from benchmarks.scale.carriers import Deliver, Processors, VirtualCarrier
-from benchmarks.scale.costs import MessageCosts
-from rrfp_jax.core.costs import Costs, WorkloadCosts
+from benchmarks.runtime.exposure import MemberStep, exposures
+from benchmarks.studies.scale.carriers import Deliver, Processors, VirtualCarrier
+from benchmarks.studies.scale.costs import MessageCosts
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch
-from rrfp_jax.core.group import Message, member
-from rrfp_jax.core.jitter import uniforms
-from rrfp_jax.core.leader import Decision
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.group.group import Message, member
+from rrfp_jax.core.group.leader import Decision
+from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
+from rrfp_jax.core.measure.jitter import uniforms
+from rrfp_jax.core.measure.trace import TaskRecord
+from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-from rrfp_jax.core.trace import TaskRecord
-from rrfp_jax.core.workload import log_normal
-from rrfp_jax.runtime.agreement import FIRST_LEAD_SECONDS, LONGEST_LEAD_SECONDS, MEASURED, Protocol
-from rrfp_jax.runtime.device import DEEPEST, LEAD_SECONDS, MOST_QUEUED
+from rrfp_jax.runtime.driver.device import DEEPEST, LEAD_SECONDS, MOST_QUEUED
+from rrfp_jax.runtime.group.agreement import FIRST_LEAD_SECONDS, LONGEST_LEAD_SECONDS, MEASURED, Protocol
 from rrfp_jax.sim.agenda import Agenda
 
 MakeCarrier: TypeAlias = Callable[[Agenda[int], int, MessageCosts, Processors, int, Deliver], VirtualCarrier]
-"""A class of benchmarks/scale/carriers.py."""
+"""A class of benchmarks/studies/scale/carriers.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class GroupedStep:
 
     Attributes:
         seconds: from its beginning to the end of its last task.
-        exposed: per group, see benchmarks/exposure.py.
+        exposed: per group, see benchmarks/runtime/exposure.py.
         tasks: of all groups.
         calls: of the store.
         lead: by how much earlier the first process had room.

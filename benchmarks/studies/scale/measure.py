@@ -1,6 +1,6 @@
-"""One of the processes that `benchmarks.store_scale` starts: what messages cost on this machine.
+"""One of the processes that `benchmarks.studies.store_scale` starts: what messages cost on this machine.
 
-rrfp-launch -n 8 -m benchmarks.scale.measure FILE
+rrfp-launch -n 8 -m benchmarks.studies.scale.measure FILE
 
 Calls of the store as the runtime makes them, by 1, 4 and 16 clients at once; and the whole way of a
 message, from a driver that posts it to another one that sleeps and is woken by it, by both carriers, between
@@ -22,11 +22,11 @@ from typing import Any
 
 from benchmarks.harness import median_and_p99
 from rrfp_jax.runtime._jax import key_value_store
-from rrfp_jax.runtime.agreement import Agreement, CarrierName, Terms
-from rrfp_jax.runtime.carrier import Carrier
-from rrfp_jax.runtime.join import join
-from rrfp_jax.runtime.storecarrier import BLOCK
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.group.agreement import Agreement, CarrierName, Terms
+from rrfp_jax.runtime.group.carrier import Carrier
+from rrfp_jax.runtime.group.store_carrier import BLOCK
+from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.processes.world import World
 
 CLIENTS = ((1, 1), (4, 1), (8, 2))
 """Processes, and threads in each."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rrfp_jax.train.preflight.findings import Finding, Level
-from rrfp_jax.train.preflight.surroundings import Surroundings
+from rrfp_jax.commands.preflight.findings import Finding, Level
+from rrfp_jax.commands.preflight.surroundings import Surroundings
 
 OWN_FILES, FILES_PER_RANK = 256, 8
 """Open files of a process: its libraries, devices and data; and sockets to every other rank, with room."""

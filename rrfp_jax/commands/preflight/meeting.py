@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rrfp_jax.commands.preflight.surroundings import Meeting
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.handshake import connect, listen
-from rrfp_jax.runtime.join import Place
-from rrfp_jax.train.preflight.surroundings import Meeting
+from rrfp_jax.runtime.lifecycle.join import Place
+from rrfp_jax.runtime.processes.handshake import connect, listen
 
 LIMIT_SECONDS = 60.0
 """Within which all tasks must have come."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
-from rrfp_jax.runtime.proxies import proxy_for
-from rrfp_jax.train.preflight.findings import Finding
-from rrfp_jax.train.preflight.surroundings import Surroundings
+from rrfp_jax.commands.preflight.findings import Finding
+from rrfp_jax.commands.preflight.surroundings import Surroundings
+from rrfp_jax.runtime.processes.proxies import proxy_for
 
 SKEW_SECONDS = 1.0
 """By which clocks of nodes may differ: logs and the times of files are still in order."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rrfp_jax.train.preflight.findings import Finding
-from rrfp_jax.train.preflight.surroundings import Surroundings
+from rrfp_jax.commands.preflight.findings import Finding
+from rrfp_jax.commands.preflight.surroundings import Surroundings
 
 OTHER_LAUNCHERS = {
     "OMPI_COMM_WORLD_SIZE": ("mpirun", "OMPI_COMM_WORLD_RANK"),

@@ -15,10 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.gpus import PROC, step_gpus
-from rrfp_jax.runtime.handshake import listen
-from rrfp_jax.runtime.join import Place, address_towards
-from rrfp_jax.runtime.slurm import SlurmStep
+from rrfp_jax.runtime.lifecycle.join import Place, address_towards
+from rrfp_jax.runtime.processes.gpus import PROC, step_gpus
+from rrfp_jax.runtime.processes.handshake import listen
+from rrfp_jax.runtime.processes.slurm import SlurmStep
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin")
 

@@ -29,9 +29,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from rrfp_jax.core.leader import Decision, Follower, Leader, Report
+from rrfp_jax.core.group.leader import Decision, Follower, Leader, Report
+from rrfp_jax.core.group.unanimous import Proposal, Unanimous
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.unanimous import Proposal, Unanimous
 
 Agreement: TypeAlias = Literal["leader", "unanimous"]
 

@@ -1,4 +1,4 @@
-"""A tensor-parallel group in which rank 0 decides; core/group.py has the theory of operation."""
+"""A tensor-parallel group in which rank 0 decides; core/group/group.py has the theory of operation."""
 
 from __future__ import annotations
 

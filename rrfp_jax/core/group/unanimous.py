@@ -1,4 +1,4 @@
-"""A tensor-parallel group that votes on each task (the paper, section 4.2); core/group.py has the theory."""
+"""A tensor-parallel group that votes on each task (paper, section 4.2); `group.py` has the theory."""
 
 from __future__ import annotations
 

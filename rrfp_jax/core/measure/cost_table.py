@@ -8,10 +8,10 @@ from hashlib import sha256
 from itertools import chain
 from statistics import median
 
-from rrfp_jax.core.costs import link_row
+from rrfp_jax.core.measure.costs import link_row
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.workload import Table, Workload
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
-from rrfp_jax.core.trace import StepTrace
-from rrfp_jax.core.workload import Table, Workload
 
 BACKWARDS = ("backward_input", "backward_weight")
 

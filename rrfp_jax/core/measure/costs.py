@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import TypeAlias
 
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
-from rrfp_jax.core.trace import StepTrace
-from rrfp_jax.core.workload import Workload
 
 Row: TypeAlias = tuple[float, ...]
 """Seconds by microbatch."""

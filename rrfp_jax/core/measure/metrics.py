@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.tasks import FORWARD, INPUT, Task
-from rrfp_jax.core.trace import StepTrace, TaskRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
-from rrfp_jax.core.rules import Budget
+from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, Task
 
 

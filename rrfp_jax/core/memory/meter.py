@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rrfp_jax.core.footprint import Chunks, Footprint
+from rrfp_jax.core.memory.footprint import Chunks, Footprint
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 
 

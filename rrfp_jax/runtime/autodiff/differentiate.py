@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr
 
 from rrfp_jax.runtime.autodiff.hoist import hoist, prepared_too
 from rrfp_jax.runtime.autodiff.residuals import plan_residuals
-from rrfp_jax.runtime.autodiff.splitbackward import Split, split
+from rrfp_jax.runtime.autodiff.split_backward import Split, split
 from rrfp_jax.runtime.autodiff.traced import (
     SCALE,
     Program,

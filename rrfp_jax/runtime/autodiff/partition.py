@@ -10,9 +10,9 @@ from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from rrfp_jax.runtime.autodiff.halves import Halves, Source, Where
 from rrfp_jax.runtime.autodiff.inline import BARRIER, inline
 from rrfp_jax.runtime.autodiff.mincut import SINK, SOURCE, Network
-from rrfp_jax.runtime.autodiff.splitscan import split_scan
+from rrfp_jax.runtime.autodiff.split_scan import split_scan
 from rrfp_jax.runtime.autodiff.traced import REPEATABLE
-from rrfp_jax.runtime.compiling import nbytes
+from rrfp_jax.runtime.programs.compiling import nbytes
 
 _LIGHT = REPEATABLE | {
     *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum"),

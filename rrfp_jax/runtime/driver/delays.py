@@ -11,13 +11,22 @@ from typing import TypeAlias
 
 import jax
 
-from rrfp_jax.core import jitter
-from rrfp_jax.core.costs import Costs
+from rrfp_jax.core.measure import jitter
+from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.device import DeviceQueue, Running
-from rrfp_jax.runtime.paced import JitteredQueue, PacedQueue
-from rrfp_jax.runtime.transport import NOBODY, Arrival, Devices, Key, Ledger, Transport, Witness, nbytes
+from rrfp_jax.runtime.driver.device import DeviceQueue, Running
+from rrfp_jax.runtime.driver.paced import JitteredQueue, PacedQueue
+from rrfp_jax.runtime.transport.protocol import (
+    NOBODY,
+    Arrival,
+    Devices,
+    Key,
+    Ledger,
+    Transport,
+    Witness,
+    nbytes,
+)
 
 QueueFactory: TypeAlias = Callable[[str, Callable[[], None]], DeviceQueue]
 

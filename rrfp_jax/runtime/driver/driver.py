@@ -13,20 +13,20 @@ from time import perf_counter
 from typing import Any
 
 from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Instruction
-from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
-from rrfp_jax.core.trace import TaskRecord
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.agreement import Agreement
-from rrfp_jax.runtime.bell import Bell, EventBell
-from rrfp_jax.runtime.device import DEEPEST, MOST_QUEUED, DeviceQueue, Running
-from rrfp_jax.runtime.interrupts import interrupts_held
-from rrfp_jax.runtime.layout import seat_name
-from rrfp_jax.runtime.stage import StageStep
-from rrfp_jax.runtime.timers import precise_timers
-from rrfp_jax.runtime.transport import Devices, Key, LocalTransport, Transport, taking_turns
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.driver.device import DEEPEST, MOST_QUEUED, DeviceQueue, Running
+from rrfp_jax.runtime.driver.timers import precise_timers
+from rrfp_jax.runtime.group.agreement import Agreement
+from rrfp_jax.runtime.mesh.layout import seat_name
+from rrfp_jax.runtime.processes.bell import Bell, EventBell
+from rrfp_jax.runtime.processes.interrupts import interrupts_held
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.stages.stage import StageStep
+from rrfp_jax.runtime.transport.protocol import Devices, Key, LocalTransport, Transport, taking_turns
 
 LONGEST_SLEEP_SECONDS = 1.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.runtime.device import DeviceQueue, Running
+from rrfp_jax.runtime.driver.device import DeviceQueue, Running
 
 TOKEN_SECONDS = 5e-5
 """Pause before a real program that is late is looked at again."""

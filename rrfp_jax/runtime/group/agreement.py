@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, TypeAlias, get_args
 
-from rrfp_jax.core import group
 from rrfp_jax.core.events import Event, Instruction, Room
-from rrfp_jax.core.group import Message, member, partners
-from rrfp_jax.core.leader import Decision, Report
+from rrfp_jax.core.group import group
+from rrfp_jax.core.group.group import Message, member, partners
+from rrfp_jax.core.group.leader import Decision, Report
+from rrfp_jax.core.group.unanimous import Proposal
+from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Kind, Task
-from rrfp_jax.core.trace import TaskRecord
-from rrfp_jax.core.unanimous import Proposal
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import key_value_store
-from rrfp_jax.runtime.carrier import Carrier, Plain, SocketCarrier
-from rrfp_jax.runtime.orders import OrderHash, check_orders
-from rrfp_jax.runtime.storecarrier import StoreCarrier
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.group.carrier import Carrier, Plain, SocketCarrier
+from rrfp_jax.runtime.group.dispatch_hash import OrderHash, check_orders
+from rrfp_jax.runtime.group.store_carrier import StoreCarrier
+from rrfp_jax.runtime.processes.world import World
 
 CarrierName: TypeAlias = Literal["kv", "socket"]
 
@@ -53,7 +53,7 @@ class Terms:
 
     Attributes:
         carrier: "kv", the key-value store of `jax.distributed`, or "socket", the control sockets.
-        protocol: "leader", the first process decides, or "unanimous", all vote; see core/group.py.
+        protocol: "leader", the first process decides, or "unanimous", all vote; see core/group/group.py.
 
     Raises:
         UsageError: an unknown carrier or protocol.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.processes.world import World
 
 Plain: TypeAlias = Sequence[Any]
 """A message as plain data."""

@@ -8,7 +8,7 @@ from struct import Struct
 
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import Disagreement
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.processes.world import World
 
 TASK = Struct("<Bii")  # kind, chunk, microbatch
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import msgpack
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.carrier import Plain
+from rrfp_jax.runtime.group.carrier import Plain
 
 POLL_SECONDS = 2.0
 """How long one call waits for a parcel before it asks anew."""

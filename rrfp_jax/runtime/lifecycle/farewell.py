@@ -16,11 +16,11 @@ from types import TracebackType
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, Disagreement, PeerLost, TrainingError, UsageError
 from rrfp_jax.runtime._jax import leave_run
-from rrfp_jax.runtime.coordinator import Coordinator
-from rrfp_jax.runtime.lastwords import LastWords, Why
-from rrfp_jax.runtime.mailbox import Gone
-from rrfp_jax.runtime.watchdog import Watchdog
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.lifecycle.last_words import LastWords, Why
+from rrfp_jax.runtime.lifecycle.watchdog import Watchdog
+from rrfp_jax.runtime.processes.coordinator import Coordinator
+from rrfp_jax.runtime.processes.mailbox import Gone
+from rrfp_jax.runtime.processes.world import World
 
 LONGEST_SENTENCE = 4000
 """Characters of an exception's text that are told; its traceback has them all."""

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime import _jax
-from rrfp_jax.runtime.blackbox import BlackBox
-from rrfp_jax.runtime.coordinator import Coordinator
-from rrfp_jax.runtime.farewell import say_farewell_at_exit
-from rrfp_jax.runtime.gpus import step_gpus
-from rrfp_jax.runtime.handshake import connect, listen
-from rrfp_jax.runtime.mailbox import Mailbox
-from rrfp_jax.runtime.slurm import SlurmStep
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.lifecycle.farewell import say_farewell_at_exit
+from rrfp_jax.runtime.processes.coordinator import Coordinator
+from rrfp_jax.runtime.processes.flight_recorder import BlackBox
+from rrfp_jax.runtime.processes.gpus import step_gpus
+from rrfp_jax.runtime.processes.handshake import connect, listen
+from rrfp_jax.runtime.processes.mailbox import Mailbox
+from rrfp_jax.runtime.processes.slurm import SlurmStep
+from rrfp_jax.runtime.processes.world import World
 
 SILENCE_SECONDS = 25.0
 """A process from which nothing has come for so long is given up, so that a frozen run ends within 30 s.

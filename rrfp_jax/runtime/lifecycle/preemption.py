@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from time import monotonic
 
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.farewell import fail
-from rrfp_jax.runtime.signals import Signals, collected_signals
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.lifecycle.farewell import fail
+from rrfp_jax.runtime.processes.signals import Signals, collected_signals
+from rrfp_jax.runtime.processes.world import World
 
 SAVE_SECONDS = 120.0
 """After SIGTERM a run has so long to come to a step boundary. RRFP_SAVE_SECONDS changes it."""

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from time import perf_counter, sleep
 
-from rrfp_jax.runtime.blackbox import BlackBox
-from rrfp_jax.runtime.mailbox import Gone, Mailbox
+from rrfp_jax.runtime.processes.flight_recorder import BlackBox
+from rrfp_jax.runtime.processes.mailbox import Gone, Mailbox
 
 TICK_SECONDS = 0.5
 

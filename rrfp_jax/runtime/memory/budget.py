@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from rrfp_jax.core.footprint import Chunks, least_room, order_peaks, step_budgets
+from rrfp_jax.core.memory.footprint import Chunks, least_room, order_peaks, step_budgets
 from rrfp_jax.core.orders import FixedOrder, planned_order
-from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.ledger import StageLedger
+from rrfp_jax.runtime.memory.ledger import StageLedger
 
 Setting: TypeAlias = int | Literal["auto"] | None
 """Bytes of each device for microbatches in flight; "auto": what it has left; None: not limited."""

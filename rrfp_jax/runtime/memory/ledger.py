@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 
-from rrfp_jax.core.footprint import Chunks, Footprint
-from rrfp_jax.runtime.compiling import nbytes
-from rrfp_jax.runtime.device import MOST_QUEUED
-from rrfp_jax.runtime.library import Bucket, specs_of
-from rrfp_jax.runtime.pipeline import IDS
-from rrfp_jax.runtime.programs import PiecePrograms
-from rrfp_jax.runtime.stage import Stage
+from rrfp_jax.core.memory.footprint import Chunks, Footprint
+from rrfp_jax.runtime.driver.device import MOST_QUEUED
+from rrfp_jax.runtime.model.pipeline import IDS
+from rrfp_jax.runtime.programs.compiling import nbytes
+from rrfp_jax.runtime.programs.library import Bucket, specs_of
+from rrfp_jax.runtime.programs.programs import PiecePrograms
+from rrfp_jax.runtime.stages.stage import Stage
 
 
 @dataclass(frozen=True, kw_only=True)

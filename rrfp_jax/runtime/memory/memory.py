@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rrfp_jax.core.rules import StepRules
-from rrfp_jax.runtime.budget import Setting, StepMemory, memory_of_step
-from rrfp_jax.runtime.layout import Layout
-from rrfp_jax.runtime.ledger import StageLedger, memory_limit, name_of
-from rrfp_jax.runtime.library import Bucket, Library
-from rrfp_jax.runtime.optimizer import Optimizer
-from rrfp_jax.runtime.stage import Stage
-from rrfp_jax.runtime.transport import taking_turns
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.runtime.memory.budget import Setting, StepMemory, memory_of_step
+from rrfp_jax.runtime.memory.ledger import StageLedger, memory_limit, name_of
+from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.programs.library import Bucket, Library
+from rrfp_jax.runtime.stages.optimizer import Optimizer
+from rrfp_jax.runtime.stages.stage import Stage
+from rrfp_jax.runtime.transport.protocol import taking_turns
 
 
 class Memory:

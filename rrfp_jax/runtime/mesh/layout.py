@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.agreement import Agreement, Terms
-from rrfp_jax.runtime.routed_transport import RoutedTransport
-from rrfp_jax.runtime.site import Ends, Piece, Site
-from rrfp_jax.runtime.socket_transport import SocketTransport
-from rrfp_jax.runtime.transport import Devices, LocalTransport, Transport
-from rrfp_jax.runtime.world import World
+from rrfp_jax.runtime.group.agreement import Agreement, Terms
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.programs.stage_mesh import Ends, Piece, Site
+from rrfp_jax.runtime.transport.protocol import Devices, LocalTransport, Transport
+from rrfp_jax.runtime.transport.routed import RoutedTransport
+from rrfp_jax.runtime.transport.socket import SocketTransport
 
 Item = TypeVar("Item")
 

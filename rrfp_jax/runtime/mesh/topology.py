@@ -13,9 +13,9 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement, Shape
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import provide_cpu_devices
-from rrfp_jax.runtime.join import join
-from rrfp_jax.runtime.layout import Layout
-from rrfp_jax.runtime.site import Site
+from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.programs.stage_mesh import Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from rrfp_jax.runtime.layers import Params
+from rrfp_jax.runtime.model.layers import Params
 
 NAMES_SHOWN = 5
 

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.paths import from_the_front, leaf_paths, partial_tree, some_of
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.paths import from_the_front, leaf_paths, partial_tree, some_of
 
 
 @dataclass(frozen=True)

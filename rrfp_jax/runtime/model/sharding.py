@@ -16,9 +16,9 @@ import jax
 from jax.sharding import PartitionSpec
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.paths import from_the_front, leaf_paths, some_of
-from rrfp_jax.runtime.site import WHOLE, Site
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.paths import from_the_front, leaf_paths, some_of
+from rrfp_jax.runtime.programs.stage_mesh import WHOLE, Site
 
 TP = "tp"
 

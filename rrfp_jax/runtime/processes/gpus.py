@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rrfp_jax.runtime.slurm import SlurmStep
+from rrfp_jax.runtime.processes.slurm import SlurmStep
 
 PROC = Path("/proc/driver/nvidia/gpus")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.frames import HEADER, pack, unpack
+from rrfp_jax.runtime.processes.frames import HEADER, pack, unpack
 
 LARGEST_HELLO = 1024
 

@@ -19,8 +19,8 @@ from time import perf_counter
 from typing import Any, Literal, TypeAlias
 
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.clock import PeerClock
-from rrfp_jax.runtime.frames import pack, unpack
+from rrfp_jax.runtime.processes.clock import PeerClock
+from rrfp_jax.runtime.processes.frames import pack, unpack
 
 FULL_RETRY_SECONDS = 1e-3
 """Pause before a full socket is tried again."""

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 
 from rrfp_jax.errors import Disagreement, TrainingError
-from rrfp_jax.runtime.blackbox import BlackBox
-from rrfp_jax.runtime.frames import pieces, whole
-from rrfp_jax.runtime.mailbox import Mailbox
+from rrfp_jax.runtime.processes.flight_recorder import BlackBox
+from rrfp_jax.runtime.processes.frames import pieces, whole
+from rrfp_jax.runtime.processes.mailbox import Mailbox
 
 START_SECONDS = 3600.0
 """Limit for all processes to have compiled: one may have much more to compile than another."""

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from rrfp_jax.runtime.executables import Executables
-from rrfp_jax.runtime.site import AXES, Site
+from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.stage_mesh import AXES, Site
 
 Compiled: TypeAlias = Callable[..., Any]
 

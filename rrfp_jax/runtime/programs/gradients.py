@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rrfp_jax.runtime.compiling import Compiled, Compiler
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.roles import LeafRoles
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.roles import LeafRoles
+from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
 
 SMALLEST = np.finfo(np.float32).tiny
 

@@ -13,19 +13,19 @@ from typing import Literal, TypeAlias
 import jax
 import numpy as np
 
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Kind
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.autodiff.remat import NONE
-from rrfp_jax.runtime.compiling import Compiler
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.piece import PieceShape
-from rrfp_jax.runtime.pipeline import LayerShapes, Pipeline
-from rrfp_jax.runtime.programs import PiecePrograms
-from rrfp_jax.runtime.roles import Roles
-from rrfp_jax.runtime.sharding import Sharding
-from rrfp_jax.runtime.site import Piece
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
+from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.model.sharding import Sharding
+from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.programs import PiecePrograms
+from rrfp_jax.runtime.programs.stage_mesh import Piece
+from rrfp_jax.runtime.programs.virtual_stage import PieceShape
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 """The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""

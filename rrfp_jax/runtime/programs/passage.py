@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rrfp_jax.core.footprint import Footprint
+from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program
-from rrfp_jax.runtime.compiling import Compiled, nbytes, temporary_bytes
-from rrfp_jax.runtime.site import Ends
+from rrfp_jax.runtime.programs.compiling import Compiled, nbytes, temporary_bytes
+from rrfp_jax.runtime.programs.stage_mesh import Ends
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 
-from rrfp_jax.core.footprint import Footprint
+from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, reduce
-from rrfp_jax.runtime.compiling import Compiled, Compiler, results
-from rrfp_jax.runtime.passage import (
+from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, results
+from rrfp_jax.runtime.programs.passage import (
     Leg,
     Passage,
     at_forward,
@@ -23,8 +23,8 @@ from rrfp_jax.runtime.passage import (
     footprint_of,
     program_of,
 )
-from rrfp_jax.runtime.piece import PieceShape
-from rrfp_jax.runtime.site import WHOLE, Site
+from rrfp_jax.runtime.programs.stage_mesh import WHOLE, Site
+from rrfp_jax.runtime.programs.virtual_stage import PieceShape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime.autodiff.remat import NONE
 from rrfp_jax.runtime.autodiff.traced import Specs
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.pipeline import IDS, LayerShapes, Pipeline, run_layers
-from rrfp_jax.runtime.pipeline import Specs as Fields
-from rrfp_jax.runtime.sharding import Sharding
-from rrfp_jax.runtime.site import WHOLE, Ends, Site
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, run_layers
+from rrfp_jax.runtime.model.pipeline import Specs as Fields
+from rrfp_jax.runtime.model.sharding import Sharding
+from rrfp_jax.runtime.programs.stage_mesh import WHOLE, Ends, Site
 
 
 @dataclass(frozen=True, kw_only=True)

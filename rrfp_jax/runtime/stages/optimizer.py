@@ -12,13 +12,13 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from rrfp_jax.runtime.compiling import Compiled, Compiler, nbytes
-from rrfp_jax.runtime.gradients import where, wide, zeros
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.replicas import apart, together
-from rrfp_jax.runtime.roles import LeafRoles
-from rrfp_jax.runtime.site import Site
-from rrfp_jax.runtime.stage import Stage, merged, replace_arrays
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.roles import LeafRoles
+from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, nbytes
+from rrfp_jax.runtime.programs.gradients import where, wide, zeros
+from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.stages.replicas import apart, together
+from rrfp_jax.runtime.stages.stage import Stage, merged, replace_arrays
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from rrfp_jax.runtime.compiling import Compiled, Compiler
-from rrfp_jax.runtime.site import Site
+from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
+from rrfp_jax.runtime.programs.stage_mesh import Site
 
 Arrays: TypeAlias = Sequence[jax.Array]
 

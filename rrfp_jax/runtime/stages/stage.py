@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import numpy as np
 
-from rrfp_jax.core.meter import Meter
+from rrfp_jax.core.memory.meter import Meter
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
-from rrfp_jax.runtime.compiling import Compiled, nbytes
-from rrfp_jax.runtime.gradients import SumPrograms
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.passage import Leg
-from rrfp_jax.runtime.paths import leaf_paths
-from rrfp_jax.runtime.programs import PiecePrograms
-from rrfp_jax.runtime.roles import LeafRoles
-from rrfp_jax.runtime.site import Site
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.paths import leaf_paths
+from rrfp_jax.runtime.model.roles import LeafRoles
+from rrfp_jax.runtime.programs.compiling import Compiled, nbytes
+from rrfp_jax.runtime.programs.gradients import SumPrograms
+from rrfp_jax.runtime.programs.passage import Leg
+from rrfp_jax.runtime.programs.programs import PiecePrograms
+from rrfp_jax.runtime.programs.stage_mesh import Site
 
 Arrays: TypeAlias = Sequence[jax.Array]
 

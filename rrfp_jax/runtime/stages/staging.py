@@ -10,20 +10,20 @@ from typing import Any
 import jax
 import optax
 
-from rrfp_jax.runtime.compiling import Compiler, connect
-from rrfp_jax.runtime.executables import Executables
-from rrfp_jax.runtime.gradients import SumPrograms, wide
-from rrfp_jax.runtime.initial import InitFunction, initial_params
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.layout import Layout
-from rrfp_jax.runtime.library import Library, specs_of
-from rrfp_jax.runtime.optimizer import Optimizer, OptimizerPrograms
-from rrfp_jax.runtime.pipeline import Pipeline
-from rrfp_jax.runtime.replicas import Reduction
-from rrfp_jax.runtime.roles import LeafRoles
-from rrfp_jax.runtime.sharding import Sharding, placed_params
-from rrfp_jax.runtime.site import Site
-from rrfp_jax.runtime.stage import Stage
+from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.model.roles import LeafRoles
+from rrfp_jax.runtime.model.sharding import Sharding, placed_params
+from rrfp_jax.runtime.programs.compiling import Compiler, connect
+from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.gradients import SumPrograms, wide
+from rrfp_jax.runtime.programs.initial import InitFunction, initial_params
+from rrfp_jax.runtime.programs.library import Library, specs_of
+from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPrograms
+from rrfp_jax.runtime.stages.replicas import Reduction
+from rrfp_jax.runtime.stages.stage import Stage
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rrfp_jax.core.trace import StepTrace
+from rrfp_jax.core.measure.trace import StepTrace
 
 
 @dataclass(frozen=True)

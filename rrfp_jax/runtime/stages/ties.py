@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 import jax
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.exchange import Shards
-from rrfp_jax.runtime.layers import Params
-from rrfp_jax.runtime.paths import leaf_paths
-from rrfp_jax.runtime.stage import Stage
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.paths import leaf_paths
+from rrfp_jax.runtime.stages.stage import Stage
+from rrfp_jax.runtime.transport.exchange import Shards
 
 
 class Place(NamedTuple):

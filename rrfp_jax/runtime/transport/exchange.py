@@ -10,11 +10,11 @@ import jax
 
 from rrfp_jax.core.tasks import WEIGHT, Task
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.bell import EventBell
-from rrfp_jax.runtime.interrupts import interrupts_held
-from rrfp_jax.runtime.layout import seat_name
-from rrfp_jax.runtime.transport import Arrival, Devices, Key, Transport
-from rrfp_jax.runtime.world import LONGEST_SLEEP_SECONDS, World
+from rrfp_jax.runtime.mesh.layout import seat_name
+from rrfp_jax.runtime.processes.bell import EventBell
+from rrfp_jax.runtime.processes.interrupts import interrupts_held
+from rrfp_jax.runtime.processes.world import LONGEST_SLEEP_SECONDS, World
+from rrfp_jax.runtime.transport.protocol import Arrival, Devices, Key, Transport
 
 Shards: TypeAlias = Sequence[jax.Array]
 """What this process's devices have of an array; see `Site.shards`."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from rrfp_jax.runtime.transport import NOBODY, Arrival, Devices, Key, Ledger, Transport, Witness
+from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Ledger, Transport, Witness
 
 
 class RoutedTransport:

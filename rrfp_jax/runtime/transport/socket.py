@@ -19,8 +19,9 @@ from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.join import own_address
-from rrfp_jax.runtime.transport import (
+from rrfp_jax.runtime.lifecycle.join import own_address
+from rrfp_jax.runtime.processes.world import START_SECONDS, World
+from rrfp_jax.runtime.transport.protocol import (
     NOBODY,
     PAUSE_SHARE,
     SHORTEST_PAUSE,
@@ -31,7 +32,6 @@ from rrfp_jax.runtime.transport import (
     Witness,
     nbytes,
 )
-from rrfp_jax.runtime.world import START_SECONDS, World
 
 
 class _Pull(NamedTuple):

@@ -7,14 +7,14 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.exploration.machines import Case
 from rrfp_jax.core.accumulation import Accumulation
-from rrfp_jax.core.group import Agreement
+from rrfp_jax.core.group.group import Agreement
 from rrfp_jax.core.hints import BPriority, Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.schedules import NAMED, Schedule
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Placement, Shape
+from tests.verification.exploration.machines import Case
 
 LARGEST = 3
 """Stages, microbatches, and limits; chunks go up to 2."""

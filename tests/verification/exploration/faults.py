@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from benchmarks.exploration.machines import Case, Maker, real
 from rrfp_jax.core.admission import Admission
 from rrfp_jax.core.events import Accumulate, Arrived, Chosen, Event, Instruction, Room
-from rrfp_jax.core.group import Member
+from rrfp_jax.core.group.group import Member
+from rrfp_jax.core.group.leader import Decision, Follower, Report
+from rrfp_jax.core.group.unanimous import Proposal, Unanimous
 from rrfp_jax.core.hints import BF, BPriority, FPriority
-from rrfp_jax.core.leader import Decision, Follower, Report
-from rrfp_jax.core.rules import Budget, StepRules
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.core.unanimous import Proposal, Unanimous
+from tests.verification.exploration.machines import Case, Maker, real
 
 
 @dataclass(frozen=True)

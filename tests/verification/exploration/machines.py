@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from benchmarks.exploration.witness import Seen, Witness, require
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room
-from rrfp_jax.core.group import Agreement, Member, Message, member
-from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.group.group import Agreement, Member, Message, member
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Task
+from tests.verification.exploration.witness import Seen, Witness, require
 
 
 class StateCheck(Protocol):

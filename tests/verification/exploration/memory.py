@@ -10,14 +10,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.exploration.cases import Anything
-from benchmarks.exploration.machines import Case
-from benchmarks.exploration.witness import Broken, Seen
-from rrfp_jax.core.footprint import Chunks, Footprint, least_room, step_budgets
 from rrfp_jax.core.hints import BF, BFW, FPriority
-from rrfp_jax.core.rules import StepRules
+from rrfp_jax.core.memory.footprint import Chunks, Footprint, least_room, step_budgets
 from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+from tests.verification.exploration.cases import Anything
+from tests.verification.exploration.machines import Case
+from tests.verification.exploration.witness import Broken, Seen
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.exploration.machines import Case, Journal, Maker, Step, Table, real
-from benchmarks.exploration.witness import Broken
 from rrfp_jax.core.events import Arrived
-from rrfp_jax.core.group import recipients
+from rrfp_jax.core.group.group import recipients
 from rrfp_jax.core.tasks import Task
+from tests.verification.exploration.machines import Case, Journal, Maker, Step, Table, real
+from tests.verification.exploration.witness import Broken
 
 WIDTH = 24
 ROW = (1 << WIDTH) - 1

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from rrfp_jax.core.events import Accumulate, Arrived, Dispatch
-from rrfp_jax.core.rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
 
 

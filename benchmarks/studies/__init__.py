@@ -1,0 +1,1 @@
+"""Studies by the simulator. `benchmarks/README.md` has a line for each command."""

@@ -1,0 +1,4 @@
+"""Checkpoints on disk: complete or invisible, each process writes its own part, plain orbax reads them.
+
+Begin with `checkpoint`, then `folder`.
+"""

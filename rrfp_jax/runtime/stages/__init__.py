@@ -1,0 +1,4 @@
+"""A stage at work: its arrays, gradient sums, optimizer, replicas and tied parameters.
+
+Begin with `stage`.
+"""

@@ -1,0 +1,1 @@
+"""What tests share: small models, ranks to start, reference implementations."""

@@ -1,0 +1,1 @@
+"""Long verifications as commands; the tests run a slice of each."""
