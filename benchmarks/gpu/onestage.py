@@ -19,9 +19,9 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 from rrfp_jax.runtime.model.layers import LayerSpec
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.compiling import Compiler, nbytes
-from rrfp_jax.runtime.programs.programs import PiecePrograms
-from rrfp_jax.runtime.programs.stage_mesh import Site
-from rrfp_jax.runtime.programs.virtual_stage import PieceShape
+from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.stages.stage import ModelStep
 
 T = TypeVar("T")
@@ -36,8 +36,8 @@ class OneStage:
     """
 
     pipe: rrfp.Pipeline
-    shape: PieceShape
-    programs: PiecePrograms
+    shape: VirtualStageShape
+    programs: VirtualStagePrograms
     carry: jax.ShapeDtypeStruct
 
     @classmethod
@@ -46,11 +46,11 @@ class OneStage:
         ends = rrfp.layer(lambda x, mb: mb["x"] if x is None else x)
         pipe = rrfp.Pipeline([ends, layer, ends], lambda x, mb: rrfp.Loss(x.astype(jnp.float32).sum()))
         fields = {"x": carry}
-        shape = PieceShape(
+        shape = VirtualStageShape(
             pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields), remat=remat
         )
-        compiler = Compiler(Site((jax.local_devices()[0],)))
-        programs = PiecePrograms.training(shape, compiler, {BACKWARD, INPUT, WEIGHT})
+        compiler = Compiler(StageMesh((jax.local_devices()[0],)))
+        programs = VirtualStagePrograms.training(shape, compiler, {BACKWARD, INPUT, WEIGHT})
         return cls(pipe, shape, programs, carry)
 
     @property
@@ -88,7 +88,7 @@ class Run:
         self._ids = jax.device_put(np.zeros(IDS.shape, IDS.dtype))
         specs = jax.tree.leaves(stage.shape.params)
         leaves = [random_array(spec, 2 + i, spec.shape[0] ** -0.5) for i, spec in enumerate(specs)]
-        own = _Leaves([leaves], jax.device_put(np.float32(1.0)), Site((jax.local_devices()[0],)))
+        own = _Leaves([leaves], jax.device_put(np.float32(1.0)), StageMesh((jax.local_devices()[0],)))
         self._step = ModelStep(own, "train", [[stage.programs]], [0], [[]])  # type: ignore[arg-type]
         jax.block_until_ready([self._x, self._cotangent, leaves])
         jax.block_until_ready([leg.head for leg in self._step._legs.values()])
@@ -136,7 +136,7 @@ class _Leaves(NamedTuple):
 
     leaves: list[list[jax.Array]]
     loss_scale: jax.Array
-    site: Site
+    stage_mesh: StageMesh
 
 
 def random_array(spec: Any, seed: int, scale: float) -> jax.Array:

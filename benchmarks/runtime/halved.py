@@ -1,4 +1,4 @@
-"""A piece's programs on real arguments: forward, fused backward, and the backward's two halves."""
+"""A virtual stage's programs on real arguments: forward, fused backward, and the backward's two halves."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jax.extend.core import jaxprs_in_params
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, nbytes
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 
 
 @dataclass(frozen=True)
 class Halved:
-    """A traced piece, compiled, with the arguments of one microbatch.
+    """A traced virtual stage, compiled, with the arguments of one microbatch.
 
     Attributes:
         traced: what to run.
@@ -44,7 +44,7 @@ class Halved:
     @cached_property
     def compiled(self) -> dict[str, Compiled]:
         """The same, each for itself."""
-        compiler = Compiler(Site((jax.local_devices()[0],)))
+        compiler = Compiler(StageMesh((jax.local_devices()[0],)))
         return {name: compiler(p.__call__, *p.specs) for name, p in self.programs.items()}
 
     @cached_property

@@ -135,7 +135,7 @@ def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
     for stage, (programs,) in zip(engine.stages.values(), compiled.values(), strict=True):
         assert programs.traced is not None
         for kind, traced in ((FORWARD, programs.traced.forward), (BACKWARD, programs.traced.backward)):
-            zeros = [stage.site.put(np.zeros(s.shape, s.dtype)) for s in traced.specs]
+            zeros = [stage.stage_mesh.put(np.zeros(s.shape, s.dtype)) for s in traced.specs]
             call = programs.legs[kind].program
             assert call is not None
             calls.append((call, zeros))

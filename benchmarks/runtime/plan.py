@@ -33,7 +33,7 @@ from rrfp_jax import RunConfig
 from rrfp_jax.forecast.cost_analysis import program_cost
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.programs.compiling import temporary_bytes
-from rrfp_jax.runtime.programs.virtual_stage import PieceShape
+from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 
 DECODERS = ("gpt3_large", "qwen3_4b", "llama3_70b")
 SECONDS, GIB = 60, 8
@@ -71,7 +71,7 @@ def counted_over_compiled(config: RunConfig) -> dict[str, dict[str, float]]:
     shapes = pipe.shapes(fields)
     ratios = {}
     for i in (0, 1, len(pipe) - 1):
-        shape = PieceShape(pipe=pipe, layers=range(i, i + 1), fields=fields, shapes=shapes)
+        shape = VirtualStageShape(pipe=pipe, layers=range(i, i + 1), fields=fields, shapes=shapes)
         traced = differentiate(shape.flat, *shape.specs(), input_gradient=i > 0)
         for name in ("forward", "backward", "weight"):
             program = getattr(traced, name)

@@ -29,19 +29,19 @@ from benchmarks.runtime.halved import Halved, dot_flops
 from models.gpt import GPTConfig
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.model.pipeline import IDS
-from rrfp_jax.runtime.programs.virtual_stage import PieceShape
+from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 
 POSITIONS = {"first": range(3), "middle": range(3, 5), "last": range(5, 8)}
 """Layers of three stages: embedding, six blocks and head, two blocks each."""
 
 
-def piece(model: GPTConfig, layers: range, remat: str, batch: int, length: int) -> Halved:
+def virtual_stage(model: GPTConfig, layers: range, remat: str, batch: int, length: int) -> Halved:
     """Consecutive layers of the GPT with random parameters and a random microbatch."""
     pipe = language.pipeline(model)
     (microbatch,) = language.microbatches(model, 1, batch, length)
     fields = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in microbatch.items()}
     shapes = pipe.shapes(fields)
-    shape = PieceShape(pipe=pipe, layers=layers, fields=fields, shapes=shapes, remat=remat)
+    shape = VirtualStageShape(pipe=pipe, layers=layers, fields=fields, shapes=shapes, remat=remat)
     draw = np.random.default_rng(0)
     leaves = jax.tree.leaves(shape.params)
     params = [jnp.asarray(draw.normal(size=s.shape) * s.shape[0] ** -0.5, s.dtype) for s in leaves]
@@ -120,7 +120,7 @@ def main() -> int:
     cases = []
     for dtype, remat, position in itertools.product((jnp.float32, jnp.bfloat16), ("none", "full"), POSITIONS):
         model = GPTConfig(dtype=dtype, n_layers=6, **sizes)
-        halved = piece(model, POSITIONS[position], remat, options.batch, options.length)
+        halved = virtual_stage(model, POSITIONS[position], remat, options.batch, options.length)
         named = {"dtype": jnp.dtype(dtype).name, "remat": remat, "position": position}
         cases.append(named | measure(halved, options.batch * options.length, options.rounds))
         print(row(cases[-1]), flush=True)

@@ -40,9 +40,9 @@ class Watched:
         """See `Carrier.heard`."""
         return self._inner.heard()
 
-    def forget(self, parcels: int) -> None:
+    def forget(self, batches: int) -> None:
         """See `Carrier.forget`."""
-        self._inner.forget(parcels)
+        self._inner.forget(batches)
 
     def close(self) -> None:
         """See `Carrier.close`."""

@@ -15,14 +15,14 @@ from rich.table import Table
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.accelerators import Card, Link
-from rrfp_jax.forecast.estimate import Prospect
+from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices, Forecast
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.memory.budget import parse_setting
 from rrfp_jax.runtime.memory.ledger import name_of
 from rrfp_jax.sim.ahead import Planned, base_of
-from rrfp_jax.train.auto_split import AUTO, REMEDY, prospect_of
+from rrfp_jax.train.auto_split import AUTO, REMEDY, estimate_of
 from rrfp_jax.train.named import planned_or_schedule
 from rrfp_jax.train.settings import Settings
 
@@ -35,27 +35,27 @@ class RunPlan:
 
     Attributes:
         headline: what has been planned, in words.
-        prospect: of a step.
+        estimate: of a step.
         own: with the config's split; None if that is "auto".
         suggested: with the split by cost.
         none_fits: why that is only the best of those that are too large; None if it fits.
     """
 
     headline: str
-    prospect: Prospect
+    estimate: Estimate
     own: Forecast | None
     suggested: Forecast
     none_fits: str | None
 
     def as_json_object(self) -> dict[str, Any]:
         """All figures; seconds and bytes."""
-        card, link = self.prospect.devices.card, self.prospect.devices.link
+        card, link = self.estimate.devices.card, self.estimate.devices.link
         return {
             "run": self.headline,
             "card": {name: getattr(card, name) for name in ("name", "half", "single", "bytes_per_second")},
             "link": {"bytes_per_second": link.bytes_per_second, "latency": link.latency},
-            "shared": self.prospect.devices.shared,
-            "device_bytes": self.prospect.devices.memory,
+            "shared": self.estimate.devices.shared,
+            "device_bytes": self.estimate.devices.memory,
             "own": None if self.own is None else _plain(self.own),
             "suggested": _plain(self.suggested),
             "none_fits": self.none_fits,
@@ -70,11 +70,11 @@ class RunPlan:
         else:
             parts += ["The suggested split is the same."]
         if self.none_fits is not None:
-            parts += [f"No split into these pieces fits: {self.none_fits}"]
+            parts += [f"No split into these virtual stages fits: {self.none_fits}"]
         return "\n\n".join(parts)
 
     def _told(self, name: str, forecast: Forecast) -> str:
-        memory, peak = self.prospect.devices.memory, forecast.peak_bytes
+        memory, peak = self.estimate.devices.memory, forecast.peak_bytes
         flops = sum(stage.flops_of_step for stage in forecast.stages)
         rate = flops / forecast.step_seconds / len(forecast.devices) / 1e12
         lines = [
@@ -89,7 +89,7 @@ class RunPlan:
         return "\n".join(lines)
 
     def _table(self, forecast: Forecast) -> str:
-        buckets = [name_of(bucket) for bucket in self.prospect.distinct]
+        buckets = [name_of(bucket) for bucket in self.estimate.distinct]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         flops = ["GFLOP"] if len(buckets) == 1 else [f"GFLOP {i}" for i in range(len(buckets))]
         for column in ("stage", "layers", "parameters", *flops, "compute", "idle", "fixed", "held", "peak"):
@@ -147,39 +147,39 @@ def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> R
     shared = config.mesh.share_devices
     devices = Devices(card=card, link=link, memory=memory, setting=setting, shared=shared)
     model, data = (config.pipeline(), config.optimizer()), as_data(config.train_data())
-    prospect = prospect_of(*model, data, settings, config.mesh, schedule, config.remat, devices)
-    given = config.layers_per_piece
-    own = None if given == AUTO else prospect.forecast(given)
-    suggested, none_fits = _suggested(prospect)
+    estimate = estimate_of(*model, data, settings, config.mesh, schedule, config.remat, devices)
+    given = config.layers_per_virtual_stage
+    own = None if given == AUTO else estimate.forecast(given)
+    suggested, none_fits = _suggested(estimate)
     return RunPlan(
-        headline=_headline(config, prospect),
-        prospect=prospect,
+        headline=_headline(config, estimate),
+        estimate=estimate,
         own=own,
         suggested=suggested,
         none_fits=none_fits,
     )
 
 
-def _suggested(prospect: Prospect) -> tuple[Forecast, str | None]:
+def _suggested(estimate: Estimate) -> tuple[Forecast, str | None]:
     try:
-        return prospect.suggested(), None
+        return estimate.suggested(), None
     except TooLarge as error:
-        return prospect.forecast(error.split), f"{error}; {REMEDY}"
+        return estimate.forecast(error.split), f"{error}; {REMEDY}"
 
 
-def _headline(config: RunConfig, prospect: Prospect) -> str:
-    placement, card, link = prospect.rules.placement, prospect.devices.card, prospect.devices.link
+def _headline(config: RunConfig, estimate: Estimate) -> str:
+    placement, card, link = estimate.rules.placement, estimate.devices.card, estimate.devices.link
     chunks = "" if placement.chunks == 1 else f" of {placement.chunks} chunks"
     cores = "" if card.together is None else f"; {card.together} compute at the same time"
     between = f"link {link.bytes_per_second / 1e9:.4g} GB/s, {link.latency * 1e6:.0f} us"
-    if prospect.devices.shared:
+    if estimate.devices.shared:
         cores, between = "", "all stages share one, in turn"
     planned = isinstance(planned_or_schedule(config.schedule), Planned)
     schedule = f"{config.schedule} (forecast by its base)" if planned else config.schedule
-    layers, parameters = len(prospect.model.states), prospect.model.parameters
+    layers, parameters = len(estimate.model.states), estimate.model.parameters
     return (
         f"{config.name}: {layers} layers, {parameters:,} parameters, on {placement.stages} stages{chunks}, "
-        f"schedule {schedule}, {prospect.rules.microbatches} microbatches a step\n"
+        f"schedule {schedule}, {estimate.rules.microbatches} microbatches a step\n"
         f"device {card.name} ({card.source}): {card.half / 1e12:.3g} TFLOP/s in half precision, "
         f"{card.single / 1e12:.3g} in float32, {card.bytes_per_second / 1e9:.4g} GB/s{cores}; {between}"
     )

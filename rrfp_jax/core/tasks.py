@@ -1,14 +1,15 @@
 """Tasks and where they run: kinds, names, and the rules that say which task feeds which.
 
-A model is cut into `stages * chunks` consecutive pieces, the *virtual stages*. A microbatch passes through as
+A model is cut into `stages * chunks` runs of consecutive layers, the *virtual stages*. A microbatch passes
+through as
 
     F(v=0) -> F(1) -> ... -> F(last)        activations, from v to v + 1
                                |             same stage: the forward's output feeds its own backward
     B(v=0) <- B(1) <- ... <- B(last)        gradients, from v to v - 1
 
-The backward of a piece is one task, B, or two: I computes the gradient of its input, which the piece before
-waits for, and W, any time later, the gradient of its weights. Tasks are written as in PyTorch's schedule
-files: kind and microbatch ("F3"), with the chunk where there are several ("F3.1").
+The backward of a virtual stage is one task, B, or two: I computes the gradient of its input, which the
+virtual stage before waits for, and W, any time later, the gradient of its weights. Tasks are written as in
+PyTorch's schedule files: kind and microbatch ("F3"), with the chunk where there are several ("F3.1").
 
 Where virtual stage v runs is the placement's business:
 

@@ -26,7 +26,7 @@ from rrfp_jax.sim.engine import simulate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prospect:
+class Estimate:
     """A step of a model on devices, before anybody has said which layers are where.
 
     Attributes:
@@ -44,8 +44,8 @@ class Prospect:
     def suggested(self) -> Forecast:
         """The faster, in the simulator, of the split by cost and the even one; one that fits, if any does.
 
-        By cost: the slowest piece is as fast as it can be. Yet where memory decides how many microbatches are
-        in flight, an even split may do better.
+        By cost: the slowest virtual stage is as fast as it can be. Yet where memory decides how many
+        microbatches are in flight, an even split may do better.
 
         Raises:
             TooLarge: no split keeps within the devices' memory; with the one that comes nearest.
@@ -78,7 +78,8 @@ class Prospect:
         """What happens with a split; None for an even one.
 
         Raises:
-            UsageError: it is no split of the model into this many pieces, or the step cannot be simulated.
+            UsageError: it is no split of the model into this many virtual stages, or the step cannot be
+                simulated.
         """
         chunks = layers_of_chunks(len(self.model.states), self.rules.placement, split)
         ledgers = [self._ledger(stage, own) for stage, own in enumerate(chunks)]
@@ -158,17 +159,17 @@ class Prospect:
         return MOST_QUEUED + (self.rules.spare_gradients if self.rules.accumulation == "index" else 0)
 
     def _in_flight(self) -> tuple[list[int], list[int]]:
-        """How many microbatches each piece should hold so that none waits, and how many it must.
+        """How many microbatches each virtual stage should hold so that none waits, and how many it must.
 
-        To the last piece and back, and one. A fixed order says itself what it holds.
+        To the last virtual stage and back, and one. A fixed order says itself what it holds.
         """
         placement, schedule, count = self.rules.placement, self.rules.schedule, self.rules.microbatches
-        pieces = range(placement.last + 1)
+        virtual_stages = range(placement.last + 1)
         if not isinstance(schedule, FixedOrder):
-            return [min(count, len(pieces) - v) for v in pieces], [1] * len(pieces)
+            return [min(count, len(virtual_stages) - v) for v in virtual_stages], [1] * len(virtual_stages)
         orders = [schedule.order(stage, placement, count) for stage in range(placement.stages)]
         peaks = [peak_of_order(order, placement.chunks) for order in orders]
-        held = [peaks[placement.place(v)[0]] for v in pieces]
+        held = [peaks[placement.place(v)[0]] for v in virtual_stages]
         return held, held
 
     def _ledger(self, stage: int, chunks: Sequence[range]) -> StageLedger:

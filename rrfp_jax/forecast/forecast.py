@@ -82,7 +82,7 @@ class Forecast:
     """A step.
 
     Attributes:
-        split: layers per piece, in the model's order.
+        split: layers per virtual stage, in the model's order.
         devices: the stages of each.
         makespan: from the first task to the end of the last (s).
         does_not_fit: why the devices' memory is too small; None if it is not.

@@ -1,7 +1,8 @@
 """What each layer of a model takes of a device in time and memory, predicted from shapes alone.
 
-Every distinct layer is traced and analysed once by itself, as a piece of the model of one layer. A piece of
-several layers takes what they take together, so any split can be judged without tracing it. That misses what
+Every distinct layer is traced and analysed once by itself, as a virtual stage of the model of one layer. A
+virtual stage of several layers takes what they take together, so any split can be judged without tracing it.
+That misses what
 layers share when they are compiled together: next to nothing, since only the carry is between them.
 """
 
@@ -27,7 +28,7 @@ from rrfp_jax.runtime.programs.compiling import nbytes
 from rrfp_jax.runtime.programs.library import Bucket, specs_of
 from rrfp_jax.runtime.programs.passage import Passage, footprint_of, program_of
 from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
-from rrfp_jax.runtime.programs.virtual_stage import PieceShape
+from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class LayerCost:
 
     Attributes:
         programs: what each kind of task costs; a kind that computes nothing here costs nothing.
-        footprint: of the layer as a piece by itself.
+        footprint: of the layer as a virtual stage by itself.
         prepared_bytes: made of parameters once a step.
         inputs: indices of the fields and numbers that it reads.
         carry_bytes: what it gives to the next layer.
@@ -129,16 +130,20 @@ class ModelCosts:
     def bucket_ledger(
         self, bucket: Bucket, chunks: Sequence[range], kinds: Sequence[Collection[Kind]]
     ) -> BucketLedger:
-        """What a bucket needs on a stage with these pieces of the model; `kinds` of backward are by piece."""
+        """What a bucket needs on a stage with these chunks; `kinds` of backward are by chunk."""
         inputs = [*specs_of(bucket).values(), IDS]
-        pieces = [[self.layers[bucket][i] for i in layers] for layers in chunks]
-        read = frozenset().union(*(layer.inputs for piece in pieces for layer in piece))
+        virtual_stages = [[self.layers[bucket][i] for i in layers] for layers in chunks]
+        read = frozenset().union(
+            *(layer.inputs for virtual_stage in virtual_stages for layer in virtual_stage)
+        )
         return BucketLedger(
             data_bytes=sum(nbytes(inputs[i]) for i in read),
-            prepared_bytes=sum(layer.prepared_bytes for piece in pieces for layer in piece),
+            prepared_bytes=sum(
+                layer.prepared_bytes for virtual_stage in virtual_stages for layer in virtual_stage
+            ),
             chunks=[
-                _joined([layer.footprint for layer in piece], own)
-                for piece, own in zip(pieces, kinds, strict=True)
+                _joined([layer.footprint for layer in virtual_stage], own)
+                for virtual_stage, own in zip(virtual_stages, kinds, strict=True)
             ],
         )
 
@@ -155,7 +160,7 @@ def _layer_costs(
     costs = []
     for i, own in enumerate(shapes):
         trained = set(roles.leaves({str(i): own.params}).trained)
-        shape = PieceShape(
+        shape = VirtualStageShape(
             pipe=pipe,
             layers=range(i, i + 1),
             fields=specs_of(bucket),
@@ -173,7 +178,7 @@ def _layer_costs(
     return costs
 
 
-def _layer_cost(shape: PieceShape, kinds: Collection[Kind]) -> LayerCost:
+def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
     params, carry, inputs = shape.specs()
     traced = differentiate(shape.flat, params, carry, inputs, shape.trainable, shape.input_gradient)
     passage = Passage.unplaced(traced, carry, inputs, kinds)
@@ -229,7 +234,7 @@ def _joined(layers: Sequence[Footprint], kinds: Collection[Kind]) -> Footprint:
 
 
 def _dropped(kind: str, layers: Sequence[Footprint]) -> int:
-    """Arguments of a piece's program that nobody needs after it."""
+    """Arguments of a virtual stage's program that nobody needs after it."""
     own = [layer.transient_bytes[kind] - layer.temporary_bytes[kind] for layer in layers]
     if kind == FORWARD.letter:
         return own[0]

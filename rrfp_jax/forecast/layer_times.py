@@ -53,7 +53,7 @@ class LayerTimes:
         return microbatches + self.updates[layer]
 
     def flops(self, bucket: Bucket, chunks: Sequence[range]) -> float:
-        """Of a microbatch, forward and backward, on a stage with these pieces of the model."""
+        """Of a microbatch, forward and backward, on a stage with these virtual stages of the model."""
         programs = [self.model.layers[bucket][i].programs for layers in chunks for i in layers]
         return sum(sum(own[kind].flops.values()) for own in programs for kind in self.kinds)
 
@@ -69,10 +69,12 @@ class LayerTimes:
             link: between stages.
         """
         durations, transfers = {}, {}
-        for stage, pieces in enumerate(chunks):
-            for c, (layers, kinds) in enumerate(zip(pieces, rules.backward_kinds(stage), strict=True)):
+        for stage, virtual_stages in enumerate(chunks):
+            for c, (layers, kinds) in enumerate(
+                zip(virtual_stages, rules.backward_kinds(stage), strict=True)
+            ):
                 known = {
-                    bucket: list(self._piece(bucket, layers, [FORWARD, *kinds], link))
+                    bucket: list(self._virtual_stage(bucket, layers, [FORWARD, *kinds], link))
                     for bucket in self.model.layers
                 }
                 for j, bucket in enumerate(buckets):
@@ -81,10 +83,10 @@ class LayerTimes:
                         transfers[stage, Task(kind, c, j)] = sent_for
         return TableCosts(durations, transfers)
 
-    def _piece(
+    def _virtual_stage(
         self, bucket: Bucket, layers: range, kinds: Sequence[Kind], link: Link
     ) -> Iterator[tuple[Kind, float, float]]:
-        """The tasks of a piece, with their duration and that of their output's transfer."""
+        """The tasks of a virtual stage, with their duration and that of their output's transfer."""
         activation = self.model.layers[bucket][layers.stop - 1].carry_bytes
         gradient = self.model.layers[bucket][layers.start].footprint.gradient_out_bytes
         for kind in kinds:

@@ -14,7 +14,7 @@ from rrfp_jax.forecast.accelerators import Card
 from rrfp_jax.forecast.cost_analysis import program_cost
 from rrfp_jax.runtime.memory.ledger import memory_limit
 from rrfp_jax.runtime.programs.compiling import Compiler
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 
 REPEATS = 15
 
@@ -51,7 +51,7 @@ def _product_rate(device: jax.Device, size: int, dtype: Any) -> float:
 def _seconds(device: jax.Device, function: Callable[..., Any], *specs: Any) -> float:
     """The lower quartile of a few runs."""
     clock = time.process_time if device.platform == "cpu" else time.perf_counter
-    program = Compiler(Site((device,)))(function, *specs)
+    program = Compiler(StageMesh((device,)))(function, *specs)
     arguments = [jax.device_put(jnp.ones(spec.shape, spec.dtype), device) for spec in specs]
     taken = []
     for _ in range(REPEATS):

@@ -1,11 +1,11 @@
-"""Cutting a row of layers into consecutive pieces so that the slowest piece takes least.
+"""Cutting a row of layers into consecutive virtual stages so that the slowest virtual stage takes least.
 
-    phase 1     the least that the largest time of a piece can be, over all cuts within the budget
+    phase 1     the least that the largest time of a virtual stage can be, over all cuts within the budget
     phase 2     among the cuts that reach it, the least that the largest number of bytes can be
 
-Each is a dynamic programme over (pieces so far, layers so far). Of a prefix only its largest value counts, so
-either is exact; one programme for both at once would not be, since a prefix that is slower, yet not the
-slowest of all, may need fewer bytes.
+Each is a dynamic programme over (virtual stages so far, layers so far). Of a prefix only its largest value
+counts, so either is exact; one programme for both at once would not be, since a prefix that is slower, yet
+not the slowest of all, may need fewer bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LayerLoad:
         seconds: of a step, all microbatches.
         fixed_bytes: whatever the microbatches are: weights, optimizer state, gradient sums.
         held_bytes: of each microbatch in flight.
-        transient_bytes: while a program runs; of a piece the largest of its layers counts.
+        transient_bytes: while a program runs; of a virtual stage the largest of its layers counts.
     """
 
     seconds: float
@@ -38,42 +38,44 @@ class TooLarge(ValueError):
     """No cut keeps within the budget.
 
     Attributes:
-        split: the cut whose largest piece needs least.
-        piece, bytes: that piece, and its need.
+        split: the cut whose largest virtual stage needs least.
+        virtual_stage, bytes: that virtual stage, and its need.
         budget: what each may have.
     """
 
-    def __init__(self, split: Sequence[int], piece: int, needed: int, budget: int) -> None:
+    def __init__(self, split: Sequence[int], virtual_stage: int, needed: int, budget: int) -> None:
         super().__init__(
-            f"no split into {len(split)} pieces keeps within {budget} bytes each: the best, {list(split)}, "
-            f"needs {needed} for piece {piece}"
+            f"no split into {len(split)} virtual stages keeps within {budget} bytes each: the best, "
+            f"{list(split)}, needs {needed} for virtual stage {virtual_stage}"
         )
-        self.split, self.piece, self.bytes, self.budget = split, piece, needed, budget
+        self.split, self.virtual_stage, self.bytes, self.budget = split, virtual_stage, needed, budget
 
 
 def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int | None = None) -> list[int]:
-    """Numbers of layers per piece: the largest time of a piece is as small as it can be.
+    """Numbers of layers per virtual stage: the largest time of a virtual stage is as small as it can be.
 
     Of several such cuts, one whose largest number of bytes is smallest.
 
     Args:
         layers: in the model's order.
-        in_flight: for each piece, how many microbatches it holds at once.
-        budget: bytes that no piece may exceed; None for no limit.
+        in_flight: for each virtual stage, how many microbatches it holds at once.
+        budget: bytes that no virtual stage may exceed; None for no limit.
 
     Raises:
         TooLarge: no cut keeps within the budget.
-        ValueError: no pieces, or more of them than layers.
+        ValueError: no virtual stages, or more of them than layers.
     """
     if not 0 < len(in_flight) <= len(layers):
-        raise ValueError(f"{len(layers)} layers for {len(in_flight)} pieces: each needs at least one")
+        raise ValueError(f"{len(layers)} layers for {len(in_flight)} virtual_stages: each needs at least one")
     loads, limit = _Loads(layers, in_flight), math.inf if budget is None else budget
 
-    def time(piece: int, first: int, end: int) -> float:
-        return loads.seconds(first, end) if loads.bytes(piece, first, end) <= limit else math.inf
+    def time(virtual_stage: int, first: int, end: int) -> float:
+        return loads.seconds(first, end) if loads.bytes(virtual_stage, first, end) <= limit else math.inf
 
-    def bytes_if_fast(piece: int, first: int, end: int) -> float:
-        return loads.bytes(piece, first, end) if time(piece, first, end) <= slowest else math.inf
+    def bytes_if_fast(virtual_stage: int, first: int, end: int) -> float:
+        return (
+            loads.bytes(virtual_stage, first, end) if time(virtual_stage, first, end) <= slowest else math.inf
+        )
 
     slowest, _ = _least(time, len(layers), len(in_flight))
     if slowest < math.inf:
@@ -86,7 +88,7 @@ def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int
 
 
 class _Loads:
-    """What layers `first` to `end` - 1 come to as a piece."""
+    """What layers `first` to `end` - 1 come to as a virtual stage."""
 
     def __init__(self, layers: Sequence[LayerLoad], in_flight: Sequence[int]) -> None:
         self._in_flight = in_flight
@@ -101,25 +103,25 @@ class _Loads:
     def seconds(self, first: int, end: int) -> float:
         return self._seconds[end] - self._seconds[first]
 
-    def bytes(self, piece: int, first: int, end: int) -> float:
-        held = self._in_flight[piece] * (self._held[end] - self._held[first])
+    def bytes(self, virtual_stage: int, first: int, end: int) -> float:
+        held = self._in_flight[virtual_stage] * (self._held[end] - self._held[first])
         return self._fixed[end] - self._fixed[first] + held + self._transient[first][end - first]
 
 
 _Cost: TypeAlias = Callable[[int, int, int], float]
-"""(piece, first layer, end) -> what is to be small."""
+"""(virtual stage, first layer, end) -> what is to be small."""
 
 
-def _least(cost: _Cost, layers: int, pieces: int) -> tuple[float, list[int]]:
-    """The least possible largest cost of a piece, and the numbers of layers that have it."""
-    best = [0.0, *[math.inf] * layers]  # by number of layers in the pieces so far
+def _least(cost: _Cost, layers: int, virtual_stages: int) -> tuple[float, list[int]]:
+    """The least possible largest cost of a virtual stage, and the numbers of layers that have it."""
+    best = [0.0, *[math.inf] * layers]  # by number of layers in the virtual stages so far
     cuts: list[list[int]] = []  # where the last of them begins
-    for piece in range(pieces):
-        after, cut = [math.inf] * (layers + 1), [piece] * (layers + 1)
-        for end in range(piece + 1, layers - (pieces - piece - 1) + 1):
-            for first in range(piece, end):
+    for virtual_stage in range(virtual_stages):
+        after, cut = [math.inf] * (layers + 1), [virtual_stage] * (layers + 1)
+        for end in range(virtual_stage + 1, layers - (virtual_stages - virtual_stage - 1) + 1):
+            for first in range(virtual_stage, end):
                 if best[first] < after[end]:  # else no cost could make it better
-                    value = max(best[first], cost(piece, first, end))
+                    value = max(best[first], cost(virtual_stage, first, end))
                     if value < after[end]:
                         after[end], cut[end] = value, first
         best = after

@@ -32,7 +32,7 @@ class RankEnd:
         by_launcher: the launcher had sent it a signal before.
         stopped: it stood still, in process state T, when it was ended.
         words: what it said at its end, if it did.
-        box: its black box, if it had one.
+        box: its flight recorder, if it had one.
         log_tail: its latest lines of output.
         ended: when, in the seconds of `time.time()`.
     """
@@ -78,7 +78,7 @@ class RankEnd:
 
     @property
     def doing(self) -> str:
-        """What it did last, from its black box or its words; may be empty."""
+        """What it did last, from its flight recorder or its words; may be empty."""
         if self.box is not None:
             return self.box.sentence(self.words.time if self.words else self.ended)
         return self.words.doing if self.words is not None else ""

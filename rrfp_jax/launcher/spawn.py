@@ -16,7 +16,7 @@ from rrfp_jax.launcher.diagnosis import Diagnosis, diagnose
 from rrfp_jax.launcher.folders import RunFolder, set_attempt_aside
 from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
-from rrfp_jax.launcher.supervisor import PASSED_ON, Crew, Patience, box_of
+from rrfp_jax.launcher.supervisor import PASSED_ON, Patience, Supervisor, box_of
 from rrfp_jax.runtime.lifecycle.last_words import read_all
 from rrfp_jax.runtime.processes.coordinator import Coordinator, reserved_port
 from rrfp_jax.runtime.processes.gpus import gpu_environment
@@ -46,8 +46,9 @@ def spawn(
     Args:
         argv: the command.
         count: of ranks.
-        folder: for logs, black boxes (`box-<rank>`), last words and `diagnosis.txt`. One still in staging at
-            the end is removed if all ranks refused or it was interrupted, else brought to its place.
+        folder: for logs, flight recorders (`box-<rank>`), last words and `diagnosis.txt`. One still in
+            staging at the end is removed if all ranks refused or it was interrupted, else brought to its
+            place.
         command: that messages begin with.
         env: of the ranks, before the above is added; None for this process's own.
         patience: limits; None for what `env` says.
@@ -66,10 +67,10 @@ def spawn(
     with collected_signals(PASSED_ON, wakes=[signal.SIGCHLD]) as signals:
         while True:
             restarts = {"RRFP_RESTARTS": str(len(reached))}
-            crew = _attempt(argv, count, folder, {**base, **restarts}, patience, signals)
-            found = _diagnosed(crew, folder)
+            supervisor = _attempt(argv, count, folder, {**base, **restarts}, patience, signals)
+            found = _diagnosed(supervisor, folder)
             reached.append(_furthest_step(folder.path, count))
-            most = 0 if crew.passed_on else max_restarts
+            most = 0 if supervisor.passed_on else max_restarts
             verdict = after_attempt(found.status, reached, most, patience.back_off)
             if verdict.wait is None:
                 _say_end(found, verdict.reason, folder, command)
@@ -87,23 +88,23 @@ def _attempt(
     env: Mapping[str, str],
     patience: Patience,
     signals: Signals,
-) -> Crew:
+) -> Supervisor:
     """Start the ranks and watch them to their end."""
     with ExitStack() as stack:
         address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
         try:
             coordinator = Coordinator(address, count, linger_seconds=0.0)  # the ranks die with the launcher
             stack.callback(coordinator.close)
-            crew = Crew(patience, folder, signals)
-            stack.callback(crew.close)
+            supervisor = Supervisor(patience, folder, signals)
+            stack.callback(supervisor.close)
             where = folder.path
             for rank in range(count):
                 one = _environment(env, address, count, rank, where)
-                crew.start(rank, argv, one, where)
+                supervisor.start(rank, argv, one, where)
         except (OSError, RuntimeError) as error:
             raise TrainingError(f"cannot start the ranks: {error}") from None
-        crew.watch()
-    return crew
+        supervisor.watch()
+    return supervisor
 
 
 def _environment(
@@ -126,7 +127,7 @@ def _environment(
     }
 
 
-def _diagnosed(crew: Crew, folder: RunFolder) -> Diagnosis:
+def _diagnosed(supervisor: Supervisor, folder: RunFolder) -> Diagnosis:
     """How the attempt went; sees to the folder, and keeps the diagnosis there if anything was wrong."""
     words = read_all(folder.path)
     ends = [
@@ -140,9 +141,9 @@ def _diagnosed(crew: Crew, folder: RunFolder) -> Diagnosis:
             log_tail=tuple(process.tail),
             ended=process.ended,
         )
-        for process in crew.ranks
+        for process in supervisor.ranks
     ]
-    found = diagnose(ends, interrupted=crew.interrupted)
+    found = diagnose(ends, interrupted=supervisor.interrupted)
     if not folder.has_begun and found.status in (REFUSED, INTERRUPTED):
         folder.discard()
     else:

@@ -61,7 +61,7 @@ class Patience:
         return self.interrupt + (self.save if set(signals) == {signal.SIGTERM} else 0.0)
 
 
-class Crew:
+class Supervisor:
     """The ranks of a run while it lasts.
 
     Args:
@@ -181,7 +181,7 @@ class Printer:
 
 
 def box_of(folder: Path, rank: int) -> BoxReading | None:
-    """A rank's black box, if it has one."""
+    """A rank's flight recorder, if it has one."""
     try:
         return read_box(folder / f"box-{rank}")
     except (OSError, ValueError):

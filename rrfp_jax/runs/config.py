@@ -37,8 +37,8 @@ class RunConfig(ABC):
         name: of the run; its files go to `<directory>/<name>/`.
         steps: training steps.
         mesh: stages, and whether they may share devices.
-        split: layers per stage, or per piece in the model's order if stages have several chunks; empty for
-            an even split; "auto" for one by predicted costs.
+        split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
+            empty for an even split; "auto" for one by predicted costs.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v;
             planned or planned-split, by what was measured, or with costs of a file (planned:FILE); or
             csv:FILE, an order in a file.
@@ -144,7 +144,7 @@ class RunConfig(ABC):
         return None
 
     @property
-    def layers_per_piece(self) -> Any:
+    def layers_per_virtual_stage(self) -> Any:
         """What `split` is to a Trainer."""
         return AUTO if self.split == (AUTO,) else self.split or None
 
@@ -181,7 +181,7 @@ class RunConfig(ABC):
             data=self.train_data(),
             mesh=self.mesh,
             schedule=self.schedule,
-            split=self.layers_per_piece,
+            split=self.layers_per_virtual_stage,
             remat=self.remat,
             max_in_flight=self.max_in_flight,
             activation_budget=self.activation_budget,

@@ -139,7 +139,7 @@ class PacedRun:
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
         self._world.agree("what is to be run", settings | {"the hash of pace.workload": tables})
         self._member = layout.member
-        devices = {stage: site.own[:1] for stage, site in layout.sites.items()}
+        devices = {stage: stage_mesh.own[:1] for stage, stage_mesh in layout.stage_meshes.items()}
         self._driver = Driver(
             devices,
             self._world,

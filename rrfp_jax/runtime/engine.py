@@ -21,7 +21,7 @@ from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.group.agreement import Terms
 from rrfp_jax.runtime.memory.budget import Setting
 from rrfp_jax.runtime.memory.memory import Memory
-from rrfp_jax.runtime.mesh.layout import Layout, seat_name
+from rrfp_jax.runtime.mesh.layout import Layout, stage_replica_name
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.sharding import Sharding
@@ -30,7 +30,7 @@ from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.programs.library import Bucket, Library, Phase, StagePrograms, compile_pool, phase_of
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.stages.inputs import Inputs, Load
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.replicas import Reduction
@@ -47,8 +47,8 @@ class Engine:
     Args:
         pipe: the model.
         layout: where the stages are; this engine has those of its process.
-        placement: which stage has which pieces of the model.
-        split: layers per piece, in the model's order; None for an even split.
+        placement: which stage has which virtual stages of the model.
+        split: layers per virtual stage, in the model's order; None for an even split.
         remat: what backwards compute again; see `autodiff/remat.py`.
         optimizer: None if the model is never updated.
         seed: of initial values and random keys, 0 <= seed < 2**32.
@@ -61,13 +61,13 @@ class Engine:
 
     Attributes:
         chunks: by stage, of all processes, the layers of each of its chunks.
-        compilers: by seat of this process; see `Layout`.
+        compilers: by stage replica of this process; see `Layout`.
         library: the compiled programs.
         memory: what all stages need, and may hold.
 
     Raises:
-        UsageError: more pieces than layers, a split that does not add up, an unknown remat, a seed out of
-            range.
+        UsageError: more virtual stages than layers, a split that does not add up, an unknown remat, a seed
+            out of range.
     """
 
     def __init__(
@@ -96,12 +96,15 @@ class Engine:
         self._stall_seconds, self._delays, self._terms = stall_seconds, delays, terms
         check_remat(remat)
         self.remat = remat
-        self.compilers = {seat: Compiler(site, executables) for seat, site in layout.sites.items()}
-        self.library = Library(pipe, layout.pieces(placement, self.chunks), self.compilers, remat)
+        self.compilers = {
+            stage_replica: Compiler(stage_mesh, executables)
+            for stage_replica, stage_mesh in layout.stage_meshes.items()
+        }
+        self.library = Library(pipe, layout.virtual_stages(placement, self.chunks), self.compilers, remat)
         self.memory = Memory(budget, layout, self.library)
         self._inputs = Inputs(layout, seed)
         self._staging = Staging(pipe, layout, self.chunks, self.library, executables, optimizer, seed, init)
-        self.stages: Mapping[int, Stage] = {}  # by seat
+        self.stages: Mapping[int, Stage] = {}  # by stage replica
         self.optimizers: Sequence[Optimizer] = ()
         self._reductions: Mapping[int, Reduction] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
@@ -134,15 +137,15 @@ class Engine:
     @property
     def alone(self) -> Compiler:
         """For programs of this process alone, on its first device."""
-        site = next(iter(self.layout.sites.values()))
-        return self._staging.compiler(Site((site.device,)))
+        stage_mesh = next(iter(self.layout.stage_meshes.values()))
+        return self._staging.compiler(StageMesh((stage_mesh.device,)))
 
     @property
     def distinct(self) -> list[Stage]:
         """This process's stages, of one replica where it has several."""
         found: dict[int, Stage] = {}
-        for seat, stage in self.stages.items():
-            found.setdefault(seat % self.layout.stages, stage)
+        for stage_replica, stage in self.stages.items():
+            found.setdefault(stage_replica % self.layout.stages, stage)
         return list(found.values())
 
     def all_initial_params(self) -> Params:
@@ -217,9 +220,11 @@ class Engine:
         inputs = self._inputs.load(step, buckets, [programs[n] for n in numbers], load)
         load_seconds = perf_counter() - began
         parts = {}
-        for seat, stage in self.stages.items():
-            own = [of[seat] for of in programs]
-            parts[seat] = ModelStep(stage, phase, own, self.layout.share(seat, numbers), inputs[seat])
+        for stage_replica, stage in self.stages.items():
+            own = [of[stage_replica] for of in programs]
+            parts[stage_replica] = ModelStep(
+                stage, phase, own, self.layout.share(stage_replica, numbers), inputs[stage_replica]
+            )
         for stage in self.stages.values():  # so that the last update counts neither as idle nor as compute
             jax.block_until_ready(stage.leaves)
         if phase == "train":
@@ -232,7 +237,7 @@ class Engine:
             collect_gradients(self._ties, self.stages, self._exchange)
         mine = self._results(phase, parts, [programs[n] for n in numbers])
         mine |= {"parts": self._parts(records), "load_seconds": load_seconds}
-        told = mine if self.layout.told else None  # of every seat once
+        told = mine if self.layout.told else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {phase} step {step}", told, records, step)
         results = [result for result in gathered if result is not None]
         return add_up(results, len(buckets), self._trace(step, rules, results), memory.totals)
@@ -242,17 +247,24 @@ class Engine:
     ) -> dict[str, Any]:
         """What this process's stages have found in a step, as plain data; programs by microbatch."""
         stages, dp = self.layout.stages, self.layout.replicas
-        vectors = {seat: part.statistics for seat, part in parts.items()}
-        first = {seat: stage for seat, stage in self.stages.items() if seat < stages}  # replicas are alike
+        vectors = {stage_replica: part.statistics for stage_replica, part in parts.items()}
+        first = {
+            stage_replica: stage for stage_replica, stage in self.stages.items() if stage_replica < stages
+        }  # replicas are alike
         norms = {s: stage.norms() for s, stage in first.items()} if phase == "train" else {}
         vectors, norms = jax.device_get((vectors, norms))
         return {
             "norms": [(s, found.tolist()) for s, found in norms.items()],
-            "peaks": [(seat, part.meter.peak) for seat, part in parts.items()],
-            "pieces": [
-                (self.placement.virtual_stage(stage, c), j, programs[j][seat][c].statistics, found.tolist())
-                for seat, own in vectors.items()
-                for replica, stage in [divmod(seat, stages)]
+            "peaks": [(stage_replica, part.meter.peak) for stage_replica, part in parts.items()],
+            "virtual_stages": [
+                (
+                    self.placement.virtual_stage(stage, c),
+                    j,
+                    programs[j][stage_replica][c].statistics,
+                    found.tolist(),
+                )
+                for stage_replica, own in vectors.items()
+                for replica, stage in [divmod(stage_replica, stages)]
                 for (c, i), found in own.items()
                 for j in [i * dp + replica]
             ],
@@ -278,7 +290,9 @@ class Engine:
     def _add_replicas(self) -> None:
         """Give every replica of this process's stages the sum of all replicas' gradients."""
         for stage, reduction in self._reductions.items():
-            own = [of for seat, of in self.stages.items() if seat % self.layout.stages == stage]
+            own = [
+                of for stage_replica, of in self.stages.items() if stage_replica % self.layout.stages == stage
+            ]
             for of, totals in zip(own, reduction([of.sums for of in own]), strict=True):
                 of.replace_sums(totals)
         if self._reductions:
@@ -300,8 +314,8 @@ class Engine:
         for optimizer in self.optimizers:
             optimizer.update(scale)
         updated = {stage.index for optimizer in self.optimizers for stage in optimizer.stages}
-        for seat, stage in self.stages.items():
-            if seat not in updated:  # it owns no parameter
+        for stage_replica, stage in self.stages.items():
+            if stage_replica not in updated:  # it owns no parameter
                 stage.reset_gradients()
         self._has_gradients = False
         spread_values(self._ties, self.stages, self._exchange)
@@ -313,12 +327,16 @@ class Engine:
 
     def not_finite(self) -> str:
         """Where gradient sums are not finite after `run`: the one nearest to the loss; of all processes."""
-        mine = [(seat, path) for seat, stage in self.stages.items() for path in stage.not_finite()]
+        mine = [
+            (stage_replica, path)
+            for stage_replica, stage in self.stages.items()
+            for path in stage.not_finite()
+        ]
         found = [own for part in self.world.gather("where gradients are not finite", mine) for own in part]
         if not found:  # finite in float64, too large for the norm's float32
             return "some parameter"
-        seat, path = max(found, key=lambda own: int(own[1].split(".")[0]))
-        return f"{path} on {seat_name(seat, self.layout.stages)}"
+        stage_replica, path = max(found, key=lambda own: int(own[1].split(".")[0]))
+        return f"{path} on {stage_replica_name(stage_replica, self.layout.stages)}"
 
     def reset_gradients(self) -> None:
         """Zero every stage's gradient sums."""

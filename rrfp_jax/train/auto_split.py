@@ -10,7 +10,7 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.accelerators import CPU, LINKS, card_of_kind
-from rrfp_jax.forecast.estimate import Prospect
+from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.layer_costs import ModelCosts
 from rrfp_jax.forecast.partition import TooLarge
@@ -38,7 +38,7 @@ def auto_split(
     setting: Setting,
     layout: Layout,
 ) -> list[int]:
-    """The split that `Prospect.suggested` finds for the first step.
+    """The split that `Estimate.suggested` finds for the first step.
 
     Nothing is measured: costs follow from the shapes of the first step and the data sheet of rank 0's first
     device, or a CPU's rates where that is not known, so all processes get the same. They ask together.
@@ -60,25 +60,26 @@ def auto_split(
         )
     if data is None:
         raise UsageError("split='auto' goes by the shapes of a first step: give Trainer(..., data=...)")
-    devices = [site.device for site in layout.sites.values()]
+    devices = [stage_mesh.device for stage_mesh in layout.stage_meshes.values()]
     sharing = max(Counter(devices).values())
     limits = [limit // sharing for device in devices if (limit := memory_limit(device)) is not None]
     found = layout.world.gather("the devices, for split='auto'", [devices[0].device_kind, limits])
     card = card_of_kind(found[0][0]) or CPU
     memory = min((limit for _, own in found for limit in own), default=None)
     on = Devices(card=card, link=LINKS[card.link], memory=memory, setting=setting)
-    prospect = prospect_of(pipe, optimizer, data, settings, mesh, schedule, remat, on)
+    estimate = estimate_of(pipe, optimizer, data, settings, mesh, schedule, remat, on)
     try:
-        return list(prospect.suggested().split)
+        return list(estimate.suggested().split)
     except TooLarge as error:
-        where = f"layers {sum(error.split[: error.piece])} to {sum(error.split[: error.piece + 1]) - 1}"
+        first = sum(error.split[: error.virtual_stage])
+        last = first + error.split[error.virtual_stage] - 1
         raise UsageError(
-            f"split='auto': no split fits: even the best leaves piece {error.piece} ({where}) with "
-            f"{in_words(error.bytes)} of {in_words(error.budget)}; {REMEDY}"
+            f"split='auto': no split fits: even the best leaves virtual stage {error.virtual_stage} "
+            f"(layers {first} to {last}) with {in_words(error.bytes)} of {in_words(error.budget)}; {REMEDY}"
         ) from None
 
 
-def prospect_of(
+def estimate_of(
     pipe: Pipeline,
     optimizer: optax.GradientTransformation | None,
     data: Data,
@@ -87,7 +88,7 @@ def prospect_of(
     schedule: Schedule,
     remat: str,
     devices: Devices,
-) -> Prospect:
+) -> Estimate:
     """The first step of a Trainer with these arguments.
 
     Raises:
@@ -102,4 +103,4 @@ def prospect_of(
     kinds = sorted({kind for s in stages for own in rules.backward_kinds(s) for kind in own})
     every = [*buckets, *declared_buckets(data)]
     model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=remat)
-    return Prospect(model=model, buckets=buckets, rules=rules, devices=devices)
+    return Estimate(model=model, buckets=buckets, rules=rules, devices=devices)

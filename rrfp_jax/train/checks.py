@@ -221,7 +221,7 @@ def _losses_of_rows(
         return jnp.array([loss(pair, part) for part in (slice(0, 1), slice(1, 2), slice(0, 2))])
 
     values = jax.tree.leaves((jax.tree.map(of_carry, carry), {k: of_field(v) for k, v in fields.items()}))
-    pair = compiler.site.put(values)
+    pair = compiler.stage_mesh.put(values)
     return np.asarray(compiler(losses, pair)(pair))
 
 

@@ -66,9 +66,11 @@ class Saves:
         """Begin to write a checkpoint, once an earlier one is complete."""
         self.finish()
         self._latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
-        first = self._engine.layout.stages  # seats from here on are of other replicas, which are alike
-        stages = [stage for seat, stage in self._engine.stages.items() if seat < first]
-        shared = [own for own in self._engine.optimizers if own.site.replicas > 1]
+        first = (
+            self._engine.layout.stages
+        )  # stage replicas from here on are of other replicas, which are alike
+        stages = [stage for stage_replica, stage in self._engine.stages.items() if stage_replica < first]
+        shared = [own for own in self._engine.optimizers if own.stage_mesh.replicas > 1]
         own = [own for own in self._engine.optimizers if own not in shared and own.stages[0].index < first]
         self._latest.save(run, leaves_of(stages, [*shared, *own]))
 

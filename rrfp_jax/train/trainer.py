@@ -55,8 +55,8 @@ class Trainer:
             microbatches are given to `step` and `value_and_grad`.
         mesh: number of stages and where they run.
         schedule: a hint, a fixed order, or `Planned`; its name, or "csv:FILE" for an order in a file.
-        split: layers per stage, or per piece in the model's order if stages have several chunks; None for an
-            even split, "auto" for one by predicted costs (`docs/plan.md`).
+        split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
+            None for an even split, "auto" for one by predicted costs (`docs/plan.md`).
         remat: what backwards compute again instead of keeping: "none", "full" (all but a layer's input), or a
             policy of `jax.checkpoint_policies` by name.
         max_in_flight: most microbatches held by a stage under a hint; None for twice the number of stages,

@@ -53,7 +53,7 @@ class TestCarriers:
         assert heard == {1: [pytest.approx(1e-3)]}
         assert store.calls == 3  # writing, reading, asking for the next
 
-    def test_what_collects_while_a_parcel_is_written_makes_one_parcel(self):
+    def test_what_collects_while_a_batch_is_written_makes_one_batch(self):
         apart = [(at, 0, decision) for at, decision in zip((0.0, 1e-4, 2e-4), DECISIONS, strict=True)]
         heard, store = posted(Store, costs(), 2, *apart)
         assert len(heard[1]) == 3 and heard[1][1] == heard[1][2] and store.calls == 5

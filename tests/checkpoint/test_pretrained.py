@@ -13,7 +13,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.initial import initial_params
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.weights import Tensor, pretrained
 from tests.support import toy
 
@@ -54,7 +54,7 @@ def test_a_stage_gets_its_parameters_from_them_and_asks_for_no_others(folder):
     }
     init = pretrained(folder, lambda path: asked.append(path) or names(path))
     device = jax.devices()[0]
-    shapes, compiler = pipe.shapes(fields), Compiler(Site((device,)))
+    shapes, compiler = pipe.shapes(fields), Compiler(StageMesh((device,)))
     params = initial_params(pipe, range(2), shapes, fields, 0, init, compiler, {}, Sharding())
     assert set(asked) == {"0.table", "1.up", "1.down", "1.bias"}
     stored = load_file(folder / "model-2.safetensors")

@@ -17,7 +17,7 @@ from rrfp_jax.commands.overrides import override
 from rrfp_jax.commands.train import main
 from rrfp_jax.runs.config import fields_of, load_config
 from rrfp_jax.runs.display import Display
-from rrfp_jax.runtime.programs.programs import PiecePrograms
+from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.train.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +181,7 @@ def test_control_c_while_compiling_says_so_and_writes_nothing(folder, capsys, mo
     def pressed(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(PiecePrograms, "training", pressed)
+    monkeypatch.setattr(VirtualStagePrograms, "training", pressed)
     assert main(arguments(folder, name="never")) == 130
     assert "interrupted" in "".join(capsys.readouterr())
     assert not (folder / "runs" / "never").exists()
@@ -190,7 +190,9 @@ def test_control_c_while_compiling_says_so_and_writes_nothing(folder, capsys, mo
 class TestRefusals:
     @pytest.fixture(autouse=True)
     def nothing_compiles(self, monkeypatch):
-        monkeypatch.setattr(PiecePrograms, "training", lambda *args: pytest.fail("compiled before refusing"))
+        monkeypatch.setattr(
+            VirtualStagePrograms, "training", lambda *args: pytest.fail("compiled before refusing")
+        )
 
     @staticmethod
     def refuses(capsys, argv, *said):

@@ -105,7 +105,9 @@ class TestLedger:
             for mine, theirs in zip(predicted.chunks, actual.chunks, strict=True):
                 for name in ("activation_in_bytes", "gradient_in_bytes", "gradient_out_bytes"):
                     assert getattr(mine, name) == getattr(theirs, name), name
-                sent = theirs.activation_out_bytes  # less what an earlier layer of the piece holds as well
+                sent = (
+                    theirs.activation_out_bytes
+                )  # less what an earlier layer of the virtual stage holds as well
                 assert sent <= mine.activation_out_bytes <= 1.05 * sent
                 for name in ("held_after_forward_bytes", "held_after_input_bytes"):
                     assert getattr(mine, name) == pytest.approx(getattr(theirs, name), rel=0.1), name
@@ -117,7 +119,7 @@ class TestForecast:
         for module, parameters in expected.items():
             config = module.get_config()
             planned = plan_run(config, H100, NVLINK, 60 * 10**9)
-            model = planned.prospect.model
+            model = planned.estimate.model
             assert model.parameters == parameters
             assert planned.own.does_not_fit is None and planned.none_fits is None
             (layers,) = model.layers.values()
@@ -179,8 +181,8 @@ class TestForecast:
 
     def test_too_little_memory_is_said(self):
         planned = plan_run(qwen3_4b.get_config(), H100, NVLINK, 20 * 10**9)
-        assert "needs" in planned.own.does_not_fit and "no split into 8 pieces" in planned.none_fits
-        assert "DOES NOT FIT" in str(planned) and "No split into these pieces fits" in str(planned)
+        assert "needs" in planned.own.does_not_fit and "no split into 8 virtual stages" in planned.none_fits
+        assert "DOES NOT FIT" in str(planned) and "No split into these virtual stages fits" in str(planned)
 
 
 class TestCommand:
@@ -311,7 +313,7 @@ class TestAuto:
 
     def test_in_a_config(self):
         config = dataclasses.replace(quickstart.get_config(), split="auto")
-        assert (config.split, config.layers_per_piece) == (("auto",), "auto")
+        assert (config.split, config.layers_per_virtual_stage) == (("auto",), "auto")
 
     def test_all_processes_agree(self, text, tmp_path):
         given = [*tiny(text), "--config.split=auto", f"--config.directory={tmp_path}"]

@@ -18,20 +18,20 @@ LAYERS = st.lists(
 )
 
 
-def splits(layers, pieces):
-    for cuts in combinations(range(1, layers), pieces - 1):
+def splits(layers, virtual_stages):
+    for cuts in combinations(range(1, layers), virtual_stages - 1):
         edges = (0, *cuts, layers)
         yield [b - a for a, b in pairwise(edges)]
 
 
 def largest(layers, split, in_flight):
-    """The largest time and the largest number of bytes of a piece."""
+    """The largest time and the largest number of bytes of a virtual stage."""
     rest, times, sizes = list(layers), [], []
     for count, held in zip(split, in_flight, strict=True):
-        piece, rest = rest[:count], rest[count:]
-        times.append(sum(layer.seconds for layer in piece))
-        fixed = sum(layer.fixed_bytes + held * layer.held_bytes for layer in piece)
-        sizes.append(fixed + max(layer.transient_bytes for layer in piece))
+        virtual_stage, rest = rest[:count], rest[count:]
+        times.append(sum(layer.seconds for layer in virtual_stage))
+        fixed = sum(layer.fixed_bytes + held * layer.held_bytes for layer in virtual_stage)
+        sizes.append(fixed + max(layer.transient_bytes for layer in virtual_stage))
     return max(times), max(sizes)
 
 
@@ -66,10 +66,10 @@ def test_what_is_in_flight_counts():
     layers = [LayerLoad(seconds=1, held_bytes=10)] * 6
     assert partition(layers, [2, 1], 70) == [3, 3]
     assert partition(layers, [2, 1], 45) == [2, 4]
-    with pytest.raises(TooLarge, match=r"\[2, 4\], needs 40 for piece 0"):
+    with pytest.raises(TooLarge, match=r"\[2, 4\], needs 40 for virtual stage 0"):
         partition(layers, [2, 1], 39)
 
 
-def test_more_pieces_than_layers():
-    with pytest.raises(ValueError, match="2 layers for 3 pieces"):
+def test_more_virtual_stages_than_layers():
+    with pytest.raises(ValueError, match="2 layers for 3 virtual stages"):
         partition([LayerLoad(seconds=1.0)] * 2, [1, 1, 1])

@@ -59,7 +59,7 @@ def test_a_killed_rank_is_named_with_what_it_did_and_what_the_others_waited_for(
 
 
 def ring(rank, tasks, first=1):
-    """A black box of stage 1 that holds these microbatches' backwards, the first of them at a position."""
+    """Stage 1's flight recorder with these microbatches' backwards, the first of them at a position."""
     last = [BoxEntry(at, 12, 1, Task(BACKWARD, 0, j), 99.0) for at, j in enumerate(tasks, first)]
     return BoxReading(rank, 1, "stage 1", "step 12", 99.0, 99.0, tuple(last))
 

@@ -11,7 +11,7 @@ from rrfp_jax.errors import PeerLost, UsageError
 from rrfp_jax.runtime.lifecycle.farewell import last_words
 from rrfp_jax.runtime.lifecycle.join import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.lifecycle.watchdog import Watchdog
-from rrfp_jax.runtime.processes.flight_recorder import BlackBox
+from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.mailbox import Mailbox, pack
 from rrfp_jax.runtime.processes.world import World
 from tests.verification.failure_cell import Cell, run_by_hand, run_launched
@@ -84,7 +84,7 @@ def watched():
 
     def start():
         nonlocal watchdog
-        watchdog = Watchdog(mailbox, BlackBox(None, 3, "stage 3"), 60.0, give_up)
+        watchdog = Watchdog(mailbox, FlightRecorder(None, 3, "stage 3"), 60.0, give_up)
         return mailbox, [theirs for _, theirs in pairs], given_up, came
 
     watchdog = None

@@ -23,7 +23,7 @@ from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runs.config import load_config
 from rrfp_jax.runs.run import RunFiles
 from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
-from rrfp_jax.runtime.processes.flight_recorder import BlackBox, read
+from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 from rrfp_jax.runtime.processes.world import World
 
@@ -82,8 +82,8 @@ def test_it_ends_when_that_is_pointless_or_too_often(reached, most, reason):
 
 
 @pytest.mark.parametrize(("phase", "step"), [("step 12", 12), ("validation 3", None), ("starting", None)])
-def test_a_black_box_tells_the_training_step(tmp_path, phase, step):
-    BlackBox(tmp_path / "box-0", 0, "").phase(phase)
+def test_a_flight_recorder_tells_the_training_step(tmp_path, phase, step):
+    FlightRecorder(tmp_path / "box-0", 0, "").phase(phase)
     assert read(tmp_path / "box-0").training_step == step
 
 
@@ -103,7 +103,7 @@ def launch(tmp_path, capfd):
         script = tmp_path / "train.py"
         script.write_text(PROLOGUE + text)
         for step in range(3):
-            BlackBox(tmp_path / f"step-{step}", 0, "stage 0").phase(f"step {step}")
+            FlightRecorder(tmp_path / f"step-{step}", 0, "stage 0").phase(f"step {step}")
         folder, began = RunFolder(tmp_path / "runs", "trial"), time.monotonic()
         argv = [sys.executable, str(script)]
         status = spawn(argv, 2, folder, patience=patience, max_restarts=max_restarts)

@@ -1,4 +1,4 @@
-"""Several pieces of the model on a stage: looped and V-shaped."""
+"""Several virtual stages of the model on a stage: looped and V-shaped."""
 
 import jax
 import numpy as np

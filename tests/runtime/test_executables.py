@@ -12,7 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from tests.support import programs
 from tests.train.test_processes import environment
 
@@ -73,7 +73,9 @@ def test_a_program_from_the_cache_of_jax_is_not_stored(tmp_path):
 @pytest.mark.parametrize("kept", [False, True])
 def test_programs_that_differ_in_a_python_function_only(tmp_path, kept):
     said, spec = [], jax.ShapeDtypeStruct((3,), np.float32)
-    compiler = Compiler(Site((jax.devices()[0],)), Executables(tmp_path if kept else None, say=said.append))
+    compiler = Compiler(
+        StageMesh((jax.devices()[0],)), Executables(tmp_path if kept else None, say=said.append)
+    )
 
     def scaled(factor):
         return compiler(lambda x: jax.pure_callback(lambda a: np.float32(factor) * a, spec, x), spec)

@@ -1,4 +1,4 @@
-"""What processes leave behind: black boxes that outlive `kill -9`, and last words."""
+"""What processes leave behind: flight recorders that outlive `kill -9`, and last words."""
 
 import json
 import os
@@ -11,13 +11,13 @@ import pytest
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.runtime.lifecycle.last_words import LastWords, read_all
-from rrfp_jax.runtime.processes import flight_recorder as blackbox
-from rrfp_jax.runtime.processes.flight_recorder import BlackBox, BoxEntry, BoxReading, read
+from rrfp_jax.runtime.processes import flight_recorder
+from rrfp_jax.runtime.processes.flight_recorder import BoxEntry, BoxReading, FlightRecorder, read
 
 
 def test_a_box_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "box-2"
-    box = BlackBox(path, 2, "")
+    box = FlightRecorder(path, 2, "")
     assert (read(path).phase, read(path).stages, read(path).last) == ("starting", "", ())
     box.runs("stages 2-3")
     box.phase("step 12")
@@ -35,9 +35,9 @@ def test_a_box_is_read_as_it_was_written(tmp_path):
 def test_a_box_outlives_its_process(tmp_path):
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from rrfp_jax.runtime.processes.flight_recorder import BlackBox\n"
+        "from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder\n"
         "from rrfp_jax.core.tasks import *\n"
-        "box = BlackBox(Path(sys.argv[1]), 1, 'stage 1'); box.phase('step 7')\n"
+        "box = FlightRecorder(Path(sys.argv[1]), 1, 'stage 1'); box.phase('step 7')\n"
         "box.dispatched(7, 1, Task(FORWARD, 0, 5)); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "box"], timeout=60, check=False)
@@ -49,7 +49,7 @@ def test_a_box_outlives_its_process(tmp_path):
 
 def test_without_a_path_there_is_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    box = BlackBox(None, 0, "stage 0")
+    box = FlightRecorder(None, 0, "stage 0")
     box.phase("step 1")
     box.dispatched(1, 0, Task(FORWARD, 0, 0))
     assert list(tmp_path.iterdir()) == []
@@ -57,37 +57,39 @@ def test_without_a_path_there_is_no_file(tmp_path, monkeypatch):
 
 def test_a_torn_record_is_passed_over(tmp_path):
     path = tmp_path / "box"
-    box = BlackBox(path, 0, "stage 0")
+    box = FlightRecorder(path, 0, "stage 0")
     box.phase("step 1")
     box.phase("step 2")
     for j in range(3):
         box.dispatched(2, 0, Task(FORWARD, 0, j))
     data = bytearray(path.read_bytes())
-    data[blackbox.RING_AT + 3 * blackbox.ENTRY.size + 8] ^= 1  # not the numbers: the record is whole
-    data[blackbox.RING_AT + 2 * blackbox.ENTRY.size] ^= 64  # the number at the front alone
-    data[blackbox.PHASE_AT + 3 % 2 * blackbox.PHASE.size] += 2
+    data[flight_recorder.RING_AT + 3 * flight_recorder.ENTRY.size + 8] ^= (
+        1  # not the numbers: the record is whole
+    )
+    data[flight_recorder.RING_AT + 2 * flight_recorder.ENTRY.size] ^= 64  # the number at the front alone
+    data[flight_recorder.PHASE_AT + 3 % 2 * flight_recorder.PHASE.size] += 2
     path.write_bytes(data)
     assert [e.task.microbatch for e in read(path).last] == [0, 2]
     assert read(path).phase == "step 1"
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * blackbox.SIZE, blackbox.MAGIC])
-def test_a_file_that_is_no_black_box_is_refused(tmp_path, data):
+@pytest.mark.parametrize("data", [b"", b"x" * flight_recorder.SIZE, flight_recorder.MAGIC])
+def test_a_file_that_is_no_flight_recorder_is_refused(tmp_path, data):
     (tmp_path / "box").write_bytes(data)
-    with pytest.raises(ValueError, match="not a black box"):
+    with pytest.raises(ValueError, match="not a flight recorder"):
         read(tmp_path / "box")
 
 
 def test_long_texts_are_cut_between_characters(tmp_path):
-    box = BlackBox(tmp_path / "box", 0, "ä" * 100)
+    box = FlightRecorder(tmp_path / "box", 0, "ä" * 100)
     box.phase("ö" * 100)
     found = read(tmp_path / "box")
     assert set(found.stages) == {"ä"} and set(found.phase) == {"ö"}
 
 
 def test_a_box_may_be_made_again_under_the_first(tmp_path):
-    first = BlackBox(tmp_path / "box", 0, "stage 0")
-    BlackBox(tmp_path / "box", 0, "stage 1")
+    first = FlightRecorder(tmp_path / "box", 0, "stage 0")
+    FlightRecorder(tmp_path / "box", 0, "stage 1")
     first.beat()
     assert read(tmp_path / "box").stages == "stage 1"
 
@@ -116,7 +118,7 @@ def test_what_a_box_says(phase, beat, last, sentence):
 
 
 def test_a_dispatch_is_noted_quickly():
-    box, task = BlackBox(None, 0, ""), Task(FORWARD, 0, 0)
+    box, task = FlightRecorder(None, 0, ""), Task(FORWARD, 0, 0)
     best = 1.0
     for _ in range(5):
         began = time.perf_counter()

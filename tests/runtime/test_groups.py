@@ -53,13 +53,13 @@ def test_sizes_are_whole_numbers(wrong):
     ],
 )
 def test_replicas_of_a_stage_are_neighbours(pp, tp, dp, processes, groups):
-    """By seat: the stages of replica 0, then those of replica 1."""
+    """By stage replica: the stages of replica 0, then those of replica 1."""
     assert rrfp.Mesh(pp=pp, tp=tp, dp=dp).groups(processes) == groups
 
 
 def test_processes_are_named_by_stages_and_replicas():
     mesh = rrfp.Mesh(pp=2, dp=3)
-    named = [mesh._name(seats) for seats in ([0], [2], [0, 2, 4], [0, 1], [4, 1])]
+    named = [mesh._name(stage_replicas) for stage_replicas in ([0], [2], [0, 2, 4], [0, 1], [4, 1])]
     assert named == [
         "stage 0 of replica 0",
         "stage 0 of replica 1",
@@ -70,16 +70,18 @@ def test_processes_are_named_by_stages_and_replicas():
 
 
 def test_messages_go_to_the_like_in_the_other_groups():
-    layout = Layout(world=World(3, 4), widths=[2, 2], groups=[[0, 1], [2, 3]], sites={1: None})
+    layout = Layout(world=World(3, 4), widths=[2, 2], groups=[[0, 1], [2, 3]], stage_meshes={1: None})
     assert (layout.member, layout.group, layout.receivers) == (1, [2, 3], [[1], [3]])
 
 
 def test_where_stages_differ_each_rank_gets_its_copy_from_one():
     groups = [[0, 1], [2], [3, 4, 5, 6]]
-    sites = [0, 0, 1, 2, 2, 2, 2]  # seats by rank
+    stage_meshes = [0, 0, 1, 2, 2, 2, 2]  # stage replicas by rank
     sent = [
-        Layout(world=World(rank, 7), widths=[2, 1, 4], groups=groups, sites={seat: None}).receivers
-        for rank, seat in enumerate(sites)
+        Layout(
+            world=World(rank, 7), widths=[2, 1, 4], groups=groups, stage_meshes={stage_replica: None}
+        ).receivers
+        for rank, stage_replica in enumerate(stage_meshes)
     ]
     assert [of[1] for of in sent[:2]] == [[2], []]  # the second has nothing to send
     assert [of[0] for of in sent[2:3]] == [[0, 1]]

@@ -277,7 +277,7 @@ def bfloat16():
 def weighted(trainer):
     """The programs of the stages that have weights."""
     (compiled,) = trainer._engine.library.all_programs("train")
-    return [piece for stage in compiled.values() for piece in stage][1:]
+    return [virtual_stage for stage in compiled.values() for virtual_stage in stage][1:]
 
 
 def held_bytes(program):

@@ -145,8 +145,8 @@ def test_stages_that_share_any_device_take_turns():
     ],
 )
 def test_every_stage_has_devices_of_its_own(tp, places):
-    sites = rrfp.Mesh(pp=len(tp), tp=tp).lay_out().sites
-    assert [[device.id for device in site.devices] for site in sites.values()] == places
+    stage_meshes = rrfp.Mesh(pp=len(tp), tp=tp).lay_out().stage_meshes
+    assert [[device.id for device in stage_mesh.devices] for stage_mesh in stage_meshes.values()] == places
 
 
 @pytest.mark.parametrize("pattern", ["0.table", "-1.table"])
@@ -170,8 +170,8 @@ def test_replicas_share_the_microbatches_and_end_with_equal_parameters():
     own = trainer(2, 1, 2)
     own.step(toy.microbatches(8))
     stages = own._engine.stages
-    for seat in (0, 1):
-        pairs = zip(stages[seat].leaves[0], stages[seat + 2].leaves[0], strict=True)
+    for stage_replica in (0, 1):
+        pairs = zip(stages[stage_replica].leaves[0], stages[stage_replica + 2].leaves[0], strict=True)
         assert all(np.array_equal(a, b) for a, b in pairs)
 
 
@@ -179,7 +179,7 @@ def test_results_are_equal_to_the_bit_from_run_to_run():
     def run(seed):
         own = trainer(2, 2, 2, delays=Delays(skew=0.01, jitter="J2", seed=seed))
         losses = [report.loss for report in own.steps(3)]
-        orders = [trace.order(seat) for trace in own._stepper.traces for seat in range(4)]
+        orders = [trace.order(stage_replica) for trace in own._stepper.traces for stage_replica in range(4)]
         return orders, losses, [leaf.tobytes() for leaf in leaves(own)]
 
     (orders, *one), (others, *two) = run(1), run(2)

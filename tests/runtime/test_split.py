@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.runtime import language
 from benchmarks.runtime.halved import dot_flops
-from benchmarks.runtime.split_backward import piece, weight_share
+from benchmarks.runtime.split_backward import virtual_stage, weight_share
 from models.gpt import GPTConfig
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.inline import BARRIER, inline
@@ -53,7 +53,7 @@ def complete(found, tolerance=0.0):
     ],
 )
 def test_transformer(dtype, remat, layers):
-    found = piece(GPTConfig(dtype=dtype, **SMALL), layers, remat, BATCH, LENGTH)
+    found = virtual_stage(GPTConfig(dtype=dtype, **SMALL), layers, remat, BATCH, LENGTH)
     complete(found)
     assert weight_share(found, BATCH * LENGTH) >= 95
     assert found.flops("input") + found.flops("weight") <= 1.02 * found.flops("backward")
@@ -190,7 +190,9 @@ def test_a_stage_with_nothing_to_train_has_no_backward():
 
 
 def test_full_rematerialisation_holds_the_input_only_until_the_backward():
-    none, full = (piece(GPTConfig(**SMALL), BLOCK, remat, BATCH, LENGTH) for remat in ("none", "full"))
+    none, full = (
+        virtual_stage(GPTConfig(**SMALL), BLOCK, remat, BATCH, LENGTH) for remat in ("none", "full")
+    )
     stream = BATCH * LENGTH * SMALL["d_model"] * 4
     assert full.held_after_forward() == stream
     assert none.held_after_forward() > 6 * stream

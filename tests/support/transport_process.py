@@ -10,7 +10,7 @@ import jax
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from tests.support import transport_conformance as conformance
 from tests.support.transport_ends import Ends
 
@@ -20,8 +20,10 @@ def ends_of(name, world):
     owners = conformance.OWNERS[name]
     own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
     devices = dict(zip(own, jax.local_devices(), strict=False))
-    sites = {stage: Site((device,)) for stage, device in devices.items()}
-    layout = Layout(world=world, widths=[1] * len(owners), groups=[[rank] for rank in owners], sites=sites)
+    stage_meshes = {stage: StageMesh((device,)) for stage, device in devices.items()}
+    layout = Layout(
+        world=world, widths=[1] * len(owners), groups=[[rank] for rank in owners], stage_meshes=stage_meshes
+    )
     transport = layout.transport(Placement(len(owners)))
     assert world.rank or type(transport).__name__ == name
     return Ends(transport, devices, owners, world)

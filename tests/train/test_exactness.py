@@ -51,7 +51,7 @@ class Runs:
             self.transport, lambda arrival, now: now + draw.uniform(0, LONGEST_DELAY_SECONDS)
         )
         for own, start in zip(self.optimizers, self.start, strict=True):
-            own.stages[0].leaves, own.state = jax.device_put(start, own.site.device)
+            own.stages[0].leaves, own.state = jax.device_put(start, own.stage_mesh.device)
         self.trainer.schedule, self.trainer._stepper.steps_done = schedule, 0
         reports = list(self.trainer.steps(STEPS))
         orders = [[str(r.task) for r in report.trace.stage_records(1)] for report in reports]

@@ -13,7 +13,7 @@ from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding, placed_params
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.gradients import SumPrograms
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.nonfinite import MOST_IN_VAIN
 from tests.support import toy
@@ -162,8 +162,10 @@ class TestSkipping:
 def norms(sums):
     specs = {"0": {"w": jax.ShapeDtypeStruct(np.shape(sums), jnp.float32)}}
     roles = [Roles.of(specs).leaves(specs)]
-    site = Site((jax.devices()[0],))
-    compiled = SumPrograms.compile([placed_params(specs, site, Sharding())], roles, Compiler(site))
+    stage_mesh = StageMesh((jax.devices()[0],))
+    compiled = SumPrograms.compile(
+        [placed_params(specs, stage_mesh, Sharding())], roles, Compiler(stage_mesh)
+    )
     leaves = [[jnp.asarray(sums, jnp.float32)]]
     return compiled.norms(leaves, leaves).tolist()
 

@@ -12,14 +12,14 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.programs.gradients import SumPrograms
-from rrfp_jax.runtime.programs.programs import PiecePrograms
+from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from tests.support import toy
 from tests.support.refusals import BATCH, copied, refused, same
 
 
 @pytest.fixture
 def nothing_compiles(monkeypatch):
-    for programs, method in ((PiecePrograms, "training"), (SumPrograms, "compile")):
+    for programs, method in ((VirtualStagePrograms, "training"), (SumPrograms, "compile")):
         monkeypatch.setattr(programs, method, lambda *args: pytest.fail("compiled before refusing"))
 
 

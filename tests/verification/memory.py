@@ -154,7 +154,7 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
     found: list[Moment] = []
     driver, own_stages = trainer._engine.driver, trainer._engine.stages
     foreign = {
-        s: buffers(stage.site.device) - buffers_of_stage(stage, trainer._engine.optimizers)
+        s: buffers(stage.stage_mesh.device) - buffers_of_stage(stage, trainer._engine.optimizers)
         for s, stage in own_stages.items()
     }
     parts: Mapping[int, Any] = {}

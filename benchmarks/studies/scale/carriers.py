@@ -2,8 +2,8 @@
 
 By socket, posting and taking a message keep the driver, and the way between is drawn from the measured ones.
 
-By the store it is as in runtime/group/store_carrier.py. A process writes a parcel at a time, of all that has
-collected; for each partner it asks for one parcel at a time, and the answer comes when that is there. All
+By the store it is as in runtime/group/store_carrier.py. A process writes a batch at a time, of all that has
+collected; for each partner it asks for one batch at a time, and the answer comes when that is there. All
 calls of all groups queue up at one server, in the order in which they reach it: writing keeps it for `set`,
 reading for half of `get` when it is asked, and for half when it answers, which it does at once. The rest of
 a message's way, for threads to wake and bytes to travel, is drawn from the measured ones: half of the least
@@ -117,7 +117,7 @@ class Store(_Carrier):
         self._backs = [rest - self._there for rest in rests]
         self._outbox: defaultdict[int, list[tuple[float, Message]]] = defaultdict(list)
         self._writing: set[int] = set()
-        self._written: defaultdict[int, list[Any]] = defaultdict(list)  # parcels, by sender
+        self._written: defaultdict[int, list[Any]] = defaultdict(list)  # batches, by sender
         self._readers: dict[tuple[int, int], _Reader] = {}  # by sender and receiver
         self._waiting: defaultdict[int, list[_Reader]] = defaultdict(list)  # by sender: asked for its next
         self.calls = 0
@@ -139,11 +139,11 @@ class Store(_Carrier):
         self.calls += 1
         self.agenda.add(now + self._there, self._reached, sender, self._outbox.pop(sender))
 
-    def _reached(self, now: float, sender: int, parcel: Any) -> None:
-        self.agenda.add(self.processors.serve(now, self.costs.set), self._stored, sender, parcel)
+    def _reached(self, now: float, sender: int, batch: Any) -> None:
+        self.agenda.add(self.processors.serve(now, self.costs.set), self._stored, sender, batch)
 
-    def _stored(self, now: float, sender: int, parcel: Any) -> None:
-        self._written[sender].append(parcel)
+    def _stored(self, now: float, sender: int, batch: Any) -> None:
+        self._written[sender].append(batch)
         self.agenda.add(now + self._back(), self._written_so, sender, None)
         self._answer(now, self._waiting.pop(sender, ()))
 
@@ -169,11 +169,11 @@ class Store(_Carrier):
             self.agenda.add(at, self._come, reader.to, reader)
 
     def _come(self, now: float, to: int, reader: _Reader) -> None:
-        parcel = self._written[reader.sender][reader.heard]
+        batch = self._written[reader.sender][reader.heard]
         reader.heard += 1
         self.calls += 1
         self.agenda.add(now + self._there, self._asked, to, reader)
-        for sent in parcel:
+        for sent in batch:
             self.deliver(now, to, sent)
 
     def _back(self) -> float:

@@ -32,7 +32,7 @@ class Meter:
         self.now = self.peak = 0
 
     def coming(self, task: Task) -> None:
-        """The memory of a task's input, which comes from another piece, is taken from now on."""
+        """The memory of a task's input, which comes from another virtual stage, is taken from now on."""
         kind, chunk, microbatch = task
         self.now += self._inputs[self._buckets[microbatch]][chunk][kind]
         self.peak = max(self.peak, self.now)

@@ -1,8 +1,9 @@
 """A traced program without calls: what `jit`, custom derivatives and `jax.checkpoint` wrap, in one list.
 
-A rematerialised piece computes part of the forward again. JAX puts its arguments, the cotangent that arrives
-among them, behind one optimization barrier, and that barrier is kept: without it XLA may begin all pieces
-at once, long before their cotangents are there, and hold the activations of all of them together.
+A rematerialised virtual stage computes part of the forward again. JAX puts its arguments, the cotangent that
+arrives
+among them, behind one optimization barrier, and that barrier is kept: without it XLA may begin all virtual
+stages at once, long before their cotangents are there, and hold the activations of all of them together.
 """
 
 from __future__ import annotations

@@ -149,20 +149,22 @@ class _Links:
         self._free: dict[tuple[int, int], float] = {}  # when each directed link is
 
     def release(self, arrival: Arrival, now: float) -> float:
-        delays, (round, seat, task) = self._delays, arrival.key
-        stage = seat % self._placement.stages
+        delays, (round, stage_replica, task) = self._delays, arrival.key
+        stage = stage_replica % self._placement.stages
         source = self._placement.source(stage, task)
         assert source is not None, f"nobody sends the input of {task}"
         if source[0] == stage:
             return now  # another chunk of the same stage: no link is between them
         at = arrival.produced
         if delays.link_bandwidth:
-            link = source[0], seat
+            link = source[0], stage_replica
             at = max(at, self._free.get(link, 0.0)) + nbytes(arrival.arrays) / delays.link_bandwidth
             self._free[link] = at
         if self._costs is not None:
             at += self._costs.transfer(*source)
         late = delays.late_readiness
         if delays.skew:
-            late += delays.skew * jitter.uniforms(delays.seed ^ (self._rank << 32), round, seat, task)[0]
+            late += (
+                delays.skew * jitter.uniforms(delays.seed ^ (self._rank << 32), round, stage_replica, task)[0]
+            )
         return max(now, at + delays.link_delay) + late

@@ -21,7 +21,7 @@ from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.driver.device import DEEPEST, MOST_QUEUED, DeviceQueue, Running
 from rrfp_jax.runtime.driver.timers import precise_timers
 from rrfp_jax.runtime.group.agreement import Agreement
-from rrfp_jax.runtime.mesh.layout import seat_name
+from rrfp_jax.runtime.mesh.layout import stage_replica_name
 from rrfp_jax.runtime.processes.bell import Bell, EventBell
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import World
@@ -38,7 +38,8 @@ class Driver:
     """Runs steps on the stages of this process. Its threads live only inside `run`, so none is ever left.
 
     Args:
-        devices: of this process's stages, by stage (its seat, see `Layout`); programs run on all at once.
+        devices: of this process's stages, by stage (its stage replica, see `Layout`); programs run on all at
+            once.
         world: the processes of the run.
         transport: how outputs reach the next stage.
         stall_seconds: without any progress for so long, a step is given up and what it waited for is named.
@@ -139,8 +140,10 @@ class _Step:
         self._rules, self._step, self._round, self._parts = rules, step, round, parts
         self._stages = rules.placement.stages
         self._schedulers = {
-            seat: driver.scheduler(seat % self._stages, rules, budgets[seat] if budgets else None)
-            for seat in parts
+            stage_replica: driver.scheduler(
+                stage_replica % self._stages, rules, budgets[stage_replica] if budgets else None
+            )
+            for stage_replica in parts
         }
         self._machines: dict[int, StageScheduler | Agreement] = {**self._schedulers}
         shared = driver.agreement is not None and not driver.agreement.alone
@@ -267,21 +270,21 @@ class _Step:
         assert source is not None, f"nobody sends the {key}"
         self._parts[key.stage - stage + source[0]].meter.delivered(source[1])
 
-    def _failed(self, task: Task, seat: int, error: Exception) -> TrainingError:
+    def _failed(self, task: Task, stage_replica: int, error: Exception) -> TrainingError:
         if self._agreement is not None and self._driver._world.mailbox is not None:
             self._driver._world.mailbox.hear_of_losses()  # of whoever shares the stage
-        return TrainingError(f"step {self._step}: {task} on {self._name(seat)} failed: {error}")
+        return TrainingError(f"step {self._step}: {task} on {self._name(stage_replica)} failed: {error}")
 
-    def _name(self, seat: int) -> str:
-        return seat_name(seat, self._stages)
+    def _name(self, stage_replica: int) -> str:
+        return stage_replica_name(stage_replica, self._stages)
 
-    def _message(self, seat: int, task: Task) -> Key | None:
-        stage = seat % self._stages
+    def _message(self, stage_replica: int, task: Task) -> Key | None:
+        stage = stage_replica % self._stages
         destination = self._rules.placement.destination(stage, task)
         if destination is None:
             return None
         to, named = destination
-        return Key(self._round, seat - stage + to, named)
+        return Key(self._round, stage_replica - stage + to, named)
 
     def _sleep(self) -> None:
         patience = self._transport.patience()

@@ -74,7 +74,7 @@ class Agreement:
 
     Args:
         world: the run.
-        groups: by seat (see `Layout`), the ranks that share it; this process is in one of them.
+        groups: by stage replica (see `Layout`), the ranks that share it; this process is in one of them.
         terms: how they agree.
 
     Attributes:

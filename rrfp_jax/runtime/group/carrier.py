@@ -34,10 +34,10 @@ class Carrier(Protocol):
         """
 
     def heard(self) -> Mapping[int, int]:
-        """How many parcels, which hold one message or several, have come of each partner's rank so far."""
+        """How many batches, which hold one message or several, have come of each partner's rank so far."""
 
-    def forget(self, parcels: int) -> None:
-        """All partners have so many of this process's parcels, which need not be kept any longer."""
+    def forget(self, batches: int) -> None:
+        """All partners have so many of this process's batches, which need not be kept any longer."""
 
     def close(self) -> None:
         """No step follows; returns at once, and does nothing the second time."""
@@ -81,7 +81,7 @@ class SocketCarrier:
         """See `Carrier.heard`: nothing is kept, so nobody needs to know."""
         return {}
 
-    def forget(self, parcels: int) -> None:
+    def forget(self, batches: int) -> None:
         """See `Carrier.forget`."""
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The messages of a group by the key-value store of `jax.distributed`.
 
-A process writes numbered parcels of messages, and a thread for each partner waits for that one's next
-parcel with a long poll. Another thread does the writing, so that the driver never waits for the store;
-whatever has collected while a call was under way makes one parcel, so several messages share a parcel only
+A process writes numbered batches of messages, and a thread for each partner waits for that one's next
+batch with a long poll. Another thread does the writing, so that the driver never waits for the store;
+whatever has collected while a call was under way makes one batch, so several messages share a batch only
 where they come faster than the store takes them. What all partners have read is deleted by the block.
 """
 
@@ -25,7 +25,7 @@ from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.group.carrier import Plain
 
 POLL_SECONDS = 2.0
-"""How long one call waits for a parcel before it asks anew."""
+"""How long one call waits for a batch before it asks anew."""
 
 JOIN_SECONDS = 1.0
 
@@ -33,7 +33,7 @@ LOOK_SECONDS = 1.0
 """A driver that waits polls at least as often."""
 
 BLOCK = 64
-"""Parcels that are deleted together."""
+"""Batches that are deleted together."""
 
 
 class Store(Protocol):
@@ -120,9 +120,9 @@ class StoreCarrier:
         """See `Carrier.heard`."""
         return dict(self._heard)
 
-    def forget(self, parcels: int) -> None:
+    def forget(self, batches: int) -> None:
         """See `Carrier.forget`."""
-        blocks = max(parcels // BLOCK, self._forgotten)
+        blocks = max(batches // BLOCK, self._forgotten)
         for block in range(self._forgotten, blocks):
             self._outbox.put(f"{self._name}/{self._rank}/{block}")
         self._forgotten = blocks
@@ -177,8 +177,8 @@ class StoreCarrier:
             ended = None in items
             messages = [item for item in items if item is not None and not isinstance(item, str)]
             if messages:
-                key, parcel = self._key(self._rank, number), msgpack.packb(messages)
-                self._call(self._rank, 0.0, self._store.key_value_set_bytes, key, parcel)
+                key, batch = self._key(self._rank, number), msgpack.packb(messages)
+                self._call(self._rank, 0.0, self._store.key_value_set_bytes, key, batch)
                 number += 1
             for item in items:
                 if isinstance(item, str):

@@ -19,7 +19,7 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime.lifecycle.farewell import say_farewell_at_exit
 from rrfp_jax.runtime.processes.coordinator import Coordinator
-from rrfp_jax.runtime.processes.flight_recorder import BlackBox
+from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.gpus import step_gpus
 from rrfp_jax.runtime.processes.handshake import connect, listen
 from rrfp_jax.runtime.processes.mailbox import Mailbox
@@ -107,7 +107,11 @@ def join() -> World:
     """
     place, silence = Place.of(os.environ) or _place_in_step(), silence_seconds(os.environ)
     folder = None if place is None else place.folder
-    box = None if place is None or folder is None else BlackBox(folder / f"box-{place.rank}", place.rank, "")
+    box = (
+        None
+        if place is None or folder is None
+        else FlightRecorder(folder / f"box-{place.rank}", place.rank, "")
+    )
     coordinator = None
     if place is not None and place.processes > 1 and _jax.place_in_run() is None:
         if _jax.in_use():

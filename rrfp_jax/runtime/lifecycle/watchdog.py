@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from time import perf_counter, sleep
 
-from rrfp_jax.runtime.processes.flight_recorder import BlackBox
+from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.mailbox import Gone, Mailbox
 
 TICK_SECONDS = 0.5
@@ -35,7 +35,7 @@ class Watchdog:
     def __init__(
         self,
         mailbox: Mailbox,
-        box: BlackBox,
+        box: FlightRecorder,
         silence_seconds: float,
         give_up: Callable[[Gone], None],
     ) -> None:

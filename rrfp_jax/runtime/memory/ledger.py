@@ -13,7 +13,7 @@ from rrfp_jax.runtime.driver.device import MOST_QUEUED
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.compiling import nbytes
 from rrfp_jax.runtime.programs.library import Bucket, specs_of
-from rrfp_jax.runtime.programs.programs import PiecePrograms
+from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.runtime.stages.stage import Stage
 
 
@@ -42,14 +42,14 @@ class BucketLedger:
         return max(chunk.most_transient_bytes for chunk in self.chunks)
 
     @classmethod
-    def of(cls, bucket: Bucket, pieces: Sequence[PiecePrograms]) -> BucketLedger:
+    def of(cls, bucket: Bucket, virtual_stages: Sequence[VirtualStagePrograms]) -> BucketLedger:
         """From the programs of each chunk."""
         inputs = [*specs_of(bucket).values(), IDS]
-        read = frozenset().union(*(piece.inputs for piece in pieces))
+        read = frozenset().union(*(virtual_stage.inputs for virtual_stage in virtual_stages))
         return cls(
             data_bytes=sum(nbytes(inputs[i]) for i in read),
-            prepared_bytes=sum(piece.prepared_bytes for piece in pieces),
-            chunks=[piece.footprint for piece in pieces],
+            prepared_bytes=sum(virtual_stage.prepared_bytes for virtual_stage in virtual_stages),
+            chunks=[virtual_stage.footprint for virtual_stage in virtual_stages],
         )
 
 
@@ -109,7 +109,7 @@ class StageLedger:
         optimizer_bytes: int,
         device: jax.Device,
         rank: int,
-        programs: Mapping[Bucket, Sequence[PiecePrograms]],
+        programs: Mapping[Bucket, Sequence[VirtualStagePrograms]],
         spare_gradients: int,
         compile_seconds: float,
     ) -> StageLedger:
@@ -134,9 +134,12 @@ class StageLedger:
             optimizer_bytes=optimizer_bytes,
             accumulator_bytes=_bytes(jax.tree.leaves(stage.gradients)),
             parked_gradient_bytes=(spare_gradients + MOST_QUEUED) * stage.gradient_bytes,
-            device_limit_bytes=memory_limit(stage.site.device),
+            device_limit_bytes=memory_limit(stage.stage_mesh.device),
             compile_seconds=compile_seconds,
-            buckets={name_of(bucket): BucketLedger.of(bucket, pieces) for bucket, pieces in programs.items()},
+            buckets={
+                name_of(bucket): BucketLedger.of(bucket, virtual_stages)
+                for bucket, virtual_stages in programs.items()
+            },
         )
 
 

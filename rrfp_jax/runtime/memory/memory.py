@@ -37,7 +37,10 @@ class Memory:
     def limited(self) -> bool:
         """Whether what is in flight is limited in bytes."""
         if self._setting == "auto":
-            return any(memory_limit(site.device) is not None for site in self._layout.sites.values())
+            return any(
+                memory_limit(stage_mesh.device) is not None
+                for stage_mesh in self._layout.stage_meshes.values()
+            )
         return self._setting is not None
 
     def start(self, stages: Sequence[Stage], optimizers: Sequence[Optimizer], rules: StepRules) -> None:
@@ -67,7 +70,7 @@ class Memory:
         return [StageLedger.of_plain(plain) for plains in rows for plain in plains]
 
     def of_step(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepMemory:
-        """What the seats may hold in a step whose programs are there.
+        """What the stage replicas may hold in a step whose programs are there.
 
         Args:
             rules: of the step.

@@ -10,7 +10,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.group.agreement import Agreement, Terms
 from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.programs.stage_mesh import Ends, Piece, Site
+from rrfp_jax.runtime.programs.stage_mesh import Ends, StageMesh, VirtualStage
 from rrfp_jax.runtime.transport.protocol import Devices, LocalTransport, Transport
 from rrfp_jax.runtime.transport.routed import RoutedTransport
 from rrfp_jax.runtime.transport.socket import SocketTransport
@@ -18,9 +18,9 @@ from rrfp_jax.runtime.transport.socket import SocketTransport
 Item = TypeVar("Item")
 
 
-def seat_name(seat: int, stages: int) -> str:
-    """A seat (see `Layout`) as messages name it; the first replica's as if there were no other."""
-    replica, stage = divmod(seat, stages)
+def stage_replica_name(stage_replica: int, stages: int) -> str:
+    """A stage replica (see `Layout`) as messages name it; the first replica's as if there were no other."""
+    replica, stage = divmod(stage_replica, stages)
     return f"stage {stage} of replica {replica}" if replica else f"stage {stage}"
 
 
@@ -28,14 +28,14 @@ def seat_name(seat: int, stages: int) -> str:
 class Layout:
     """Where the stages of a mesh are.
 
-    A *seat* is a stage of one replica of the model, number `replica * stages + stage`; without data
-    parallelism, seats are stages. What the runtime numbers by stage is numbered by seat.
+    A *stage replica* is a stage of one replica of the model, number `replica * stages + stage`; without data
+    parallelism, stage replicas are stages. What the runtime numbers by stage is numbered by stage replica.
 
     Attributes:
         world: the processes.
         widths: by stage, how many devices share its tensors.
-        groups: by seat, the ranks of its processes in the order of their devices.
-        sites: of this process's seats, by seat.
+        groups: by stage replica, the ranks of its processes in the order of their devices.
+        stage_meshes: of this process's stage replicas, by stage replica.
         homes: of this process's stages, by stage, the devices of all their replicas; empty without replicas.
         shard_optimizer: whether replicas share the optimizer's state.
     """
@@ -43,8 +43,8 @@ class Layout:
     world: World
     widths: Sequence[int]
     groups: Sequence[Sequence[int]]
-    sites: Mapping[int, Site]
-    homes: Mapping[int, Site] = field(default_factory=dict)
+    stage_meshes: Mapping[int, StageMesh]
+    homes: Mapping[int, StageMesh] = field(default_factory=dict)
     shard_optimizer: bool = False
 
     @property
@@ -59,13 +59,13 @@ class Layout:
 
     @property
     def devices(self) -> Devices:
-        """Of this process's seats, its own."""
-        return {seat: site.own for seat, site in self.sites.items()}
+        """Of this process's stage replicas, its own."""
+        return {stage_replica: stage_mesh.own for stage_replica, stage_mesh in self.stage_meshes.items()}
 
     @property
     def group(self) -> Sequence[int]:
-        """The ranks that share this process's seats, its own among them."""
-        return self.groups[next(iter(self.sites))]
+        """The ranks that share this process's stage replicas, its own among them."""
+        return self.groups[next(iter(self.stage_meshes))]
 
     @property
     def member(self) -> int:
@@ -74,33 +74,39 @@ class Layout:
 
     @property
     def told(self) -> Collection[int]:
-        """The seats of which this process tells the others what all of their group know."""
-        return self.sites.keys() if self.member == 0 else ()
+        """The stage replicas of which this process tells the others what all of their group know."""
+        return self.stage_meshes.keys() if self.member == 0 else ()
 
     @property
     def receivers(self) -> Sequence[Sequence[int]]:
-        """By seat, the ranks to which this process sends what is for it.
+        """By stage replica, the ranks to which this process sends what is for it.
 
-        Each rank of a seat gets it from one rank of the sending one: from its like if there are equally many,
-        else either some send to several, or some to none.
+        Each rank of a stage replica gets it from one rank of the sending one: from its like if there are
+        equally many, else either some send to several, or some to none.
         """
         mine, own = self.member, len(self.group)
         return [[r for i, r in enumerate(group) if i * own // len(group) == mine] for group in self.groups]
 
-    def pieces(self, placement: Placement, chunks: Sequence[Sequence[range]]) -> list[list[Piece]]:
-        """By stage, of all processes, the pieces with the layers of each chunk."""
+    def virtual_stages(
+        self, placement: Placement, chunks: Sequence[Sequence[range]]
+    ) -> list[list[VirtualStage]]:
+        """By stage, of all processes, the virtual stages with the layers of each chunk."""
         widths = [self.widths[placement.place(v)[0]] for v in range(placement.last + 1)]
 
-        def piece(stage: int, chunk: int) -> Piece:
+        def virtual_stage(stage: int, chunk: int) -> VirtualStage:
             v = placement.virtual_stage(stage, chunk)
             before, after = widths[max(v - 1, 0)], widths[min(v + 1, placement.last)]
-            return Piece(chunks[stage][chunk], widths[v], Ends(before != widths[v], after != widths[v]))
+            return VirtualStage(
+                chunks[stage][chunk], widths[v], Ends(before != widths[v], after != widths[v])
+            )
 
-        return [[piece(stage, chunk) for chunk in range(len(own))] for stage, own in enumerate(chunks)]
+        return [
+            [virtual_stage(stage, chunk) for chunk in range(len(own))] for stage, own in enumerate(chunks)
+        ]
 
-    def share(self, seat: int, microbatches: Sequence[Item]) -> Sequence[Item]:
-        """Of what there is one of per microbatch of a step, the part that is for a seat's replica."""
-        return microbatches[seat // self.stages :: self.replicas]
+    def share(self, stage_replica: int, microbatches: Sequence[Item]) -> Sequence[Item]:
+        """Of what there is one of per microbatch of a step, what a stage replica gets."""
+        return microbatches[stage_replica // self.stages :: self.replicas]
 
     def count_of(self, microbatches: int) -> int:
         """How many of a step's microbatches each replica gets.
@@ -116,13 +122,13 @@ class Layout:
         return microbatches // self.replicas
 
     def agreement(self, terms: Terms) -> Agreement | None:
-        """What the processes of a seat agree by, made by all together; None if no seat has several."""
+        """What the processes that share a stage agree by, made by all together; None if none share one."""
         return Agreement(self.world, self.groups, terms) if max(map(len, self.groups)) > 1 else None
 
     def transport(self, placement: Placement) -> Transport:
-        """What carries outputs from piece to piece here; all processes make it together."""
+        """What carries outputs from virtual stage to virtual stage here; all processes make it together."""
         if self.world.size == 1:
             return LocalTransport()
         remote = SocketTransport(self.world, self.receivers)
-        apart = len(self.sites) == 1 and placement.chunks == 1
+        apart = len(self.stage_meshes) == 1 and placement.chunks == 1
         return remote if apart else RoutedTransport(LocalTransport(), remote)

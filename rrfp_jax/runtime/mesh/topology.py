@@ -15,7 +15,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import provide_cpu_devices
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Mesh:
         tp: number of devices that share a stage's tensors; one for all stages, or a tuple with each one's.
         dp: number of replicas of the whole pipeline; each takes every dp-th microbatch of a step. Devices are
             numbered stage by stage, within a stage replica by replica.
-        chunks: pieces of the model that each stage has; None for as many as the schedule is made for.
+        chunks: virtual stages of the model that each stage has; None for as many as the schedule is made for.
         shape: where several chunks go: "looped" (stage 0 to the last, again and again) or "v" (there and
             back). Without `chunks` the schedule's own.
         shard_optimizer: spread the optimizer's state over replicas, instead of giving each of them all of it.
@@ -67,7 +67,7 @@ class Mesh:
             raise UsageError(f"Mesh(shape={self.shape!r}): choose 'looped' or 'v'")
 
     def placement(self, schedule: Schedule) -> Placement:
-        """Which stage has which pieces of the model, where it is the schedule's to say.
+        """Which stage has which virtual stages of the model, where it is the schedule's to say.
 
         Raises:
             UsageError: the schedule is an order for another number of stages; or a shape without chunks, of
@@ -109,34 +109,42 @@ class Mesh:
         if max(map(len, groups)) > 1 or self.dp > 1:
             others = [r for r in range(world.size) if r != world.rank]
             of_rank |= {r: self._devices_elsewhere(r, share) for r in others}
-        seats = [[s for s, group in enumerate(groups) if r in group] for r in range(world.size)]
-        world.stages = [self._name(own) for own in seats]
+        stage_replicas = [[s for s, group in enumerate(groups) if r in group] for r in range(world.size)]
+        world.stages = [self._name(own) for own in stage_replicas]
         world.box.runs(world.stages[world.rank])
 
-        def site(first: int, count: int, replicas: int = 1) -> Site:
-            return Site(tuple(of_rank[i // share][i % share] for i in range(first, first + count)), replicas)
+        def stage_mesh(first: int, count: int, replicas: int = 1) -> StageMesh:
+            return StageMesh(
+                tuple(of_rank[i // share][i % share] for i in range(first, first + count)), replicas
+            )
 
-        own, widths, dp = seats[world.rank], self.widths, self.dp
-        stages = dict.fromkeys(seat % self.pp for seat in own)
+        own, widths, dp = stage_replicas[world.rank], self.widths, self.dp
+        stages = dict.fromkeys(stage_replica % self.pp for stage_replica in own)
         return Layout(
             world=world,
             widths=widths,
             groups=groups,
-            sites={seat: site(self._first_device(seat), widths[seat % self.pp]) for seat in own},
+            stage_meshes={
+                stage_replica: stage_mesh(self._first_device(stage_replica), widths[stage_replica % self.pp])
+                for stage_replica in own
+            },
             shard_optimizer=self.shard_optimizer and dp > 1,
-            homes={s: site(self._first_device(s), dp * widths[s], dp) for s in stages if dp > 1},
+            homes={s: stage_mesh(self._first_device(s), dp * widths[s], dp) for s in stages if dp > 1},
         )
 
     def groups(self, processes: int) -> list[list[int]]:
-        """By seat, the ranks of its processes in the order of their devices, if there are so many.
+        """By stage replica, the ranks of its processes in the order of their devices, if there are so many.
 
         Raises:
             UsageError: the devices cannot be shared out evenly.
         """
-        runs = [(self._first_device(seat), self.widths[seat % self.pp]) for seat in range(self.pp * self.dp)]
+        runs = [
+            (self._first_device(stage_replica), self.widths[stage_replica % self.pp])
+            for stage_replica in range(self.pp * self.dp)
+        ]
 
         def fits(number: int) -> bool:
-            """Whether every process gets whole seats, or a part of one alone."""
+            """Whether every process gets whole stage replicas, or a part of one alone."""
             share, rest = divmod(self.devices, number)
             whole = (first // share == (first + count - 1) // share for first, count in runs)
             parts = (first % share == 0 and count % share == 0 for first, count in runs)
@@ -153,9 +161,9 @@ class Mesh:
         share = self.devices // processes
         return [list(range(first // share, (first + count - 1) // share + 1)) for first, count in runs]
 
-    def _first_device(self, seat: int) -> int:
+    def _first_device(self, stage_replica: int) -> int:
         """Replicas of a stage are neighbours: they exchange gradients, stages only activations."""
-        replica, stage = divmod(seat, self.pp)
+        replica, stage = divmod(stage_replica, self.pp)
         return self.dp * [0, *accumulate(self.widths)][stage] + replica * self.widths[stage]
 
     @property
@@ -164,11 +172,14 @@ class Mesh:
         given = [f"{name}={size}" for name, size in sizes.items() if name == "pp" or size != 1]
         return f"Mesh({', '.join(given)})"
 
-    def _name(self, seats: Sequence[int]) -> str:
-        """Seats as messages name them: "stage 2", "stages 2-3", "stage 2 of replica 1"."""
-        stages, replicas = sorted({s % self.pp for s in seats}), sorted({s // self.pp for s in seats})
-        if len(seats) < len(stages) * len(replicas):
-            return ", ".join(self._name([seat]) for seat in seats)
+    def _name(self, stage_replicas: Sequence[int]) -> str:
+        """Stage replicas as messages name them: "stage 2", "stages 2-3", "stage 2 of replica 1"."""
+        stages, replicas = (
+            sorted({s % self.pp for s in stage_replicas}),
+            sorted({s // self.pp for s in stage_replicas}),
+        )
+        if len(stage_replicas) < len(stages) * len(replicas):
+            return ", ".join(self._name([stage_replica]) for stage_replica in stage_replicas)
         named = _numbered("stage", stages)
         return named if self.dp == 1 else f"{named} of {_numbered('replica', replicas)}"
 

@@ -1,4 +1,4 @@
-"""A model as a list of layers with a loss, and its consecutive pieces as pure functions."""
+"""A model as a list of layers with a loss, and runs of its layers as pure functions."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.paths import from_the_front, leaf_paths, some_of
-from rrfp_jax.runtime.programs.stage_mesh import WHOLE, Site
+from rrfp_jax.runtime.programs.stage_mesh import WHOLE, StageMesh
 
 TP = "tp"
 
@@ -103,10 +103,10 @@ class Sharding:
         return cls({path: spec for path, spec in found.items() if spec != WHOLE}, carry)
 
 
-def placed_params(params: Params, site: Site, sharding: Sharding) -> Params:
+def placed_params(params: Params, stage_mesh: StageMesh, sharding: Sharding) -> Params:
     """Specs of parameters, {layer index as text: tree}, with where they lie on a stage's devices."""
     leaves, structure = jax.tree.flatten(params)
-    return jax.tree.unflatten(structure, site.spread(leaves, sharding.of_params(params)))
+    return jax.tree.unflatten(structure, stage_mesh.spread(leaves, sharding.of_params(params)))
 
 
 def _check(what: str, shape: Sequence[int], spec: PartitionSpec, tp: int) -> None:

@@ -14,14 +14,14 @@ def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | N
     """By stage, the layers of each of its chunks.
 
     Raises:
-        UsageError: fewer layers than pieces, or a split that does not add up.
+        UsageError: fewer layers than virtual stages, or a split that does not add up.
     """
-    pieces, what = placement.last + 1, "stage"
+    virtual_stages, what = placement.last + 1, "stage"
     if placement.chunks > 1:
         what = f"chunk of each of {placement.stages} stages"
-    if pieces > layers:
+    if virtual_stages > layers:
         many = (
-            f"{pieces} stages"
+            f"{virtual_stages} stages"
             if placement.chunks == 1
             else f"{placement.chunks} chunks on {placement.stages} stages"
         )
@@ -29,12 +29,12 @@ def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | N
             f"{many} for {layers} layers: each {what} needs at least one; use at most {layers} in all"
         )
     if split is None:
-        split = split_evenly(layers, pieces)
+        split = split_evenly(layers, virtual_stages)
     whole = all(isinstance(size, (int, np.integer)) for size in split)
-    if not whole or len(split) != pieces or sum(split) != layers or min(split) < 1:
+    if not whole or len(split) != virtual_stages or sum(split) != layers or min(split) < 1:
         raise UsageError(
-            f"split={list(split)}: give {pieces} positive whole numbers of layers, one per {what}, in the "
-            f"model's order, that add up to {layers}"
+            f"split={list(split)}: give {virtual_stages} positive whole numbers of layers, one per {what}, "
+            f"in the model's order, that add up to {layers}"
         )
     ends = np.cumsum(split).tolist()
     ranges = [range(end - size, end) for end, size in zip(ends, split, strict=True)]

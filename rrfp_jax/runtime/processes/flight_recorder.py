@@ -32,7 +32,7 @@ assert PHASE_AT + 2 * PHASE.size <= RING_AT and RING_AT + ENTRIES * ENTRY.size <
 SILENT = 2.0  # seconds without a heartbeat that are worth a word
 
 
-class BlackBox:
+class FlightRecorder:
     """The writer's side. Times are those of `time.time()`, in seconds, so that another process can compare.
 
     Args:
@@ -95,7 +95,7 @@ class BoxEntry:
 
 @dataclass(frozen=True)
 class BoxReading:
-    """What a black box holds.
+    """What a flight recorder holds.
 
     Attributes:
         stages: as text: "stage 2".
@@ -143,15 +143,15 @@ class BoxReading:
 
 
 def read(path: Path) -> BoxReading:
-    """Read a black box, whether or not its process lives.
+    """Read a flight recorder, whether or not its process lives.
 
     Raises:
-        ValueError: the file is no black box.
+        ValueError: the file is no flight recorder.
         OSError: it cannot be read.
     """
     data = path.read_bytes()
     if len(data) != SIZE or not data.startswith(MAGIC):
-        raise ValueError(f"{path}: not a black box ({len(data)} bytes, beginning with {data[:8]!r})")
+        raise ValueError(f"{path}: not a flight recorder ({len(data)} bytes, beginning with {data[:8]!r})")
     _, rank, pid = HEADER.unpack_from(data, HEADER_AT)
     phases = [PHASE.unpack_from(data, PHASE_AT + i * PHASE.size) for i in range(2)]
     whole = [p for p in phases if p[0] and p[0] == p[-1]]

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from rrfp_jax.errors import Disagreement, TrainingError
-from rrfp_jax.runtime.processes.flight_recorder import BlackBox
+from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.frames import pieces, whole
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 
@@ -59,13 +59,13 @@ class World:
         size: int = 1,
         mailbox: Mailbox | None = None,
         folder: Path | None = None,
-        box: BlackBox | None = None,
+        box: FlightRecorder | None = None,
     ) -> None:
         self.rank, self.size, self.mailbox = rank, size, mailbox
         self.folder = folder
         # The folder may be renamed; a descriptor of it still leads there.
         self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        self.box = box or BlackBox(None, rank, "")
+        self.box = box or FlightRecorder(None, rank, "")
         self.stages: Sequence[str] = [""] * size
         self.stop_requested = self.stop_agreed = False
         self.waiting: Callable[[], Sequence[str]] = tuple

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.stage_mesh import AXES, Site
+from rrfp_jax.runtime.programs.stage_mesh import AXES, StageMesh
 
 Compiled: TypeAlias = Callable[..., Any]
 
@@ -23,11 +23,11 @@ class Compiler:
     """Compiles for one stage's devices.
 
     Attributes:
-        site: the devices.
+        stage_mesh: the devices.
         executables: where compiled programs are kept.
     """
 
-    site: Site
+    stage_mesh: StageMesh
     executables: Executables = field(default_factory=Executables)
 
     def __call__(
@@ -42,26 +42,26 @@ class Compiler:
                 unless it is given all are whole.
             donate: indices of the arguments whose memory the results may take.
         """
-        site = self.site
+        stage_mesh = self.stage_mesh
 
         def placed(spec: Any) -> jax.ShapeDtypeStruct:  # host arrays have no sharding
-            given = None if site.single else getattr(spec, "sharding", None)
-            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=given or site.whole)
+            given = None if stage_mesh.single else getattr(spec, "sharding", None)
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=given or stage_mesh.whole)
 
-        where = site.whole if site.single or out == () else out
+        where = stage_mesh.whole if stage_mesh.single or out == () else out
         program = jax.jit(function, donate_argnums=donate, keep_unused=True, out_shardings=where)
-        with site.tracing():
-            return self.executables.compiled(program.lower(*jax.tree.map(placed, specs)), site.devices)
+        with stage_mesh.tracing():
+            return self.executables.compiled(program.lower(*jax.tree.map(placed, specs)), stage_mesh.devices)
 
 
 def connect(compiler: Compiler) -> None:
     """Run a sum over all devices of a stage, so that they have found each other; returns when they have."""
-    site = compiler.site
-    if not site.single:
-        spread = site.sharding(PartitionSpec(AXES))
-        ones = np.ones(len(site.devices), np.float32)
+    stage_mesh = compiler.stage_mesh
+    if not stage_mesh.single:
+        spread = stage_mesh.sharding(PartitionSpec(AXES))
+        ones = np.ones(len(stage_mesh.devices), np.float32)
         add = compiler(jnp.sum, jax.ShapeDtypeStruct(ones.shape, ones.dtype, sharding=spread))
-        jax.block_until_ready(add(site.put(ones, spread)))
+        jax.block_until_ready(add(stage_mesh.put(ones, spread)))
 
 
 def results(compiled: Any) -> list[Any]:

@@ -44,11 +44,11 @@ def initial_params(
         UsageError: `init` gives an array of another shape or dtype than the parameter.
     """
 
-    site = compiler.site
+    stage_mesh = compiler.stage_mesh
     programs: dict[Any, Compiled] = {}
 
     def where(layer: int) -> list[Any]:
-        return [site.sharding(spec) for spec in sharding.of_params({str(layer): shapes[layer].params})]
+        return [stage_mesh.sharding(spec) for spec in sharding.of_params({str(layer): shapes[layer].params})]
 
     def made(layer: int) -> Params:
         leaves, structure = jax.tree.flatten(shapes[layer].carry_in)
@@ -58,7 +58,7 @@ def initial_params(
         if kind not in programs:
             init_layer = partial(pipe.init_layer, layer, shapes[layer], fields)
             programs[kind] = compiler(init_layer, NUMBER, NUMBER, out=out)
-        numbers = site.put((np.uint32(seed), np.uint32(layer)))
+        numbers = stage_mesh.put((np.uint32(seed), np.uint32(layer)))
         return programs[kind](*numbers)  # type: ignore[no-any-return]
 
     def value(path: str, spec: jax.ShapeDtypeStruct, lies: Any) -> jax.Array | None:
@@ -66,7 +66,7 @@ def initial_params(
         owner = owners.get(path, path)
         given = _from_user(init, owner, spec)
         if given is not None:
-            return site.put(np.array(given), lies)  # type: ignore[no-any-return]  # a copy: updates donate it
+            return stage_mesh.put(np.array(given), lies)  # type: ignore[no-any-return]  # a copy: updates donate it
         if owner == path:
             return None
         layer = owner.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The programs of this process's pieces, compiled ahead of time for every shape bucket."""
+"""The programs of this process's virtual stages, compiled ahead of time for every shape bucket."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiling import Compiler
-from rrfp_jax.runtime.programs.programs import PiecePrograms
-from rrfp_jax.runtime.programs.stage_mesh import Piece
-from rrfp_jax.runtime.programs.virtual_stage import PieceShape
+from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_mesh import VirtualStage
+from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 """The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
 
 Phase: TypeAlias = Literal["train", "evaluate"]
 
-StagePrograms: TypeAlias = Mapping[int, Sequence[PiecePrograms]]
-"""By seat, the programs of each of its chunks."""
+StagePrograms: TypeAlias = Mapping[int, Sequence[VirtualStagePrograms]]
+"""By stage replica, the programs of each of its chunks."""
 
 
 class Library:
@@ -41,24 +41,26 @@ class Library:
 
     Args:
         pipe: the model.
-        pieces: by stage, of all processes, those that it has.
-        compilers: by seat of this process (see `Layout`).
+        virtual_stages: by stage, of all processes, those that it has.
+        compilers: by stage replica of this process (see `Layout`).
         remat: what backwards compute again; see `autodiff/remat.py`.
 
     Attributes:
-        compile_seconds: by seat, spent so far.
+        compile_seconds: by stage replica, spent so far.
     """
 
     def __init__(
         self,
         pipe: Pipeline,
-        pieces: Sequence[Sequence[Piece]],
+        virtual_stages: Sequence[Sequence[VirtualStage]],
         compilers: Mapping[int, Compiler],
         remat: str = NONE,
     ) -> None:
         self._pipe, self._compilers, self._remat = pipe, compilers, remat
-        self._pieces = {seat: pieces[seat % len(pieces)] for seat in compilers}
-        self._everywhere = [piece for own in pieces for piece in own]
+        self._virtual_stages = {
+            stage_replica: virtual_stages[stage_replica % len(virtual_stages)] for stage_replica in compilers
+        }
+        self._everywhere = [virtual_stage for own in virtual_stages for virtual_stage in own]
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
@@ -93,14 +95,21 @@ class Library:
             for i, layer in enumerate(shapes)
             for path, spec in layer.partition.items()
         }
-        layers = {i for piece in self._everywhere if piece.width == width for i in piece.layers}
+        layers = {
+            i
+            for virtual_stage in self._everywhere
+            if virtual_stage.width == width
+            for i in virtual_stage.layers
+        }
         pipe, owners = self._pipe, self.roles.owners
         return Sharding.of(self.params, layers, metadata, pipe.sharding, pipe.carry, owners, width)
 
     @property
     def spread(self) -> Set[str]:
         """The paths of parameters that are not whole on every device of their stage."""
-        return {path for piece in self._everywhere for path in self.sharding(piece.width).params}
+        return {
+            path for virtual_stage in self._everywhere for path in self.sharding(virtual_stage.width).params
+        }
 
     @property
     def params(self) -> Params:
@@ -127,7 +136,7 @@ class Library:
             UsageError: it does not, or it would have other parameters than for the first bucket.
         """
         if bucket not in self._shapes:
-            with next(iter(self._compilers.values())).site.tracing():
+            with next(iter(self._compilers.values())).stage_mesh.tracing():
                 shapes = self._pipe.shapes(specs_of(bucket))
             first = next(iter(self._shapes.values()), shapes)
             for index, (a, b) in enumerate(zip(first, shapes, strict=True)):
@@ -145,18 +154,21 @@ class Library:
         return self._shapes[bucket]
 
     def _check_shardings(self, shapes: Sequence[LayerShapes]) -> None:
-        """All processes check all pieces, so that all refuse alike."""
-        for piece in self._everywhere:
-            sharding = self.sharding(piece.width)
-            if not piece.ends.before:
-                sharding.check_carry(shapes[piece.layers.start].carry_in, piece.width)
+        """All processes check all virtual stages, so that all refuse alike."""
+        for virtual_stage in self._everywhere:
+            sharding = self.sharding(virtual_stage.width)
+            if not virtual_stage.ends.before:
+                sharding.check_carry(shapes[virtual_stage.layers.start].carry_in, virtual_stage.width)
 
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile for these buckets what a step by these rules needs and is not there yet; never inside one.
 
         What was compiled stays, so that a change of schedule back and forth compiles once.
         """
-        kinds = {seat: rules.backward_kinds(seat % rules.placement.stages) for seat in self._pieces}
+        kinds = {
+            stage_replica: rules.backward_kinds(stage_replica % rules.placement.stages)
+            for stage_replica in self._virtual_stages
+        }
         if kinds != self._kinds:
             self._kinds, self._complete = kinds, set()
         missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
@@ -164,14 +176,16 @@ class Library:
             return
         for bucket in missing:
             self.examine(bucket)
-        jobs = [(b, s, c) for b in missing for s, own in self._pieces.items() for c in range(len(own))]
+        jobs = [
+            (b, s, c) for b in missing for s, own in self._virtual_stages.items() for c in range(len(own))
+        ]
         with compile_pool() as pool:
             results = pool.map(lambda job: self._compile(job, kinds[job[1]][job[2]]), jobs)
             made = dict(zip(jobs, results, strict=True))
         phase = phase_of(rules)
         for bucket in missing:
             self._programs[bucket, phase] = {
-                s: [made[bucket, s, c] for c in range(len(own))] for s, own in self._pieces.items()
+                s: [made[bucket, s, c] for c in range(len(own))] for s, own in self._virtual_stages.items()
             }
         self._complete.update(missing)
 
@@ -187,19 +201,19 @@ class Library:
         """What has been compiled for all buckets."""
         return [made for (_, of), made in self._programs.items() if of == phase]
 
-    def _compile(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> PiecePrograms:
-        """Programs by (bucket, seat, chunk); without any kind of backward, for forwards only."""
-        bucket, seat, chunk = place
-        before = self._programs.get((bucket, "train" if kinds else "evaluate"), {}).get(seat)
+    def _compile(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> VirtualStagePrograms:
+        """Programs by (bucket, stage replica, chunk); without any kind of backward, for forwards only."""
+        bucket, stage_replica, chunk = place
+        before = self._programs.get((bucket, "train" if kinds else "evaluate"), {}).get(stage_replica)
         own = before[chunk] if before else None
         if own is not None and own.legs.keys() == {FORWARD, *kinds}:
             return own
         began = perf_counter()
-        compiler, piece = self._compilers[seat], self._pieces[seat][chunk]
-        layers = piece.layers
+        compiler, virtual_stage = self._compilers[stage_replica], self._virtual_stages[stage_replica][chunk]
+        layers = virtual_stage.layers
         params = {str(i): self._shapes[bucket][i].params for i in layers}
         trained = set(self.roles.leaves(params).trained)
-        shape = PieceShape(
+        shape = VirtualStageShape(
             pipe=self._pipe,
             layers=layers,
             fields=specs_of(bucket),
@@ -207,15 +221,15 @@ class Library:
             trainable=[i in trained for i in range(len(jax.tree.leaves(params)))],
             input_gradient=self.roles.first_trained < layers.start,
             remat=self._remat,
-            sharding=self.sharding(piece.width),
-            ends=piece.ends,
+            sharding=self.sharding(virtual_stage.width),
+            ends=virtual_stage.ends,
         )
-        with compiler.site.tracing():
+        with compiler.stage_mesh.tracing():
             if kinds:
-                programs = PiecePrograms.training(shape, compiler, kinds, own)
+                programs = VirtualStagePrograms.training(shape, compiler, kinds, own)
             else:
-                programs = PiecePrograms.evaluation(shape, compiler)
-        self.compile_seconds[seat] += perf_counter() - began
+                programs = VirtualStagePrograms.evaluation(shape, compiler)
+        self.compile_seconds[stage_replica] += perf_counter() - began
         return programs
 
 

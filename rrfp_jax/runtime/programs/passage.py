@@ -1,8 +1,8 @@
-"""What a microbatch holds between the programs of a piece, and what each of them takes of it.
+"""What a microbatch holds between the programs of a virtual stage, and what each of them takes of it.
 
-A microbatch passes through the programs of a piece one after the other: forward and backward, or forward,
-input and weight gradient. Between them it holds a list of arrays. Each program appends what has arrived for
-it and what it computes, and leaves what later programs read.
+A microbatch passes through the programs of a virtual stage one after the other: forward and backward, or
+forward, input and weight gradient. Between them it holds a list of arrays. Each program appends what has
+arrived for it and what it computes, and leaves what later programs read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rrfp_jax.runtime.programs.stage_mesh import Ends
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """One program on a microbatch's way through a piece.
+    """One program on a microbatch's way through a virtual stage.
 
     Attributes:
         program: None if there is nothing to compute.
         head: which parameters and prepared values it takes first, the same for all microbatches.
         arrives: specs of what it waits for, with their shardings.
         takes: what it takes then: indices into what the microbatch holds, followed by what has arrived.
-        sends: how many of its outputs go to another piece; they come first.
+        sends: how many of its outputs go to another virtual stage; they come first.
         arrives_once, sends_once: whether one copy is sent for all devices of a process; see `Ends`.
         keeps: what is held after it: indices into what was held, arrived and computed.
         held_bytes: of that, without the microbatch's data, which is there from the step's beginning.
@@ -55,7 +55,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class Passage:
-    """Which values a microbatch holds between the programs of a piece.
+    """Which values a microbatch holds between the programs of a virtual stage.
 
     Values are numbered in the order of the programs' full argument lists (see `Differentiated`), parameters
     and prepared values not counted: carry, inputs, the forward's outputs, cotangents, the loss scale, the
@@ -65,7 +65,7 @@ class Passage:
         kinds: of the backward: B, or I and W, or all three.
         values: specs of all.
         arriving, fields: how many of them are carry, and inputs.
-        ends: how the piece meets its neighbours.
+        ends: how the virtual stage meets its neighbours.
     """
 
     traced: Differentiated

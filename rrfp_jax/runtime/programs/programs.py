@@ -1,4 +1,4 @@
-"""The compiled programs of one piece for one shape bucket."""
+"""The compiled programs of one virtual stage for one shape bucket."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rrfp_jax.runtime.programs.passage import (
     footprint_of,
     program_of,
 )
-from rrfp_jax.runtime.programs.stage_mesh import WHOLE, Site
-from rrfp_jax.runtime.programs.virtual_stage import PieceShape
+from rrfp_jax.runtime.programs.stage_mesh import WHOLE, StageMesh
+from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 
 
 @dataclass(frozen=True, kw_only=True)
-class PiecePrograms:
-    """What a piece runs for one bucket.
+class VirtualStagePrograms:
+    """What a virtual stage runs for one bucket.
 
     Attributes:
         traced: what was compiled, None for forwards only.
         prepare: computes from parameters (`prepare_reads`) alone, once a step, what several programs read.
         compiled: all programs that there are, by kind of task.
-        legs: those that the schedule runs; of a forward-only piece, the forward.
+        legs: those that the schedule runs; of a forward-only virtual stage, the forward.
         statistics: names of the numbers in the vector that a forward gives besides; empty if there is none.
         inputs: indices of the inputs (fields, then numbers) that any program reads.
         prepared_bytes: what `prepare` gives.
@@ -55,11 +55,11 @@ class PiecePrograms:
     @classmethod
     def training(
         cls,
-        shape: PieceShape,
+        shape: VirtualStageShape,
         compiler: Compiler,
         kinds: Collection[Kind],
-        before: PiecePrograms | None = None,
-    ) -> PiecePrograms:
+        before: VirtualStagePrograms | None = None,
+    ) -> VirtualStagePrograms:
         """Trace and compile the forward and these kinds of backward, unless they are there from before."""
         if before is not None and before.traced is not None:
             traced, prepare = before.traced, before.prepare
@@ -88,9 +88,9 @@ class PiecePrograms:
         )
 
     @classmethod
-    def evaluation(cls, shape: PieceShape, compiler: Compiler) -> PiecePrograms:
+    def evaluation(cls, shape: VirtualStageShape, compiler: Compiler) -> VirtualStagePrograms:
         """Trace and compile a forward without residuals."""
-        placed = params, carry, inputs = shape.placed(compiler.site)
+        placed = params, carry, inputs = shape.placed(compiler.stage_mesh)
         n, m, sends = len(params), len(params) + len(carry), 0
 
         def forward(*args: Any) -> list[Any]:
@@ -100,8 +100,8 @@ class PiecePrograms:
             return [*leaves, *([] if statistics is None else [statistics])]
 
         program = reduce(jax.make_jaxpr(forward)(*chain.from_iterable(shape.specs())))
-        out = _sent(shape, compiler.site, sends)
-        where = [*(spec.sharding for spec in out), *[compiler.site.whole] * bool(shape.statistics)]
+        out = _sent(shape, compiler.stage_mesh, sends)
+        where = [*(spec.sharding for spec in out), *[compiler.stage_mesh.whole] * bool(shape.statistics)]
         values = [*chain.from_iterable(placed)]
         tail = [i - n for i in program.reads if i >= n]
         places = first_places(at_forward(len(carry), len(inputs)))
@@ -132,18 +132,19 @@ class PiecePrograms:
 
 
 class _Chain:
-    """Compiles a piece's programs one after the other, each for where those before leave their results.
+    """Compiles a virtual stage's programs one after the other, each for where those before leave their
+    results.
 
     Attributes:
         values: specs, with shardings, of the full argument lists (see `Differentiated`) as far as known.
     """
 
-    def __init__(self, traced: Differentiated, shape: PieceShape, compiler: Compiler) -> None:
+    def __init__(self, traced: Differentiated, shape: VirtualStageShape, compiler: Compiler) -> None:
         self._traced, self._compiler = traced, compiler
-        params, carry, inputs = shape.placed(compiler.site)
+        params, carry, inputs = shape.placed(compiler.stage_mesh)
         self.values = [*params]
         self._arriving = [*carry, *inputs]
-        self._sent = _sent(shape, compiler.site, traced.out)
+        self._sent = _sent(shape, compiler.stage_mesh, traced.out)
         self._flowing = [carry[i].sharding for i in traced.moving_in]
         trainable = shape.trainable or [True] * len(params)
         self._gradients = [spec.sharding for spec, own in zip(params, trainable, strict=True) if own]
@@ -166,14 +167,14 @@ class _Chain:
             WEIGHT: ([], self._gradients),
         }.get(kind, (self._flowing, self._gradients))
         if kind is FORWARD and traced.has_statistics:
-            first = [*first, self._compiler.site.whole]
+            first = [*first, self._compiler.stage_mesh.whole]
         free = len(program.outputs) - len(first) - len(last)
         compiled = compiled or self._compile(program, [*first, *[None] * free, *last])
         if kind is FORWARD or kind is INPUT:
             self._note(program, compiled)
         if kind is FORWARD:
             self.values += [self._sent[i] for i in traced.moving_out]
-            self.values += self._compiler.site.spread([SCALE], [WHOLE])
+            self.values += self._compiler.stage_mesh.spread([SCALE], [WHOLE])
         return compiled
 
     def _compile(self, program: Program, where: Sequence[Any]) -> Compiled | None:
@@ -184,10 +185,10 @@ class _Chain:
             self.values.append(jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding))
 
 
-def _sent(shape: PieceShape, site: Site, count: int) -> list[jax.ShapeDtypeStruct]:
-    """What a piece sends on; the model's last piece sends nothing."""
+def _sent(shape: VirtualStageShape, stage_mesh: StageMesh, count: int) -> list[jax.ShapeDtypeStruct]:
+    """What a virtual stage sends on; the model's last virtual stage sends nothing."""
     leaves = jax.tree.leaves(shape.carry_out)[:count]
-    return site.spread(leaves, shape.carry_specs(leaves, shape.ends.after))
+    return stage_mesh.spread(leaves, shape.carry_specs(leaves, shape.ends.after))
 
 
 def _compile(

@@ -25,11 +25,11 @@ Array: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Ends:
-    """How a piece meets its neighbours.
+    """How a virtual stage meets its neighbours.
 
     Attributes:
-        before, after: whether the piece there is on a stage with another number of devices. What goes between
-            them is whole on every device, and each process is sent one copy.
+        before, after: whether the virtual stage there is on a stage with another number of devices. What
+            goes between them is whole on every device, and each process is sent one copy.
     """
 
     before: bool = False
@@ -37,7 +37,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Piece:
+class VirtualStage:
     """Consecutive layers on one stage.
 
     Attributes:
@@ -52,7 +52,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Site:
+class StageMesh:
     """Devices in the order of their mesh; at least one is this process's.
 
     On a single device nothing is spread, and its arrays are plain ones.
@@ -156,8 +156,8 @@ class Site:
 
 
 def tracing_alone() -> AbstractContextManager[Any]:
-    """As `Site.tracing`, for what is to run on one device, or nowhere."""
-    return Site((jax.local_devices()[0],)).tracing()
+    """As `StageMesh.tracing`, for what is to run on one device, or nowhere."""
+    return StageMesh((jax.local_devices()[0],)).tracing()
 
 
 def _placed(leaf: Array, sharding: Sharding) -> jax.ShapeDtypeStruct:

@@ -1,4 +1,4 @@
-"""A piece of the model, the consecutive layers of one virtual stage, as a pure function of flat lists."""
+"""A virtual stage, consecutive layers of the model, as a pure function of flat lists."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, run_layers
 from rrfp_jax.runtime.model.pipeline import Specs as Fields
 from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.programs.stage_mesh import WHOLE, Ends, Site
+from rrfp_jax.runtime.programs.stage_mesh import WHOLE, Ends, StageMesh
 
 
 @dataclass(frozen=True, kw_only=True)
-class PieceShape:
-    """One piece for microbatches of given fields; specs only.
+class VirtualStageShape:
+    """One virtual stage for microbatches of given fields; specs only.
 
     `params` is {layer index as text: nested dict}; flat lists of parameters are in its leaf order.
 
     Attributes:
         shapes: of all layers of the model.
         remat: what the layers' backwards compute again; see `autodiff/remat.py`.
-        trainable: which of the piece's parameters have a gradient; None for all.
-        input_gradient: whether anything before the piece is trained.
+        trainable: which of the virtual stage's parameters have a gradient; None for all.
+        input_gradient: whether anything before the virtual stage is trained.
         sharding: of parameters and carries, where the stage has several devices.
-        ends: how the piece meets its neighbours.
+        ends: how the virtual stage meets its neighbours.
     """
 
     pipe: Pipeline
@@ -47,17 +47,17 @@ class PieceShape:
 
     @cached_property
     def params(self) -> Params:
-        """Specs of the piece's parameters."""
+        """Specs of the virtual stage's parameters."""
         return {str(i): self.shapes[i].params for i in self.layers}
 
     @cached_property
     def carry_in(self) -> Any:
-        """Specs of what arrives from the piece before (None for the first)."""
+        """Specs of what arrives from the virtual stage before (None for the first)."""
         return self.shapes[self.layers.start].carry_in
 
     @cached_property
     def carry_out(self) -> Any:
-        """Specs of what goes to the piece after."""
+        """Specs of what goes to the virtual stage after."""
         return self.shapes[self.layers.stop - 1].carry_out
 
     @property
@@ -85,7 +85,7 @@ class PieceShape:
     def flat(
         self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any], training: bool = True
     ) -> tuple[Any, Any, Any]:
-        """The piece as a function of flat lists; see `differentiate.StageFunction`."""
+        """The virtual stage as a function of flat lists; see `differentiate.StageFunction`."""
         tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
         carry = jax.tree.unflatten(jax.tree.structure(self.carry_in), carry)
         fields = dict(zip(self.input_names, inputs, strict=False))
@@ -100,13 +100,13 @@ class PieceShape:
         inputs = [*(self.fields[name] for name in self.input_names), IDS]
         return jax.tree.leaves(self.params), jax.tree.leaves(self.carry_in), inputs
 
-    def placed(self, site: Site) -> tuple[Specs, Specs, Specs]:
+    def placed(self, stage_mesh: StageMesh) -> tuple[Specs, Specs, Specs]:
         """The same with their shardings on a stage's devices."""
         params, carry, inputs = self.specs()
         return (
-            site.spread(params, self.sharding.of_params(self.params)),
-            site.spread(carry, self.carry_specs(carry, self.ends.before)),
-            site.spread(inputs, [WHOLE] * len(inputs)),
+            stage_mesh.spread(params, self.sharding.of_params(self.params)),
+            stage_mesh.spread(carry, self.carry_specs(carry, self.ends.before)),
+            stage_mesh.spread(inputs, [WHOLE] * len(inputs)),
         )
 
     def carry_specs(self, leaves: Sequence[Any], resized: bool) -> list[PartitionSpec]:

@@ -17,7 +17,7 @@ Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any
 
 
 class Inputs:
-    """Loads what the seats of this process read.
+    """Loads what the stage replicas of this process read.
 
     Args:
         layout: where they are.
@@ -30,31 +30,41 @@ class Inputs:
     def reads(self, bucket: Bucket, microbatch: int, programs: StagePrograms) -> frozenset[str]:
         """The names of the fields of a microbatch that any program here reads; none of another replica's."""
         used: set[int] = set()
-        for seat in self._seats(microbatch):
-            used.update(*(piece.inputs for piece in programs[seat]))
+        for stage_replica in self._stage_replicas(microbatch):
+            used.update(*(virtual_stage.inputs for virtual_stage in programs[stage_replica]))
         return frozenset(name for i, (name, _, _) in enumerate(bucket) if i in used)
 
     def load(
         self, step: int, buckets: Sequence[Bucket], programs: Sequence[StagePrograms], load: Load
     ) -> dict[int, list[list[jax.Array | None]]]:
-        """Per seat and microbatch of its replica, the inputs that its programs read: fields, then numbers.
+        """Per stage replica and microbatch of its replica, the inputs that its programs read: fields, then
+        numbers.
 
         Args:
             step: its number.
             buckets, programs: of each microbatch.
             load: asked once, for all microbatches.
         """
-        host: dict[int, list[list[Any]]] = {seat: [] for seat in self._layout.sites}
+        host: dict[int, list[list[Any]]] = {stage_replica: [] for stage_replica in self._layout.stage_meshes}
         wanted = [self.reads(bucket, j, programs[j]) for j, bucket in enumerate(buckets)]
         for j, arrays in enumerate(load(wanted)):
             names = [name for name, _, _ in buckets[j]]
             values = [*(arrays.get(name) for name in names), np.array([self._seed, step, j], IDS.dtype)]
-            for seat in self._seats(j):
-                used = frozenset().union(*(piece.inputs for piece in programs[j][seat]))
-                host[seat].append([value if i in used else None for i, value in enumerate(values)])
-        return {seat: self._layout.sites[seat].put(values) for seat, values in host.items()}
+            for stage_replica in self._stage_replicas(j):
+                used = frozenset().union(
+                    *(virtual_stage.inputs for virtual_stage in programs[j][stage_replica])
+                )
+                host[stage_replica].append([value if i in used else None for i, value in enumerate(values)])
+        return {
+            stage_replica: self._layout.stage_meshes[stage_replica].put(values)
+            for stage_replica, values in host.items()
+        }
 
-    def _seats(self, microbatch: int) -> list[int]:
+    def _stage_replicas(self, microbatch: int) -> list[int]:
         """Those of this process that see a microbatch."""
         replica = microbatch % self._layout.replicas
-        return [seat for seat in self._layout.sites if seat // self._layout.stages == replica]
+        return [
+            stage_replica
+            for stage_replica in self._layout.stage_meshes
+            if stage_replica // self._layout.stages == replica
+        ]

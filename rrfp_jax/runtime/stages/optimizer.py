@@ -16,7 +16,7 @@ from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, nbytes
 from rrfp_jax.runtime.programs.gradients import where, wide, zeros
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.stages.replicas import apart, together
 from rrfp_jax.runtime.stages.stage import Stage, merged, replace_arrays
 
@@ -59,10 +59,12 @@ class OptimizerPrograms:
         owned = [[own[i] for i in of.owned] for own, of in zip(leaves, roles, strict=True)]
         if not any(owned):
             return None
-        sums, site = [[wide(spec) for spec in own] for own in owned], compiler.site
+        sums, stage_mesh = [[wide(spec) for spec in own] for own in owned], compiler.stage_mesh
         tree = merged(_trees(roles, owned))
         state, structure = jax.tree.flatten(
-            _state_like(jax.eval_shape(optimizer.init, tree), tree, site, over_replicas=site.replicas > 1)
+            _state_like(
+                jax.eval_shape(optimizer.init, tree), tree, stage_mesh, over_replicas=stage_mesh.replicas > 1
+            )
         )
         scale = jax.ShapeDtypeStruct((), jnp.float32)
         return cls(
@@ -83,16 +85,16 @@ class Optimizer:
 
     Args:
         programs: its own.
-        site: where its state lies: on the devices of its one replica, or of all.
+        stage_mesh: where its state lies: on the devices of its one replica, or of all.
         stages: those of this process that it updates, in the order of their replicas.
 
     Attributes:
         state: as a flat list.
     """
 
-    def __init__(self, programs: OptimizerPrograms, site: Site, stages: Sequence[Stage]) -> None:
-        self._programs, self.site, self.stages = programs, site, stages
-        self._sites = [stage.site for stage in stages]
+    def __init__(self, programs: OptimizerPrograms, stage_mesh: StageMesh, stages: Sequence[Stage]) -> None:
+        self._programs, self.stage_mesh, self.stages = programs, stage_mesh, stages
+        self._sites = [stage.stage_mesh for stage in stages]
         self.state: list[jax.Array] = programs.init(self._gathered("owned", programs.owned))
 
     @property
@@ -113,29 +115,29 @@ class Optimizer:
         """One step with the gradient sums times `scale`; zeroes the sums."""
         programs = self._programs
         owned, sums = self._gathered("owned", programs.owned), self._gathered("owned_sums", programs.sums)
-        factor = self.site.put(np.float32(scale))
+        factor = self.stage_mesh.put(np.float32(scale))
         new, self.state, zeroed = programs.update(owned, self.state, sums, factor)
         parts = zip(self.stages, self._scattered(new), self._scattered(zeroed), strict=True)
         for stage, params, own in parts:
             stage.updated(params, own)
 
     def _gathered(self, name: str, specs: Sequence[Sequence[Any]]) -> list[list[jax.Array]]:
-        """What the stages have, by chunk, as arrays of this site."""
+        """What the stages have, by chunk, as arrays of this stage mesh."""
         own = [getattr(stage, name)() for stage in self.stages]
-        if self._sites == [self.site]:
+        if self._sites == [self.stage_mesh]:
             return own[0]  # type: ignore[no-any-return]
         chunks = range(len(specs))
-        return [together(self.site, self._sites, [of[c] for of in own], specs[c]) for c in chunks]
+        return [together(self.stage_mesh, self._sites, [of[c] for of in own], specs[c]) for c in chunks]
 
     def _scattered(self, arrays: Sequence[Sequence[jax.Array]]) -> list[list[list[jax.Array]]]:
         """The inverse: by stage, by chunk."""
-        if self._sites == [self.site]:
+        if self._sites == [self.stage_mesh]:
             return [[list(own) for own in arrays]]
-        chunks = [apart(self.site, self._sites, own) for own in arrays]
+        chunks = [apart(self.stage_mesh, self._sites, own) for own in arrays]
         return [[list(own[k]) for own in chunks] for k in range(len(self.stages))]
 
 
-def _state_like(state: Any, params: Params, site: Site, over_replicas: bool) -> Any:
+def _state_like(state: Any, params: Params, stage_mesh: StageMesh, over_replicas: bool) -> Any:
     """Specs of an optimizer's state with shardings: what has a parameter's name and shape lies as it does.
 
     An optimizer keeps trees like that of the parameters, so a leaf's path ends with its parameter's.
@@ -146,9 +148,9 @@ def _state_like(state: Any, params: Params, site: Site, over_replicas: bool) -> 
         names = _names(path)
         ends = (known.get(names[i:]) for i in range(len(names)))
         own = next((spec for spec in ends if spec is not None and spec.shape == leaf.shape), None)
-        lies = site.whole if own is None else own.sharding
+        lies = stage_mesh.whole if own is None else own.sharding
         if own is not None and over_replicas:
-            lies = site.sharding(_over_replicas(own.sharding.spec, leaf.shape, site.replicas))
+            lies = stage_mesh.sharding(_over_replicas(own.sharding.spec, leaf.shape, stage_mesh.replicas))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies)
 
     return jax.tree_util.tree_map_with_path(placed, state)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 
 Arrays: TypeAlias = Sequence[jax.Array]
 
@@ -36,16 +36,16 @@ class Reduction:
         sums: Sequence[Any],
         partition: Sequence[PartitionSpec],
     ) -> None:
-        self._sites, self._home = [compiler.site for compiler in replicas], home.site
-        beside = [jax.ShapeDtypeStruct((home.site.replicas, *s.shape), s.dtype) for s in sums]
-        self._beside = home.site.spread(beside, [PartitionSpec("dp", *spec) for spec in partition])
+        self._sites, self._home = [compiler.stage_mesh for compiler in replicas], home.stage_mesh
+        beside = [jax.ShapeDtypeStruct((home.stage_mesh.replicas, *s.shape), s.dtype) for s in sums]
+        self._beside = home.stage_mesh.spread(beside, [PartitionSpec("dp", *spec) for spec in partition])
         alone = [jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for s in sums]
         self._lifts: list[Compiled] = []
         for compiler in replicas:
-            own = compiler.site.spread(sums, partition)
-            out = compiler.site.spread(alone, [PartitionSpec(None, *spec) for spec in partition])
+            own = compiler.stage_mesh.spread(sums, partition)
+            out = compiler.stage_mesh.spread(alone, [PartitionSpec(None, *spec) for spec in partition])
             self._lifts.append(compiler(_lift, own, out=[s.sharding for s in out], donate=(0,)))
-        where = [home.site.sharding(spec) for spec in partition]
+        where = [home.stage_mesh.sharding(spec) for spec in partition]
         self._add = home(_add, self._beside, out=where)
 
     def __call__(self, sums: Sequence[Arrays]) -> list[Arrays]:
@@ -56,18 +56,18 @@ class Reduction:
 
 
 def together(
-    home: Site, sites: Sequence[Site], arrays: Sequence[Arrays], specs: Sequence[Any]
+    home: StageMesh, stage_meshes: Sequence[StageMesh], arrays: Sequence[Arrays], specs: Sequence[Any]
 ) -> list[jax.Array]:
     """Arrays over the devices of all replicas, from what this process's replicas have of them.
 
     Args:
         home: all devices.
-        sites: of this process's replicas, in their order.
+        stage_meshes: of this process's replicas, in their order.
         arrays: of each of them; nothing is copied.
         specs: of what they are together.
     """
-    shards = [site.shards(own) for site, own in zip(sites, arrays, strict=True)]
-    counts = [len(site.own) for site in sites]
+    shards = [stage_mesh.shards(own) for stage_mesh, own in zip(stage_meshes, arrays, strict=True)]
+    counts = [len(stage_mesh.own) for stage_mesh in stage_meshes]
     beside = [
         shard
         for i in range(len(specs))
@@ -77,15 +77,15 @@ def together(
     return list(home.joined(beside, specs))
 
 
-def apart(home: Site, sites: Sequence[Site], arrays: Arrays) -> list[Arrays]:
+def apart(home: StageMesh, stage_meshes: Sequence[StageMesh], arrays: Arrays) -> list[Arrays]:
     """What each of this process's replicas has of arrays over all of them that are alike on each."""
     partition = [array.sharding.spec for array in arrays]  # type: ignore[attr-defined]
     shards, n, first, found = home.shards(arrays), len(home.own), 0, []
-    for site in sites:
-        places = [i * n + first + k for i in range(len(arrays)) for k in range(len(site.own))]
-        specs = site.spread(arrays, partition)
-        found.append(site.joined([shards[place] for place in places], specs))
-        first += len(site.own)
+    for stage_mesh in stage_meshes:
+        places = [i * n + first + k for i in range(len(arrays)) for k in range(len(stage_mesh.own))]
+        specs = stage_mesh.spread(arrays, partition)
+        found.append(stage_mesh.joined([shards[place] for place in places], specs))
+        first += len(stage_mesh.own)
     return found
 
 

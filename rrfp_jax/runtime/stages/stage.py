@@ -17,8 +17,8 @@ from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.programs.compiling import Compiled, nbytes
 from rrfp_jax.runtime.programs.gradients import SumPrograms
 from rrfp_jax.runtime.programs.passage import Leg
-from rrfp_jax.runtime.programs.programs import PiecePrograms
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 
 Arrays: TypeAlias = Sequence[jax.Array]
 
@@ -27,9 +27,9 @@ class Stage:
     """What a stage keeps from step to step, on its devices.
 
     Args:
-        index: its seat (see `Layout`).
+        index: its stage replica (see `Layout`).
         chunks: indices of the layers of each chunk.
-        site: where its parameters live and its programs run.
+        stage_mesh: where its parameters live and its programs run.
         params: of each chunk, {layer index as text: nested dict}, there; from now on owned by the stage.
         roles: of each chunk's parameters.
         updates: its bucket-independent programs.
@@ -43,14 +43,14 @@ class Stage:
         self,
         index: int,
         chunks: Sequence[range],
-        site: Site,
+        stage_mesh: StageMesh,
         params: Sequence[Params],
         roles: Sequence[LeafRoles],
         updates: SumPrograms,
     ) -> None:
         self.index = index
         self.chunks = chunks
-        self.site = site
+        self.stage_mesh = stage_mesh
         self._roles, self._updates = roles, updates
         self.leaves = [jax.tree.leaves(own) for own in params]
         self._sums: list[list[jax.Array]] = []  # of the trained leaves
@@ -99,7 +99,7 @@ class Stage:
     def scale_loss(self, scale: float) -> None:
         """Set what gradients of coming steps are multiplied by."""
         if scale != self._loss_scale:
-            self._loss_scale, self.loss_scale = scale, self.site.put(np.float32(scale))
+            self._loss_scale, self.loss_scale = scale, self.stage_mesh.put(np.float32(scale))
 
     def add(self, chunk: int, gradients: Arrays) -> None:
         """Add a microbatch's gradients of a chunk to the sums."""
@@ -203,8 +203,8 @@ class StageStep(Protocol):
         """Dispatch a task.
 
         Returns:
-            What to send to another piece, as far as this process's devices have it, see `Site.shards`; and an
-            array that is ready when it has ended.
+            What to send to another virtual stage, as far as this process's devices have it, see
+            `StageMesh.shards`; and an array that is ready when it has ended.
         """
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
@@ -239,17 +239,20 @@ class ModelStep:
         self,
         stage: Stage,
         phase: str,
-        programs: Sequence[Sequence[PiecePrograms]],
+        programs: Sequence[Sequence[VirtualStagePrograms]],
         buckets: Sequence[int],
         inputs: Sequence[Sequence[jax.Array | None]],
     ) -> None:
         self.stage, self.phase, self.buckets = stage, phase, buckets
-        self.meter = Meter([[piece.footprint for piece in pieces] for pieces in programs], buckets)
+        self.meter = Meter(
+            [[virtual_stage.footprint for virtual_stage in virtual_stages] for virtual_stages in programs],
+            buckets,
+        )
         self.statistics: dict[tuple[int, int], jax.Array] = {}
         self._legs: dict[tuple[int, int, Kind], _Bound] = {}
-        for bucket, pieces in enumerate(programs):
-            for chunk, piece in enumerate(pieces):
-                self._bind(bucket, chunk, piece, stage.leaves[chunk])
+        for bucket, virtual_stages in enumerate(programs):
+            for chunk, virtual_stage in enumerate(virtual_stages):
+                self._bind(bucket, chunk, virtual_stage, stage.leaves[chunk])
         self._arrived: dict[Task, Arrays] = {}
         self._held: dict[tuple[int, int], list[Any]] = {
             (chunk, j): list(values) for j, values in enumerate(inputs) for chunk in range(len(stage.leaves))
@@ -259,17 +262,17 @@ class ModelStep:
     def receive(self, task: Task, arrays: Arrays) -> None:
         """See `StageStep.receive`."""
         leg = self._legs[self.buckets[task.microbatch], task.chunk, task.kind].leg
-        self._arrived[task] = self.stage.site.copied(arrays) if leg.arrives_once else arrays
+        self._arrived[task] = self.stage.stage_mesh.copied(arrays) if leg.arrives_once else arrays
 
     def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
         """See `StageStep.run`."""
         kind, chunk, microbatch = task
         leg, program, head, counts = self._legs[self.buckets[microbatch], chunk, kind]
-        site = self.stage.site
+        stage_mesh = self.stage.stage_mesh
         at_hand = self._held.pop((chunk, microbatch))
         if task in self._arrived:
             arrays = self._arrived.pop(task)
-            at_hand += arrays if leg.arrives_once else site.joined(arrays, leg.arrives)
+            at_hand += arrays if leg.arrives_once else stage_mesh.joined(arrays, leg.arrives)
         if kind is BACKWARD or kind is INPUT:
             at_hand.append(self.stage.loss_scale)
         outputs = program(*head, *[at_hand[i] for i in leg.takes]) if program is not None else []
@@ -280,18 +283,18 @@ class ModelStep:
             self._held[chunk, microbatch] = [at_hand[i] for i in leg.keeps]
             if counts:
                 self.statistics[chunk, microbatch] = outputs[leg.sends]
-        sent = (site.copies if leg.sends_once else site.shards)(outputs[: leg.sends])
+        sent = (stage_mesh.copies if leg.sends_once else stage_mesh.shards)(outputs[: leg.sends])
         return sent, outputs[0] if outputs else None
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """See `StageStep.accumulate`."""
         self.stage.add(chunk, self._gradients.pop((chunk, microbatch)))
 
-    def _bind(self, bucket: int, chunk: int, piece: PiecePrograms, leaves: Arrays) -> None:
+    def _bind(self, bucket: int, chunk: int, virtual_stage: VirtualStagePrograms, leaves: Arrays) -> None:
         fixed = [*leaves]
-        if piece.prepare is not None:  # what depends on parameters alone is computed once a step
-            fixed += piece.prepare(*[leaves[i] for i in piece.prepare_reads])
-        for kind, leg in piece.legs.items():
+        if virtual_stage.prepare is not None:  # what depends on parameters alone is computed once a step
+            fixed += virtual_stage.prepare(*[leaves[i] for i in virtual_stage.prepare_reads])
+        for kind, leg in virtual_stage.legs.items():
             head = [fixed[i] for i in leg.head]
-            counts = kind is FORWARD and bool(piece.statistics)
+            counts = kind is FORWARD and bool(virtual_stage.statistics)
             self._legs[bucket, chunk, kind] = _Bound(leg, leg.program, head, counts)

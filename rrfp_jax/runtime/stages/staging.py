@@ -20,7 +20,7 @@ from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import SumPrograms, wide
 from rrfp_jax.runtime.programs.initial import InitFunction, initial_params
 from rrfp_jax.runtime.programs.library import Library, specs_of
-from rrfp_jax.runtime.programs.stage_mesh import Site
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPrograms
 from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
@@ -28,7 +28,7 @@ from rrfp_jax.runtime.stages.stage import Stage
 
 @dataclass(frozen=True)
 class Made:
-    """Stages by seat (see `Layout`), what updates them, and by stage what adds up its replicas."""
+    """Stages by stage replica (see `Layout`), what updates them, and by stage what adds up its replicas."""
 
     stages: Mapping[int, Stage]
     optimizers: Sequence[Optimizer]
@@ -65,16 +65,25 @@ class Staging:
 
     def begin(self, pool: ThreadPoolExecutor) -> Callable[[], Made]:
         """Compile and allocate in a pool's threads; what is returned waits for that."""
-        sites, homes = self._layout.sites, self._layout.homes
-        sums = pool.map(self._compile_sums, sites)
-        params = pool.map(self._params_of_chunks, sites)
+        stage_meshes, homes = self._layout.stage_meshes, self._layout.homes
+        sums = pool.map(self._compile_sums, stage_meshes)
+        params = pool.map(self._params_of_chunks, stage_meshes)
         reductions = pool.map(self._reduction, homes)
         optimizers = pool.map(self._compile_optimizer, self._updaters())
 
         def finish() -> Made:
             stages = {
-                seat: Stage(seat, self._chunks_of(seat), site, own, self._roles(seat), programs)
-                for (seat, site), own, programs in zip(sites.items(), params, sums, strict=True)
+                stage_replica: Stage(
+                    stage_replica,
+                    self._chunks_of(stage_replica),
+                    stage_mesh,
+                    own,
+                    self._roles(stage_replica),
+                    programs,
+                )
+                for (stage_replica, stage_mesh), own, programs in zip(
+                    stage_meshes.items(), params, sums, strict=True
+                )
             }
             made = self._make_optimizers(stages, optimizers)
             return Made(stages, made, dict(zip(homes, reductions, strict=True)))
@@ -83,13 +92,16 @@ class Staging:
 
     def connect(self) -> None:
         """Have all communicators made before a step, in one order everywhere."""
-        homes = [site for _, site in sorted(self._layout.homes.items())]
-        for site in [*(site for _, site in sorted(self._layout.sites.items())), *homes]:
-            connect(self.compiler(site))
+        homes = [stage_mesh for _, stage_mesh in sorted(self._layout.homes.items())]
+        for stage_mesh in [
+            *(stage_mesh for _, stage_mesh in sorted(self._layout.stage_meshes.items())),
+            *homes,
+        ]:
+            connect(self.compiler(stage_mesh))
 
-    def compiler(self, site: Site) -> Compiler:
+    def compiler(self, stage_mesh: StageMesh) -> Compiler:
         """For a set of devices."""
-        return Compiler(site, self._executables)
+        return Compiler(stage_mesh, self._executables)
 
     def initial_params(self, layers: range, compiler: Compiler, sharding: Sharding) -> Params:
         """Initial parameters of some layers, on the compiler's devices."""
@@ -99,32 +111,41 @@ class Staging:
             self._pipe, layers, shapes, fields, self._seed, self._init, compiler, owners, sharding
         )
 
-    def _chunks_of(self, seat: int) -> Sequence[range]:
-        return self._chunks[seat % self._layout.stages]
+    def _chunks_of(self, stage_replica: int) -> Sequence[range]:
+        return self._chunks[stage_replica % self._layout.stages]
 
-    def _specs(self, seat: int) -> list[Params]:
+    def _specs(self, stage_replica: int) -> list[Params]:
         """Of the parameters of each chunk."""
         specs = self._library.params
-        return [{str(i): specs[str(i)] for i in layers} for layers in self._chunks_of(seat)]
+        return [{str(i): specs[str(i)] for i in layers} for layers in self._chunks_of(stage_replica)]
 
-    def _placed(self, seat: int, site: Site) -> list[Params]:
+    def _placed(self, stage_replica: int, stage_mesh: StageMesh) -> list[Params]:
         """The same, with where they lie."""
-        return [placed_params(own, site, self._library.sharding(site.width)) for own in self._specs(seat)]
+        return [
+            placed_params(own, stage_mesh, self._library.sharding(stage_mesh.width))
+            for own in self._specs(stage_replica)
+        ]
 
-    def _roles(self, seat: int) -> list[LeafRoles]:
-        return [self._library.roles.leaves(specs) for specs in self._specs(seat)]
+    def _roles(self, stage_replica: int) -> list[LeafRoles]:
+        return [self._library.roles.leaves(specs) for specs in self._specs(stage_replica)]
 
-    def _params_of_chunks(self, seat: int) -> list[Params]:
-        site = self._layout.sites[seat]
-        compiler, sharding = self.compiler(site), self._library.sharding(site.width)
-        return [self.initial_params(layers, compiler, sharding) for layers in self._chunks_of(seat)]
+    def _params_of_chunks(self, stage_replica: int) -> list[Params]:
+        stage_mesh = self._layout.stage_meshes[stage_replica]
+        compiler, sharding = self.compiler(stage_mesh), self._library.sharding(stage_mesh.width)
+        return [self.initial_params(layers, compiler, sharding) for layers in self._chunks_of(stage_replica)]
 
-    def _compile_sums(self, seat: int) -> SumPrograms:
-        site = self._layout.sites[seat]
-        return SumPrograms.compile(self._placed(seat, site), self._roles(seat), self.compiler(site))
+    def _compile_sums(self, stage_replica: int) -> SumPrograms:
+        stage_mesh = self._layout.stage_meshes[stage_replica]
+        return SumPrograms.compile(
+            self._placed(stage_replica, stage_mesh), self._roles(stage_replica), self.compiler(stage_mesh)
+        )
 
     def _reduction(self, stage: int) -> Reduction:
-        own = [site for seat, site in self._layout.sites.items() if seat % self._layout.stages == stage]
+        own = [
+            stage_mesh
+            for stage_replica, stage_mesh in self._layout.stage_meshes.items()
+            if stage_replica % self._layout.stages == stage
+        ]
         specs: list[Any] = []
         partition: list[Any] = []
         sharding = self._library.sharding(self._layout.widths[stage])
@@ -135,24 +156,34 @@ class Staging:
         home = self.compiler(self._layout.homes[stage])
         return Reduction(list(map(self.compiler, own)), home, specs, partition)
 
-    def _updaters(self) -> list[tuple[int, Site]]:
-        """A seat of each set of seats that are updated together here, and where that is done."""
+    def _updaters(self) -> list[tuple[int, StageMesh]]:
+        """One of each set of stage replicas that are updated together here, and where that is done."""
         layout = self._layout
-        return list((layout.homes if layout.shard_optimizer else layout.sites).items())
+        return list((layout.homes if layout.shard_optimizer else layout.stage_meshes).items())
 
-    def _compile_optimizer(self, updater: tuple[int, Site]) -> OptimizerPrograms | None:
+    def _compile_optimizer(self, updater: tuple[int, StageMesh]) -> OptimizerPrograms | None:
         if self._optimizer is None:
             return None
-        seat, site = updater
-        placed, roles = self._placed(seat, site), self._roles(seat)
-        return OptimizerPrograms.compile(placed, roles, self._optimizer, self.compiler(site))
+        stage_replica, stage_mesh = updater
+        placed, roles = self._placed(stage_replica, stage_mesh), self._roles(stage_replica)
+        return OptimizerPrograms.compile(placed, roles, self._optimizer, self.compiler(stage_mesh))
 
     def _make_optimizers(
         self, stages: Mapping[int, Stage], programs: Iterable[OptimizerPrograms | None]
     ) -> list[Optimizer]:
         found, count = [], self._layout.stages
-        for (first, site), own in zip(self._updaters(), programs, strict=True):
-            seats = range(first, first + site.replicas * count, count)
+        for (first, stage_mesh), own in zip(self._updaters(), programs, strict=True):
+            stage_replicas = range(first, first + stage_mesh.replicas * count, count)
             if own is not None:
-                found.append(Optimizer(own, site, [stages[seat] for seat in seats if seat in stages]))
+                found.append(
+                    Optimizer(
+                        own,
+                        stage_mesh,
+                        [
+                            stages[stage_replica]
+                            for stage_replica in stage_replicas
+                            if stage_replica in stages
+                        ],
+                    )
+                )
         return found

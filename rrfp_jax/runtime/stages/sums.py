@@ -39,21 +39,23 @@ def add_up(
     trace: StepTrace,
     budgets: Sequence[int | None],
 ) -> Sums:
-    """Sum what all pieces found of every microbatch, in the model's order, and that in theirs.
+    """Sum what all virtual stages found of every microbatch, in the model's order, and that in theirs.
 
     Args:
-        results: of each process: `pieces`, tuples of piece, microbatch, names and values of statistics;
-            `norms`, tuples of stage and what `SumPrograms.norms` gives; `peaks`, of seat and bytes;
-            `load_seconds`.
+        results: of each process: `virtual_stages`, tuples of virtual stage, microbatch, names and values of
+            statistics; `norms`, tuples of stage and what `SumPrograms.norms` gives; `peaks`, of stage
+            replica and bytes; `load_seconds`.
         microbatches: their number.
         trace: of the step.
-        budgets: bytes for microbatches, by seat.
+        budgets: bytes for microbatches, by stage replica.
     """
     stages = trace.stages
     peaks = dict(tuple(own) for result in results for own in result["peaks"])
     totals = [0.0] * microbatches
     sums = {"weight": 0.0}
-    for _, j, names, vector in sorted(tuple(piece) for result in results for piece in result["pieces"]):
+    for _, j, names, vector in sorted(
+        tuple(virtual_stage) for result in results for virtual_stage in result["virtual_stages"]
+    ):
         totals[j] += vector[0]
         for name, value in zip(names[1:], vector[1:], strict=True):
             sums[name] = sums.get(name, 0.0) + value
@@ -66,7 +68,9 @@ def add_up(
         squared_norm=sum(largest**2 * share for largest, share, _ in norms),
         squared_parameter_norm=sum(squares for _, _, squares in norms),
         trace=trace,
-        peak_bytes=[max(peaks[seat] for seat in range(s, len(peaks), stages)) for s in range(stages)],
+        peak_bytes=[
+            max(peaks[stage_replica] for stage_replica in range(s, len(peaks), stages)) for s in range(stages)
+        ],
         budget_bytes=[_least(budgets[s::stages]) for s in range(stages)],
         load_seconds=max(result["load_seconds"] for result in results),
     )

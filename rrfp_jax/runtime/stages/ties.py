@@ -20,7 +20,7 @@ from rrfp_jax.runtime.transport.exchange import Shards
 
 
 class Place(NamedTuple):
-    """Where a parameter is: stage (its seat), chunk, and place in the chunk's list of leaves."""
+    """Where a parameter is: stage (its stage replica), chunk, and place in the chunk's list of leaves."""
 
     stage: int
     chunk: int
@@ -88,14 +88,14 @@ def locate(
                 f"{paths[0]} is tied between stages of {one} and {other} devices, "
                 f"over which sharding= spreads it: keep it whole, PartitionSpec(), or give both as many"
             )
-    seats = range(0, replicas * len(chunks), len(chunks))
+    stage_replicas = range(0, replicas * len(chunks), len(chunks))
     return [
         Tie(
             owner._replace(stage=first + owner.stage),
             alias._replace(stage=first + alias.stage),
             widths[owner.stage] != widths[alias.stage],
         )
-        for first in seats
+        for first in stage_replicas
         for owner, alias in pairs
     ]
 
@@ -152,8 +152,8 @@ def _passed(
     sends: dict[tuple[int, int], Shards] = {}
     for number, (source, target, resized) in apart.items():
         if source.stage in stages:
-            site, value = stages[source.stage].site, [read(stages[source.stage], *source[1:])]
-            sends[target.stage, number] = site.copies(value) if resized else site.shards(value)
+            stage_mesh, value = stages[source.stage].stage_mesh, [read(stages[source.stage], *source[1:])]
+            sends[target.stage, number] = stage_mesh.copies(value) if resized else stage_mesh.shards(value)
     expected = [(way.target.stage, n) for n, way in apart.items() if way.target.stage in stages]
     come = exchange(what, sends, expected) if apart else {}
     found = {}
@@ -163,8 +163,8 @@ def _passed(
             if number not in apart:
                 found[number] = read(stage, *source[1:])
             elif resized:
-                (found[number],) = stage.site.copied(come[target.stage, number])
+                (found[number],) = stage.stage_mesh.copied(come[target.stage, number])
             else:
                 like = read(stage, *target[1:])
-                (found[number],) = stage.site.joined(come[target.stage, number], [like])
+                (found[number],) = stage.stage_mesh.joined(come[target.stage, number], [like])
     return found

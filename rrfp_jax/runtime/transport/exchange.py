@@ -10,14 +10,14 @@ import jax
 
 from rrfp_jax.core.tasks import WEIGHT, Task
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.mesh.layout import seat_name
+from rrfp_jax.runtime.mesh.layout import stage_replica_name
 from rrfp_jax.runtime.processes.bell import EventBell
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import LONGEST_SLEEP_SECONDS, World
 from rrfp_jax.runtime.transport.protocol import Arrival, Devices, Key, Transport
 
 Shards: TypeAlias = Sequence[jax.Array]
-"""What this process's devices have of an array; see `Site.shards`."""
+"""What this process's devices have of an array; see `StageMesh.shards`."""
 
 
 def exchange(
@@ -35,8 +35,8 @@ def exchange(
 
     Args:
         what: is exchanged, for messages.
-        sends: by receiving stage (its seat, see `Layout`) and a number that tells messages to it apart: an
-            array's shards.
+        sends: by receiving stage (its stage replica, see `Layout`) and a number that tells messages to it
+            apart: an array's shards.
         expected: stages of this process and numbers of what they get.
         world, transport, devices: of this process.
         stages: of a replica, for messages.
@@ -93,7 +93,10 @@ class _Pending:
 
     def described(self) -> list[str]:
         """The same for messages."""
-        to = ", ".join(seat_name(seat, self._stages) for seat in sorted({seat for seat, _ in self.missing()}))
+        to = ", ".join(
+            stage_replica_name(stage_replica, self._stages)
+            for stage_replica in sorted({stage_replica for stage_replica, _ in self.missing()})
+        )
         return [f"{self._what} to {to}, since {perf_counter() - self.progress:.1f} s"]
 
 

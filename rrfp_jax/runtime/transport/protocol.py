@@ -16,7 +16,7 @@ from rrfp_jax.core.tasks import Task
 from rrfp_jax.runtime._jax import DeviceCopier
 
 Devices: TypeAlias = Mapping[int, Sequence[jax.Device]]
-"""By stage of this process (its seat, see `Layout`), its devices here."""
+"""By stage of this process (its stage replica, see `Layout`), its devices here."""
 
 
 def taking_turns(devices: Devices) -> dict[int, jax.Device]:

@@ -45,7 +45,8 @@ class SocketTransport:
 
     Args:
         world: the run.
-        receivers: by seat (see `Layout`), the ranks to which this process sends what is for it, each a copy.
+        receivers: by stage replica (see `Layout`), the ranks to which this process sends what is for it,
+            each a copy.
 
     Raises:
         TrainingError: the transfer server cannot be started.

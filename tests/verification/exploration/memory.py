@@ -106,10 +106,10 @@ def drawn(seed: int, largest: int = 3) -> Case:
 def footprints_of(
     draw: random.Random, placement: Placement, unit: int = 1
 ) -> Iterator[list[list[Footprint]]]:
-    """Random ones by stage and bucket, of two buckets; what one piece sends is what the next one gets."""
-    pieces = range(placement.last + 1)
-    activations = [[unit * draw.randint(1, 3) for _ in range(2)] for _ in pieces]
-    gradients = [[unit * draw.randint(1, 3) for _ in range(2)] for _ in pieces]
+    """Random ones by stage and bucket, of two buckets; what one virtual stage sends the next one gets."""
+    virtual_stages = range(placement.last + 1)
+    activations = [[unit * draw.randint(1, 3) for _ in range(2)] for _ in virtual_stages]
+    gradients = [[unit * draw.randint(1, 3) for _ in range(2)] for _ in virtual_stages]
     for stage in range(placement.stages):
         places = [placement.virtual_stage(stage, chunk) for chunk in range(placement.chunks)]
         yield [

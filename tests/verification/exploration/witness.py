@@ -21,8 +21,8 @@ def require(holds: bool, otherwise: str) -> None:
         raise Broken(otherwise)
 
 
-def pieces(placement: Placement) -> list[tuple[int, int]]:
-    """The (stage, chunk) of the model's pieces in the order in which a microbatch passes them."""
+def virtual_stages(placement: Placement) -> list[tuple[int, int]]:
+    """The (stage, chunk) of the model's virtual stages in the order in which a microbatch passes them."""
     down = list(range(placement.stages))
     return [
         (stage, chunk)
@@ -54,7 +54,7 @@ class Witness:
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None) -> None:
         self._rules, self._chunks = rules, range(rules.placement.chunks)
-        order = pieces(rules.placement)
+        order = virtual_stages(rules.placement)
         places = [order.index((stage, chunk)) for chunk in self._chunks]
         self._first = {chunk for chunk in self._chunks if places[chunk] == 0}
         self._last = {chunk for chunk in self._chunks if places[chunk] == len(order) - 1}
