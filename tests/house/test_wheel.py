@@ -53,10 +53,10 @@ def environment(wheel, tmp_path_factory):
     run(sys.executable, "-m", "venv", "--without-pip", folder, folder=folder)
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--disable-pip-version-check")
     run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, folder=folder)
-    (site_packages,) = folder.glob("lib/python*/stage_mesh-packages")
+    (site_packages,) = folder.glob("lib/python*/site-packages")
     installed = {path.name for path in site_packages.iterdir()}
     assert installed == {"rrfp_jax", f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"}
-    lent = [folder for folder in sys.path if folder.endswith(("stage mesh-packages", "dist-packages"))]
+    lent = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
     (site_packages / "lent.pth").write_text("\n".join(lent))
     return folder / "bin"
 
