@@ -19,7 +19,7 @@ from typing import Any
 
 from rrfp_jax.checkpoint.orbax_files import METADATA, Damaged, Leaf, read_file, tree_metadata, write_file
 from rrfp_jax.errors import UsageError
-from rrfp_jax.launcher.folders import move_away
+from rrfp_jax.files import move_away
 
 MANIFEST = "rrfp.json"
 

@@ -9,15 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-
-
-def move_away(folder: Path) -> Path:
-    """Rename a folder to the first free `<name>.<number>`, which is returned."""
-    number = 1
-    while (new := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    return folder.rename(new)
-
+from rrfp_jax.files import move_away
 
 ATTEMPT = ("rank-*.log", "box-*", "last-words-*.json", "diagnosis.txt")
 """What each attempt at a run leaves in its folder."""

@@ -17,7 +17,7 @@ import jax
 from rrfp_jax.data.contract import as_data, plan_step
 from rrfp_jax.data.text import ByteText, bigram_loss
 from rrfp_jax.errors import UsageError
-from rrfp_jax.launcher.folders import move_away
+from rrfp_jax.files import move_away
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.paced import PacedRun

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.launcher.folders import move_away
+from rrfp_jax.files import move_away
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.train.report import Report

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from rrfp_jax.commands.launch import main
-from rrfp_jax.launcher.folders import RunFolder, move_away
+from rrfp_jax.files import move_away
+from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
 

@@ -14,7 +14,7 @@ from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.replay import LoggedScheduler, ReplayError, replay
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
-from rrfp_jax.runtime.transport.protocol import LocalTransport
+from rrfp_jax.runtime.transport.local import LocalTransport
 from tests.support import toy
 
 MICROBATCHES = 12

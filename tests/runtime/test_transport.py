@@ -20,7 +20,8 @@ from rrfp_jax.runtime.driver.delays import DelayedTransport
 from rrfp_jax.runtime.processes.coordinator import reserved_port
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.transport.protocol import Key, LocalTransport
+from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.protocol import Key
 from rrfp_jax.runtime.transport.socket import SocketTransport
 from tests.support import dying_peer, toy
 from tests.support import transport_conformance as conformance
@@ -201,7 +202,7 @@ class TestOrderedLink:
             trainer._engine.reset_gradients()
         assert all(map(np.array_equal, *map(jax.tree.leaves, gradients)))
         assert len(transport.order) == 2 * 3 * 8
-        assert transport.ledger.held == 0 and transport.patience() is None
+        assert transport.patience() is None
 
     def test_a_receiver_that_posts_in_another_order_stops_the_run(self):
         class Reordering(OrderedTransport):

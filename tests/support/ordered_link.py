@@ -4,7 +4,7 @@ from collections import deque
 
 import jax
 
-from rrfp_jax.runtime.transport.protocol import NOBODY, SHORTEST_PAUSE, Arrival, Ledger, nbytes
+from rrfp_jax.runtime.transport.protocol import NOBODY, SHORTEST_PAUSE, Arrival
 
 
 class OrderError(AssertionError):
@@ -52,7 +52,6 @@ class OrderedTransport:
     """Sends when the data exists, so that nothing unready is in the way of what is behind it."""
 
     def __init__(self):
-        self.ledger = Ledger()
         self._offered, self._waiting = set(), {}
         self._links = {}
         self.order = []
@@ -66,7 +65,6 @@ class OrderedTransport:
             raise ValueError(f"{key} has been offered before")
         self._offered.add(key)
         self._waiting[key] = arrays
-        self.ledger.held += nbytes(arrays)
 
     def produced(self, key, at):
         if key in self._waiting:  # else the round has been broken off
@@ -80,7 +78,6 @@ class OrderedTransport:
                 self._receive(link, key)
             if (arrival := link.advance()) is not None:
                 self.order.append(arrival.key)
-                self.ledger.held -= nbytes(arrival.arrays)
                 self._witness.delivered(arrival.key)
                 arrived.append(arrival)
         return arrived
@@ -92,7 +89,6 @@ class OrderedTransport:
         self._offered.clear()
         self._waiting.clear()
         self._links.clear()
-        self.ledger.held = 0
 
     def _receive(self, link, key):
         link.post_receive(key, *self._devices[key.stage])

@@ -97,7 +97,7 @@ def a_later_round(ends):
         for _ in range(10):
             ends.poll()
             time.sleep(5e-3)
-        assert not ends.arrived and ends.transport.ledger.posted == 0
+        assert not ends.arrived and not ends.pulled
         assert ends.transport.patience() is None
         ends.begin()
     for n, arrival in ends.receive(range(4)).items():
@@ -221,23 +221,6 @@ def memory_is_witnessed(ends):
     assert sorted(ends.memory) == sorted(expected)
 
 
-def ledger(ends):
-    """Both ends count what is on its way, to the byte."""
-    count = sum(ends.moves(n) for n in range(6))
-    ends.begin()
-    ends.settle()
-    for n in range(6):
-        ends.offer(n, [*numbers(n), np.zeros((3, 2), ml_dtypes.bfloat16)])
-    ends.meet()  # all have heard of all offers
-    counted = ends.transport.ledger
-    assert counted.held + counted.posted == count * (KIB + 12)
-    ends.meet()
-    for n in range(6):
-        ends.produced(n)
-    ends.receive(range(6))
-    ends.settle()
-
-
 def patience(ends):
     """None when nothing is on its way, so that one sleeps until a message comes."""
     ends.begin()
@@ -278,7 +261,7 @@ def reset(ends):
         ends.poll()
         ends.produced(5)  # by a sender in this process
         ends.transport.reset()
-        assert ends.transport.ledger.posted == 0 and ends.transport.patience() is None
+        assert ends.transport.patience() is None
     ends.meet()
     for n in range(1, 5):  # the sender has not heard of it
         ends.produced(n)
@@ -297,7 +280,7 @@ def reset(ends):
         ends.produced(n)
     for n, arrival in ends.receive(range(6)).items():
         ends.check(arrival, numbers(n + 50))
-    ends.until(lambda: ends.transport.ledger.posted == 0)
+    ends.until(lambda: not ends.pulled)
     ends.meet()
 
 
@@ -314,7 +297,6 @@ ANYWHERE = [
     slow_reader,
     still_computed,
     sender_forgets,
-    ledger,
     memory_is_witnessed,
     patience,
     when_produced,
@@ -337,7 +319,7 @@ def memory(ends):
             hosts = [np.zeros(16 * KIB, np.float32)]
             for n in range(A_ROUND):
                 if ends.sends:
-                    ends.until(lambda: ends.transport.ledger.held < IN_FLIGHT * 64 * KIB)
+                    ends.until(lambda: len(ends.held) < IN_FLIGHT)
                 ends.offer(n, hosts)
                 ends.produced(n)
                 if not ends.sends:

@@ -27,19 +27,30 @@ class Ends:
         self.apart = world is not None
         self.round = 0
         self.targets = range(1, len(owners))
-        self.arrived, self.memory = {}, []
+        self._forget()
 
     def begin(self):
         """The next round."""
         self.round = self.round + 1 if self.world is None else self.world.next_round()
-        self.arrived, self.memory = {}, []
+        self._forget()
         self.transport.begin(self.round, {stage: (own,) for stage, own in self.devices.items()}, self)
+
+    def _forget(self):
+        self.arrived, self.memory = {}, []
+        self._offered = set()
+        self.pulled = set()  # what is coming to here and has not arrived yet
 
     def coming(self, key):
         self.memory.append(("coming", key))
+        self.pulled.add(key)
 
     def delivered(self, key):
         self.memory.append(("delivered", key))
+
+    @property
+    def held(self):
+        """What was offered here and is not delivered yet."""
+        return self._offered - {key for what, key in self.memory if what == "delivered"}
 
     def key(self, n, target=None):
         target = self.targets[n % len(self.targets)] if target is None else target
@@ -64,6 +75,7 @@ class Ends:
     def offer(self, n, hosts, source=0, target=None):
         """Offer arrays on their sender; their producer has ended."""
         if self.owns(source):
+            self._offered.add(self.key(n, target))
             self.transport.offer(self.key(n, target), self.put(hosts, source))
 
     def produced(self, n, at=None, source=0, target=None):
@@ -77,6 +89,7 @@ class Ends:
             assert self.owns(key.stage), f"{key} came to the wrong process"
             assert key not in self.arrived, f"{key} arrived twice"
             self.arrived[key] = arrival
+            self.pulled.discard(key)
 
     def receive(self, numbers, target=None, seconds=LIMIT_SECONDS):
         """Sleep as the driver does until what is for this process has come; the arrivals by number."""
@@ -98,8 +111,8 @@ class Ends:
             self.poll()
 
     def settle(self):
-        """Until nothing is held or posted any more, in any process."""
-        self.until(lambda: (self.transport.ledger.held, self.transport.ledger.posted) == (0, 0))
+        """Until nothing is on its way any more, in any process."""
+        self.until(lambda: not self.held and not self.pulled)
         self.meet()
 
     def meet(self, value=None):

@@ -21,7 +21,7 @@ from rrfp_jax.runtime.driver.device import Running
 from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.driver.paced import PacedQueue
 from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.transport.protocol import LocalTransport
+from rrfp_jax.runtime.transport.local import LocalTransport
 from tests.verification.exploration.memory import footprints_of
 
 STALL_SECONDS = 20.0

@@ -40,7 +40,8 @@ from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.runtime.transport.protocol import Arrival, Key, LocalTransport
+from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.protocol import Arrival, Key
 
 STAGES = 2
 IN_FLIGHT = (1, 2, 4, 8, 16)

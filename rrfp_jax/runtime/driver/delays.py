@@ -22,7 +22,6 @@ from rrfp_jax.runtime.transport.protocol import (
     Arrival,
     Devices,
     Key,
-    Ledger,
     Transport,
     Witness,
     nbytes,
@@ -97,11 +96,6 @@ class DelayedTransport:
         self._inner, self._release = inner, release
         self._held: list[tuple[float, int, Arrival]] = []
         self._numbers = itertools.count()
-
-    @property
-    def ledger(self) -> Ledger:
-        """See `Transport.ledger`."""
-        return self._inner.ledger
 
     def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
         """See `Transport.begin`."""

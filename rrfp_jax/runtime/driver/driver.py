@@ -26,7 +26,8 @@ from rrfp_jax.runtime.processes.bell import Bell, EventBell
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.stages.stage import StageStep
-from rrfp_jax.runtime.transport.protocol import Devices, Key, LocalTransport, Transport, taking_turns
+from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.protocol import Devices, Key, Transport, taking_turns
 
 LONGEST_SLEEP_SECONDS = 1.0
 

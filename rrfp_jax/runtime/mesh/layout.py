@@ -11,7 +11,8 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.group.agreement import Agreement, Terms
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.programs.stage_mesh import Ends, StageMesh, VirtualStage
-from rrfp_jax.runtime.transport.protocol import Devices, LocalTransport, Transport
+from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.protocol import Devices, Transport
 from rrfp_jax.runtime.transport.routed import RoutedTransport
 from rrfp_jax.runtime.transport.socket import SocketTransport
 

@@ -7,13 +7,11 @@ transfer is set up early and starts when it can. `poll` gives what has arrived, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.runtime._jax import DeviceCopier
 
 Devices: TypeAlias = Mapping[int, Sequence[jax.Device]]
 """By stage of this process (its stage replica, see `Layout`), its devices here."""
@@ -55,14 +53,6 @@ class Arrival(NamedTuple):
     produced: float
 
 
-@dataclass
-class Ledger:
-    """Bytes that a transport keeps alive."""
-
-    held: int = 0  # offered here and not yet delivered elsewhere
-    posted: int = 0  # being pulled to here
-
-
 class Witness(Protocol):
     """Who is told when messages take memory here, and when they no longer do."""
 
@@ -88,10 +78,6 @@ NOBODY = Nobody()
 
 class Transport(Protocol):
     """What the driver needs of a transport. Keys are used once."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """What is kept alive just now."""
 
     def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
         """A round begins whose messages to this process go to the devices of its stages."""
@@ -123,68 +109,6 @@ class Transport(Protocol):
 SHORTEST_PAUSE, PAUSE_SHARE = 2e-5, 0.05
 """Pause between looks at a transfer whose data exists: this time (s), or this share of the time it has taken
 so far, so that long transfers cost no more looks than short ones."""
-
-
-class LocalTransport:
-    """Between the devices of one process: a pull is a copy, or nothing at all on one device."""
-
-    def __init__(self) -> None:
-        self.ledger = Ledger()
-        self._devices: Devices = {}
-        self._witness: Witness = NOBODY
-        self._offered: set[Key] = set()
-        self._waiting: dict[Key, Sequence[jax.Array]] = {}  # pulled; the producer is still running
-        self._moving: dict[Key, Arrival] = {}  # the producer has ended
-        self._here: list[Arrival] = []
-        self._copiers: dict[Sequence[jax.Device], DeviceCopier] = {}
-
-    def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
-        """See `Transport.begin`."""
-        self._devices, self._witness = devices, witness
-        self._offered.clear()
-
-    def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
-        """See `Transport.offer`. On the producer's own device data is there once it is dispatched."""
-        if key in self._offered:
-            raise ValueError(f"{key} has been offered before")
-        self._offered.add(key)
-        devices = self._devices[key.stage]
-        if all(a.device == devices[i % len(devices)] for i, a in enumerate(arrays)):
-            self._here.append(Arrival(key, arrays, 0.0))
-            self._witness.delivered(key)
-            self._witness.coming(key)
-            return
-        if devices not in self._copiers:
-            self._copiers[devices] = DeviceCopier(devices)
-        self._waiting[key] = self._copiers[devices](arrays)
-        self.ledger.posted += nbytes(arrays)
-        self._witness.coming(key)
-
-    def produced(self, key: Key, at: float) -> None:
-        """See `Transport.produced`."""
-        if key in self._waiting:
-            self._moving[key] = Arrival(key, self._waiting.pop(key), at)
-
-    def poll(self) -> list[Arrival]:
-        """See `Transport.poll`."""
-        arrived, self._here = self._here, []
-        for key, arrival in list(self._moving.items()) if self._moving else ():
-            if all(array.is_ready() for array in arrival.arrays):  # type: ignore[attr-defined]
-                del self._moving[key]
-                self.ledger.posted -= nbytes(arrival.arrays)
-                self._witness.delivered(key)
-                arrived.append(arrival)
-        return arrived
-
-    def patience(self) -> float | None:
-        """See `Transport.patience`."""
-        return SHORTEST_PAUSE if self._moving or self._here else None
-
-    def reset(self) -> None:
-        """See `Transport.reset`."""
-        for pending in (self._offered, self._waiting, self._moving, self._here):
-            pending.clear()
-        self.ledger.posted = 0
 
 
 def nbytes(arrays: Sequence[jax.Array]) -> int:

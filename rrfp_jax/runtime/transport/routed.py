@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Ledger, Transport, Witness
+from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Transport, Witness
 
 
 class RoutedTransport:
@@ -15,12 +15,6 @@ class RoutedTransport:
     def __init__(self, local: Transport, remote: Transport) -> None:
         self._local, self._remote = local, remote
         self._devices: Devices = {}
-
-    @property
-    def ledger(self) -> Ledger:
-        """Both together."""
-        a, b = self._local.ledger, self._remote.ledger
-        return Ledger(a.held + b.held, a.posted + b.posted)
 
     def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
         """See `Transport.begin`."""

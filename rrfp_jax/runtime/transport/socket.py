@@ -28,9 +28,7 @@ from rrfp_jax.runtime.transport.protocol import (
     Arrival,
     Devices,
     Key,
-    Ledger,
     Witness,
-    nbytes,
 )
 
 
@@ -54,7 +52,6 @@ class SocketTransport:
 
     def __init__(self, world: World, receivers: Sequence[Sequence[int]]) -> None:
         assert world.mailbox is not None
-        self.ledger = Ledger()
         self._world, self._mailbox, self._receivers = world, world.mailbox, receivers
         self._uuids = itertools.count(1)
         self._round = 0
@@ -64,7 +61,7 @@ class SocketTransport:
         self._early: list[tuple[Any, ...]] = []  # what came for a round that has not begun here
         self._offered: set[Key] = set()  # in this round
         self._held: dict[int, Key] = {}  # by uuid what has not been delivered
-        self._left: dict[Key, tuple[int, int]] = {}  # to how many ranks not yet, and its bytes
+        self._left: dict[Key, int] = {}  # to how many ranks not yet
         self._pulls: dict[Key, _Pull] = {}  # the producer is still running
         self._moving: dict[Key, tuple[_Pull, float, float]] = {}  # pull; ended, heard of that (s)
         # Other transports of this run have other numbers; a process that is ahead may soon send to this one.
@@ -97,8 +94,7 @@ class SocketTransport:
         if not receivers:  # they get it from other ranks of the stage
             self._witness.delivered(key)
             return
-        self._left[key] = len(receivers), (size := nbytes(arrays))
-        self.ledger.held += size
+        self._left[key] = len(receivers)
         specs = [(array.shape, array.dtype.name) for array in arrays]
         full = [array for array in arrays if array.size]
         for rank in receivers:
@@ -127,7 +123,6 @@ class SocketTransport:
             if all(array.is_ready() for array in pull.arrays):  # type: ignore[attr-defined]
                 self._verify(key, pull)
                 del self._moving[key]
-                self.ledger.posted -= nbytes(pull.arrays)
                 self._post(pull.rank, "delivered", pull.uuid)
                 arrived.append(Arrival(key, pull.arrays, ended))
         return arrived
@@ -144,7 +139,6 @@ class SocketTransport:
         self._over = True
         self._pulls.clear()
         self._moving.clear()
-        self.ledger.posted = 0
 
     def _post(self, rank: int, topic: str, *content: Any) -> None:
         self._mailbox.post(rank, f"{topic} {self._number}", *content)
@@ -156,9 +150,7 @@ class SocketTransport:
             return
         if key in self._pulls or key in self._moving:
             raise TrainingError(f"the input of {key.task} was offered twice by {self._world.describe(rank)}")
-        arrays = self._pull(key, rank, uuid, specs)
-        self._pulls[key] = _Pull(rank, uuid, arrays)
-        self.ledger.posted += nbytes(arrays)
+        self._pulls[key] = _Pull(rank, uuid, self._pull(key, rank, uuid, specs))
         self._witness.coming(key)
 
     def _pull(self, key: Key, rank: int, uuid: int, specs: Sequence[Any]) -> Sequence[jax.Array]:
@@ -180,11 +172,10 @@ class SocketTransport:
 
     def _on_delivered(self, rank: int, uuid: int) -> None:
         key = self._held.pop(uuid)
-        count, size = self._left.pop(key)
-        if count > 1:
-            self._left[key] = count - 1, size
+        self._left[key] -= 1
+        if self._left[key]:
             return
-        self.ledger.held -= size
+        del self._left[key]
         if key.round == self._round:
             self._witness.delivered(key)
 
