@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.runtime.group.dispatch_hash import difference, first_difference
-from rrfp_jax.runtime.processes.flight_recorder import BoxReading
+from rrfp_jax.runtime.processes.flight_recorder import Recording
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,12 @@ def _named_by_others(ranks: Sequence[RankEnd]) -> Sequence[RankEnd]:
 
 def _differing_orders(ranks: Sequence[RankEnd]) -> str:
     """Two ranks of a stage that dispatched different tasks, in words; "" if there are none."""
-    groups: dict[str, list[tuple[RankEnd, BoxReading]]] = {}
+    groups: dict[str, list[tuple[RankEnd, Recording]]] = {}
     for rank in ranks:
-        if rank.box is not None and rank.box.stages:
-            groups.setdefault(rank.box.stages, []).append((rank, rank.box))
-    for (one, box), *others in groups.values():
-        tasks, steps = box.tasks, {entry.position: entry.step for entry in box.last}
+        if rank.recording is not None and rank.recording.stages:
+            groups.setdefault(rank.recording.stages, []).append((rank, rank.recording))
+    for (one, recording), *others in groups.values():
+        tasks, steps = recording.tasks, {entry.position: entry.step for entry in recording.last}
         for other, its in others:
             if (number := first_difference(tasks, its.tasks)) is not None:
                 return difference(one.name, other.name, number, steps[number], tasks, its.tasks)

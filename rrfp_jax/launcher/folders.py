@@ -11,7 +11,7 @@ from pathlib import Path
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import move_away
 
-ATTEMPT = ("rank-*.log", "box-*", "last-words-*.json", "diagnosis.txt")
+ATTEMPT = ("rank-*.log", "flight-*", "last-words-*.json", "diagnosis.txt")
 """What each attempt at a run leaves in its folder."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rrfp_jax.errors import INTERRUPTED, REFUSED
 from rrfp_jax.runtime.lifecycle.last_words import LastWords
-from rrfp_jax.runtime.processes.flight_recorder import BoxReading
+from rrfp_jax.runtime.processes.flight_recorder import Recording
 
 LOG_LINES = 12
 WAITS_SHOWN = 3
@@ -32,7 +32,7 @@ class RankEnd:
         by_launcher: the launcher had sent it a signal before.
         stopped: it stood still, in process state T, when it was ended.
         words: what it said at its end, if it did.
-        box: its flight recorder, if it had one.
+        recording: its flight recorder, if it had one.
         log_tail: its latest lines of output.
         ended: when, in the seconds of `time.time()`.
     """
@@ -42,14 +42,14 @@ class RankEnd:
     by_launcher: bool = False
     stopped: bool = False
     words: LastWords | None = None
-    box: BoxReading | None = None
+    recording: Recording | None = None
     log_tail: Sequence[str] = ()
     ended: float = 0.0
 
     @property
     def name(self) -> str:
         """Rank and stages: "rank 2 (stage 2)"."""
-        stages = (self.words and self.words.stages) or (self.box and self.box.stages)
+        stages = (self.words and self.words.stages) or (self.recording and self.recording.stages)
         return f"rank {self.rank} ({stages})" if stages else f"rank {self.rank}"
 
     @property
@@ -79,8 +79,8 @@ class RankEnd:
     @property
     def doing(self) -> str:
         """What it did last, from its flight recorder or its words; may be empty."""
-        if self.box is not None:
-            return self.box.sentence(self.words.time if self.words else self.ended)
+        if self.recording is not None:
+            return self.recording.sentence(self.words.time if self.words else self.ended)
         return self.words.doing if self.words is not None else ""
 
     @property

@@ -16,7 +16,7 @@ from rrfp_jax.launcher.diagnosis import Diagnosis, diagnose
 from rrfp_jax.launcher.folders import RunFolder, set_attempt_aside
 from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
-from rrfp_jax.launcher.supervisor import PASSED_ON, Patience, Supervisor, box_of
+from rrfp_jax.launcher.supervisor import PASSED_ON, Patience, Supervisor, recording_of
 from rrfp_jax.runtime.lifecycle.last_words import read_all
 from rrfp_jax.runtime.processes.coordinator import Coordinator, reserved_port
 from rrfp_jax.runtime.processes.gpus import gpu_environment
@@ -46,7 +46,7 @@ def spawn(
     Args:
         argv: the command.
         count: of ranks.
-        folder: for logs, flight recorders (`box-<rank>`), last words and `diagnosis.txt`. One still in
+        folder: for logs, flight recorders (`flight-<rank>`), last words and `diagnosis.txt`. One still in
             staging at the end is removed if all ranks refused or it was interrupted, else brought to its
             place.
         command: that messages begin with.
@@ -137,7 +137,7 @@ def _diagnosed(supervisor: Supervisor, folder: RunFolder) -> Diagnosis:
             by_launcher=process.told,
             stopped=process.froze,
             words=words.get(process.rank),
-            box=box_of(folder.path, process.rank),
+            recording=recording_of(folder.path, process.rank),
             log_tail=tuple(process.tail),
             ended=process.ended,
         )
@@ -153,8 +153,8 @@ def _diagnosed(supervisor: Supervisor, folder: RunFolder) -> Diagnosis:
 
 def _furthest_step(folder: Path, count: int) -> int:
     """The furthest training step that a rank was in at its end; NO_STEP if none was in any."""
-    boxes = (box_of(folder, rank) for rank in range(count))
-    steps = (box.training_step for box in boxes if box is not None)
+    recordings = (recording_of(folder, rank) for rank in range(count))
+    steps = (recording.training_step for recording in recordings if recording is not None)
     return max((step for step in steps if step is not None), default=NO_STEP)
 
 

@@ -17,8 +17,8 @@ from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
 from rrfp_jax.runtime.lifecycle.join import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
-from rrfp_jax.runtime.processes.flight_recorder import BoxReading
-from rrfp_jax.runtime.processes.flight_recorder import read as read_box
+from rrfp_jax.runtime.processes.flight_recorder import Recording
+from rrfp_jax.runtime.processes.flight_recorder import read as read_recording
 from rrfp_jax.runtime.processes.signals import Signals
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -160,8 +160,8 @@ class Supervisor:
                 rank.end(signal.SIGKILL)
 
     def _is_starting(self, rank: RankProcess) -> bool:
-        box = box_of(self._folder.path, rank.rank)
-        return box is None or box.phase == "starting"
+        recording = recording_of(self._folder.path, rank.rank)
+        return recording is None or recording.phase == "starting"
 
 
 class Printer:
@@ -180,9 +180,9 @@ class Printer:
                 os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
-def box_of(folder: Path, rank: int) -> BoxReading | None:
+def recording_of(folder: Path, rank: int) -> Recording | None:
     """A rank's flight recorder, if it has one."""
     try:
-        return read_box(folder / f"box-{rank}")
+        return read_recording(folder / f"flight-{rank}")
     except (OSError, ValueError):
         return None

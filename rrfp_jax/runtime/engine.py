@@ -154,7 +154,7 @@ class Engine:
 
     def start(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile for a first step and allocate parameters and optimizer state, once."""
-        self.world.box.phase("compiling")
+        self.world.recorder.phase("compiling")
         for bucket in buckets:
             self.library.examine(bucket)
         with compile_pool() as pool:

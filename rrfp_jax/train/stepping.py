@@ -160,7 +160,7 @@ class Stepper:
             TrainingError: see `Engine.run`; or nothing is counted.
         """
         engine = self._engine
-        engine.world.box.phase(f"{'step' if phase == 'train' else 'validation'} {step}")
+        engine.world.recorder.phase(f"{'step' if phase == 'train' else 'validation'} {step}")
         plan = self.loader.plan(data, step)
         engine.world.agree(f"the plan of {phase} step {step}", plan_hash(plan))
         buckets = buckets_of(plan)

@@ -8,7 +8,7 @@ from rrfp_jax.core.tasks import BACKWARD, Task
 from rrfp_jax.launcher.diagnosis import diagnose
 from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.runtime.lifecycle.last_words import LastWords
-from rrfp_jax.runtime.processes.flight_recorder import BoxEntry, BoxReading
+from rrfp_jax.runtime.processes.flight_recorder import RecordedDispatch, Recording
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: bad value\n'
 
@@ -17,9 +17,9 @@ def words(rank, kind="peer lost", sentence="", at=100.0, **more):
     return LastWords(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, time=at, **more)
 
 
-def box(rank, at=99.2, phase="step 12"):
-    last = (BoxEntry(1, 12, rank, Task(BACKWARD, 0, 3), at),)
-    return BoxReading(rank, 1, f"stage {rank}", phase, at, at, last)
+def recording(rank, at=99.2, phase="step 12"):
+    last = (RecordedDispatch(1, 12, rank, Task(BACKWARD, 0, 3), at),)
+    return Recording(rank, 1, f"stage {rank}", phase, at, at, last)
 
 
 def end(rank, status=1, ended=100.0, **more):
@@ -47,7 +47,7 @@ def test_all_well():
 
 
 def test_a_killed_rank_is_named_with_what_it_did_and_what_the_others_waited_for():
-    found = diagnose([lost(0, 1), lost(1, 2), end(2, -SIGKILL, box=box(2)), lost(3, 2)])
+    found = diagnose([lost(0, 1), lost(1, 2), end(2, -SIGKILL, recording=recording(2)), lost(3, 2)])
     assert found.status == 1
     assert found.text.splitlines() == [
         "rank 2 (stage 2) was killed by SIGKILL (sent by hand, or by the kernel for want of memory)",
@@ -60,13 +60,15 @@ def test_a_killed_rank_is_named_with_what_it_did_and_what_the_others_waited_for(
 
 def ring(rank, tasks, first=1):
     """Stage 1's flight recorder with these microbatches' backwards, the first of them at a position."""
-    last = [BoxEntry(at, 12, 1, Task(BACKWARD, 0, j), 99.0) for at, j in enumerate(tasks, first)]
-    return BoxReading(rank, 1, "stage 1", "step 12", 99.0, 99.0, tuple(last))
+    last = [RecordedDispatch(at, 12, 1, Task(BACKWARD, 0, j), 99.0) for at, j in enumerate(tasks, first)]
+    return Recording(rank, 1, "stage 1", "step 12", 99.0, 99.0, tuple(last))
 
 
 def test_ranks_of_a_stage_that_dispatched_different_tasks_are_named_whatever_came_of_it():
-    boxes = ring(2, [0, 1, 2, 3, 5]), ring(3, [2, 4, 3], first=3)
-    found = diagnose([lost(0, 3), end(2, -SIGABRT, box=boxes[0]), end(3, -SIGABRT, box=boxes[1])])
+    recordings = ring(2, [0, 1, 2, 3, 5]), ring(3, [2, 4, 3], first=3)
+    found = diagnose(
+        [lost(0, 3), end(2, -SIGABRT, recording=recordings[0]), end(3, -SIGABRT, recording=recordings[1])]
+    )
     assert found.status == 1
     assert found.text.startswith(
         "rank 2 (stage 1) and rank 3 (stage 1) dispatched different tasks as number 4, in step 12: the first "
@@ -76,9 +78,9 @@ def test_ranks_of_a_stage_that_dispatched_different_tasks_are_named_whatever_cam
 
 
 def test_ranks_of_a_stage_may_be_at_different_positions():
-    boxes = ring(2, [0, 1, 2, 3]), ring(3, [1, 2], first=2)
+    recordings = ring(2, [0, 1, 2, 3]), ring(3, [1, 2], first=2)
     assert "rank 3 (stage 1) was killed" in first_line(
-        lost(2, 3), end(2, 1, box=boxes[0]), end(3, -SIGKILL, box=boxes[1])
+        lost(2, 3), end(2, 1, recording=recordings[0]), end(3, -SIGKILL, recording=recordings[1])
     )
 
 
@@ -135,7 +137,7 @@ def test_an_abort_after_another_death_is_a_consequence():
 
 
 def test_a_frozen_rank():
-    frozen = end(1, -SIGKILL, by_launcher=True, stopped=True, box=box(1, at=70.0))
+    frozen = end(1, -SIGKILL, by_launcher=True, stopped=True, recording=recording(1, at=70.0))
     found = diagnose([lost(0, 1), frozen])
     assert found.text.splitlines()[:2] == [
         "rank 1 (stage 1) was frozen (stopped)",

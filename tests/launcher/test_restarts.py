@@ -36,7 +36,7 @@ import os, shutil, signal, sys, time
 from pathlib import Path
 rank, here = int(os.environ["RRFP_RANK"]), Path(os.environ["RRFP_FOLDER"])
 restarts, given = int(os.environ["RRFP_RESTARTS"]), Path(sys.argv[0]).parent
-def be_in_step(number): shutil.copy(given / f"step-{number}", here / f"box-{rank}")
+def be_in_step(number): shutil.copy(given / f"step-{number}", here / f"flight-{rank}")
 """
 """What ranks need; they import nothing of ours, so as to be quick."""
 
@@ -83,8 +83,8 @@ def test_it_ends_when_that_is_pointless_or_too_often(reached, most, reason):
 
 @pytest.mark.parametrize(("phase", "step"), [("step 12", 12), ("validation 3", None), ("starting", None)])
 def test_a_flight_recorder_tells_the_training_step(tmp_path, phase, step):
-    FlightRecorder(tmp_path / "box-0", 0, "").phase(phase)
-    assert read(tmp_path / "box-0").training_step == step
+    FlightRecorder(tmp_path / "flight-0", 0, "").phase(phase)
+    assert read(tmp_path / "flight-0").training_step == step
 
 
 # The launcher.
@@ -143,9 +143,9 @@ def test_a_killed_run_goes_on_in_new_processes_with_new_files(launch):
     assert [words[1] for words in said] == ["0", "1", "2"]
     assert len({words[2] for words in said}) == len({words[3] for words in said}) == 3
     kept = sorted(path.name for path in (done.folder / "attempt-1").iterdir())
-    assert kept == ["box-0", "box-1", "diagnosis.txt", "rank-0.log", "rank-1.log"]
+    assert kept == ["diagnosis.txt", "flight-0", "flight-1", "rank-0.log", "rank-1.log"]
     assert (done.folder / "attempt-1" / "diagnosis.txt").read_text().count("\n") > 1
-    assert [read(done.folder / f"attempt-{n}" / "box-1").training_step for n in (1, 2)] == [0, 1]
+    assert [read(done.folder / f"attempt-{n}" / "flight-1").training_step for n in (1, 2)] == [0, 1]
 
 
 def test_a_run_that_gains_nothing_is_given_up(launch):

@@ -121,7 +121,7 @@ def wait_for(text, log, script):
 def test_a_job_on_two_nodes_is_stopped_requeued_and_goes_on(job, tmp_path):
     """Four tasks on two addresses, with a proxy in their environment that must not be asked."""
     arguments = [f"--config={SCRIPTS}/toy_run.py", "--config.checkpoint.every_steps=100000"]
-    srun = f'echo $$ > srun.pid; exec python {REPOSITORY}/tests/stub_srun.py "$@"'
+    srun = f'echo $$ > srun.pid; exec python {REPOSITORY}/tests/support/stub_srun.py "$@"'
     script = job(*arguments, srun=srun)
     wait_for("0: step     3", job.log, script)
     os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGTERM)

@@ -37,7 +37,7 @@ from pathlib import Path
 from rrfp_jax.core.tasks import BACKWARD, Task
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.lifecycle.last_words import LastWords
-box = FlightRecorder(Path(here) / f"box-{rank}", rank, f"stage {rank}")
+recorder = FlightRecorder(Path(here) / f"flight-{rank}", rank, f"stage {rank}")
 def farewell(kind, sentence, status=1, **more):
     LastWords(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, **more).write(Path(here))
     sys.exit(status)
@@ -138,7 +138,7 @@ def test_what_ranks_are_told(launch, monkeypatch):
 def test_a_killed_rank_ends_the_run(launch):
     done = launch(
         OURS
-        + 'box.phase("step 12"); box.dispatched(12, rank, Task(BACKWARD, 0, 3))\n'
+        + 'recorder.phase("step 12"); recorder.dispatched(12, rank, Task(BACKWARD, 0, 3))\n'
         + "if rank == 1: end_by(signal.SIGKILL)\n"
         + 'farewell("peer lost", "rank 1 was lost", culprit=1, waiting=["input of B3"])'
     )
@@ -184,7 +184,7 @@ def test_a_rank_frozen_at_the_start(launch):
 def test_a_rank_frozen_later_is_for_the_others_to_miss(launch):
     done = launch(
         OURS
-        + 'box.phase("step 3")\n'
+        + 'recorder.phase("step 3")\n'
         + "if rank == 1: end_by(signal.SIGSTOP)\n"
         + 'time.sleep(2.0)\nfarewell("peer lost", "rank 1 was lost", culprit=1)'
     )
@@ -193,7 +193,7 @@ def test_a_rank_frozen_later_is_for_the_others_to_miss(launch):
 
 
 def test_all_frozen(launch):
-    assert launch(OURS + 'box.phase("step 3")\nend_by(signal.SIGSTOP)').status == 1
+    assert launch(OURS + 'recorder.phase("step 3")\nend_by(signal.SIGSTOP)').status == 1
 
 
 @pytest.mark.parametrize("leave", ["", ", start_new_session=True"])

@@ -12,19 +12,19 @@ import pytest
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.runtime.lifecycle.last_words import LastWords, read_all
 from rrfp_jax.runtime.processes import flight_recorder
-from rrfp_jax.runtime.processes.flight_recorder import BoxEntry, BoxReading, FlightRecorder, read
+from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, RecordedDispatch, Recording, read
 
 
 def test_a_box_is_read_as_it_was_written(tmp_path):
-    path = tmp_path / "box-2"
-    box = FlightRecorder(path, 2, "")
+    path = tmp_path / "flight-2"
+    recorder = FlightRecorder(path, 2, "")
     assert (read(path).phase, read(path).stages, read(path).last) == ("starting", "", ())
-    box.runs("stages 2-3")
-    box.phase("step 12")
+    recorder.runs("stages 2-3")
+    recorder.phase("step 12")
     before = time.time()
     for j in range(100):
-        box.dispatched(12, 2, Task(BACKWARD, 1, j))
-    box.beat()
+        recorder.dispatched(12, 2, Task(BACKWARD, 1, j))
+    recorder.beat()
     found = read(path)
     assert (found.rank, found.pid, found.stages, found.phase) == (2, os.getpid(), "stages 2-3", "step 12")
     assert [e.position for e in found.last] == list(range(37, 101))
@@ -37,31 +37,33 @@ def test_a_box_outlives_its_process(tmp_path):
         "import os, sys; from pathlib import Path\n"
         "from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder\n"
         "from rrfp_jax.core.tasks import *\n"
-        "box = FlightRecorder(Path(sys.argv[1]), 1, 'stage 1'); box.phase('step 7')\n"
-        "box.dispatched(7, 1, Task(FORWARD, 0, 5)); os.kill(os.getpid(), 9)"
+        "recorder = FlightRecorder(Path(sys.argv[1]), 1, 'stage 1'); recorder.phase('step 7')\n"
+        "recorder.dispatched(7, 1, Task(FORWARD, 0, 5)); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "box"], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "flight"], timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     assert (
-        read(tmp_path / "box").sentence(time.time()).startswith("in step 7, last dispatched F5 on stage 1, ")
+        read(tmp_path / "flight")
+        .sentence(time.time())
+        .startswith("in step 7, last dispatched F5 on stage 1, ")
     )
 
 
 def test_without_a_path_there_is_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    box = FlightRecorder(None, 0, "stage 0")
-    box.phase("step 1")
-    box.dispatched(1, 0, Task(FORWARD, 0, 0))
+    recorder = FlightRecorder(None, 0, "stage 0")
+    recorder.phase("step 1")
+    recorder.dispatched(1, 0, Task(FORWARD, 0, 0))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_torn_record_is_passed_over(tmp_path):
-    path = tmp_path / "box"
-    box = FlightRecorder(path, 0, "stage 0")
-    box.phase("step 1")
-    box.phase("step 2")
+    path = tmp_path / "flight"
+    recorder = FlightRecorder(path, 0, "stage 0")
+    recorder.phase("step 1")
+    recorder.phase("step 2")
     for j in range(3):
-        box.dispatched(2, 0, Task(FORWARD, 0, j))
+        recorder.dispatched(2, 0, Task(FORWARD, 0, j))
     data = bytearray(path.read_bytes())
     data[flight_recorder.RING_AT + 3 * flight_recorder.ENTRY.size + 8] ^= (
         1  # not the numbers: the record is whole
@@ -75,26 +77,26 @@ def test_a_torn_record_is_passed_over(tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"x" * flight_recorder.SIZE, flight_recorder.MAGIC])
 def test_a_file_that_is_no_flight_recorder_is_refused(tmp_path, data):
-    (tmp_path / "box").write_bytes(data)
+    (tmp_path / "flight").write_bytes(data)
     with pytest.raises(ValueError, match="not a flight recorder"):
-        read(tmp_path / "box")
+        read(tmp_path / "flight")
 
 
 def test_long_texts_are_cut_between_characters(tmp_path):
-    box = FlightRecorder(tmp_path / "box", 0, "ä" * 100)
-    box.phase("ö" * 100)
-    found = read(tmp_path / "box")
+    recorder = FlightRecorder(tmp_path / "flight", 0, "ä" * 100)
+    recorder.phase("ö" * 100)
+    found = read(tmp_path / "flight")
     assert set(found.stages) == {"ä"} and set(found.phase) == {"ö"}
 
 
 def test_a_box_may_be_made_again_under_the_first(tmp_path):
-    first = FlightRecorder(tmp_path / "box", 0, "stage 0")
-    FlightRecorder(tmp_path / "box", 0, "stage 1")
+    first = FlightRecorder(tmp_path / "flight", 0, "stage 0")
+    FlightRecorder(tmp_path / "flight", 0, "stage 1")
     first.beat()
-    assert read(tmp_path / "box").stages == "stage 1"
+    assert read(tmp_path / "flight").stages == "stage 1"
 
 
-ENTRY = BoxEntry(1, 12, 2, Task(BACKWARD, 0, 3), 99.2)
+ENTRY = RecordedDispatch(1, 12, 2, Task(BACKWARD, 0, 3), 99.2)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +115,17 @@ ENTRY = BoxEntry(1, 12, 2, Task(BACKWARD, 0, 3), 99.2)
     ],
 )
 def test_what_a_box_says(phase, beat, last, sentence):
-    box = BoxReading(2, 1, "stage 2", phase, phase_since=97.0, beat=beat, last=last)
-    assert box.sentence(100.0) == sentence
+    recording = Recording(2, 1, "stage 2", phase, phase_since=97.0, beat=beat, last=last)
+    assert recording.sentence(100.0) == sentence
 
 
 def test_a_dispatch_is_noted_quickly():
-    box, task = FlightRecorder(None, 0, ""), Task(FORWARD, 0, 0)
+    recorder, task = FlightRecorder(None, 0, ""), Task(FORWARD, 0, 0)
     best = 1.0
     for _ in range(5):
         began = time.perf_counter()
         for _ in range(1000):
-            box.dispatched(0, 0, task)
+            recorder.dispatched(0, 0, task)
         best = min(best, (time.perf_counter() - began) / 1000)
     assert best < 5e-6  # seconds; 0.3 us on a quiet machine
 

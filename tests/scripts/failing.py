@@ -133,7 +133,7 @@ layers = [
 pipe = rrfp.Pipeline(layers, loss)
 mesh = rrfp.Mesh(pp=4 // TP, tp=TP)
 trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=batch, mesh=mesh)
-trainer._world.box.dispatched = failing(trainer._world.box.dispatched)
+trainer._world.recorder.dispatched = failing(trainer._world.recorder.dispatched)
 enter("start")
 at("start")
 enter("compile")

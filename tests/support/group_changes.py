@@ -66,8 +66,8 @@ def sigterm():
     """Ten steps, unless it is agreed to stop."""
     made = trainer()
     made.start()
-    world, box = made._world, made._world.box
-    dispatched, count = box.dispatched, 0
+    world, recorder = made._world, made._world.recorder
+    dispatched, count = recorder.dispatched, 0
 
     def noted(step, *entry):
         nonlocal count
@@ -78,7 +78,7 @@ def sigterm():
                 time.sleep(0.001)
         dispatched(step, *entry)
 
-    box.dispatched = noted
+    recorder.dispatched = noted
     with sigterm_noted(world, 60.0):
         for _ in range(10):
             yield from steps(made, 1)

@@ -137,7 +137,7 @@ class _Step:
         budgets: Sequence[Budget | None],
     ) -> None:
         self._driver = driver
-        self._transport, self._box = driver.transport, driver._world.box
+        self._transport, self._recorder = driver.transport, driver._world.recorder
         self._rules, self._step, self._round, self._parts = rules, step, round, parts
         self._stages = rules.placement.stages
         self._schedulers = {
@@ -238,7 +238,7 @@ class _Step:
     ) -> None:
         part, task = self._parts[stage], instructions[0].task  # type: ignore[union-attr]
         # Noted before: a collective out of order may end the process.
-        self._box.dispatched(self._step, stage % self._stages, task)
+        self._recorder.dispatched(self._step, stage % self._stages, task)
         try:
             outputs, token = part.run(task)
         except Exception as error:

@@ -129,7 +129,7 @@ def say_farewell_at_exit(
     def give_up(gone: Gone) -> None:
         fail(world, PeerLost(gone.sentence, gone.culprit))
 
-    watchdog = Watchdog(world.mailbox, world.box, silence_seconds, give_up)
+    watchdog = Watchdog(world.mailbox, world.recorder, silence_seconds, give_up)
     done = threading.Event()
 
     def leave_when_done() -> None:
@@ -142,7 +142,7 @@ def say_farewell_at_exit(
 
     def goodbye() -> None:
         assert world.mailbox is not None
-        world.box.phase("ended")
+        world.recorder.phase("ended")
         if coordinator is not None:
             _outlive_others(world)
             if (gone := _in_trouble(world)) is not None:

@@ -107,10 +107,10 @@ def join() -> World:
     """
     place, silence = Place.of(os.environ) or _place_in_step(), silence_seconds(os.environ)
     folder = None if place is None else place.folder
-    box = (
+    recorder = (
         None
         if place is None or folder is None
-        else FlightRecorder(folder / f"box-{place.rank}", place.rank, "")
+        else FlightRecorder(folder / f"flight-{place.rank}", place.rank, "")
     )
     coordinator = None
     if place is not None and place.processes > 1 and _jax.place_in_run() is None:
@@ -122,9 +122,9 @@ def join() -> World:
         coordinator = _meet(place)
     found = _jax.place_in_run()
     if found is None or found[1] == 1:
-        return World(folder=folder, box=box)
+        return World(folder=folder, recorder=recorder)
     rank, size = found
-    world = World(rank, size, _connect(rank, size), folder, box)
+    world = World(rank, size, _connect(rank, size), folder, recorder)
     world.silence_seconds = silence
     say_farewell_at_exit(world, silence, coordinator)
     world.set_clock()

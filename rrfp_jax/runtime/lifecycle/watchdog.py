@@ -24,7 +24,7 @@ class Watchdog:
 
     Args:
         mailbox: read while the main thread does not.
-        box: gets a heartbeat, too.
+        recorder: gets a heartbeat, too.
         silence_seconds: a process from which nothing has come for so long is given up.
         give_up: called in this thread when one is gone and the main thread has not noticed; must not return.
 
@@ -35,12 +35,12 @@ class Watchdog:
     def __init__(
         self,
         mailbox: Mailbox,
-        box: FlightRecorder,
+        recorder: FlightRecorder,
         silence_seconds: float,
         give_up: Callable[[Gone], None],
     ) -> None:
         self.silence_seconds = silence_seconds
-        self._mailbox, self._box, self._give_up = mailbox, box, give_up
+        self._mailbox, self._recorder, self._give_up = mailbox, recorder, give_up
         self._stop_end, self._stopper = os.pipe()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="rrfp-watchdog", daemon=True)
@@ -57,7 +57,7 @@ class Watchdog:
         while not self._stopped:
             self._pause()
             self._mailbox.beat()
-            self._box.beat()
+            self._recorder.beat()
             self._mailbox.read_if_idle()  # before silence is judged: it may be this process that stood still
             self._mailbox.judge_silence(self.silence_seconds)
             now = perf_counter()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rrfp_jax.core.tasks import Kind, Task
 
-MAGIC = b"RRFPBOX1"
+MAGIC = b"RRFPREC1"
 SIZE = 4096  # bytes: one page
 ENTRIES = 64
 
@@ -78,7 +78,7 @@ class FlightRecorder:
 
 
 @dataclass(frozen=True)
-class BoxEntry:
+class RecordedDispatch:
     """A task that was dispatched.
 
     Attributes:
@@ -94,7 +94,7 @@ class BoxEntry:
 
 
 @dataclass(frozen=True)
-class BoxReading:
+class Recording:
     """What a flight recorder holds.
 
     Attributes:
@@ -110,7 +110,7 @@ class BoxReading:
     phase: str
     phase_since: float
     beat: float
-    last: tuple[BoxEntry, ...]
+    last: tuple[RecordedDispatch, ...]
 
     @property
     def training_step(self) -> int | None:
@@ -142,7 +142,7 @@ class BoxReading:
         return ", ".join(words)
 
 
-def read(path: Path) -> BoxReading:
+def read(path: Path) -> Recording:
     """Read a flight recorder, whether or not its process lives.
 
     Raises:
@@ -156,7 +156,7 @@ def read(path: Path) -> BoxReading:
     phases = [PHASE.unpack_from(data, PHASE_AT + i * PHASE.size) for i in range(2)]
     whole = [p for p in phases if p[0] and p[0] == p[-1]]
     _, since, length, text, _ = max(whole, default=(0, 0.0, 0, b"", 0))
-    return BoxReading(
+    return Recording(
         rank=rank,
         pid=pid,
         stages=_text(*STAGES.unpack_from(data, STAGES_AT)),
@@ -167,7 +167,7 @@ def read(path: Path) -> BoxReading:
     )
 
 
-def _entries(data: bytes) -> tuple[BoxEntry, ...]:
+def _entries(data: bytes) -> tuple[RecordedDispatch, ...]:
     """The whole entries of the ring, oldest first."""
     known = {int(kind) for kind in Kind}
     found = []
@@ -176,7 +176,7 @@ def _entries(data: bytes) -> tuple[BoxEntry, ...]:
             data, RING_AT + i * ENTRY.size
         )
         if position and position == again and position % ENTRIES == i and kind in known:
-            found.append(BoxEntry(position, step, stage, Task(Kind(kind), chunk, microbatch), at))
+            found.append(RecordedDispatch(position, step, stage, Task(Kind(kind), chunk, microbatch), at))
     return tuple(sorted(found, key=lambda entry: entry.position))
 
 
@@ -185,7 +185,7 @@ def _mapped(path: Path) -> mmap.mmap:
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         # Zeros are written, not left as a hole: on a full disk a hole would end in SIGBUS at the first store.
-        # No truncation to 0 first, for the same signal would hit whoever still maps an earlier box here.
+        # No truncation to 0 first, for the same signal would hit whoever still maps an earlier file here.
         os.pwrite(file, bytes(SIZE), 0)
         os.ftruncate(file, SIZE)
         return mmap.mmap(file, SIZE)

@@ -41,7 +41,7 @@ class World:
         mailbox: to the others; None when alone.
         folder: in which the launcher collects what ranks leave, as it was named at the start; None
             without one.
-        box: what this process last did.
+        recorder: what this process last did.
 
     Attributes:
         stages: the stages of each rank as text, once a mesh has been laid out.
@@ -59,13 +59,13 @@ class World:
         size: int = 1,
         mailbox: Mailbox | None = None,
         folder: Path | None = None,
-        box: FlightRecorder | None = None,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         self.rank, self.size, self.mailbox = rank, size, mailbox
         self.folder = folder
         # The folder may be renamed; a descriptor of it still leads there.
         self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        self.box = box or FlightRecorder(None, rank, "")
+        self.recorder = recorder or FlightRecorder(None, rank, "")
         self.stages: Sequence[str] = [""] * size
         self.stop_requested = self.stop_agreed = False
         self.waiting: Callable[[], Sequence[str]] = tuple
