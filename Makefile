@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.py
 
-.PHONY: train test lint format bench clean
+.PHONY: train test lint format clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)

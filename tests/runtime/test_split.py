@@ -61,7 +61,7 @@ def test_transformer(dtype, remat, layers):
 
 @pytest.mark.parametrize(
     ("dtype", "remat", "most"),
-    [(jnp.float32, "full", 1.02), (jnp.bfloat16, "none", 1.07)],  # more conversions, see docs/design.md
+    [(jnp.float32, "full", 1.02), (jnp.bfloat16, "none", 1.07)],  # more conversions, see docs/decisions.md
 )
 def test_transformer_in_a_loop(dtype, remat, most):
     pipe = language.pipeline(GPTConfig(dtype=dtype, **SMALL))
