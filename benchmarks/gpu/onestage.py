@@ -18,10 +18,11 @@ from benchmarks.gpu.work import median_seconds
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 from rrfp_jax.runtime.model.layers import LayerSpec
 from rrfp_jax.runtime.model.pipeline import IDS
-from rrfp_jax.runtime.programs.compiling import Compiler, nbytes
+from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
+from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.stage import ModelStep
 
 T = TypeVar("T")

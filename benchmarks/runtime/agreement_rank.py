@@ -28,6 +28,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runs.paced import StandIn
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.runtime.engine.links import agreement_of, transport_of
 from rrfp_jax.runtime.group.agreement import CarrierName, Protocol, Terms
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
@@ -72,7 +73,7 @@ def run(case: AgreementCase, layout: Layout, transport: Transport) -> dict[str, 
     schedule, costs = by_name(case.schedule), WorkloadCosts(workload, placement)
     rules = StepRules(placement=placement, microbatches=MICROBATCHES, schedule=schedule, limit=LIMIT)
     delays = Delays(skew=SKEW * seconds if case.skewed else 0.0)
-    agreement = layout.agreement(Terms(carrier=case.carrier, protocol=case.protocol))
+    agreement = agreement_of(layout, Terms(carrier=case.carrier, protocol=case.protocol))
     assert agreement is not None
     agreement.carrier = watched = Watched(agreement.carrier)
     driver = Driver(
@@ -138,7 +139,7 @@ def _figures(
 def main(file: Path, lengths: Sequence[float]) -> None:
     """All cases of this run's size of groups."""
     layout = Mesh(pp=STAGES, tp=join().size // STAGES).lay_out()
-    transport = layout.transport(Placement(STAGES))
+    transport = transport_of(layout, Placement(STAGES))
     found = []
     for case in cases(lengths):
         found.append(run(case, layout, transport))

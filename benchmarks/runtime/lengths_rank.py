@@ -17,6 +17,7 @@ from typing import Any
 
 import rrfp_jax as rrfp
 from configs import gpt_lengths
+from rrfp_jax.core.buckets import bucket_name
 from rrfp_jax.core.measure.cost_table import CostTable, measured
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.workload import Workload
@@ -25,7 +26,6 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Arrays, Microbatch, buckets_of
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.lifecycle.join import join
-from rrfp_jax.runtime.memory.ledger import name_of
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.train.named import planned_or_schedule
@@ -83,7 +83,7 @@ class Turns:
 
     def names(self) -> list[str]:
         """Of the buckets of the present turn's microbatches."""
-        return [name_of(bucket) for bucket in buckets_of(self.plan(0))]
+        return [bucket_name(bucket) for bucket in buckets_of(self.plan(0))]
 
 
 def main(file: str, rounds: int, costs: str | None = None) -> None:

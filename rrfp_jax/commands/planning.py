@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rrfp_jax.core.buckets import bucket_name
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.accelerators import Card, Link
@@ -20,7 +21,6 @@ from rrfp_jax.forecast.forecast import Devices, Forecast
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.memory.budget import parse_setting
-from rrfp_jax.runtime.memory.ledger import name_of
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.auto_split import AUTO, REMEDY, estimate_of
 from rrfp_jax.train.named import planned_or_schedule
@@ -89,7 +89,7 @@ class RunPlan:
         return "\n".join(lines)
 
     def _table(self, forecast: Forecast) -> str:
-        buckets = [name_of(bucket) for bucket in self.estimate.distinct]
+        buckets = [bucket_name(bucket) for bucket in self.estimate.distinct]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         flops = ["GFLOP"] if len(buckets) == 1 else [f"GFLOP {i}" for i in range(len(buckets))]
         for column in ("stage", "layers", "parameters", *flops, "compute", "idle", "fixed", "held", "peak"):

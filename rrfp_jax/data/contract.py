@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import jax
 import numpy as np
 
+from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.programs.library import Bucket
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 

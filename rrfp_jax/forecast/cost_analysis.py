@@ -24,7 +24,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
 from rrfp_jax.runtime.autodiff.traced import REPEATABLE, spec_of
-from rrfp_jax.runtime.programs.compiling import nbytes
+from rrfp_jax.runtime.sizes import nbytes
 
 FUSED = REPEATABLE | {
     *("exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erf_inv", "sin", "cos", "pow"),
@@ -105,10 +105,10 @@ def _bytes_moved(closed: ClosedJaxpr) -> float:
 
 def _equation_bytes(equation: JaxprEqn, sources: Set[Any]) -> float:
     """What a fused group that ends with this equation reads and writes."""
-    results = sum(nbytes(var.aval) for var in equation.outvars)
+    results = nbytes([var.aval for var in equation.outvars])
     if equation.primitive.name in ("gather", "dynamic_slice"):  # which read what they give
         return 2 * results
-    return results + sum(nbytes(atom.aval) for atom in sources)
+    return results + nbytes([atom.aval for atom in sources])
 
 
 def _temporary_bytes(closed: ClosedJaxpr) -> int:
@@ -120,9 +120,9 @@ def _temporary_bytes(closed: ClosedJaxpr) -> int:
     held = most = 0
     for place, equation in enumerate(flat.eqns):
         inside = _temporary_bytes(equation.params["jaxpr"]) if equation.primitive.name == SCAN else 0
-        held += sum(nbytes(var.aval) for var in equation.outvars if var in last_use and var not in kept)
+        held += nbytes([var.aval for var in equation.outvars if var in last_use and var not in kept])
         most = max(most, held + inside)
-        held -= sum(nbytes(a.aval) for a in reads[place] if last_use[a] == place and a not in kept)
+        held -= nbytes([a.aval for a in reads[place] if last_use[a] == place and a not in kept])
     return most
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 
+from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.measure.metrics import peak_of_order
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.memory.footprint import order_peaks
@@ -18,10 +19,10 @@ from rrfp_jax.forecast.layer_costs import LayerState, ModelCosts
 from rrfp_jax.forecast.layer_times import LayerTimes
 from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
 from rrfp_jax.runtime.driver.device import MOST_QUEUED
-from rrfp_jax.runtime.memory.budget import MARGIN, StepMemory, in_words, memory_of_step
-from rrfp_jax.runtime.memory.ledger import StageLedger, name_of
+from rrfp_jax.runtime.memory.budget import MARGIN, StepMemory, memory_of_step
+from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.model.split import layers_of_chunks
-from rrfp_jax.runtime.programs.library import Bucket
+from rrfp_jax.runtime.sizes import in_words
 from rrfp_jax.sim.engine import simulate
 
 
@@ -83,7 +84,7 @@ class Estimate:
         """
         chunks = layers_of_chunks(len(self.model.states), self.rules.placement, split)
         ledgers = [self._ledger(stage, own) for stage, own in enumerate(chunks)]
-        names = [name_of(bucket) for bucket in self.buckets]
+        names = [bucket_name(bucket) for bucket in self.buckets]
         try:
             memory, refusal = memory_of_step(self.devices.setting, ledgers, self.rules, names), None
         except UsageError as error:
@@ -110,14 +111,14 @@ class Estimate:
     ) -> list[StageForecast]:
         """What each stage takes and, at most, holds in the simulated order, whatever the delays."""
         met = list(dict.fromkeys(self.buckets))
-        names = [name_of(bucket) for bucket in met]
+        names = [bucket_name(bucket) for bucket in met]
         orders = [trace.order(stage) for stage in range(trace.stages)]
         footprints = [[ledger.buckets[name].chunks for name in names] for ledger in ledgers]
         in_flight = order_peaks(orders, footprints, [met.index(bucket) for bucket in self.buckets])
         found = []
         for stage, (own, ledger, flying) in enumerate(zip(chunks, ledgers, in_flight, strict=True)):
             known = [ledger.buckets[name] for name in names]
-            data = sum(ledger.buckets[name_of(bucket)].data_bytes for bucket in self.buckets)
+            data = sum(ledger.buckets[bucket_name(bucket)].data_bytes for bucket in self.buckets)
             prepared = sum(bucket.prepared_bytes for bucket in known)
             found.append(
                 StageForecast(
@@ -186,5 +187,5 @@ class Estimate:
             parked_gradient_bytes=self._gradients_parked * sum(state.gradient_bytes for state in states),
             device_limit_bytes=self.devices.memory,
             compile_seconds=0.0,
-            buckets={name_of(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct},
+            buckets={bucket_name(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct},
         )

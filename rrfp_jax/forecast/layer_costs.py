@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
@@ -24,11 +25,11 @@ from rrfp_jax.runtime.memory.ledger import BucketLedger
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
-from rrfp_jax.runtime.programs.compiling import nbytes
-from rrfp_jax.runtime.programs.library import Bucket, specs_of
+from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.programs.passage import Passage, footprint_of, program_of
 from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
+from rrfp_jax.runtime.sizes import nbytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ class ModelCosts:
             *(layer.inputs for virtual_stage in virtual_stages for layer in virtual_stage)
         )
         return BucketLedger(
-            data_bytes=sum(nbytes(inputs[i]) for i in read),
+            data_bytes=nbytes([inputs[i] for i in read]),
             prepared_bytes=sum(
                 layer.prepared_bytes for virtual_stage in virtual_stages for layer in virtual_stage
             ),
@@ -193,9 +194,9 @@ def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
             temporary_bytes=temporary,
             transient_bytes={k: size + footprint.transient_bytes[k] for k, size in temporary.items()},
         ),
-        prepared_bytes=0 if traced.prepare is None else sum(map(nbytes, traced.prepare.outputs)),
+        prepared_bytes=0 if traced.prepare is None else nbytes(traced.prepare.outputs),
         inputs=passage.inputs,
-        carry_bytes=sum(map(nbytes, traced.forward.outputs[: traced.out])),
+        carry_bytes=nbytes(traced.forward.outputs[: traced.out]),
     )
 
 
@@ -209,10 +210,10 @@ def _state(
     trained = [leaves[place] for place in own.trained]
     return LayerState(
         parameters=sum(leaf.size for leaf in leaves),
-        weight_bytes=sum(map(nbytes, leaves)),
-        optimizer_bytes=sum(map(nbytes, jax.tree.leaves(state))),
+        weight_bytes=nbytes(leaves),
+        optimizer_bytes=nbytes(state),
         sum_bytes=sum(leaf.size * jnp.promote_types(leaf.dtype, jnp.float32).itemsize for leaf in trained),
-        gradient_bytes=sum(map(nbytes, trained)),
+        gradient_bytes=nbytes(trained),
     )
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.measure.costs import TableCosts
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Task
 from rrfp_jax.forecast.accelerators import Card, Link
 from rrfp_jax.forecast.layer_costs import ModelCosts
-from rrfp_jax.runtime.programs.library import Bucket
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from rrfp_jax.forecast.accelerators import Card
 from rrfp_jax.forecast.cost_analysis import program_cost
-from rrfp_jax.runtime.memory.ledger import memory_limit
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.sizes import memory_limit
 
 REPEATS = 15
 

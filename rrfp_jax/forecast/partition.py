@@ -66,7 +66,7 @@ def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int
         ValueError: no virtual stages, or more of them than layers.
     """
     if not 0 < len(in_flight) <= len(layers):
-        raise ValueError(f"{len(layers)} layers for {len(in_flight)} virtual_stages: each needs at least one")
+        raise ValueError(f"{len(layers)} layers for {len(in_flight)} virtual stages: each needs at least one")
     loads, limit = _Loads(layers, in_flight), math.inf if budget is None else budget
 
     def time(virtual_stage: int, first: int, end: int) -> float:

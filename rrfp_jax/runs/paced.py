@@ -24,6 +24,7 @@ from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.runtime.engine.links import agreement_of, transport_of
 from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.checks import check_order
@@ -143,10 +144,10 @@ class PacedRun:
         self._driver = Driver(
             devices,
             self._world,
-            delays.transport(layout.transport(placement), placement, costs, layout.world.rank),
+            delays.transport(transport_of(layout, placement), placement, costs, layout.world.rank),
             config.stall_seconds,
             delays.queue(costs),
-            agreement=layout.agreement(config.terms()),
+            agreement=agreement_of(layout, config.terms()),
         )
         self._parts = {
             stage: StandIn(config.pace.message_bytes, workload.microbatches, placement.chunks, device)

@@ -17,8 +17,6 @@ from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import SingleDeviceSharding
 
-from rrfp_jax.runtime.processes.proxies import directly
-
 try:
     from jax._src import flattree  # type: ignore[attr-defined]  # jax 0.12
 except ImportError:
@@ -119,7 +117,6 @@ def join_run(coordinator: str, processes: int, rank: int) -> None:
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
     jax.config.update("jax_check_proxy_envs", False)  # it would warn of what the next line sees to
-    os.environ.update(directly(coordinator.rpartition(":")[0].strip("[]"), os.environ))
     start_service = _jax.get_distributed_runtime_service  # which rank 0 would call
     _jax.get_distributed_runtime_service = lambda *args, **kwargs: None
     try:

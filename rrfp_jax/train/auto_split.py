@@ -14,11 +14,11 @@ from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.layer_costs import ModelCosts
 from rrfp_jax.forecast.partition import TooLarge
-from rrfp_jax.runtime.memory.budget import Setting, in_words
-from rrfp_jax.runtime.memory.ledger import memory_limit
+from rrfp_jax.runtime.memory.budget import Setting
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.sizes import in_words, memory_limit
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.settings import Settings
 

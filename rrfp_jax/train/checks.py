@@ -20,12 +20,13 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.autodiff.dataflow import output_dependence
-from rrfp_jax.runtime.engine import Engine
+from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.layers import MicrobatchView, Params, zeros
 from rrfp_jax.runtime.model.paths import leaf_path
 from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
-from rrfp_jax.runtime.programs.compiling import Compiler, nbytes
+from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.sizes import nbytes
 
 SUM_TOLERANCE = 0.02
 """A mean of two rows is half of what their sum would be; rounding in bfloat16 stays far below this."""

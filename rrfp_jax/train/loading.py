@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from time import perf_counter
 
+from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.data.contract import Arrays, Data, Microbatch, bucket_of, load_checked, plan_step
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.processes.world import LONGEST_SLEEP_SECONDS, World
-from rrfp_jax.runtime.programs.library import Bucket
 
 
 class Loader:

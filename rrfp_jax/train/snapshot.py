@@ -12,7 +12,7 @@ from rrfp_jax.checkpoint.folder import RunState
 from rrfp_jax.checkpoint.leaves import Key, filled, keyed
 from rrfp_jax.checkpoint.parts import Parts
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.engine import Engine
+from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.train.loss_scale import LossScale

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.measure.cost_table import CostTable, measured
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.engine import Engine
-from rrfp_jax.runtime.memory.ledger import name_of
-from rrfp_jax.runtime.programs.library import Bucket
+from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.sim.ahead import Planned
 
 
@@ -55,7 +54,7 @@ def plan_ahead(
         UsageError: the given costs lack a bucket.
     """
     began = perf_counter()
-    names = [name_of(bucket) for bucket in buckets]
+    names = [bucket_name(bucket) for bucket in buckets]
     table = planned.costs
     if not isinstance(table, CostTable):
         assert table is None, "files have been read"
@@ -81,6 +80,6 @@ def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket
     """
     if isinstance(planned.costs, CostTable):
         try:
-            WorkloadCosts(planned.costs.workload([name_of(bucket) for bucket in buckets]), placement)
+            WorkloadCosts(planned.costs.workload([bucket_name(bucket) for bucket in buckets]), placement)
         except ValueError as error:
             raise UsageError(f"planned orders: {error}") from None

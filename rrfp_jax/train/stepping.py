@@ -10,17 +10,17 @@ from time import perf_counter
 from typing import Any
 
 from rrfp_jax.checkpoint.folder import RunState
+from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.engine import Engine
-from rrfp_jax.runtime.memory.ledger import name_of
+from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.library import Bucket, Phase
+from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.checks import check_order
@@ -139,7 +139,7 @@ class Stepper:
             self.standing = leave_out(self.standing, policy, step, sums, self._engine.not_finite)
             self.steps_done += 1
         self.traces.append(sums.trace)
-        self._names.append([name_of(bucket) for bucket in buckets_of(ran.plan)])
+        self._names.append([bucket_name(bucket) for bucket in buckets_of(ran.plan)])
         self.last_plan = plan_hash(ran.plan)
         return Report.of(
             sums,

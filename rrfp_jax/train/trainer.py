@@ -18,7 +18,7 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.driver.delays import Delays
-from rrfp_jax.runtime.engine import Engine
+from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.group.agreement import CarrierName, Protocol, Terms
 from rrfp_jax.runtime.memory.budget import Setting, parse_setting
 from rrfp_jax.runtime.memory.ledger import StageLedger

@@ -16,13 +16,13 @@ from configs import gpt3_large, gpt_lengths, llama3_70b, quickstart, qwen3_4b
 from models import gpt
 from rrfp_jax.commands.plan import main
 from rrfp_jax.commands.planning import plan_run
+from rrfp_jax.core.buckets import bucket_name
 from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import as_data, buckets_of, plan_step
 from rrfp_jax.forecast.accelerators import CARDS, LINKS
 from rrfp_jax.forecast.layer_costs import ModelCosts
-from rrfp_jax.runtime.memory.ledger import name_of
 from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.train.named import schedule_of
 from tests.support import toy
@@ -98,7 +98,7 @@ class TestLedger:
             ):
                 assert sum(getattr(state, name) for state in states) == expected
             predicted = model.bucket_ledger(buckets[0], chunks, kinds)
-            actual = ledger.buckets[name_of(buckets[0])]
+            actual = ledger.buckets[bucket_name(buckets[0])]
             counters = 4 * len(states)  # of Adam, one a layer here and one a stage there
             assert abs(sum(s.optimizer_bytes for s in states) - ledger.optimizer_bytes) <= counters
             assert predicted.data_bytes == actual.data_bytes

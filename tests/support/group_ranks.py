@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.driver.delays import Delays
+from rrfp_jax.runtime.engine.links import agreement_of
 from rrfp_jax.runtime.group import agreement
 from rrfp_jax.runtime.group.agreement import Terms
 from rrfp_jax.train.reference import leaf_errors, unpipelined_value_and_grad
@@ -47,7 +48,7 @@ def main(folder, mesh, pipe, terms, schedules):
     else:
         expected, reference = toy.reference(params, batch)
     for way, schedule in itertools.product(terms if max(mesh.widths) > 1 else terms[:1], schedules):
-        driver.agreement = layout.agreement(way)
+        driver.agreement = agreement_of(layout, way)
         trainer._world.gather("everybody to have changed the terms", None)
         trainer.schedule = schedule
         passes = [one_pass(trainer, batch, float(expected), reference) for _ in range(PASSES)]

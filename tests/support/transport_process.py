@@ -8,6 +8,7 @@ import traceback
 import jax
 
 from rrfp_jax.core.tasks import Placement
+from rrfp_jax.runtime.engine.links import transport_of
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
@@ -24,7 +25,7 @@ def ends_of(name, world):
     layout = Layout(
         world=world, widths=[1] * len(owners), groups=[[rank] for rank in owners], stage_meshes=stage_meshes
     )
-    transport = layout.transport(Placement(len(owners)))
+    transport = transport_of(layout, Placement(len(owners)))
     assert world.rank or type(transport).__name__ == name
     return Ends(transport, devices, owners, world)
 

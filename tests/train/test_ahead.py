@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.core.buckets import bucket_name
 from rrfp_jax.core.measure.cost_table import CostTable, measured
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.workload import Workload, log_normal
@@ -20,7 +21,6 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import InMemory, buckets_of
 from rrfp_jax.runs.config import load_config
 from rrfp_jax.runs.paced import PacedRun
-from rrfp_jax.runtime.memory.ledger import name_of
 from rrfp_jax.schedules import BF, BFW, Planned
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.train.pace import Pace, read_costs
@@ -53,7 +53,7 @@ def table(stages=4):
     for length in LENGTHS:
         (bucket,) = buckets(toy.microbatches(1, length=length))
         one = ((1e-3 * length,),) * stages
-        found[name_of(bucket)] = Workload(one, one, one, hop, hop)
+        found[bucket_name(bucket)] = Workload(one, one, one, hop, hop)
     return CostTable(found)
 
 
@@ -167,7 +167,7 @@ class TestTraining:
         base, tight = {"planned": BF(), "planned-split": BFW()}[name], False
         for report in reports:
             own = buckets(mixed(report.step))
-            workload = read_costs(file, "").workload([name_of(bucket) for bucket in own])
+            workload = read_costs(file, "").workload([bucket_name(bucket) for bucket in own])
             costs = WorkloadCosts(workload, Placement(4))
             rules = StepRules(placement=Placement(4), microbatches=8, schedule=base)
             budgets = trainer._engine.memory.of_step(rules, own).budgets

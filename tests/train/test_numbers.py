@@ -267,6 +267,6 @@ def send(transport, world=None):
         world=world or World(),
         transport=transport,
         devices={stage: (device,) for stage, device in devices.items()},
-        stages=2,
+        name="stage {}".format,
         stall_seconds=0.1,
     )

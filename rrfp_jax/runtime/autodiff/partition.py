@@ -12,7 +12,7 @@ from rrfp_jax.runtime.autodiff.inline import BARRIER, inline
 from rrfp_jax.runtime.autodiff.mincut import SINK, SOURCE, Network
 from rrfp_jax.runtime.autodiff.split_scan import split_scan
 from rrfp_jax.runtime.autodiff.traced import REPEATABLE
-from rrfp_jax.runtime.programs.compiling import nbytes
+from rrfp_jax.runtime.sizes import nbytes
 
 _LIGHT = REPEATABLE | {
     *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum"),
@@ -175,7 +175,7 @@ class _Plan:
     def _place(self, network: Network, equation: JaxprEqn, needed: bool) -> Sequence[Any]:
         """Add an equation; what it reads if the second half may do it."""
         task = ("does", id(equation))
-        charge = sum(nbytes(v.aval) for v in equation.outvars)
+        charge = nbytes([v.aval for v in equation.outvars])
         if needed and equation.primitive.name not in REPEATABLE:
             network.edge(SOURCE, task)
             return []

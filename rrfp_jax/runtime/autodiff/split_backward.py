@@ -30,7 +30,7 @@ from jax.extend.core import ClosedJaxpr
 from rrfp_jax.runtime.autodiff.halves import Source, Where
 from rrfp_jax.runtime.autodiff.partition import halve
 from rrfp_jax.runtime.autodiff.traced import Program, reduce
-from rrfp_jax.runtime.programs.compiling import nbytes
+from rrfp_jax.runtime.sizes import nbytes
 
 
 @dataclass(frozen=True)

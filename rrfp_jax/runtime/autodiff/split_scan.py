@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from rrfp_jax.runtime._jax import live_part, scan_counts, scan_like
 from rrfp_jax.runtime.autodiff.halves import Halves, Source, Where
-from rrfp_jax.runtime.programs.compiling import nbytes
+from rrfp_jax.runtime.sizes import nbytes
 
 Halve: TypeAlias = Callable[[ClosedJaxpr, Sequence[bool], Sequence[Source]], Halves]
 Pairs: TypeAlias = Sequence[tuple[Var, Any]]

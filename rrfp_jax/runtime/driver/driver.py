@@ -19,15 +19,15 @@ from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.driver.device import DEEPEST, MOST_QUEUED, DeviceQueue, Running
+from rrfp_jax.runtime.driver.stage_step import StageStep
 from rrfp_jax.runtime.driver.timers import precise_timers
 from rrfp_jax.runtime.group.agreement import Agreement
-from rrfp_jax.runtime.mesh.layout import stage_replica_name
+from rrfp_jax.runtime.mesh.layout import stage_replica_name, taking_turns
 from rrfp_jax.runtime.processes.bell import Bell, EventBell
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.stages.stage import StageStep
 from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.protocol import Devices, Key, Transport, taking_turns
+from rrfp_jax.runtime.transport.protocol import Devices, Key, Transport
 
 LONGEST_SLEEP_SECONDS = 1.0
 

@@ -23,6 +23,7 @@ from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.gpus import step_gpus
 from rrfp_jax.runtime.processes.handshake import connect, listen
 from rrfp_jax.runtime.processes.mailbox import Mailbox
+from rrfp_jax.runtime.processes.proxies import directly
 from rrfp_jax.runtime.processes.slurm import SlurmStep
 from rrfp_jax.runtime.processes.world import World
 
@@ -153,6 +154,7 @@ def _meet(place: Place) -> Coordinator | None:
     reminder = threading.Timer(REMINDER_SECONDS, print, [said], {"file": sys.stderr, "flush": True})
     reminder.daemon = True
     reminder.start()
+    os.environ.update(directly(where.rpartition(":")[0].strip("[]"), os.environ))
     try:
         _jax.join_run(where, place.processes, place.rank)
     except RuntimeError as error:

@@ -11,6 +11,7 @@ from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.sizes import in_words
 
 Setting: TypeAlias = int | Literal["auto"] | None
 """Bytes of each device for microbatches in flight; "auto": what it has left; None: not limited."""
@@ -58,7 +59,7 @@ def memory_of_step(
         setting: see `Setting`.
         ledgers: of all stages.
         rules: of the step.
-        buckets: the name of each microbatch's (`ledger.name_of`).
+        buckets: the name of each microbatch's (`bucket_name`).
 
     Raises:
         UsageError: not even one microbatch fits, or not what a fixed order holds; says what would.
@@ -160,11 +161,6 @@ def _advice(setting: Setting, least: int) -> str:
     if isinstance(setting, int):
         return f"give at least activation_budget={least}, {REMEDY}"
     return f"take another device, {REMEDY.removeprefix('or take ')}"
-
-
-def in_words(count: int) -> str:
-    """Bytes as messages tell them."""
-    return f"{count:,} bytes" + (f" ({count / 2**20:.1f} MiB)" if count >= 2**20 else "")
 
 
 UNITS: Mapping[str, int] = {

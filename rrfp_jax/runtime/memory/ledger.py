@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
 
+from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.memory.footprint import Chunks, Footprint
 from rrfp_jax.runtime.driver.device import MOST_QUEUED
 from rrfp_jax.runtime.model.pipeline import IDS
-from rrfp_jax.runtime.programs.compiling import nbytes
-from rrfp_jax.runtime.programs.library import Bucket, specs_of
+from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
+from rrfp_jax.runtime.sizes import memory_limit, nbytes
 from rrfp_jax.runtime.stages.stage import Stage
 
 
@@ -47,7 +48,7 @@ class BucketLedger:
         inputs = [*specs_of(bucket).values(), IDS]
         read = frozenset().union(*(virtual_stage.inputs for virtual_stage in virtual_stages))
         return cls(
-            data_bytes=sum(nbytes(inputs[i]) for i in read),
+            data_bytes=nbytes([inputs[i] for i in read]),
             prepared_bytes=sum(virtual_stage.prepared_bytes for virtual_stage in virtual_stages),
             chunks=[virtual_stage.footprint for virtual_stage in virtual_stages],
         )
@@ -130,29 +131,14 @@ class StageLedger:
             rank=rank,
             layers=[(layers.start, layers.stop) for layers in stage.chunks],
             parameters=sum(leaf.size for leaf in leaves),
-            weight_bytes=_bytes(leaves),
+            weight_bytes=nbytes(leaves),
             optimizer_bytes=optimizer_bytes,
-            accumulator_bytes=_bytes(jax.tree.leaves(stage.gradients)),
+            accumulator_bytes=nbytes(stage.gradients),
             parked_gradient_bytes=(spare_gradients + MOST_QUEUED) * stage.gradient_bytes,
             device_limit_bytes=memory_limit(stage.stage_mesh.device),
             compile_seconds=compile_seconds,
             buckets={
-                name_of(bucket): BucketLedger.of(bucket, virtual_stages)
+                bucket_name(bucket): BucketLedger.of(bucket, virtual_stages)
                 for bucket, virtual_stages in programs.items()
             },
         )
-
-
-def memory_limit(device: jax.Device) -> int | None:
-    """Bytes that JAX may use on a device; None where it does not say, as on CPUs."""
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    return None if limit is None else int(limit)
-
-
-def name_of(bucket: Bucket) -> str:
-    """A bucket as text: "labels int32[4,128] tokens int32[4,128]"."""
-    return " ".join(f"{name} {dtype}[{','.join(map(str, shape))}]" for name, shape, dtype in bucket)
-
-
-def _bytes(arrays: Iterable[jax.Array]) -> int:
-    return sum(map(nbytes, arrays))

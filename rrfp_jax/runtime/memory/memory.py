@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.runtime.memory.budget import Setting, StepMemory, memory_of_step
-from rrfp_jax.runtime.memory.ledger import StageLedger, memory_limit, name_of
-from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.programs.library import Bucket, Library
+from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.mesh.layout import Layout, taking_turns
+from rrfp_jax.runtime.programs.library import Library
+from rrfp_jax.runtime.sizes import memory_limit
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.runtime.transport.protocol import taking_turns
 
 
 class Memory:
@@ -90,7 +91,7 @@ class Memory:
             if needed not in self._known:
                 self._ledgers = self.ledgers()
                 self._known.add(needed)
-            names, dp = [name_of(bucket) for bucket in buckets], self._layout.replicas
+            names, dp = [bucket_name(bucket) for bucket in buckets], self._layout.replicas
             parts = [memory_of_step(self._setting, self._ledgers, rules, names[d::dp]) for d in range(dp)]
             totals = [total for part in parts for total in part.totals]
             budgets = [budget for part in parts for budget in part.budgets]

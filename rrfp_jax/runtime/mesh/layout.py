@@ -6,15 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import jax
+
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.group.agreement import Agreement, Terms
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.programs.stage_mesh import Ends, StageMesh, VirtualStage
-from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.protocol import Devices, Transport
-from rrfp_jax.runtime.transport.routed import RoutedTransport
-from rrfp_jax.runtime.transport.socket import SocketTransport
 
 Item = TypeVar("Item")
 
@@ -23,6 +20,16 @@ def stage_replica_name(stage_replica: int, stages: int) -> str:
     """A stage replica (see `Layout`) as messages name it; the first replica's as if there were no other."""
     replica, stage = divmod(stage_replica, stages)
     return f"stage {stage} of replica {replica}" if replica else f"stage {stage}"
+
+
+def taking_turns(devices: Mapping[int, Sequence[jax.Device]]) -> dict[int, jax.Device]:
+    """By stage the device that stands for its own and those of all stages that share any of them."""
+    first: dict[int, jax.Device] = {}
+    for stage, own in devices.items():
+        first[stage] = own[0]
+        met = {first[other] for other in first if not set(devices[other]).isdisjoint(own)}
+        first |= {other: own[0] for other, device in first.items() if device in met}
+    return first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +66,7 @@ class Layout:
         return len(self.groups) // self.stages
 
     @property
-    def devices(self) -> Devices:
+    def devices(self) -> Mapping[int, Sequence[jax.Device]]:
         """Of this process's stage replicas, its own."""
         return {stage_replica: stage_mesh.own for stage_replica, stage_mesh in self.stage_meshes.items()}
 
@@ -105,6 +112,10 @@ class Layout:
             [virtual_stage(stage, chunk) for chunk in range(len(own))] for stage, own in enumerate(chunks)
         ]
 
+    def name(self, stage_replica: int) -> str:
+        """A stage replica as messages name it."""
+        return stage_replica_name(stage_replica, self.stages)
+
     def share(self, stage_replica: int, microbatches: Sequence[Item]) -> Sequence[Item]:
         """Of what there is one of per microbatch of a step, what a stage replica gets."""
         return microbatches[stage_replica // self.stages :: self.replicas]
@@ -121,15 +132,3 @@ class Layout:
                 f"many, so give a multiple of {self.replicas}"
             )
         return microbatches // self.replicas
-
-    def agreement(self, terms: Terms) -> Agreement | None:
-        """What the processes that share a stage agree by, made by all together; None if none share one."""
-        return Agreement(self.world, self.groups, terms) if max(map(len, self.groups)) > 1 else None
-
-    def transport(self, placement: Placement) -> Transport:
-        """What carries outputs from virtual stage to virtual stage here; all processes make it together."""
-        if self.world.size == 1:
-            return LocalTransport()
-        remote = SocketTransport(self.world, self.receivers)
-        apart = len(self.stage_meshes) == 1 and placement.chunks == 1
-        return remote if apart else RoutedTransport(LocalTransport(), remote)

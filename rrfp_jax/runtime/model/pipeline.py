@@ -15,7 +15,7 @@ from jax.tree_util import keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.remat import NONE, rematerialised
 from rrfp_jax.runtime.model.layers import Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
-from rrfp_jax.runtime.programs.stage_mesh import WHOLE
+from rrfp_jax.runtime.model.sharding import WHOLE
 
 LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
 Specs: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]

@@ -18,9 +18,11 @@ from jax.sharding import PartitionSpec
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.paths import from_the_front, leaf_paths, some_of
-from rrfp_jax.runtime.programs.stage_mesh import WHOLE, StageMesh
 
 TP = "tp"
+
+WHOLE = PartitionSpec()
+"""Of what every device of a stage has."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,6 @@ class Sharding:
             _check(f"parameter {path}, {dtype}{list(shape)}", shape, spec, tp)
         _check(f"carry={carry}", (), carry, tp)
         return cls({path: spec for path, spec in found.items() if spec != WHOLE}, carry)
-
-
-def placed_params(params: Params, stage_mesh: StageMesh, sharding: Sharding) -> Params:
-    """Specs of parameters, {layer index as text: tree}, with where they lie on a stage's devices."""
-    leaves, structure = jax.tree.flatten(params)
-    return jax.tree.unflatten(structure, stage_mesh.spread(leaves, sharding.of_params(params)))
 
 
 def _check(what: str, shape: Sequence[int], spec: PartitionSpec, tp: int) -> None:

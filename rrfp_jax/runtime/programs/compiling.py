@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -67,16 +66,3 @@ def connect(compiler: Compiler) -> None:
 def results(compiled: Any) -> list[Any]:
     """The shardings of the list of arrays that a program gives, as the compiler has chosen them."""
     return [] if compiled is None else jax.tree.leaves(compiled.output_shardings)
-
-
-def nbytes(spec: Any) -> int:
-    """Bytes of an array or spec on each device that has a part of it."""
-    sharding = getattr(spec, "sharding", None)
-    shape = spec.shape if sharding is None else sharding.shard_shape(spec.shape)
-    return int(math.prod(shape) * spec.dtype.itemsize)
-
-
-def temporary_bytes(compiled: Any) -> int:
-    """Bytes that a compiled program needs while it runs, besides arguments and results; 0 if unknown."""
-    analysis = compiled.memory_analysis() if compiled is not None else None
-    return int(analysis.temp_size_in_bytes) if analysis is not None else 0

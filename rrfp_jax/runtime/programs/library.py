@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import jax
 import numpy as np
 
+from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Kind
 from rrfp_jax.errors import UsageError
@@ -26,9 +27,6 @@ from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.runtime.programs.stage_mesh import VirtualStage
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
-
-Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
-"""The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
 
 Phase: TypeAlias = Literal["train", "evaluate"]
 

@@ -16,8 +16,9 @@ from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program
-from rrfp_jax.runtime.programs.compiling import Compiled, nbytes, temporary_bytes
+from rrfp_jax.runtime.programs.compiling import Compiled
 from rrfp_jax.runtime.programs.stage_mesh import Ends
+from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +171,7 @@ class Passage:
         first = self.arriving
         scale = first + self.fields + len(self._outputs) + len(self.cotangents)
         shared = {*range(first, first + self.fields), scale}
-        return bytes_of([self.values[i] for i in values if i not in shared])
+        return nbytes([self.values[i] for i in values if i not in shared])
 
     def _tail(self, kind: Kind) -> list[int]:
         """The values that a program reads."""
@@ -207,20 +208,15 @@ def footprint_of(
         cotangents, flowing: of the gradients that arrive and are sent.
     """
     return Footprint(
-        activation_in_bytes=bytes_of(carry),
-        activation_out_bytes=bytes_of(sent),
-        gradient_in_bytes=bytes_of(cotangents),
-        gradient_out_bytes=bytes_of(flowing),
+        activation_in_bytes=nbytes(carry),
+        activation_out_bytes=nbytes(sent),
+        gradient_in_bytes=nbytes(cotangents),
+        gradient_out_bytes=nbytes(flowing),
         held_after_forward_bytes=legs[FORWARD].held_bytes,
         held_after_input_bytes=legs[INPUT].held_bytes if INPUT in legs else 0,
         temporary_bytes={kind.letter: leg.temporary_bytes for kind, leg in legs.items()},
         transient_bytes={kind.letter: leg.temporary_bytes + leg.dropped_bytes for kind, leg in legs.items()},
     )
-
-
-def bytes_of(specs: Sequence[Any]) -> int:
-    """On each device, of arrays or specs."""
-    return sum(map(nbytes, specs))
 
 
 def first_places(values: Sequence[int]) -> dict[int, int]:

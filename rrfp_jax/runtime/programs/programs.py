@@ -13,18 +13,19 @@ from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, reduce
+from rrfp_jax.runtime.model.sharding import WHOLE
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, results
 from rrfp_jax.runtime.programs.passage import (
     Leg,
     Passage,
     at_forward,
-    bytes_of,
     first_places,
     footprint_of,
     program_of,
 )
-from rrfp_jax.runtime.programs.stage_mesh import WHOLE, StageMesh
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
+from rrfp_jax.runtime.sizes import nbytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ class VirtualStagePrograms:
             legs=legs,
             statistics=shape.statistics,
             inputs=passage.inputs,
-            prepared_bytes=bytes_of(made.values[len(params) : traced.fixed]),
+            prepared_bytes=nbytes(made.values[len(params) : traced.fixed]),
             footprint=footprint_of(legs, passage.carry, passage.sent, passage.cotangents, passage.flowing),
         )
 
@@ -115,7 +116,7 @@ class VirtualStagePrograms:
             sends_once=shape.ends.after,
             keeps=(),
             held_bytes=0,
-            dropped_bytes=bytes_of(carry),
+            dropped_bytes=nbytes(carry),
         )
         used = frozenset(i - len(carry) for i in tail if i >= len(carry))
         return cls(

@@ -13,11 +13,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from rrfp_jax.runtime._jax import DeviceCopier, shards_of
+from rrfp_jax.runtime.model.sharding import WHOLE
 
 AXES = ("dp", "tp")
 """Of every stage's mesh: its replicas, and the devices that share one's tensors."""
-
-WHOLE = PartitionSpec()
 
 Array: TypeAlias = Any
 """A `jax.Array`, or what describes one."""

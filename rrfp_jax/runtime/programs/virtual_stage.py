@@ -16,8 +16,8 @@ from rrfp_jax.runtime.autodiff.traced import Specs
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, run_layers
 from rrfp_jax.runtime.model.pipeline import Specs as Fields
-from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.programs.stage_mesh import WHOLE, Ends, StageMesh
+from rrfp_jax.runtime.model.sharding import WHOLE, Sharding
+from rrfp_jax.runtime.programs.stage_mesh import Ends, StageMesh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,3 +112,9 @@ class VirtualStageShape:
     def carry_specs(self, leaves: Sequence[Any], resized: bool) -> list[PartitionSpec]:
         """How a carry lies, at an end where the neighbour has another number of devices or not."""
         return [WHOLE] * len(leaves) if resized else self.sharding.of_carry(leaves)
+
+
+def placed_params(params: Params, stage_mesh: StageMesh, sharding: Sharding) -> Params:
+    """Specs of parameters, {layer index as text: tree}, with where they lie on a stage's devices."""
+    leaves, structure = jax.tree.flatten(params)
+    return jax.tree.unflatten(structure, stage_mesh.spread(leaves, sharding.of_params(params)))

@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.pipeline import IDS
-from rrfp_jax.runtime.programs.library import Bucket, StagePrograms
+from rrfp_jax.runtime.programs.library import StagePrograms
 
 Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any]]]
 """The fields wanted of each microbatch -> their arrays by name."""

@@ -14,9 +14,10 @@ from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles
-from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, nbytes
+from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
 from rrfp_jax.runtime.programs.gradients import where, wide, zeros
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.replicas import apart, together
 from rrfp_jax.runtime.stages.stage import Stage, merged, replace_arrays
 
@@ -105,7 +106,7 @@ class Optimizer:
     @property
     def nbytes(self) -> int:
         """Bytes of the state on each device."""
-        return sum(map(nbytes, self.state))
+        return nbytes(self.state)
 
     def replace(self, state: Any) -> None:
         """Take another state, a tree like the one that there is; see `Stage.replace`."""

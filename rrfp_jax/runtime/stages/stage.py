@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -14,11 +14,12 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.roles import LeafRoles
-from rrfp_jax.runtime.programs.compiling import Compiled, nbytes
+from rrfp_jax.runtime.programs.compiling import Compiled
 from rrfp_jax.runtime.programs.gradients import SumPrograms
 from rrfp_jax.runtime.programs.passage import Leg
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.sizes import nbytes
 
 Arrays: TypeAlias = Sequence[jax.Array]
 
@@ -84,7 +85,7 @@ class Stage:
     def gradient_bytes(self) -> int:
         """Of a microbatch's gradients of the chunk that has most."""
         pairs = zip(self._roles, self.leaves, strict=True)
-        return max(sum(nbytes(own[place]) for place in roles.trained) for roles, own in pairs)
+        return max(nbytes([own[place] for place in roles.trained]) for roles, own in pairs)
 
     def replace(self, params: Params) -> None:
         """Take other values for parameters.
@@ -187,28 +188,6 @@ def replace_arrays(arrays: list[jax.Array], values: Sequence[Any]) -> None:
 def _is_finite(leaf: jax.Array) -> bool:
     """Whether all that is here of an array is."""
     return all(np.isfinite(np.asarray(shard.data)).all() for shard in leaf.addressable_shards)
-
-
-class StageStep(Protocol):
-    """A stage's part in one step, as the driver drives it."""
-
-    phase: str
-    buckets: Sequence[int]  # number of each microbatch's bucket
-    meter: Meter  # told by the driver
-
-    def receive(self, task: Task, arrays: Arrays) -> None:
-        """File the input of a task that has arrived: what this process's devices have of it."""
-
-    def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
-        """Dispatch a task.
-
-        Returns:
-            What to send to another virtual stage, as far as this process's devices have it, see
-            `StageMesh.shards`; and an array that is ready when it has ended.
-        """
-
-    def accumulate(self, chunk: int, microbatch: int) -> None:
-        """Add a microbatch's gradients of a chunk, whose backward has been dispatched."""
 
 
 class _Bound(NamedTuple):

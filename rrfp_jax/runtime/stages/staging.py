@@ -14,13 +14,14 @@ from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import LeafRoles
-from rrfp_jax.runtime.model.sharding import Sharding, placed_params
+from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiling import Compiler, connect
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import SumPrograms, wide
 from rrfp_jax.runtime.programs.initial import InitFunction, initial_params
 from rrfp_jax.runtime.programs.library import Library, specs_of
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.programs.virtual_stage import placed_params
 from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPrograms
 from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from typing import TypeAlias
 
@@ -10,7 +10,6 @@ import jax
 
 from rrfp_jax.core.tasks import WEIGHT, Task
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.mesh.layout import stage_replica_name
 from rrfp_jax.runtime.processes.bell import EventBell
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import LONGEST_SLEEP_SECONDS, World
@@ -28,7 +27,7 @@ def exchange(
     world: World,
     transport: Transport,
     devices: Devices,
-    stages: int,
+    name: Callable[[int], str],
     stall_seconds: float,
 ) -> dict[tuple[int, int], Shards]:
     """Send arrays to stages and wait until all have arrived; all processes call this together.
@@ -39,7 +38,7 @@ def exchange(
             apart: an array's shards.
         expected: stages of this process and numbers of what they get.
         world, transport, devices: of this process.
-        stages: of a replica, for messages.
+        name: of a stage, for messages.
         stall_seconds: limit on waiting without anything arriving.
 
     Raises:
@@ -47,7 +46,7 @@ def exchange(
         TrainingError: a transfer failed, or nothing came for so long.
     """
     round = world.next_round()
-    pending = _Pending(what, expected, stages)
+    pending = _Pending(what, expected, name)
     world.waiting = pending.described
     with interrupts_held() as interrupted:
         try:
@@ -76,8 +75,8 @@ def exchange(
 class _Pending:
     """What has arrived of an exchange, what has not, and since when nothing has."""
 
-    def __init__(self, what: str, expected: Collection[tuple[int, int]], stages: int) -> None:
-        self._what, self._expected, self._stages = what, expected, stages
+    def __init__(self, what: str, expected: Collection[tuple[int, int]], name: Callable[[int], str]) -> None:
+        self._what, self._expected, self._name = what, expected, name
         self.arrived: dict[tuple[int, int], Shards] = {}
         self.progress = perf_counter()
 
@@ -93,10 +92,7 @@ class _Pending:
 
     def described(self) -> list[str]:
         """The same for messages."""
-        to = ", ".join(
-            stage_replica_name(stage_replica, self._stages)
-            for stage_replica in sorted({stage_replica for stage_replica, _ in self.missing()})
-        )
+        to = ", ".join(map(self._name, sorted({stage for stage, _ in self.missing()})))
         return [f"{self._what} to {to}, since {perf_counter() - self.progress:.1f} s"]
 
 

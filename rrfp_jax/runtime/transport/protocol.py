@@ -17,16 +17,6 @@ Devices: TypeAlias = Mapping[int, Sequence[jax.Device]]
 """By stage of this process (its stage replica, see `Layout`), its devices here."""
 
 
-def taking_turns(devices: Devices) -> dict[int, jax.Device]:
-    """By stage the device that stands for its own and those of all stages that share any of them."""
-    first: dict[int, jax.Device] = {}
-    for stage, own in devices.items():
-        first[stage] = own[0]
-        met = {first[other] for other in first if not set(devices[other]).isdisjoint(own)}
-        first |= {other: own[0] for other, device in first.items() if device in met}
-    return first
-
-
 class Key(NamedTuple):
     """Names one message: the task that it makes ready, on which stage, in which round.
 

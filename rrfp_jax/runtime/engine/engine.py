@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import optax
 
+from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
@@ -18,10 +19,11 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.remat import check_remat
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.runtime.engine.links import agreement_of, transport_of
 from rrfp_jax.runtime.group.agreement import Terms
 from rrfp_jax.runtime.memory.budget import Setting
 from rrfp_jax.runtime.memory.memory import Memory
-from rrfp_jax.runtime.mesh.layout import Layout, stage_replica_name
+from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.sharding import Sharding
@@ -29,7 +31,7 @@ from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.programs.library import Bucket, Library, Phase, StagePrograms, compile_pool, phase_of
+from rrfp_jax.runtime.programs.library import Library, Phase, StagePrograms, compile_pool, phase_of
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.stages.inputs import Inputs, Load
 from rrfp_jax.runtime.stages.optimizer import Optimizer
@@ -171,14 +173,14 @@ class Engine:
             self.layout.replicas,
         )
         # Delays are injected into tasks' messages only.
-        self._transport = self.layout.transport(self.placement)
+        self._transport = transport_of(self.layout, self.placement)
         self._driver = Driver(
             self.layout.devices,
             self.world,
             self._delays.transport(self._transport, self.placement, rank=self.world.rank),
             self._stall_seconds,
             self._delays.queue(),
-            agreement=self.layout.agreement(self._terms),
+            agreement=agreement_of(self.layout, self._terms),
         )
         if self._driver.agreement is not None:  # messages still know the driver when the engine is gone
             weakref.finalize(self, self._driver.agreement.close).atexit = False
@@ -336,7 +338,7 @@ class Engine:
         if not found:  # finite in float64, too large for the norm's float32
             return "some parameter"
         stage_replica, path = max(found, key=lambda own: int(own[1].split(".")[0]))
-        return f"{path} on {stage_replica_name(stage_replica, self.layout.stages)}"
+        return f"{path} on {self.layout.name(stage_replica)}"
 
     def reset_gradients(self) -> None:
         """Zero every stage's gradient sums."""
@@ -352,6 +354,6 @@ class Engine:
             world=self.world,
             transport=self._transport,
             devices=self.layout.devices,
-            stages=self.layout.stages,
+            name=self.layout.name,
             stall_seconds=self._stall_seconds,
         )

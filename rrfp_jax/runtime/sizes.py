@@ -1,0 +1,40 @@
+"""How many bytes something takes: arrays, compiled programs, devices. Nobody else in the runtime measures.
+
+What follows from these numbers is counted in `programs/passage` (of a microbatch, by program) and in
+`memory/ledger` (of a stage), and held against what there is in `memory/budget`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+
+
+def nbytes(tree: Any) -> int:
+    """Bytes of a tree of arrays or specs, on each device that has a part of them."""
+    return sum(map(_nbytes, jax.tree.leaves(tree)))
+
+
+def _nbytes(spec: Any) -> int:
+    sharding = getattr(spec, "sharding", None)
+    shape = spec.shape if sharding is None else sharding.shard_shape(spec.shape)
+    return int(math.prod(shape) * spec.dtype.itemsize)
+
+
+def temporary_bytes(compiled: Any) -> int:
+    """Bytes that a compiled program needs while it runs, besides arguments and results; 0 if unknown."""
+    analysis = compiled.memory_analysis() if compiled is not None else None
+    return int(analysis.temp_size_in_bytes) if analysis is not None else 0
+
+
+def memory_limit(device: jax.Device) -> int | None:
+    """Bytes that JAX may use on a device; None where it does not say, as on CPUs."""
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return None if limit is None else int(limit)
+
+
+def in_words(count: int) -> str:
+    """Bytes as messages tell them."""
+    return f"{count:,} bytes" + (f" ({count / 2**20:.1f} MiB)" if count >= 2**20 else "")
