@@ -4,9 +4,11 @@ Write your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a pl
 """
 
 from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, Ranked, Runnable
-from rrfp_jax.core.orders import ZBH1, ZBH2, ZBV, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
+from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.core.v_blocks import VHalf, VMin
+from rrfp_jax.core.v_orders import ZBV, DualPipeV
 from rrfp_jax.sim.ahead import Planned
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "ZBH2",
     "ZBV",
     "BPriority",
+    "DualPipeV",
     "FPriority",
     "FixedOrder",
     "GPipe",
@@ -33,5 +36,7 @@ __all__ = [
     "Runnable",
     "Schedule",
     "Task",
+    "VHalf",
+    "VMin",
     "by_name",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
@@ -78,7 +78,7 @@ class GPipe(FixedOrder):
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """F0, F1, ..., B0, B1, ..."""
-        _require("GPipe", placement, chunks=1)
+        require_placement("GPipe", placement, chunks=1)
         return [Task(kind, 0, j) for kind in (FORWARD, BACKWARD) for j in range(microbatches)]
 
 
@@ -88,7 +88,7 @@ class OneFOneB(FixedOrder):
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """Holds at most `stages - stage` microbatches at once."""
-        _require("1F1B", placement, chunks=1)
+        require_placement("1F1B", placement, chunks=1)
         return _alternate(
             _count(FORWARD, microbatches), _count(BACKWARD, microbatches), placement.stages - stage - 1
         )
@@ -107,7 +107,7 @@ class Interleaved1F1B(FixedOrder):
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """Warms up through all but the last chunk, and two tasks more for each stage that follows."""
-        _require("interleaved 1F1B", placement, shape="looped")
+        require_placement("interleaved 1F1B", placement, shape="looped")
         stages, chunks = placement.stages, placement.chunks
         if chunks < 2 or microbatches % stages:
             raise ValueError(
@@ -126,7 +126,7 @@ class ZBH1(FixedOrder):
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """W lags `stage` microbatches behind I, so that every stage holds as many as the first."""
-        _require("ZB-H1", placement, chunks=1)
+        require_placement("ZB-H1", placement, chunks=1)
         return _zero_bubble(microbatches, placement.stages - stage - 1, stage)
 
 
@@ -136,64 +136,8 @@ class ZBH2(FixedOrder):
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """Warms up with twice as many forwards; W lags twice as far."""
-        _require("ZB-H2", placement, chunks=1)
+        require_placement("ZB-H2", placement, chunks=1)
         return _zero_bubble(microbatches, 2 * (placement.stages - stage - 1), 2 * stage)
-
-
-@dataclass(frozen=True)
-class ZBV(FixedOrder):
-    """Two chunks in a V: no bubble if F, I and W take equally long, at 1F1B's memory (arXiv:2405.15362).
-
-    Theory of operation. Before a stage can run its second chunk, microbatch 0 must have gone down to the last
-    stage and up again; until then it runs first-chunk forwards. From then on it alternates between the chunks
-    and runs every backward whole; at the end it runs I's first, because others wait for them.
-    """
-
-    def placement_for(self, stages: int, chunks: int = 1) -> Placement:
-        """Two chunks in a V."""
-        return Placement(stages, 2, "v")
-
-    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
-        """Fewer microbatches than twice the stages are those of a larger step without the ones beyond."""
-        _require("ZB-V", placement, chunks=2, shape="v")
-        tasks = list(self._tasks(stage, placement.stages, max(microbatches, 2 * placement.stages - 1)))
-        return [task for task in tasks if task.microbatch < microbatches]
-
-    @staticmethod
-    def _tasks(stage: int, stages: int, microbatches: int) -> Iterator[Task]:
-        counts = {(kind, chunk): 0 for kind in (FORWARD, INPUT, WEIGHT) for chunk in (0, 1)}
-
-        def following(kind: Kind, chunk: int) -> Task:
-            """The next microbatch's task of its kind."""
-            counts[kind, chunk] += 1
-            return Task(kind, chunk, counts[kind, chunk] - 1)
-
-        def whole(chunk: int) -> tuple[Task, Task]:
-            return following(INPUT, chunk), following(WEIGHT, chunk)
-
-        for _ in range(2 * (stages - stage) - 1):
-            yield following(FORWARD, 0)
-        for _ in range(stage):
-            yield following(FORWARD, 1)
-            yield following(FORWARD, 0)
-        for _ in range(stages - stage):
-            yield following(FORWARD, 1)
-            yield from whole(1)
-        while counts[FORWARD, 1] < counts[FORWARD, 0] or counts[FORWARD, 0] < microbatches:
-            if counts[FORWARD, 0] < microbatches:
-                yield following(FORWARD, 0)
-            yield from whole(0)
-            yield following(FORWARD, 1)
-            yield from whole(1)
-        for _ in range(stage):
-            yield following(INPUT, 0)
-            yield following(INPUT, 1)
-        for _ in range(stages - stage):
-            yield following(INPUT, 0)
-            yield following(WEIGHT, 0)
-        for chunk in (1, 0):
-            while counts[WEIGHT, chunk] < counts[INPUT, chunk]:
-                yield following(WEIGHT, chunk)
 
 
 def _sizes(placement: Placement, microbatches: int) -> str:
@@ -266,7 +210,14 @@ def _zero_bubble(microbatches: int, warmup: int, lag: int) -> list[Task]:
     return order + [Task(WEIGHT, 0, j) for j in range(due, microbatches)]
 
 
-def _require(name: str, placement: Placement, chunks: int | None = None, shape: str | None = None) -> None:
+def require_placement(
+    name: str, placement: Placement, chunks: int | None = None, shape: str | None = None
+) -> None:
+    """Refuse a placement for which a schedule is not defined.
+
+    Raises:
+        ValueError: naming both, and what to do.
+    """
     remedy = "take another schedule, or leave the number of chunks to this one"
     if chunks not in (None, placement.chunks):
         only = "one chunk" if chunks == 1 else f"{chunks} chunks"

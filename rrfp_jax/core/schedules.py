@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint
-from rrfp_jax.core.orders import ZBH1, ZBH2, ZBV, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
+from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
+from rrfp_jax.core.v_blocks import VHalf, VMin
+from rrfp_jax.core.v_orders import ZBV, DualPipeV
 
 Schedule: TypeAlias = Hint | FixedOrder
 
@@ -21,6 +23,9 @@ NAMED: dict[str, Schedule] = {
     "zb-h1": ZBH1(),
     "zb-h2": ZBH2(),
     "zb-v": ZBV(),
+    "v-half": VHalf(),
+    "v-min": VMin(),
+    "dualpipe-v": DualPipeV(),
 }
 
 

@@ -1,6 +1,7 @@
 """Every schedule on its placements, with deliveries and room in random order."""
 
 import random
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -9,11 +10,11 @@ from hypothesis import strategies as st
 from rrfp_jax.core.csv_order import read_csv, write_csv
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import Ranked
-from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
 from tests.support.interleave import World
 
 ONE_CHUNK = ("1f1b", "gpipe", "zb-h1", "zb-h2")
@@ -31,8 +32,7 @@ def fixed(draw):
     microbatches = draw(st.integers(1, 8))
     if name == "interleaved-1f1b":
         return NAMED[name], Placement(stages, draw(st.integers(2, 3))), stages * draw(st.integers(1, 3))
-    placement = Placement(stages, 2, "v") if name == "zb-v" else Placement(stages)
-    return NAMED[name], placement, microbatches
+    return NAMED[name], NAMED[name].placement_for(stages), microbatches
 
 
 @st.composite
@@ -88,6 +88,27 @@ def test_any_order_may_be_a_ranking(case, seed, limit):
     world = World(rules, seed).run()
     for stage, order in enumerate(world.orders):
         assert sorted(order) == sorted(schedule.order(stage, placement, microbatches))
+
+
+CHUNKS_HELD = {
+    "zb-v": lambda p: 2 * p,
+    "v-half": lambda p: 2 * ((p + 2) // 2),
+    "v-min": lambda p: 2 * ((p + 4) // 3),
+    "dualpipe-v": lambda p: 2 * p + 1,
+}
+"""Chunks of microbatches that a V holds on its fullest stage, as published; 1F1B holds 2 p halves."""
+
+
+@pytest.mark.parametrize("name", CHUNKS_HELD)
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 31])
+def test_a_v_holds_what_is_published(name, stages):
+    placement = NAMED[name].placement_for(stages)
+    peaks = []
+    for stage in range(stages):
+        order = planned_order(NAMED[name], stage, placement, 4 * stages)
+        steps = [(task.kind is FORWARD) - (task.kind in (BACKWARD, WEIGHT)) for task in order]
+        peaks.append(max(accumulate(steps)))
+    assert max(peaks) == CHUNKS_HELD[name](stages)
 
 
 @pytest.mark.parametrize("shape", ["looped", "v"])

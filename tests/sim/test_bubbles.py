@@ -52,7 +52,26 @@ def test_a_v_has_none_if_all_parts_take_equally_long(stages):
     assert bubble(step("zb-v", 2, stages, 4 * stages, (4, 4, 4))) == 0
 
 
-@pytest.mark.parametrize(("name", "chunks"), FORMULAS)
+@pytest.mark.parametrize("stages", [2, 5, 8, 16])
+def test_blocks_that_hold_less_have_bubbles(stages):
+    """arXiv:2405.15362: more than V-ZB, less than 1F1B."""
+    bubbles = {name: bubble(step(name, 2, stages, 4 * stages, (4, 4, 4))) / 4 for name in ("v-min", "v-half")}
+    assert 0 < bubbles["v-min"] <= 2 * stages
+    assert 0 < bubbles["v-half"] <= 1.8 * stages
+    assert max(bubbles.values()) < FORMULAS["1f1b", 1](stages, 1, 1, 1)
+
+
+@pytest.mark.parametrize("stages", [2, 5, 8])
+def test_dual_pipe_in_a_v(stages):
+    """At most DualPipe's published (p - 1)(F&B + B - 3 W) of a chunk, with F&B as F and then B."""
+    f = w = 4 / 2
+    b = 2 * w
+    assert bubble(step("dualpipe-v", 2, stages, 4 * stages, (4, 4, 4))) <= (stages - 1) * (f + 2 * b - 3 * w)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"), [*FORMULAS, ("zb-v", 2), ("v-half", 2), ("v-min", 2), ("dualpipe-v", 2)]
+)
 def test_the_bubble_does_not_grow_with_the_step(name, chunks):
     assert len({bubble(step(name, chunks, 4, microbatches, (4, 4, 4))) for microbatches in (8, 16, 40)}) == 1
 
