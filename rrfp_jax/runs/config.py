@@ -39,7 +39,8 @@ class RunConfig(ABC):
         mesh: stages, and whether they may share devices.
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             empty for an even split; "auto" for one by predicted costs.
-        schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v;
+        schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v,
+            v-half, v-min, dualpipe-v;
             planned or planned-split, by what was measured, or with costs of a file (planned:FILE); or
             csv:FILE, an order in a file.
         remat: what backwards compute again instead of keeping it: none, full, or the name of a policy of
