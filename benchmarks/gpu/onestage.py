@@ -23,7 +23,7 @@ from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
-from rrfp_jax.runtime.stages.stage import ModelStep
+from rrfp_jax.runtime.stages.model_step import ModelStep
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from benchmarks.harness import median_and_p99
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
 from rrfp_jax.runtime.driver.driver import _Step
-from rrfp_jax.runtime.stages.stage import ModelStep
+from rrfp_jax.runtime.stages.model_step import ModelStep
 from rrfp_jax.runtime.transport.local import LocalTransport
 
 WIDTH, STAGES, STEPS, WARMUP = 8, 4, 40, 5

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.stages.stage import ModelStep
+from rrfp_jax.runtime.stages.model_step import ModelStep
 from rrfp_jax.runtime.transport.local import LocalTransport
 from tests.support import toy
 

@@ -19,7 +19,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.runtime.model.pipeline import REPORTED
 from rrfp_jax.runtime.programs import programs
 from rrfp_jax.runtime.programs.compiling import Compiler
-from rrfp_jax.runtime.stages.stage import ModelStep
+from rrfp_jax.runtime.stages.model_step import ModelStep
 from tests.support import toy
 
 

@@ -34,9 +34,10 @@ from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.programs.library import Library, Phase, StagePrograms, compile_pool, phase_of
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.stages.inputs import Inputs, Load
+from rrfp_jax.runtime.stages.model_step import ModelStep
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.replicas import Reduction
-from rrfp_jax.runtime.stages.stage import ModelStep, Stage
+from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import Staging
 from rrfp_jax.runtime.stages.sums import Sums, add_up
 from rrfp_jax.runtime.stages.ties import Tie, collect_gradients, locate, spread_gradients, spread_values

@@ -1,0 +1,106 @@
+"""A stage's tasks in one step: what arrived, what each microbatch holds, which program runs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+from rrfp_jax.core.memory.meter import Meter
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
+from rrfp_jax.runtime.programs.compiling import Compiled
+from rrfp_jax.runtime.programs.passage import Leg
+from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
+from rrfp_jax.runtime.stages.stage import Stage
+
+Arrays: TypeAlias = Sequence[jax.Array]
+
+
+class _Bound(NamedTuple):
+    """A leg with the parameters and prepared values that it takes in this step."""
+
+    leg: Leg
+    program: Compiled | None
+    head: Sequence[jax.Array]
+    counts: bool  # whether a vector of statistics is the first of its outputs that stay
+
+
+class ModelStep:
+    """The tasks of every microbatch on one stage: of training, or forwards only.
+
+    Args:
+        stage: the stage, whose gradient sums it adds to.
+        phase: for messages and expected durations.
+        programs: of each bucket, those of each chunk.
+        buckets: the bucket of each microbatch.
+        inputs: per microbatch, what its programs read: fields, then numbers; None where none reads it.
+
+    Attributes:
+        meter: counts what the stage holds for microbatches.
+        statistics: by chunk and microbatch, the vector of numbers that its forward gave.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        phase: str,
+        programs: Sequence[Sequence[VirtualStagePrograms]],
+        buckets: Sequence[int],
+        inputs: Sequence[Sequence[jax.Array | None]],
+    ) -> None:
+        self.stage, self.phase, self.buckets = stage, phase, buckets
+        self.meter = Meter(
+            [[virtual_stage.footprint for virtual_stage in virtual_stages] for virtual_stages in programs],
+            buckets,
+        )
+        self.statistics: dict[tuple[int, int], jax.Array] = {}
+        self._legs: dict[tuple[int, int, Kind], _Bound] = {}
+        for bucket, virtual_stages in enumerate(programs):
+            for chunk, virtual_stage in enumerate(virtual_stages):
+                self._bind(bucket, chunk, virtual_stage, stage.leaves[chunk])
+        self._arrived: dict[Task, Arrays] = {}
+        self._held: dict[tuple[int, int], list[Any]] = {
+            (chunk, j): list(values) for j, values in enumerate(inputs) for chunk in range(len(stage.leaves))
+        }
+        self._gradients: dict[tuple[int, int], Arrays] = {}
+
+    def receive(self, task: Task, arrays: Arrays) -> None:
+        """See `StageStep.receive`."""
+        leg = self._legs[self.buckets[task.microbatch], task.chunk, task.kind].leg
+        self._arrived[task] = self.stage.stage_mesh.copied(arrays) if leg.arrives_once else arrays
+
+    def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
+        """See `StageStep.run`."""
+        kind, chunk, microbatch = task
+        leg, program, head, counts = self._legs[self.buckets[microbatch], chunk, kind]
+        stage_mesh = self.stage.stage_mesh
+        at_hand = self._held.pop((chunk, microbatch))
+        if task in self._arrived:
+            arrays = self._arrived.pop(task)
+            at_hand += arrays if leg.arrives_once else stage_mesh.joined(arrays, leg.arrives)
+        if kind is BACKWARD or kind is INPUT:
+            at_hand.append(self.stage.loss_scale)
+        outputs = program(*head, *[at_hand[i] for i in leg.takes]) if program is not None else []
+        if kind is BACKWARD or kind is WEIGHT:
+            self._gradients[chunk, microbatch] = outputs[leg.sends :]
+        else:
+            at_hand += outputs
+            self._held[chunk, microbatch] = [at_hand[i] for i in leg.keeps]
+            if counts:
+                self.statistics[chunk, microbatch] = outputs[leg.sends]
+        sent = (stage_mesh.copies if leg.sends_once else stage_mesh.shards)(outputs[: leg.sends])
+        return sent, outputs[0] if outputs else None
+
+    def accumulate(self, chunk: int, microbatch: int) -> None:
+        """See `StageStep.accumulate`."""
+        self.stage.add(chunk, self._gradients.pop((chunk, microbatch)))
+
+    def _bind(self, bucket: int, chunk: int, virtual_stage: VirtualStagePrograms, leaves: Arrays) -> None:
+        fixed = [*leaves]
+        if virtual_stage.prepare is not None:  # what depends on parameters alone is computed once a step
+            fixed += virtual_stage.prepare(*[leaves[i] for i in virtual_stage.prepare_reads])
+        for kind, leg in virtual_stage.legs.items():
+            head = [fixed[i] for i in leg.head]
+            counts = kind is FORWARD and bool(virtual_stage.statistics)
+            self._legs[bucket, chunk, kind] = _Bound(leg, leg.program, head, counts)
