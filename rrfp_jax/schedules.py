@@ -3,10 +3,10 @@
 Write your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a planned order).
 """
 
-from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, Ranked, Runnable
+from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, HintView, Ranked
 from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
 from rrfp_jax.core.schedules import Schedule, by_name
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Placement, Task
 from rrfp_jax.core.v_blocks import VHalf, VMin
 from rrfp_jax.core.v_orders import ZBV, DualPipeV
 from rrfp_jax.sim.ahead import Planned
@@ -23,17 +23,18 @@ __all__ = [
     "ZBH2",
     "ZBV",
     "BPriority",
+    "Direction",
     "DualPipeV",
     "FPriority",
     "FixedOrder",
     "GPipe",
     "Hint",
+    "HintView",
     "Interleaved1F1B",
     "OneFOneB",
     "Placement",
     "Planned",
     "Ranked",
-    "Runnable",
     "Schedule",
     "Task",
     "VHalf",

@@ -50,7 +50,7 @@ class Line:
 
     def offer(self, array: jax.Array) -> Key:
         """Offer an array, possibly not computed yet, to the other rank."""
-        key = Key(self._round, 1 - self.world.rank, Task(FORWARD, 0, self._sent))
+        key = Key(self._round, 1 - self.world.rank, Task(FORWARD, 0, self._sent).input)
         self._sent += 1
         self._transport.offer(key, [array])
         return key

@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.runtime.exposure import MemberStep, exposures
 from benchmarks.runtime.watched import Watched
+from rrfp_jax.core.group.group import GroupProtocol
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.measure.workload import log_normal
@@ -29,7 +30,7 @@ from rrfp_jax.runs.paced import StandIn
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.engine.links import agreement_of, transport_of
-from rrfp_jax.runtime.group.agreement import CarrierName, Protocol, Terms
+from rrfp_jax.runtime.group.agreement import CarrierName, Terms
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.topology import Mesh
@@ -40,7 +41,7 @@ STAGES, MICROBATCHES, LIMIT, STEPS, MESSAGE_BYTES = 2, 12, 4, 7, 4096
 """The first step is left out: how far ahead to decide is not known yet."""
 
 CARRIERS: Sequence[CarrierName] = ("socket", "kv")
-PROTOCOLS: Sequence[Protocol] = ("leader", "unanimous")
+PROTOCOLS: Sequence[GroupProtocol] = ("leader", "unanimous")
 
 SKEW = 0.5
 """Of a task's length, the most by which an arrival is late on a rank."""
@@ -54,7 +55,7 @@ class AgreementCase:
     schedule: str
     skewed: bool
     carrier: CarrierName
-    protocol: Protocol
+    protocol: GroupProtocol
 
 
 def cases(lengths: Sequence[float]) -> Iterator[AgreementCase]:
@@ -117,7 +118,7 @@ def run(case: AgreementCase, layout: Layout, transport: Transport) -> dict[str, 
 
 
 def _figures(
-    rules: StepRules, members: Sequence[MemberStep], groups: Sequence[Sequence[int]], protocol: Protocol
+    rules: StepRules, members: Sequence[MemberStep], groups: Sequence[Sequence[int]], protocol: GroupProtocol
 ) -> dict[str, float]:
     """Seconds of a step; of them those exposed on the stage that has more, per task, too; tasks of all."""
     exposed, tasks = [], []

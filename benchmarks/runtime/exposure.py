@@ -10,7 +10,7 @@ from rrfp_jax.core.events import Arrived, Chosen
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.core.tasks import Input
 
 
 class MemberStep(NamedTuple):
@@ -55,22 +55,19 @@ def exposures(rules: StepRules, members: Sequence[MemberStep], deciders: Sequenc
             scheduler.handle(Arrived(waiting))
         known = max(member.known[place] for member in members)
         found.append(max(known - runnable, 0.0))
-        event = task._replace(kind=FORWARD if task.kind is FORWARD else BACKWARD)
-        if arrived.pop(event, None) is not None:  # chosen before it had arrived everywhere
-            scheduler.handle(Arrived(event))
+        if arrived.pop(task.input, None) is not None:  # chosen before it had arrived everywhere
+            scheduler.handle(Arrived(task.input))
         scheduler.handle(Chosen(task))
         idle = max(member.records[place].end for member in deciders)
     return found
 
 
-def _arrivals(rules: StepRules, members: Sequence[MemberStep]) -> dict[Task, float]:
+def _arrivals(rules: StepRules, members: Sequence[MemberStep]) -> dict[Input, float]:
     """When each input from another stage had reached all members, first come first."""
     stage = members[0].records[0].stage
-    whole: dict[Task, float] = {}
+    whole: dict[Input, float] = {}
     for member in members:
         for record in member.records:
             if rules.placement.needs_arrival(stage, record.task):
-                direction = FORWARD if record.task.kind is FORWARD else BACKWARD
-                task = record.task._replace(kind=direction)
-                whole[task] = max(whole.get(task, 0.0), record.ready)
+                whole[record.task.input] = max(whole.get(record.task.input, 0.0), record.ready)
     return dict(sorted(whole.items(), key=lambda item: item[1]))

@@ -23,7 +23,6 @@ from benchmarks.runtime.host_cost import STAGES, WARMUP, Stopwatch, empty_pipeli
 from configs import quickstart
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.measure.workload import constant
-from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.processes.world import World
@@ -52,11 +51,9 @@ def hops(traces: list[StepTrace]) -> list[float]:
     """Seconds from the end of a task to the moment the stage that it makes ready knows."""
     found = []
     for trace in traces:
-        placement = Placement(trace.stages)
-        by_task = {(record.stage, record.task): record for record in trace.records}
         for record in trace.records:
-            if (destination := placement.destination(record.stage, record.task)) is not None:
-                found.append(by_task[destination].ready - record.end)
+            if (receiver := trace.receiver(record)) is not None:
+                found.append(receiver.ready - record.end)
     return found
 
 
@@ -79,7 +76,7 @@ def pickups(world: World) -> list[float]:
         before = set(self._pulls)
         on_offer(self, *message)
         for key in set(self._pulls) - before:
-            keys[key.stage, key.task] = key
+            keys[key.stage, key.input] = key
             pool.submit(observe, key, self._pulls[key].arrays)
 
     SocketTransport._on_offer = observed  # type: ignore[assignment,method-assign]
@@ -88,7 +85,7 @@ def pickups(world: World) -> list[float]:
         trainer = empty_pipeline(8, 1, width=512)
         for report in trainer.steps(PICKUP_STEPS):
             for record in report.trace.records if report.step >= WARMUP else ():
-                key = keys.get((record.stage, record.task))
+                key = keys.get((record.stage, record.task.input))
                 if key in there:
                     found.append(record.dispatched - world.clock[0] - there[key])
             there.clear()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 
-from rrfp_jax.core.group.leader import Decision
+from rrfp_jax.core.group.messages import Decision
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.runtime.group.agreement import KINDS
 from rrfp_jax.runtime.group.carrier import Carrier, Plain

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from rrfp_jax.core.events import Accumulate
-
 Accumulation: TypeAlias = Literal["index", "arrival"]
 
 SPARE_GRADIENTS = 2
@@ -43,19 +41,19 @@ class Accumulator:
         """
         return not self._ordered or microbatch == self._turn[chunk] or self.parked < self.spare
 
-    def add(self, chunk: int, microbatch: int) -> tuple[Accumulate, ...]:
-        """Take in a gradient; what to add now, in order (nothing if it was parked)."""
+    def add(self, chunk: int, microbatch: int) -> tuple[int, ...]:
+        """Take in a gradient; the microbatches of this chunk to add now, in order (none if it was parked)."""
         if not self._ordered:
-            return (Accumulate(chunk, microbatch),)
+            return (microbatch,)
         turn, parked = self._turn[chunk], self._parked[chunk]
         if microbatch != turn:
             parked.add(microbatch)
             self.parked += 1
             return ()
-        due = [Accumulate(chunk, microbatch)]
+        due = [microbatch]
         while (turn := turn + 1) in parked:
             parked.remove(turn)
             self.parked -= 1
-            due.append(Accumulate(chunk, turn))
+            due.append(turn)
         self._turn[chunk] = turn
         return tuple(due)

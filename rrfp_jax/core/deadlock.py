@@ -20,8 +20,8 @@ def check_can_end(rules: StepRules) -> None:
     todo = list(range(len(stages)))
     while todo:
         stage = todo.pop()
-        while instructions := stages[stage].handle(ROOM):
-            destination = rules.placement.destination(stage, instructions[0].task)  # type: ignore[union-attr]
+        while dispatch := stages[stage].handle(ROOM):
+            destination = rules.placement.destination(stage, dispatch.task)
             if destination is not None:
                 stages[destination[0]].handle(Arrived(destination[1]))
                 todo.append(destination[0])

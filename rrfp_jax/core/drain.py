@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from rrfp_jax.core.hints import Hint, Only, Runnable
+from rrfp_jax.core.hints import Hint, HintView, Only
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
 
 HELD = {FORWARD: 1, BACKWARD: -1, INPUT: 0, WEIGHT: -1}
@@ -65,7 +65,7 @@ class Drain(Hint):
                     order += [Task(kind, c, j) for kind in kinds]
         return DrainState(self.hint.start(stage, placement, microbatches), 0, tuple(order))
 
-    def choose(self, state: DrainState, ready: Runnable) -> tuple[Task, DrainState] | None:
+    def choose(self, state: DrainState, ready: HintView) -> tuple[Task, DrainState] | None:
         """As the hint below the limit; at it, what drains."""
         inner, held, order = state
         if held < self.limit:

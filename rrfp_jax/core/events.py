@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import NamedTuple, TypeAlias
 
-from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.tasks import Input, Task
 
 
 class Arrived(NamedTuple):
-    """The input of `task` from another virtual stage is here, complete and without error."""
+    """An input from another virtual stage is here, complete and without error."""
 
-    task: Task
+    input: Input
 
     def __str__(self) -> str:
-        return f"arrived {self.task}"
+        return f"arrived {self.input}"
 
 
 class Room(NamedTuple):
@@ -40,20 +40,20 @@ class Chosen(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """Run the program of `task`; its output, if another stage needs it, is offered at once."""
+    """The one instruction: run the program of `task`, then add gradients of its chunk to the accumulator.
+
+    The task's output, if another stage needs it, is offered at once.
+
+    Attributes:
+        additions: the microbatches whose gradients are added, in this order: computed by this task, or parked
+            before it.
+    """
 
     task: Task
-
-
-class Accumulate(NamedTuple):
-    """Add this microbatch's gradient of `chunk`, just computed or parked before, to the accumulator."""
-
-    chunk: int
-    microbatch: int
+    additions: tuple[int, ...] = ()
 
 
 Event: TypeAlias = Arrived | Room | Chosen
-Instruction: TypeAlias = Dispatch | Accumulate
 
 ROOM = Room()
 
@@ -65,6 +65,5 @@ class ScheduleError(RuntimeError):
 class IllegalEvent(RuntimeError):
     """An event that the rules exclude. The scheduler's state is unchanged."""
 
-    def __init__(self, stage: int, event: object, expected: str, history: Iterable[object]) -> None:
-        recent = ", ".join(str(item) for item in history) or "nothing yet"
-        super().__init__(f"stage {stage}: '{event}' is illegal: expected {expected}; recently: {recent}")
+    def __init__(self, stage: int, event: object, expected: str, history: str) -> None:
+        super().__init__(f"stage {stage}: '{event}' is illegal: expected {expected}; {history}")

@@ -1,12 +1,12 @@
 """Hints: they rank what is ready, and never make a stage wait.
 
 A hint is a frozen object with two pure methods: `start` gives its state at the beginning of a step, and
-`choose(state, ready)` gives the task to run and the state after it, or None. It may ask `ready` for the
-best ready task of a direction, or about a given task, and it decides nothing else: a task that cannot run
-now is never seen by it, so a hint cannot wait.
+`choose(state, ready)` gives the task to run and the state after it, or None. `ready` is a view of the stage
+that only answers questions: for the best task of a direction that may run, or about a given task. A task that
+cannot run now is not in it, so a hint cannot wait.
 
-The directions are FORWARD, BACKWARD (a stage's B or I, whichever it has) and WEIGHT. Within one, ties go as
-in the paper's appendix A: forward the lowest chunk first, backward the highest, then the lowest microbatch.
+Within a direction, ties go as in the paper's appendix A: forward the lowest chunk first, backward the
+highest, then the lowest microbatch.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Placement, Task
+from rrfp_jax.core.tasks import WEIGHT, Direction, Placement, Task
+
+DIRECTIONS = tuple(Direction)
 
 
-class Runnable(Protocol):
-    """The tasks that may be dispatched now: ready, admitted, and with room for their gradient."""
+class HintView(Protocol):
+    """The tasks that may be dispatched now: ready, admitted, and with a place for their gradient."""
 
-    def first(self, direction: Kind) -> Task | None:
+    def first(self, direction: Direction) -> Task | None:
         """The best runnable task of a direction in tie order, or None."""
 
-    def runnable(self, direction: Kind) -> Iterator[Task]:
+    def runnable(self, direction: Direction) -> Iterator[Task]:
         """All runnable tasks of a direction in tie order."""
 
     def was_dispatched(self, task: Task) -> bool:
@@ -39,19 +41,19 @@ class Runnable(Protocol):
 class Only:
     """Some of a stage's runnable tasks, as if there were no others."""
 
-    ready: Runnable
+    ready: HintView
     wanted: Callable[[Task], bool]
 
-    def first(self, direction: Kind) -> Task | None:
-        """See `Runnable.first`."""
+    def first(self, direction: Direction) -> Task | None:
+        """See `HintView.first`."""
         return next(self.runnable(direction), None)
 
-    def runnable(self, direction: Kind) -> Iterator[Task]:
-        """See `Runnable.runnable`."""
+    def runnable(self, direction: Direction) -> Iterator[Task]:
+        """See `HintView.runnable`."""
         return filter(self.wanted, self.ready.runnable(direction))
 
     def was_dispatched(self, task: Task) -> bool:
-        """See `Runnable.was_dispatched`."""
+        """See `HintView.was_dispatched`."""
         return self.ready.was_dispatched(task)
 
     def __contains__(self, task: Task) -> bool:
@@ -76,7 +78,7 @@ class Hint(ABC):
         return None
 
     @abstractmethod
-    def choose(self, state: Any, ready: Runnable) -> tuple[Task, Any] | None:
+    def choose(self, state: Any, ready: HintView) -> tuple[Task, Any] | None:
         """The task to run now and the state once it has been dispatched; None if nothing is runnable."""
 
 
@@ -84,14 +86,14 @@ class Hint(ABC):
 class _Rounds(Hint):
     """Rounds of one ready task of each of two directions; with one of them ready, that one."""
 
-    first: Kind
-    second: Kind
+    first: Direction
+    second: Direction
 
-    def start(self, stage: int, placement: Placement, microbatches: int) -> Kind:
+    def start(self, stage: int, placement: Placement, microbatches: int) -> Direction:
         """The direction whose turn it is."""
         return self.first
 
-    def choose(self, state: Kind, ready: Runnable) -> tuple[Task, Kind] | None:
+    def choose(self, state: Direction, ready: HintView) -> tuple[Task, Direction] | None:
         """The direction whose turn it is if it has a runnable task, else the other one."""
         other = self.second if state is self.first else self.first
         if (task := ready.first(state)) is not None:
@@ -105,16 +107,16 @@ class _Rounds(Hint):
 class BF(_Rounds):
     """Rounds of one ready B, then one ready F; with one direction ready, that one (paper, section 5)."""
 
-    first: Kind = BACKWARD
-    second: Kind = FORWARD
+    first: Direction = Direction.BACKWARD
+    second: Direction = Direction.FORWARD
 
 
 @dataclass(frozen=True)
 class FB(_Rounds):
     """Rounds of one ready F, then one ready B (paper, Table 7)."""
 
-    first: Kind = FORWARD
-    second: Kind = BACKWARD
+    first: Direction = Direction.FORWARD
+    second: Direction = Direction.BACKWARD
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,10 @@ class BFW(BF):
         chunks = [c for c in range(placement.chunks) if placement.virtual_stage(stage, c) > 0]
         return [(c, j) for c in chunks for j in range(microbatches)]
 
-    def choose(self, state: Kind, ready: Runnable) -> tuple[Task, Kind] | None:
+    def choose(self, state: Direction, ready: HintView) -> tuple[Task, Direction] | None:
         """B and F in turns, else W."""
         choice = super().choose(state, ready)
-        if choice is None and (task := ready.first(WEIGHT)) is not None:
+        if choice is None and (task := ready.first(Direction.WEIGHT)) is not None:
             return task, self.first
         return choice
 
@@ -141,9 +143,9 @@ class BFW(BF):
 class _Priority(Hint):
     """Always the first direction of a list that has a runnable task."""
 
-    directions: tuple[Kind, ...]
+    directions: tuple[Direction, ...]
 
-    def choose(self, state: None, ready: Runnable) -> tuple[Task, None] | None:
+    def choose(self, state: None, ready: HintView) -> tuple[Task, None] | None:
         """By direction, then in tie order."""
         for direction in self.directions:
             if (task := ready.first(direction)) is not None:
@@ -155,14 +157,14 @@ class _Priority(Hint):
 class BPriority(_Priority):
     """A ready B before any F (paper, Table 7)."""
 
-    directions: tuple[Kind, ...] = (BACKWARD, FORWARD)
+    directions: tuple[Direction, ...] = (Direction.BACKWARD, Direction.FORWARD)
 
 
 @dataclass(frozen=True)
 class FPriority(_Priority):
     """A ready F before any B (paper, Table 7)."""
 
-    directions: tuple[Kind, ...] = (FORWARD, BACKWARD)
+    directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -180,11 +182,11 @@ class Ranked(Hint):
         """The stage's order, and how many of its first tasks are past."""
         return tuple(self.order.order(stage, placement, microbatches)), 0
 
-    def choose(self, state: tuple[tuple[Task, ...], int], ready: Runnable) -> tuple[Task, Any] | None:
+    def choose(self, state: tuple[tuple[Task, ...], int], ready: HintView) -> tuple[Task, Any] | None:
         """Scan on from the first task that is not past."""
         order, at = state
         while at < len(order) and ready.was_dispatched(order[at]):
             at += 1
-        if all(ready.first(direction) is None for direction in (FORWARD, BACKWARD, WEIGHT)):
+        if all(ready.first(direction) is None for direction in DIRECTIONS):
             return None
         return next(((task, (order, at)) for task in order[at:] if task in ready), None)

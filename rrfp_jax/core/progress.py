@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Input, Kind, Placement, Task
 
 WAITING, READY, DISPATCHED = range(3)
 
@@ -37,36 +37,36 @@ class Row:
     Attributes:
         tasks: by microbatch, as they are called on this stage.
         states: by microbatch, WAITING, READY or DISPATCHED.
-        ready: how many are ready.
+        first: the ready task of the lowest microbatch, or None.
         arrives: whether their inputs come from another virtual stage.
         mixed: whether both B's and I's are among them.
     """
 
-    __slots__ = ("_floor", "arrives", "mixed", "ready", "states", "tasks")
+    __slots__ = ("arrives", "first", "mixed", "states", "tasks")
 
     def __init__(self, tasks: Sequence[Task], arrives: bool, mixed: bool = False) -> None:
         self.tasks = tasks
         self.arrives = arrives
         self.states = bytearray(len(tasks))
-        self.ready = 0
+        self.first: Task | None = None
         self.mixed = mixed
-        self._floor = len(tasks)  # none below it is ready
 
     def make_ready(self, microbatch: int) -> None:
         """Note that a waiting task can run."""
         self.states[microbatch] = READY
-        self.ready += 1
-        if microbatch < self._floor:  # noqa: PLR1730  (a call of min takes thrice as long)
-            self._floor = microbatch
+        if self.first is None or microbatch < self.first.microbatch:
+            self.first = self.tasks[microbatch]
 
-    def first(self) -> Task:
-        """The ready task of the lowest microbatch; there must be one."""
-        self._floor = lowest = self.states.index(READY, self._floor)
-        return self.tasks[lowest]
+    def dispatch(self, microbatch: int) -> None:
+        """Note that a ready task runs."""
+        self.states[microbatch] = DISPATCHED
+        if self.first is not None and microbatch == self.first.microbatch:
+            following = self.states.find(READY, microbatch + 1)
+            self.first = self.tasks[following] if following >= 0 else None
 
     def __iter__(self) -> Iterator[Task]:
         """The ready tasks, the lowest microbatch first."""
-        at = self.states.find(READY, self._floor)
+        at = -1 if self.first is None else self.first.microbatch
         while at >= 0:
             yield self.tasks[at]
             at = self.states.find(READY, at + 1)
@@ -108,9 +108,14 @@ class Progress:
         ]
         self.weights = [Row(tasks, False) for tasks in names[WEIGHT]]
         self.ranked = {  # best chunk first, by the paper's tie order (appendix A)
-            FORWARD: self.forwards,
-            BACKWARD: self.backwards[::-1],
-            WEIGHT: self.weights[::-1],
+            Direction.FORWARD: self.forwards,
+            Direction.BACKWARD: self.backwards[::-1],
+            Direction.WEIGHT: self.weights[::-1],
+        }
+        self._of = {
+            Direction.FORWARD: self.forwards,
+            Direction.BACKWARD: self.backwards,
+            Direction.WEIGHT: self.weights,
         }
         self._rows = {
             FORWARD: self.forwards,
@@ -131,27 +136,27 @@ class Progress:
 
     def __contains__(self, task: Task) -> bool:
         known = 0 <= task.chunk < self._chunks and 0 <= task.microbatch < self._microbatches
-        return known and self.named(task) == task
+        return known and self._rows[task.kind][task.chunk].tasks[task.microbatch] == task
 
     def key(self) -> bytes:
         """The states of all tasks; two stages that differ in nothing else are as far as each other."""
         return b"".join(row.states for row in chain(self.forwards, self.backwards, self.weights))
 
-    def named(self, task: Task) -> Task:
-        """The task that runs here for one named by its direction: B may be I."""
-        return self._rows[task.kind][task.chunk].tasks[task.microbatch]
+    def task_for(self, direction: Direction, chunk: int, microbatch: int) -> Task:
+        """The task that runs here for a direction: for BACKWARD, B or I."""
+        return self._of[direction][chunk].tasks[microbatch]
 
-    def arrive(self, task: Task) -> str | None:
-        """File the arrival of a task's input; what was expected instead, if it cannot happen now."""
-        kind, chunk, microbatch = task
+    def arrive(self, arrived: Input) -> str | None:
+        """File the arrival of an input; what was expected instead, if it cannot happen now."""
+        direction, chunk, microbatch = arrived
         if not (0 <= chunk < self._chunks and 0 <= microbatch < self._microbatches):
             return f"chunk < {self._chunks} and microbatch < {self._microbatches}"
-        row = self._rows[kind][chunk]
-        if not row.arrives or kind is INPUT:
+        row = self._of[direction][chunk]
+        if not row.arrives:
             return "F or B whose input comes from another virtual stage"
         if row.states[microbatch] != WAITING:
             return "each input once"
-        if kind is BACKWARD:
+        if direction is Direction.BACKWARD:
             if self.forwards[chunk].states[microbatch] != DISPATCHED:
                 return "a gradient only after the microbatch's own forward"
             if self._forward_only:
@@ -163,8 +168,7 @@ class Progress:
         """Note that a ready task runs, and what becomes ready by that on this stage."""
         kind, chunk, microbatch = task
         row = self._rows[kind][chunk]
-        row.states[microbatch] = DISPATCHED
-        row.ready -= 1
+        row.dispatch(microbatch)
         if kind is FORWARD:
             if not self.backwards[chunk].arrives and not self._forward_only:
                 self.backwards[chunk].make_ready(microbatch)
@@ -192,7 +196,7 @@ class Progress:
         for row in chain(self.forwards, self.backwards, self.weights):
             ready = [task for task, state in zip(row.tasks, row.states, strict=True) if state == READY]
             assert list(row) == ready
-            assert row.ready == len(ready)
+            assert row.first == next(iter(ready), None)
         for forward, backward, weight in zip(self.forwards, self.backwards, self.weights, strict=True):
             for j, task in enumerate(backward.tasks):
                 assert backward.states[j] == WAITING or forward.states[j] == DISPATCHED, "B before its F"

@@ -1,51 +1,37 @@
 """Whether decisions can be had again: what a scheduler was told, told to another one.
 
-A scheduler reads no clock and draws nothing, so the same events must bring the same instructions. `Driver`
-takes `LoggedScheduler` in place of `StageScheduler` to keep a run's events; without it nothing is kept.
+A scheduler reads no clock and draws nothing, so the same events must bring the same answers. Its log
+(core/log.py) is always on, so whatever has just run can be replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rrfp_jax.core.events import Event, Instruction
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.step_rules import Budget, StepRules
-
-
-class LoggedScheduler(StageScheduler):
-    """A stage scheduler that keeps what it was told and what it answered.
-
-    Attributes:
-        budget: its own.
-        log: each event with the instructions that followed.
-    """
-
-    def __init__(self, stage: int, rules: StepRules, budget: Budget | None = None) -> None:
-        super().__init__(stage, rules, budget)
-        self.budget = budget
-        self.log: list[tuple[Event, Sequence[Instruction]]] = []
-
-    def handle(self, event: Event) -> tuple[Instruction, ...]:
-        """See `StageScheduler.handle`."""
-        instructions = super().handle(event)
-        self.log.append((event, instructions))
-        return instructions
 
 
 class ReplayError(RuntimeError):
-    """The same events brought other instructions."""
+    """The same events brought another answer."""
 
 
-def replay(logged: LoggedScheduler) -> None:
+def replay(logged: StageScheduler) -> StageScheduler:
     """Tell a new scheduler of the same rules the same events, and compare every answer.
+
+    Returns:
+        The new scheduler, in the state of the other one.
 
     Raises:
         ReplayError: naming the first event whose answer differs.
+        ValueError: the log no longer begins with the step.
         IllegalEvent, ScheduleError: see `StageScheduler.handle`.
     """
+    if not logged.log.whole:
+        raise ValueError(
+            f"stage {logged.stage}: the log holds only the latest {len(logged.log.events)} events, and a "
+            "replay must begin with the step: give the scheduler a class with `kept = None`"
+        )
     scheduler = StageScheduler(logged.stage, logged.rules, logged.budget)
     for number, (event, before) in enumerate(logged.log):
         now = scheduler.handle(event)
         if now != before:
             raise ReplayError(f"stage {logged.stage}, event {number}, {event}: {before} before, {now} now")
+    return scheduler

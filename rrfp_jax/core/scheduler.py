@@ -16,38 +16,36 @@ its B or W on every chunk, or, in a forward-only pass, its F on every chunk.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission
-from rrfp_jax.core.events import (
-    Chosen,
-    Dispatch,
-    Event,
-    IllegalEvent,
-    Instruction,
-    Room,
-    ScheduleError,
-)
+from rrfp_jax.core.events import Chosen, Dispatch, Event, IllegalEvent, Room, ScheduleError
 from rrfp_jax.core.hints import Only
+from rrfp_jax.core.log import KEPT, EventLog
 from rrfp_jax.core.orders import FixedOrder, planned_order
-from rrfp_jax.core.progress import DISPATCHED, READY, Progress, Row
+from rrfp_jax.core.progress import DISPATCHED, READY, Progress
+from rrfp_jax.core.runnable import RunnableTasks
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
+from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Task
 
 
 class StageScheduler:
     """Decides what one stage runs in one step. `handle` is the only method that changes it.
 
     Attributes:
+        stage, rules, budget: as given.
         tasks: how many there are in the step.
+        view: what its hint sees of it; asking changes nothing.
+        log: its latest events and answers.
         admission: the rule that admits microbatches; the tests try unsafe ones.
+        kept: events that the log holds; None for all.
     """
 
     admission: ClassVar[type[Admission]] = Admission
+    kept: ClassVar[int | None] = KEPT
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None = None) -> None:
         """A new step.
@@ -62,8 +60,7 @@ class StageScheduler:
                 budget with the drain, which knows only numbers of microbatches.
         """
         placement, microbatches = rules.placement, rules.microbatches
-        self.stage = stage
-        self.rules = rules
+        self.stage, self.rules, self.budget = stage, rules, budget
         self._hint = hint = rules.hint
         self._state: Any = None
         self._order: Sequence[Task] = ()
@@ -85,12 +82,13 @@ class StageScheduler:
                 raise ValueError("backpressure='drain' with a budget in bytes: choose 'admission'")
             self._admissions.append(self.admission(budget.costs, budget.limit if hint else None))
         self._accumulator = Accumulator(placement.chunks, rules.accumulation, rules.spare_gradients)
+        self.view = RunnableTasks(self._progress, self._admissions, self._accumulator)
         self._forward_only = rules.forward_only
         self._releases = [placement.chunks] * microbatches  # releasing tasks to go, per microbatch
         per_microbatch = placement.chunks * (1 if rules.forward_only else 2)
         self.tasks = self._remaining = microbatches * per_microbatch + self._progress.splits
-        self._offered: Task | None = None  # the latest answer of `first`
-        self._history: deque[object] = deque(maxlen=12)
+        self.log = EventLog(self.kept)
+        self._note_event, self._note_answer = self.log.events.append, self.log.answers.append
 
     @property
     def finished(self) -> bool:
@@ -117,7 +115,7 @@ class StageScheduler:
             return "nothing: all dispatched"
         if self._hint is None:
             return f"{self._order[self.tasks - self._remaining]}, next in the fixed order"
-        if (task := self.first(BACKWARD) or self.first(FORWARD) or self.first(WEIGHT)) is not None:
+        if (task := self.view.anything()) is not None:
             return f"nothing: {task} can run"
         ready = self.ready_tasks()
         if ready:
@@ -126,8 +124,8 @@ class StageScheduler:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         return f"the input of {', '.join(missing[:3])}{more}"
 
-    def handle(self, event: Event) -> tuple[Instruction, ...]:
-        """Take in one event; what the driver must do now, in order.
+    def handle(self, event: Event) -> Dispatch | None:
+        """Take in one event; what the driver must do now, if anything. Only room leads to a dispatch.
 
         Raises:
             IllegalEvent: the event cannot happen in a correct run; the state is unchanged.
@@ -136,16 +134,17 @@ class StageScheduler:
         if isinstance(event, Room):
             choice = self._choose(event.late)
             if choice is None:
-                return ()
+                return None
             task, self._state = choice
-            return self._dispatch(task)
+            return self._dispatch(task, event)
         if isinstance(event, Chosen):
             return self._obey(event)
-        expected = self._progress.arrive(event.task)
+        expected = self._progress.arrive(event.input)
         if expected is not None:
             raise self.illegal(event, expected)
-        self._history.append(event)
-        return ()
+        self._note_event(event)
+        self._note_answer(None)
+        return None
 
     def choice(self) -> Task | None:
         """What would be dispatched on `Room` now.
@@ -158,93 +157,51 @@ class StageScheduler:
 
     def illegal(self, event: object, expected: str) -> IllegalEvent:
         """The error for an event that the rules exclude, with what came before it."""
-        return IllegalEvent(self.stage, event, expected, self._history)
+        about = getattr(event, "input", None) or getattr(event, "task", None)
+        history = f"recently: {self.log.recently()}"
+        if about is not None:
+            story = self.log.story(about.microbatch)
+            history = f"of microbatch {about.microbatch} so far: {story}; {history}"
+        return IllegalEvent(self.stage, event, expected, history)
 
     def key(self) -> Hashable:
         """All that its future depends on: with equal keys, schedulers of one stage and step act alike."""
         return self._progress.key(), self._state
 
-    # The view that a hint gets of this stage (hints.Runnable).
-
-    def first(self, direction: Kind) -> Task | None:
-        """The best runnable task of a direction in tie order."""
-        for row in self._progress.ranked[direction]:
-            if row.ready:
-                task = row.first()
-                found = task if self._runnable(task) else self._runnable_beyond(row)
-                if found is not None:
-                    self._offered = found
-                    return found
-        return None
-
-    def runnable(self, direction: Kind) -> Iterator[Task]:
-        """All runnable tasks of a direction in tie order."""
-        return filter(self._runnable, chain(*self._progress.ranked[direction]))
-
-    def was_dispatched(self, task: Task) -> bool:
-        """Whether a task of this stage is past."""
-        return self._progress.state(task) == DISPATCHED
-
-    def __contains__(self, task: Task) -> bool:
-        return self._progress.state(task) == READY and self._runnable(task)
-
-    def named(self, task: Task) -> Task:
-        """The task that runs here for one named by its direction: B may be I."""
-        return self._progress.named(task)
-
-    def _runnable(self, task: Task) -> bool:
-        """Whether a ready task is also admitted, or has a place for its gradient."""
-        kind, chunk, microbatch = task
-        if kind is FORWARD:
-            if chunk == 0:
-                for admission in self._admissions:
-                    if not admission.admits(microbatch):
-                        return False
-            return True
-        return kind is INPUT or self._accumulator.accepts(chunk, microbatch)
-
-    def _runnable_beyond(self, row: Row) -> Task | None:
-        """The lowest runnable task of a row whose lowest ready one is refused."""
-        for task in row:
-            if self._runnable(task):
-                return task
-            if task.kind is FORWARD:
-                if any(admission.refuses_beyond(task.microbatch) for admission in self._admissions):
-                    return None
-            elif not row.mixed:
-                return None  # see Accumulator.accepts
-        return None
+    def task_for(self, direction: Direction, chunk: int, microbatch: int) -> Task:
+        """The task that runs here for a direction: for BACKWARD, B or I."""
+        return self._progress.task_for(direction, chunk, microbatch)
 
     def _choose(self, late: Collection[Task] = ()) -> tuple[Task, Any] | None:
         """The task to run now and the hint's state after it, the late ones only if nothing else can run."""
         if self._hint is None:
             task = self._order[self.tasks - self._remaining] if self._remaining else None
-            return (task, None) if task is not None and task in self else None
-        choice = self._offered = None
+            return (task, None) if task is not None and task in self.view else None
+        choice = None
         if late:
-            choice = self._hint.choose(self._state, Only(self, lambda task: task not in late))
+            choice = self._hint.choose(self._state, Only(self.view, lambda task: task not in late))
         if choice is None:
-            choice = self._hint.choose(self._state, self)
+            choice = self._hint.choose(self._state, self.view)
         if choice is None:
-            waiting = self.first(BACKWARD) or self.first(FORWARD) or self.first(WEIGHT)
+            waiting = self.view.anything()
             if waiting is not None and not self._hint.waits:
                 raise ScheduleError(
                     f"{self._hint} chose nothing on stage {self.stage} while {waiting} can run"
                 )
             return None
-        if choice[0] is not self._offered and choice[0] not in self:
+        if choice[0] not in self.view:
             raise ScheduleError(f"{self._hint} chose {choice[0]} on stage {self.stage}, which cannot run now")
         return choice
 
-    def _obey(self, event: Chosen) -> tuple[Instruction, ...]:
+    def _obey(self, event: Chosen) -> Dispatch | None:
         state = self._progress.state(event.task) if event.task in self._progress else DISPATCHED
         if state == DISPATCHED:
             raise self.illegal(event, "a task of the step, each once")
-        return self._dispatch(event.task) if state == READY else ()
+        return self._dispatch(event.task, event) if state == READY else None
 
-    def _dispatch(self, task: Task) -> tuple[Instruction, ...]:
+    def _dispatch(self, task: Task, event: Event) -> Dispatch:
         kind, chunk, microbatch = task
-        self._history.append(task)
+        additions: tuple[int, ...] = ()
         self._remaining -= 1
         self._progress.dispatch(task)
         if kind is FORWARD:
@@ -255,8 +212,11 @@ class StageScheduler:
                 self._release(microbatch)
         elif kind is not INPUT:
             self._release(microbatch)
-            return (Dispatch(task), *self._accumulator.add(chunk, microbatch))
-        return (Dispatch(task),)
+            additions = self._accumulator.add(chunk, microbatch)
+        dispatch = Dispatch(task, additions)
+        self._note_event(event)
+        self._note_answer(dispatch)
+        return dispatch
 
     def _release(self, microbatch: int) -> None:
         self._releases[microbatch] -= 1

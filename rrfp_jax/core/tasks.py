@@ -37,6 +37,26 @@ class Kind(IntEnum):
         """The one-letter name used in schedules and traces."""
         return "FBIW"[self]
 
+    @property
+    def direction(self) -> Direction:
+        """What it is for."""
+        return DIRECTIONS[self]
+
+
+class Direction(IntEnum):
+    """What a task is for, however the backward is cut: numbered as the kind of the same name.
+
+    Hints rank by direction, and inputs are addressed by it: whoever sends a gradient does not know whether B
+    or I takes it.
+    """
+
+    FORWARD = 0  # F
+    BACKWARD = 1  # B or I, whichever a virtual stage runs for a microbatch
+    WEIGHT = 3  # W
+
+
+DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.BACKWARD, Direction.WEIGHT)
+"""By kind."""
 
 FORWARD, BACKWARD, INPUT, WEIGHT = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
 
@@ -53,6 +73,31 @@ class Task(NamedTuple):
     def __str__(self) -> str:
         suffix = f".{self.chunk}" if self.chunk else ""
         return f"{self.kind.letter}{self.microbatch}{suffix}"
+
+    @property
+    def input(self) -> Input:
+        """What it takes from another virtual stage, if its place in the model needs that."""
+        kind, chunk, microbatch = self
+        return Input(DIRECTIONS[kind], chunk, microbatch)
+
+
+class Input(NamedTuple):
+    """What a chunk gets from another virtual stage: the activation for its F, the gradient for its B or I."""
+
+    direction: Direction
+    chunk: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return str(Task(Kind(self.direction), self.chunk, self.microbatch))
+
+
+class Output(NamedTuple):
+    """What a chunk gives to another virtual stage: the activation of its F, the gradient of its B or I."""
+
+    direction: Direction
+    chunk: int
+    microbatch: int
 
 
 @dataclass(frozen=True)
@@ -94,28 +139,25 @@ class Placement:
             return v > 0
         return task.kind is not WEIGHT and v < self.last
 
-    def destination(self, stage: int, task: Task) -> tuple[int, Task] | None:
-        """The (stage, task) that this task's output makes ready on another virtual stage; None if none.
-
-        A gradient is addressed to the receiver's B, which may run as I and W there: what it is called is the
-        sender's business no more than how the sender computed it.
-        """
-        if task.kind is WEIGHT:
+    def destination(self, stage: int, task: Task) -> tuple[int, Input] | None:
+        """The stage that needs this task's output, and what it is there; None if no virtual stage does."""
+        direction = task.kind.direction
+        if direction is Direction.WEIGHT:
             return None
-        forward = task.kind is FORWARD
-        v = self.virtual_stage(stage, task.chunk) + (1 if forward else -1)
+        v = self.virtual_stage(stage, task.chunk) + (1 if direction is Direction.FORWARD else -1)
         if not 0 <= v <= self.last:
             return None
         to, chunk = self.place(v)
-        return to, Task(FORWARD if forward else BACKWARD, chunk, task.microbatch)
+        return to, Input(direction, chunk, task.microbatch)
 
-    def source(self, stage: int, task: Task) -> tuple[int, Task] | None:
-        """The (stage, task) whose output this F or B waits for; the inverse of `destination`."""
-        if task.kind is WEIGHT or not self.needs_arrival(stage, task):
+    def source(self, stage: int, wanted: Input) -> tuple[int, Output] | None:
+        """The stage that sends an input, and what it is there; None at the ends of the model."""
+        direction, chunk, microbatch = wanted
+        if not self.needs_arrival(stage, Task(Kind(direction), chunk, microbatch)):
             return None
-        forward = task.kind is FORWARD
-        sender, chunk = self.place(self.virtual_stage(stage, task.chunk) - (1 if forward else -1))
-        return sender, Task(FORWARD if forward else BACKWARD, chunk, task.microbatch)
+        v = self.virtual_stage(stage, chunk) - (1 if direction is Direction.FORWARD else -1)
+        sender, chunk = self.place(v)
+        return sender, Output(direction, chunk, microbatch)
 
     def _reversed(self, chunk: int) -> bool:
         return self.shape == "v" and chunk % 2 == 1

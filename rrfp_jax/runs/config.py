@@ -15,10 +15,11 @@ import numpy as np
 import optax
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.group.group import GroupProtocol
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runtime.driver.delays import Delays
-from rrfp_jax.runtime.group.agreement import CarrierName, Protocol, Terms
+from rrfp_jax.runtime.group.agreement import CarrierName, Terms
 from rrfp_jax.runtime.memory.budget import parse_setting
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -84,7 +85,7 @@ class RunConfig(ABC):
     on_nonfinite: OnNonfinite = "stop"
     loss_scale: str | float | None = None
     agreement: CarrierName = "kv"
-    protocol: Protocol = "leader"
+    protocol: GroupProtocol = "leader"
     seed: int = 0
     validate_every: int = 0
     stall_seconds: float = 300.0

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from rrfp_jax.core.events import Arrived
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Kind, Task
 
 Routes: TypeAlias = "Mapping[Kind, Sequence[tuple[Device, Sequence[Arrived]] | None]]"
 
@@ -24,7 +24,7 @@ class Device:
         waiting: what has to happen as soon as it does not compute, if links are synchronous.
         free: when it ends the last of its tasks (s).
         busy: for how long it has computed, to the end of the last of its tasks (s).
-        ready: when each task became ready, `[kind][chunk][microbatch]` (s).
+        ready: when each task became ready, `[kind or direction][chunk][microbatch]` (s).
         routes: where outputs go, `[kind][chunk]`: the device, and the event there, by microbatch.
     """
 
@@ -38,14 +38,19 @@ class Device:
         self.waiting: list[Callable[[float], None]] = []
         chunks, microbatches = rules.placement.chunks, rules.microbatches
         forward, backward, weight = ([[0.0] * microbatches for _ in range(chunks)] for _ in range(3))
-        self.ready = {FORWARD: forward, BACKWARD: backward, INPUT: backward, WEIGHT: weight}
+        self.ready: dict[Kind | Direction, list[list[float]]] = {
+            **{FORWARD: forward, BACKWARD: backward, INPUT: backward, WEIGHT: weight}
+        }
         self.routes: Routes = {}
 
 
 def connect(devices: Sequence[Device], rules: StepRules) -> None:
     """Give every device its routes."""
     placement, chunks = rules.placement, range(rules.placement.chunks)
-    arrivals = {k: [list(map(Arrived, row)) for row in rules.names[k]] for k in (FORWARD, BACKWARD)}
+    arrivals = {
+        kind.direction: [[Arrived(task.input) for task in row] for row in rules.names[kind]]
+        for kind in (FORWARD, BACKWARD)
+    }
 
     def route(stage: int, task: Task) -> tuple[Device, Sequence[Arrived]] | None:
         destination = placement.destination(stage, task)

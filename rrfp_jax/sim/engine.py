@@ -116,10 +116,10 @@ class _Simulation:
 
     def _offer_room(self, now: float, device: Device) -> None:
         while device.tasks == 0 or (device.tasks < self._depth and now >= device.free - self._lead):
-            instructions = device.scheduler.handle(ROOM)
-            if not instructions:
+            dispatch = device.scheduler.handle(ROOM)
+            if dispatch is None:
                 return
-            self._dispatch(now, device, instructions[0].task)  # type: ignore[union-attr]
+            self._dispatch(now, device, dispatch.task)
 
     def _dispatch(self, now: float, device: Device, task: Task) -> None:
         kind, chunk, microbatch = task
@@ -159,8 +159,8 @@ class _Simulation:
 
     def _arrived(self, now: float, device: Device, arrival: Arrived) -> None:
         device.scheduler.handle(arrival)
-        kind, chunk, microbatch = arrival.task
-        device.ready[kind][chunk][microbatch] = now
+        direction, chunk, microbatch = arrival.input
+        device.ready[direction][chunk][microbatch] = now
         self._wake(now, device)
 
 

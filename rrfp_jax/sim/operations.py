@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
+from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Task
 
 
 @dataclass(eq=False, slots=True)
@@ -65,7 +65,7 @@ def operations(rules: StepRules, costs: Costs) -> list[Operation]:
         for stage, chunk in places:
             last = add(stage, Task(FORWARD, chunk, j), last)
         for stage, chunk in () if rules.forward_only else reversed(places):
-            last = add(stage, stages[stage].named(Task(BACKWARD, chunk, j)), last)
+            last = add(stage, stages[stage].task_for(Direction.BACKWARD, chunk, j), last)
             if last.task.kind is INPUT:
                 add(stage, Task(WEIGHT, chunk, j), last)
     for operation in reversed(found):

@@ -13,13 +13,14 @@ import optax
 
 from rrfp_jax.checkpoint.checkpoint import OnError
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.group.group import GroupProtocol
 from rrfp_jax.core.measure.cost_table import measured
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.group.agreement import CarrierName, Protocol, Terms
+from rrfp_jax.runtime.group.agreement import CarrierName, Terms
 from rrfp_jax.runtime.memory.budget import Setting, parse_setting
 from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.mesh.topology import Mesh
@@ -104,7 +105,7 @@ class Trainer:
         on_nonfinite: OnNonfinite = "stop",
         loss_scale: float | str | LossScale | None = None,
         agreement: CarrierName = "kv",
-        protocol: Protocol = "leader",
+        protocol: GroupProtocol = "leader",
         seed: int = 0,
         init: InitFunction | None = None,
         on_step: Callable[[Report], None] | None = None,

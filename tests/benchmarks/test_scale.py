@@ -6,7 +6,7 @@ from benchmarks.studies.scale.carriers import Processors, Socket, Store
 from benchmarks.studies.scale.costs import MessageCosts
 from benchmarks.studies.scale.groups import Grouped, simulate
 from rrfp_jax.core.group.group import recipients
-from rrfp_jax.core.group.leader import Decision, Report
+from rrfp_jax.core.group.messages import Decision, Report
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.sim.agenda import Agenda
 

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission
-from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch, IllegalEvent, ScheduleError
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch, IllegalEvent, ScheduleError
 from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Direction, Placement, Task
 from tests.support.interleave import World
 
 
@@ -72,37 +72,38 @@ class TestBF:
     def run(self, *events, stage=1, **kwargs):
         scheduler, ran = StageScheduler(stage, rules(**kwargs)), []
         for event in events:
-            ran += [i.task for i in scheduler.handle(event) if isinstance(i, Dispatch)]
+            dispatch = scheduler.handle(event)
+            ran += [dispatch.task] if dispatch else []
             scheduler.check_invariants()
         return names(ran)
 
     def test_rounds_of_backward_then_forward(self):
-        events = [Arrived(F(0)), Arrived(F(1)), Arrived(F(2)), *[ROOM] * 6]
+        events = [Arrived(F(0).input), Arrived(F(1).input), Arrived(F(2).input), *[ROOM] * 6]
         assert self.run(*events) == "F0 B0 F1 B1 F2 B2"
 
     def test_runs_what_is_ready_whatever_its_index(self):
-        assert self.run(Arrived(F(2)), ROOM, ROOM, Arrived(F(0)), ROOM, ROOM) == "F2 B2 F0 B0"
+        assert self.run(Arrived(F(2).input), ROOM, ROOM, Arrived(F(0).input), ROOM, ROOM) == "F2 B2 F0 B0"
 
     def test_a_skipped_direction_keeps_no_credit(self):
-        first_stage = [ROOM] * 3 + [Arrived(B(0)), Arrived(B(1)), ROOM, ROOM, ROOM]
+        first_stage = [ROOM] * 3 + [Arrived(B(0).input), Arrived(B(1).input), ROOM, ROOM, ROOM]
         assert self.run(*first_stage, stage=0, microbatches=5) == "F0 F1 F2 B0 F3 B1"
 
     def test_room_without_work_is_not_kept(self):
         scheduler = StageScheduler(1, rules())
-        assert scheduler.handle(ROOM) == ()
-        assert scheduler.handle(Arrived(F(0))) == ()
-        assert scheduler.handle(ROOM) == (Dispatch(F(0)),)
+        assert scheduler.handle(ROOM) is None
+        assert scheduler.handle(Arrived(F(0).input)) is None
+        assert scheduler.handle(ROOM) == Dispatch(F(0))
 
     def test_tie_order_with_chunks(self):
         scheduler = StageScheduler(0, rules(stages=2, microbatches=2, chunks=2))
         for _ in range(2):
             scheduler.handle(ROOM)
-        scheduler.handle(Arrived(F(1, 1)))
-        scheduler.handle(Arrived(F(0, 1)))
+        scheduler.handle(Arrived(F(1, 1).input))
+        scheduler.handle(Arrived(F(0, 1).input))
         scheduler.handle(ROOM)
         scheduler.handle(ROOM)
         for task in (B(1, 1), B(0, 1)):
-            scheduler.handle(Arrived(task))
+            scheduler.handle(Arrived(task.input))
         assert names(scheduler.ready_tasks()) == "B0.1 B1.1"
 
 
@@ -110,8 +111,8 @@ class TestHint:
     def test_twenty_lines_suffice(self):
         class BackwardFirst(Hint):
             def choose(self, state, ready):
-                for kind in (BACKWARD, FORWARD):
-                    if (task := ready.first(kind)) is not None:
+                for way in (Direction.BACKWARD, Direction.FORWARD):
+                    if (task := ready.first(way)) is not None:
                         assert task in ready
                         return task, state
                 return None
@@ -122,11 +123,11 @@ class TestHint:
     def test_what_it_chooses_must_be_runnable_now(self):
         class Stubborn(Hint):
             def choose(self, state, ready):
-                task = state or ready.first(FORWARD)
+                task = state or ready.first(Direction.FORWARD)
                 return task, task
 
         scheduler = StageScheduler(0, rules(schedule=Stubborn()))
-        assert scheduler.handle(ROOM) == (Dispatch(F(0)),)
+        assert scheduler.handle(ROOM) == Dispatch(F(0))
         with pytest.raises(ScheduleError, match="chose F0 on stage 0, which cannot run now"):
             scheduler.handle(ROOM)
 
@@ -139,8 +140,8 @@ class TestHint:
 
         scheduler = StageScheduler(1, rules(schedule=Some(), spare_gradients=0))
         for j in (1, 2):
-            scheduler.handle(Arrived(F(j)))
-        ran = [instruction.task for _ in range(4) for instruction in scheduler.handle(ROOM)]
+            scheduler.handle(Arrived(F(j).input))
+        ran = [dispatch.task for _ in range(4) if (dispatch := scheduler.handle(ROOM))]
         assert names(ran) == "F1 F2 I2"
         assert scheduler.tasks == 7
 
@@ -180,23 +181,23 @@ class TestAdmission:
         """F1 would need 5 and a reserve of 4 for F0, which has not arrived; F2 needs 1 and a reserve of 5."""
         scheduler = StageScheduler(1, rules(), Budget([4, 5, 1], 6))
         for j in (1, 2):
-            scheduler.handle(Arrived(F(j)))
-        assert scheduler.handle(ROOM) == (Dispatch(F(2)),)
+            scheduler.handle(Arrived(F(j).input))
+        assert scheduler.handle(ROOM) == Dispatch(F(2))
 
     def test_limit_counts_until_the_backward_is_dispatched(self):
         scheduler = StageScheduler(0, rules(limit=2, microbatches=4))
         assert [bool(scheduler.handle(ROOM)) for _ in range(3)] == [True, True, False]
-        scheduler.handle(Arrived(B(0)))
-        assert scheduler.handle(ROOM)[0] == Dispatch(B(0))
-        assert scheduler.handle(ROOM) == (Dispatch(F(2)),)
+        scheduler.handle(Arrived(B(0).input))
+        assert scheduler.handle(ROOM) == Dispatch(B(0), additions=(0,))
+        assert scheduler.handle(ROOM) == Dispatch(F(2))
 
     def test_reserve_for_lower_microbatches(self):
         scheduler = StageScheduler(1, rules(stages=3, limit=1))
-        scheduler.handle(Arrived(F(1)))
-        assert scheduler.handle(ROOM) == ()
+        scheduler.handle(Arrived(F(1).input))
+        assert scheduler.handle(ROOM) is None
         assert "room for F1" in scheduler.awaited()
-        scheduler.handle(Arrived(F(0)))
-        assert scheduler.handle(ROOM) == (Dispatch(F(0)),)
+        scheduler.handle(Arrived(F(0).input))
+        assert scheduler.handle(ROOM) == Dispatch(F(0))
 
     def test_fixed_orders_are_not_subject_to_the_limit(self):
         scheduler = StageScheduler(0, rules(limit=1, schedule=GPipe()))
@@ -219,22 +220,22 @@ class TestAccumulation:
         scheduler = StageScheduler(1, rules(microbatches=4))
         added = []
         for j in (2, 1, 0, 3):
-            scheduler.handle(Arrived(F(j)))
+            scheduler.handle(Arrived(F(j).input))
             for _ in range(2):
-                added.append([i.microbatch for i in scheduler.handle(ROOM) if isinstance(i, Accumulate)])
-        assert added == [[], [], [], [], [], [0, 1, 2], [], [3]]
+                added.append(scheduler.handle(ROOM).additions)
+        assert added == [(), (), (), (), (), (0, 1, 2), (), (3,)]
 
     def test_a_backward_without_a_spare_buffer_waits(self):
         scheduler = StageScheduler(1, rules(microbatches=3, spare_gradients=0))
-        scheduler.handle(Arrived(F(1)))
-        assert scheduler.handle(ROOM) == (Dispatch(F(1)),)
-        assert scheduler.handle(ROOM) == ()
+        scheduler.handle(Arrived(F(1).input))
+        assert scheduler.handle(ROOM) == Dispatch(F(1))
+        assert scheduler.handle(ROOM) is None
 
     def test_arrival_adds_as_they_come(self):
         scheduler = StageScheduler(1, rules(microbatches=2, accumulation="arrival"))
-        scheduler.handle(Arrived(F(1)))
+        scheduler.handle(Arrived(F(1).input))
         scheduler.handle(ROOM)
-        assert scheduler.handle(ROOM) == (Dispatch(B(1)), Accumulate(0, 1))
+        assert scheduler.handle(ROOM) == Dispatch(B(1), additions=(1,))
 
     def test_bad_arguments(self):
         with pytest.raises(ValueError, match="'index' or 'arrival'"):
@@ -258,15 +259,17 @@ class TestIllegalEvents:
         scheduler = StageScheduler(stage, rules(stages=3))
         before = names(scheduler.ready_tasks())
         with pytest.raises(IllegalEvent, match=expected):
-            scheduler.handle(Arrived(task))
+            scheduler.handle(Arrived(task.input))
         assert names(scheduler.ready_tasks()) == before
         scheduler.check_invariants()
 
     def test_twice(self):
         scheduler = StageScheduler(1, rules())
-        scheduler.handle(Arrived(F(0)))
-        with pytest.raises(IllegalEvent, match="each input once; recently: arrived F0"):
-            scheduler.handle(Arrived(F(0)))
+        scheduler.handle(Arrived(F(0).input))
+        scheduler.handle(Arrived(F(2).input))
+        said = "each input once; of microbatch 0 so far: arrived F0; recently: arrived F0, arrived F2"
+        with pytest.raises(IllegalEvent, match=said):
+            scheduler.handle(Arrived(F(0).input))
 
 
 worlds = st.fixed_dictionaries(

@@ -2,12 +2,12 @@
 
 import pytest
 
-from rrfp_jax.core.events import ROOM, Arrived, Dispatch
+from rrfp_jax.core.events import ROOM, Arrived
 from rrfp_jax.core.hints import BF, BFW, FPriority
 from rrfp_jax.core.orders import OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+from rrfp_jax.core.tasks import Direction, Input, Placement
 
 
 def scheduler(stage=0, chunks=1, backpressure="drain", limit=1, schedule=None, budget=None, **kwargs):
@@ -26,15 +26,16 @@ def run(scheduler, *events):
     """The tasks dispatched on some events; a text is an arrival for the task of that name."""
     ran = []
     for event in events:
-        instructions = scheduler.handle(arrived(event) if isinstance(event, str) else event)
-        ran += [str(i.task) for i in instructions if isinstance(i, Dispatch)]
+        dispatch = scheduler.handle(arrived(event) if isinstance(event, str) else event)
+        ran += [str(dispatch.task)] if dispatch else []
         scheduler.check_invariants()
     return " ".join(ran)
 
 
 def arrived(name):
     microbatch, _, chunk = name[1:].partition(".")
-    return Arrived(Task(FORWARD if name[0] == "F" else BACKWARD, int(chunk or 0), int(microbatch)))
+    direction = Direction.FORWARD if name[0] == "F" else Direction.BACKWARD
+    return Arrived(Input(direction, int(chunk or 0), int(microbatch)))
 
 
 class TestOneChunk:

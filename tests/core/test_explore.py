@@ -19,7 +19,7 @@ SLICE = 8
 """Cases of each size; as they are shuffled, all kinds are among them."""
 MOST_STATES = 20_000
 
-ASIDE = {"_history", "_offered", "_scanned", "_dearest"}
+ASIDE = {"log", "_note_event", "_note_answer", "_scanned", "_dearest"}
 """What a machine keeps for messages, or so as not to search twice."""
 
 
@@ -36,9 +36,9 @@ def test_every_state_is_as_it_must_be(size):
         assert reach.whole or reach.states >= MOST_STATES
 
 
-@pytest.mark.parametrize("agreement", ["leader", "unanimous"])
-def test_groups_of_three(agreement):
-    assert explore(Case(rules=step(1, 2), ranks=3, agreement=agreement)).whole
+@pytest.mark.parametrize("protocol", ["leader", "unanimous"])
+def test_groups_of_three(protocol):
+    assert explore(Case(rules=step(1, 2), ranks=3, protocol=protocol)).whole
 
 
 @pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
@@ -65,7 +65,7 @@ def test_cases_hold_what_they_say():
     assert {(case.rules.accumulation, case.rules.spare_gradients) for case in largest} >= {
         ("index", 0), ("index", 1), ("index", 2), ("arrival", 0)
     }  # fmt: skip
-    assert {(case.ranks, case.agreement) for case in largest} == {
+    assert {(case.ranks, case.protocol) for case in largest} == {
         (1, "leader"), (2, "leader"), (2, "unanimous")
     }  # fmt: skip
     assert any(len(set(budget.costs)) > 1 for case in largest for budget in case.budgets or ())
@@ -80,7 +80,7 @@ class TestKeys:
             Case(rules=step(microbatches=3, schedule=BFW(), limit=2)),
             Case(rules=step(microbatches=3, limit=3, backpressure="drain", accumulation="arrival")),
             Case(rules=step(), ranks=2),
-            Case(rules=step(), ranks=2, agreement="unanimous"),
+            Case(rules=step(), ranks=2, protocol="unanimous"),
         ],
         ids=["admission", "drain", "leader", "unanimous"],
     )
@@ -96,7 +96,7 @@ class TestKeys:
     def test_a_key_that_says_too_little_is_noticed(self, monkeypatch):
         monkeypatch.setattr(Unanimous, "key", lambda self: self.scheduler.key())
         with pytest.raises(AssertionError):
-            self.test_equal_keys_mean_equal_memories(Case(rules=step(), ranks=2, agreement="unanimous"))
+            self.test_equal_keys_mean_equal_memories(Case(rules=step(), ranks=2, protocol="unanimous"))
 
 
 def walk(space, rng):
@@ -119,7 +119,7 @@ def memory(value):
     if isinstance(value, dict):
         return {key: memory(each) for key, each in value.items()}
     if isinstance(value, Row):
-        return memory(value.tasks), bytes(value.states), value.ready
+        return memory(value.tasks), bytes(value.states), value.first
     if type(value).__module__.startswith("rrfp_jax.core") and hasattr(value, "__dict__"):
         return {name: memory(each) for name, each in vars(value).items() if name not in ASIDE}
     return copy.copy(value)

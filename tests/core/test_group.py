@@ -2,10 +2,9 @@
 
 import pytest
 
-from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Chosen, Dispatch, IllegalEvent, Room
-from rrfp_jax.core.group.group import member, partners, recipients
-from rrfp_jax.core.group.leader import Decision, Report
-from rrfp_jax.core.group.unanimous import Proposal
+from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, IllegalEvent, Room
+from rrfp_jax.core.group.group import Alone, member, partners, recipients
+from rrfp_jax.core.group.messages import Decision, Proposal, Report
 from rrfp_jax.core.hints import BF, BPriority
 from rrfp_jax.core.orders import OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
@@ -21,20 +20,21 @@ def B(j):
     return Task(BACKWARD, 0, j)
 
 
-def rank(number, ranks=2, agreement="leader", stage=1, schedule=None, **kwargs):
+def rank(number, ranks=2, protocol="leader", stage=1, schedule=None, **kwargs):
     rules = StepRules(placement=Placement(2), microbatches=3, schedule=schedule or BF(), **kwargs)
-    return member(StageScheduler(stage, rules), number, ranks, agreement)
+    return member(StageScheduler(stage, rules), number, ranks, protocol)
 
 
 def told(machine, *events):
-    """What a machine answers to some events, all in a row."""
-    return [instruction for event in events for instruction in machine.handle(event)]
+    """What a machine says and dispatches on some events, all in a row."""
+    answers = [machine.handle(event) for event in events]
+    return [each for dispatch, message in answers for each in (message, dispatch) if each is not None]
 
 
 class TestLeader:
     def test_publishes_what_it_runs(self):
         leader = rank(0)
-        events = Arrived(F(1)), Report(1, F(1)), ROOM, ROOM
+        events = Arrived(F(1).input), Report(1, F(1).input), ROOM, ROOM
         assert told(leader, *events) == [
             *(Decision(0, F(1)), Dispatch(F(1))),
             *(Decision(1, B(1)), Dispatch(B(1))),
@@ -42,35 +42,35 @@ class TestLeader:
 
     def test_prefers_what_has_arrived_on_every_rank(self):
         leader = rank(0)
-        told(leader, Arrived(F(0)), Arrived(F(1)), Report(1, F(1)))
-        assert leader.handle(ROOM)[0] == Decision(0, F(1))
+        told(leader, Arrived(F(0).input), Arrived(F(1).input), Report(1, F(1).input))
+        assert leader.handle(ROOM).message == Decision(0, F(1))
 
     def test_prefers_it_to_what_its_hint_ranks_higher(self):
         leader = rank(0, stage=0, schedule=BPriority())
-        told(leader, ROOM, Arrived(B(0)))
-        assert leader.handle(ROOM)[0] == Decision(1, F(1))
-        leader.handle(Report(1, B(0)))
-        assert leader.handle(ROOM)[0] == Decision(2, B(0))
+        told(leader, ROOM, Arrived(B(0).input))
+        assert leader.handle(ROOM).message == Decision(1, F(1))
+        leader.handle(Report(1, B(0).input))
+        assert leader.handle(ROOM).message == Decision(2, B(0))
 
     def test_does_not_wait_for_it(self):
-        assert told(rank(0), Arrived(F(0)), ROOM) == [Decision(0, F(0)), Dispatch(F(0))]
+        assert told(rank(0), Arrived(F(0).input), ROOM) == [Decision(0, F(0)), Dispatch(F(0))]
 
     def test_needs_reports_of_all_ranks_and_its_own_arrival(self):
         leader = rank(0, ranks=3)
-        told(leader, Report(2, F(1)), Report(1, F(1)), Arrived(F(0)), Report(1, F(0)))
-        assert leader.handle(ROOM)[0] == Decision(0, F(0))  # F1 is not here yet
-        told(leader, Arrived(F(1)), Arrived(F(2)), Report(1, F(2)))
+        told(leader, Report(2, F(1).input), Report(1, F(1).input), Arrived(F(0).input), Report(1, F(0).input))
+        assert leader.handle(ROOM).message == Decision(0, F(0))  # F1 is not here yet
+        told(leader, Arrived(F(1).input), Arrived(F(2).input), Report(1, F(2).input))
         told(leader, ROOM)  # the backward of F0
-        assert leader.handle(ROOM)[0] == Decision(2, F(1))
+        assert leader.handle(ROOM).message == Decision(2, F(1))
 
     def test_a_split_backward_is_reported_by_its_arrival(self):
         leader = rank(0, schedule=split_bf(), stage=0)
-        told(leader, ROOM, ROOM, ROOM, Arrived(B(0)), Arrived(B(1)), Report(1, B(1)))
-        assert leader.handle(ROOM)[0] == Decision(3, Task(INPUT, 0, 1))
+        told(leader, ROOM, ROOM, ROOM, Arrived(B(0).input), Arrived(B(1).input), Report(1, B(1).input))
+        assert leader.handle(ROOM).message == Decision(3, Task(INPUT, 0, 1))
 
     def test_illegal(self):
         leader = rank(0)
-        for event in (Report(0, F(0)), Report(2, F(0)), Decision(0, F(0)), Chosen(F(0))):
+        for event in (Report(0, F(0).input), Report(2, F(0).input), Decision(0, F(0)), Chosen(F(0))):
             with pytest.raises(IllegalEvent, match="expected"):
                 leader.handle(event)
 
@@ -85,41 +85,42 @@ def split_bf():
 
 class TestFollower:
     def test_reports_what_arrives(self):
-        assert told(rank(1), Arrived(F(2))) == [Report(1, F(2))]
+        assert told(rank(1), Arrived(F(2).input)) == [Report(1, F(2).input)]
 
     def test_runs_decisions_in_order_each_once_its_input_is_there(self):
         follower = rank(1)
-        assert told(follower, Arrived(F(1)), Decision(1, F(1)), ROOM) == [Report(1, F(1))]
+        assert told(follower, Arrived(F(1).input), Decision(1, F(1)), ROOM) == [Report(1, F(1).input)]
         assert follower.awaited() == "the leader's decision"
         assert told(follower, Decision(0, F(0)), ROOM) == []
         assert follower.awaited() == "the input of F0, which the leader chose"
-        assert told(follower, Arrived(F(0)), ROOM, ROOM) == [
-            Report(1, F(0)),
+        assert told(follower, Arrived(F(0).input), ROOM, ROOM) == [
+            Report(1, F(0).input),
             Dispatch(F(0)),
             Dispatch(F(1)),
         ]
 
     def test_asks_neither_hint_nor_admission(self):
         follower = rank(1, limit=1)
-        told(follower, Arrived(F(1)), Decision(0, F(1)))
+        told(follower, Arrived(F(1).input), Decision(0, F(1)))
         assert told(follower, ROOM) == [Dispatch(F(1))]  # F0 is not admitted: it would be held back
         assert follower.scheduler.in_flight == 1
 
     def test_adds_gradients_as_the_leader_does(self):
-        events = [Arrived(F(1)), Arrived(F(0))]
+        events = [Arrived(F(1).input), Arrived(F(0).input)]
         decisions = [Decision(at, task) for at, task in enumerate((F(1), B(1), F(0), B(0)))]
         follower = rank(1)
-        instructions = told(follower, *events, *decisions, *[ROOM] * 4)
-        assert [i for i in instructions if isinstance(i, Accumulate)] == [Accumulate(0, 0), Accumulate(0, 1)]
+        _, _, *dispatches = told(follower, *events, *decisions, *[ROOM] * 4)
+        assert [dispatch.additions for dispatch in dispatches] == [(), (), (), (0, 1)]
 
     def test_illegal(self):
         follower = rank(1)
-        told(follower, Arrived(F(0)), Decision(0, F(0)))
-        for event in (Decision(0, F(1)), Report(1, F(0))):
+        told(follower, Arrived(F(0).input), Decision(0, F(0)))
+        for event in (Decision(0, F(1)), Report(1, F(0).input)):
             with pytest.raises(IllegalEvent, match="expected"):
                 follower.handle(event)
         told(follower, ROOM, Decision(1, F(0)))
-        with pytest.raises(IllegalEvent, match=r"chosen F0.* each once; recently: arrived F0, F0"):
+        said = r"chosen F0.* each once; .* recently: arrived F0, dispatched F0"
+        with pytest.raises(IllegalEvent, match=said):
             follower.handle(ROOM)
 
 
@@ -129,34 +130,34 @@ class TestUnanimous:
 
     def test_all_run_what_all_propose(self):
         voter = self.voter()
-        assert told(voter, Arrived(F(0)), ROOM) == [Proposal(0, 0, F(0))]
+        assert told(voter, Arrived(F(0).input), ROOM) == [Proposal(0, 0, F(0))]
         assert voter.awaited() == "the proposals of members 1"
         assert told(voter, ROOM, Proposal(0, 1, F(0))) == [Dispatch(F(0))]
 
     def test_nobody_runs_otherwise_and_nothing_advances(self):
         voter = self.voter(stage=0)
-        told(voter, ROOM, Proposal(0, 1, F(0)), Arrived(B(0)))  # BF's next turn is a backward's
+        told(voter, ROOM, Proposal(0, 1, F(0)), Arrived(B(0).input))  # BF's next turn is a backward's
         for number, other in ((1, F(1)), (0, None)):
             assert told(voter, Proposal(number, 1, other), ROOM) == [Proposal(number, 0, B(0))]
         assert told(voter, Proposal(1, 1, B(0)), ROOM) == [
-            *(Proposal(1, 0, B(0)), Dispatch(B(0))),
-            Accumulate(0, 0),
+            Proposal(1, 0, B(0)),
+            Dispatch(B(0), additions=(0,)),
         ]
 
     def test_what_arrives_after_its_proposal_counts_from_the_next_round_on(self):
         voter = self.voter()
-        told(voter, Arrived(F(1)), ROOM, Arrived(F(0)))
+        told(voter, Arrived(F(1).input), ROOM, Arrived(F(0).input))
         assert told(voter, Proposal(0, 1, F(1))) == [Dispatch(F(1))]
         assert voter.scheduler.ready_tasks() == [F(0), B(1)]
 
     def test_proposes_anew_once_something_arrives_or_another_does(self):
         voter = self.voter()
-        told(voter, Arrived(F(0)), ROOM, Proposal(0, 1, F(1)))
+        told(voter, Arrived(F(0).input), ROOM, Proposal(0, 1, F(1)))
         assert told(voter, ROOM) == []
         assert told(voter, Proposal(1, 1, F(0)), ROOM) == [Proposal(1, 0, F(0)), Dispatch(F(0))]
         voter = self.voter()
-        told(voter, Arrived(F(0)), ROOM, Proposal(0, 1, F(1)))
-        assert told(voter, Arrived(F(1)), ROOM) == [Proposal(1, 0, F(0))]
+        told(voter, Arrived(F(0).input), ROOM, Proposal(0, 1, F(1)))
+        assert told(voter, Arrived(F(1).input), ROOM) == [Proposal(1, 0, F(0))]
 
     def test_silent_as_long_as_nobody_has_anything(self):
         voter = self.voter()
@@ -165,7 +166,7 @@ class TestUnanimous:
 
     def test_a_rank_may_be_one_round_ahead(self):
         voter = self.voter(ranks=3)
-        told(voter, Arrived(F(0)), ROOM, Proposal(0, 1, F(0)), Proposal(1, 1, F(1)))
+        told(voter, Arrived(F(0).input), ROOM, Proposal(0, 1, F(0)), Proposal(1, 1, F(1)))
         assert told(voter, Proposal(0, 2, F(0))) == [Dispatch(F(0))]
         with pytest.raises(IllegalEvent, match="one proposal a round"):
             voter.handle(Proposal(1, 1, F(2)))
@@ -177,13 +178,15 @@ class TestUnanimous:
 
 
 def test_where_there_is_nothing_to_agree_on_there_is_no_machine():
-    assert isinstance(rank(0, ranks=1), StageScheduler)
-    assert isinstance(rank(1, schedule=OneFOneB()), StageScheduler)
+    for alone in (rank(0, ranks=1), rank(1, schedule=OneFOneB())):
+        assert isinstance(alone, Alone)
+        with pytest.raises(IllegalEvent, match="nothing to agree on"):
+            alone.handle(Decision(0, F(0)))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((0, 2, "dictator"), "agreement='dictator'"), ((2, 2, "leader"), "rank=2: .* 0 to 1")],
+    [((0, 2, "dictator"), "protocol='dictator'"), ((2, 2, "leader"), "rank=2: .* 0 to 1")],
 )
 def test_refused(arguments, said):
     with pytest.raises(ValueError, match=said):
@@ -191,7 +194,7 @@ def test_refused(arguments, said):
 
 
 def test_recipients():
-    assert list(recipients(Report(2, F(0)), 4)) == [0]
+    assert list(recipients(Report(2, F(0).input), 4)) == [0]
     assert list(recipients(Decision(0, F(0)), 4)) == [1, 2, 3]
     assert list(recipients(Proposal(0, 2, None), 4)) == [0, 1, 3]
 
@@ -203,16 +206,17 @@ def test_partners_are_whoever_a_message_is_for():
 
 
 def test_late_tasks_run_when_nothing_else_can():
-    scheduler = rank(0, ranks=1)
-    told(scheduler, Arrived(F(0)), Arrived(F(1)))
-    assert scheduler.handle(Room({F(0)})) == (Dispatch(F(1)),)
-    assert scheduler.handle(Room({F(0), B(1)})) == (Dispatch(B(1)),)  # both are: then by the hint
-    assert scheduler.handle(Room({F(0)})) == (Dispatch(F(0)),)
+    scheduler = rank(0, ranks=1).scheduler
+    for j in (0, 1):
+        scheduler.handle(Arrived(F(j).input))
+    assert scheduler.handle(Room({F(0)})) == Dispatch(F(1))
+    assert scheduler.handle(Room({F(0), B(1)})) == Dispatch(B(1))  # both are: then by the hint
+    assert scheduler.handle(Room({F(0)})) == Dispatch(F(0))
 
 
 def test_what_would_be_dispatched_can_be_asked_without_effect():
-    scheduler = rank(0, ranks=1)
+    scheduler = rank(0, ranks=1).scheduler
     assert scheduler.choice() is None
-    scheduler.handle(Arrived(F(2)))
+    scheduler.handle(Arrived(F(2).input))
     assert [scheduler.choice() for _ in range(3)] == [F(2)] * 3
-    assert scheduler.handle(ROOM) == (Dispatch(F(2)),)
+    assert scheduler.handle(ROOM) == Dispatch(F(2))

@@ -67,8 +67,8 @@ def test_hints(step, seed):
 @example(
     StepRules(placement=Placement(8, 2, "v"), microbatches=24, schedule=BFW(), limit=4), 4, "unanimous", 0
 )
-def test_groups(rules, ranks, agreement, seed):
-    World(rules, seed, ranks=ranks, agreement=agreement, checked=PASSES).run()
+def test_groups(rules, ranks, protocol, seed):
+    World(rules, seed, ranks=ranks, protocol=protocol, checked=PASSES).run()
 
 
 @large

@@ -122,7 +122,7 @@ def test_placements_are_bijections(shape):
 def test_a_v_turns_round_on_the_last_stage():
     placement = Placement(3, 2, "v")
     assert [placement.place(v) for v in range(6)] == [(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)]
-    assert placement.destination(2, Task(FORWARD, 0, 5)) == (2, Task(FORWARD, 1, 5))
+    assert placement.destination(2, Task(FORWARD, 0, 5)) == (2, Task(FORWARD, 1, 5).input)
 
 
 def test_bfw_is_fused_where_nobody_waits_for_the_input_gradient():

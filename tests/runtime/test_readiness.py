@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from rrfp_jax.core.events import Dispatch
 from rrfp_jax.core.measure.trace import Part
-from rrfp_jax.core.replay import LoggedScheduler, ReplayError, replay
+from rrfp_jax.core.replay import ReplayError, replay
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
 from rrfp_jax.runtime.transport.local import LocalTransport
@@ -57,24 +57,25 @@ def run(trainer, transport):
 
 @pytest.mark.parametrize("schedule", ["bf", "f-priority", "1f1b"])
 def test_a_real_run_replays_to_the_same_instructions(trainer, schedule, monkeypatch):
-    logs = []
+    schedulers = []
 
     def keep(stage, rules, budget):
         rules = dataclasses.replace(rules, schedule=by_name(schedule))
-        logs.append(LoggedScheduler(stage, rules, budget))
-        return logs[-1]
+        schedulers.append(StageScheduler(stage, rules, budget))
+        return schedulers[-1]
 
     monkeypatch.setattr(trainer._engine.driver, "scheduler", keep)
     trace, _ = run(trainer, DelayedTransport(4))
-    assert len(logs) == 4
-    for log in logs:
-        replay(log)
-        ran = [i.task for _, instructions in log.log for i in instructions if isinstance(i, Dispatch)]
-        assert ran == trace.order(log.stage)
-    at = next(at for at, (_, instructions) in enumerate(logs[2].log) if instructions)
-    logs[2].log[at] = logs[2].log[at][0], ()
+    assert len(schedulers) == 4
+    for scheduler in schedulers:
+        assert replay(scheduler).finished
+        ran = [answer.task for _, answer in scheduler.log if answer is not None]
+        assert ran == trace.order(scheduler.stage)
+    answers = schedulers[2].log.answers
+    at = next(at for at, answer in enumerate(answers) if answer is not None)
+    answers[at] = None
     with pytest.raises(ReplayError, match=rf"stage 2, event {at}, room"):
-        replay(logs[2])
+        replay(schedulers[2])
 
 
 def skipped_although_ready(trace):

@@ -60,7 +60,7 @@ class Losing(LocalTransport):
     """Delivers everything but what belongs to microbatch 2."""
 
     def offer(self, key, arrays):
-        if key.task.microbatch != 2:
+        if key.input.microbatch != 2:
             super().offer(key, arrays)
 
 
@@ -91,7 +91,7 @@ class TestStepsThatAreBrokenOff:
 
         def interrupted(self, key, at):
             produced(self, key, at)
-            if key.task.microbatch == 1:
+            if key.input.microbatch == 1:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -139,7 +139,7 @@ def two_worlds(monkeypatch):
 def test_a_process_that_is_ready_first_may_send_at_once(two_worlds):
     """The other one has heard its address and is still making its connections."""
     slow, fast = two_worlds
-    key = Key(7, 0, Task(FORWARD, 0, 0))
+    key = Key(7, 0, Task(FORWARD, 0, 0).input)
 
     def be_fast():
         transport = SocketTransport(fast, [[0], [1]])
@@ -170,7 +170,7 @@ class TestOrderedLink:
     """The driver's offers, ends and polls are enough for links on which both ends must keep one order."""
 
     def key(self, n):
-        return Key(1, 1, Task(FORWARD, 0, n))
+        return Key(1, 1, Task(FORWARD, 0, n).input)
 
     def test_another_order_is_detected(self):
         link = Link()
@@ -189,7 +189,7 @@ class TestOrderedLink:
         for n in (2, 0, 1):
             ends.produced(n)
         ends.receive(range(3))
-        assert [key.task.microbatch for key in ends.arrived] == [2, 0, 1]
+        assert [key.input.microbatch for key in ends.arrived] == [2, 0, 1]
 
     def test_training_gives_the_same_gradients_to_the_bit(self):
         trainer = toy.trainer(4, data=lambda step: toy.microbatches(8), max_in_flight=8)
@@ -207,7 +207,7 @@ class TestOrderedLink:
     def test_a_receiver_that_posts_in_another_order_stops_the_run(self):
         class Reordering(OrderedTransport):
             def _receive(self, link, key):
-                if key.task.microbatch == 3 and link.announced:
+                if key.input.microbatch == 3 and link.announced:
                     link.announced.append(key)
                     key = link.announced.popleft()
                 super()._receive(link, key)

@@ -24,7 +24,7 @@ from rrfp_jax.runtime.transport.socket import SocketTransport
 
 LIMIT_SECONDS = 8.0
 ROUND = 9
-KEY = Key(ROUND, 1, Task(FORWARD, 0, 3))
+KEY = Key(ROUND, 1, Task(FORWARD, 0, 3).input)
 SMALL, LARGE = 2**10, 2**26  # numbers of 4 bytes
 SENDER, RECEIVER = range(2)
 

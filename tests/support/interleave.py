@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass, field
 
-from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch
-from rrfp_jax.core.group.group import recipients
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch
+from rrfp_jax.core.group.group import Alone, recipients
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Task
 from tests.verification.exploration.machines import Case, real
@@ -25,14 +25,14 @@ class World:
     seed: int
     budgets: tuple[Budget, ...] | None = None
     ranks: int = 1
-    agreement: str = "leader"
+    protocol: str = "leader"
     checked: float = 1.0  # how often the passes over all tasks are done
     orders: list[list[Task]] = field(default_factory=list)
     added: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         stages, ranks = self.rules.placement.stages, self.ranks
-        case = Case(rules=self.rules, budgets=self.budgets, ranks=ranks, agreement=self.agreement)
+        case = Case(rules=self.rules, budgets=self.budgets, ranks=ranks, protocol=self.protocol)
         nodes = range(stages * ranks)
         self.machines = [real(case, node // ranks, node % ranks) for node in nodes]
         self.witnesses = [Witness(node // ranks, self.rules, case.budget(node // ranks)) for node in nodes]
@@ -59,29 +59,27 @@ class World:
         machine, witness = self.machines[node], self.witnesses[node]
         self.idle_events += 1
         assert self.idle_events < PATIENCE, "messages are exchanged for ever, and nothing is dispatched"
-        instructions = machine.handle(event)
-        self.seen[node] = witness.after(self.seen[node], event, instructions)
-        scheduler = getattr(machine, "scheduler", machine)
+        dispatch, message = machine.handle(event)
+        self.seen[node] = witness.after(self.seen[node], event, dispatch)
         if self.random.random() < self.checked:
-            scheduler.check_invariants()
-            if event == ROOM and not instructions and machine is scheduler:
+            machine.scheduler.check_invariants()
+            if event == ROOM and dispatch is None and isinstance(machine, Alone):
                 witness.check_idle(self.seen[node])
-        for instruction in instructions:
-            self.follow(node, instruction)
-        if (event != ROOM or instructions) and node not in self.awake:
+        if message is not None:
+            first = node - node % self.ranks
+            self.under_way += [(first + to, message) for to in recipients(message, self.ranks)]
+        if dispatch is not None:
+            self.follow(node, dispatch)
+        if (event != ROOM or dispatch or message) and node not in self.awake:
             self.awake.append(node)
 
-    def follow(self, node: int, instruction: object) -> None:
-        if isinstance(instruction, Dispatch):
-            self.orders[node].append(instruction.task)
-            self.check_group(node)
-            self.send_outputs(node, instruction.task)
-            self.idle_events = 0
-        elif isinstance(instruction, Accumulate):
-            self.added[node].append((instruction.chunk, instruction.microbatch))
-        else:
-            first = node - node % self.ranks
-            self.under_way += [(first + to, instruction) for to in recipients(instruction, self.ranks)]
+    def follow(self, node: int, dispatch: Dispatch) -> None:
+        task, additions = dispatch
+        self.orders[node].append(task)
+        self.check_group(node)
+        self.send_outputs(node, task)
+        self.idle_events = 0
+        self.added[node] += [(task.chunk, microbatch) for microbatch in additions]
 
     def check_group(self, node: int) -> None:
         """All ranks of a group dispatch one sequence, each as far as it is."""

@@ -96,4 +96,4 @@ class OrderedTransport:
 
     def _link(self, key):
         """By destination and direction: each stage hears from one neighbour in either."""
-        return self._links.setdefault((key.stage, key.task.kind), Link())
+        return self._links.setdefault((key.stage, key.input.direction), Link())

@@ -54,7 +54,7 @@ class Ends:
 
     def key(self, n, target=None):
         target = self.targets[n % len(self.targets)] if target is None else target
-        return Key(self.round, target, Task(FORWARD, 0, n))
+        return Key(self.round, target, Task(FORWARD, 0, n).input)
 
     def owns(self, stage):
         return stage in self.devices

@@ -74,7 +74,7 @@ class TestBrokenVariantsAreCaught:
         offer, held = LocalTransport.offer, {}
 
         def swapping(self, key, arrays):
-            if key.stage == 2 and key.task.kind == 0 and key.task.microbatch in (0, 1):
+            if key.stage == 2 and key.input.direction == 0 and key.input.microbatch in (0, 1):
                 held[key] = arrays
                 if len(held) == 2:
                     (a, x), (b, y) = held.items()

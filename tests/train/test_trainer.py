@@ -222,7 +222,7 @@ class Wayward(rrfp.schedules.Hint):
 def test_a_hint_that_breaks_its_contract(choice, said):
     placement = rrfp.schedules.Placement(2)
     scheduler = StageScheduler(1, StepRules(placement=placement, microbatches=3, schedule=Wayward(choice)))
-    scheduler.handle(Arrived(rrfp.schedules.Task(rrfp.schedules.FORWARD, 0, 0)))
+    scheduler.handle(Arrived(rrfp.schedules.Task(rrfp.schedules.FORWARD, 0, 0).input))
     with pytest.raises(ScheduleError, match=said):
         scheduler.handle(ROOM)
     scheduler.check_invariants()

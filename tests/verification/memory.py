@@ -30,7 +30,7 @@ import optax
 import rrfp_jax as rrfp
 from benchmarks.harness import Aim, finish, output_of, parse
 from models import gpt
-from rrfp_jax.core.events import Event, Instruction, Room
+from rrfp_jax.core.events import Dispatch, Event, Room
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import StageScheduler
@@ -186,7 +186,7 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
     class Inspected(StageScheduler):
         """Looks before it answers."""
 
-        def handle(self, event: Event) -> tuple[Instruction, ...]:
+        def handle(self, event: Event) -> Dispatch | None:
             """As it should."""
             if isinstance(event, Room) and not self.finished:
                 look(self.stage, self.awaited())

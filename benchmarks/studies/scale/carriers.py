@@ -21,7 +21,8 @@ from random import Random
 from typing import Any, Protocol, TypeAlias
 
 from benchmarks.studies.scale.costs import MessageCosts
-from rrfp_jax.core.group.group import Message, recipients
+from rrfp_jax.core.group.group import recipients
+from rrfp_jax.core.group.messages import Message
 from rrfp_jax.sim.agenda import Agenda
 
 Deliver: TypeAlias = Callable[[float, int, tuple[float, Message]], None]

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 from benchmarks.runtime.exposure import MemberStep, exposures
 from benchmarks.studies.scale.carriers import Deliver, Processors, VirtualCarrier
 from benchmarks.studies.scale.costs import MessageCosts
-from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Dispatch
-from rrfp_jax.core.group.group import Message, member
-from rrfp_jax.core.group.leader import Decision
+from rrfp_jax.core.events import ROOM, Arrived
+from rrfp_jax.core.group.group import Alone, GroupProtocol, member
+from rrfp_jax.core.group.messages import Answer, Decision, Message
 from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
 from rrfp_jax.core.measure.jitter import uniforms
 from rrfp_jax.core.measure.trace import TaskRecord
@@ -29,9 +29,9 @@ from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Input, Placement, Task
 from rrfp_jax.runtime.driver.device import DEEPEST, LEAD_SECONDS, MOST_QUEUED
-from rrfp_jax.runtime.group.agreement import FIRST_LEAD_SECONDS, LONGEST_LEAD_SECONDS, MEASURED, Protocol
+from rrfp_jax.runtime.group.agreement import FIRST_LEAD_SECONDS, LONGEST_LEAD_SECONDS, MEASURED
 from rrfp_jax.sim.agenda import Agenda
 
 MakeCarrier: TypeAlias = Callable[[Agenda[int], int, MessageCosts, Processors, int, Deliver], VirtualCarrier]
@@ -56,7 +56,7 @@ class Grouped:
     microbatches: int = 12
     task_seconds: float
     schedule: str = "bfw"
-    protocol: Protocol = "leader"
+    protocol: GroupProtocol = "leader"
     limit: int = 4
     skew: float = 0.0
     hop: float = 5e-4
@@ -118,7 +118,7 @@ class _Process:
         self.stage, self.replica = self.group % run.stages, self.group // run.stages
         self.scheduler = StageScheduler(self.stage, rules)
         self.machine: Any = member(self.scheduler, self.member, run.tp, run.protocol)
-        decides = self.machine is not self.scheduler and (run.protocol == "unanimous" or not self.member)
+        decides = not isinstance(self.machine, Alone) and (run.protocol == "unanimous" or not self.member)
         self.lead = lead if decides else 0.0
         self.most = DEEPEST if self.lead else MOST_QUEUED
         self.heard: deque[Message] = deque()
@@ -227,22 +227,21 @@ class _Step:
                 return True
         return self._follow(now, process, process.machine.handle(ROOM))
 
-    def _follow(self, now: float, process: _Process, instructions: Sequence[Any]) -> bool:
-        dispatched = False
-        for instruction in instructions:
-            if isinstance(instruction, Dispatch):
-                self._dispatch(now, process, instruction.task)
-                dispatched = True
-            elif not isinstance(instruction, Accumulate):
-                self._carrier.post(now, process.number, instruction)
-        return dispatched
+    def _follow(self, now: float, process: _Process, answer: Answer) -> bool:
+        dispatch, message = answer
+        if message is not None:
+            self._carrier.post(now, process.number, message)
+        if dispatch is not None:
+            self._dispatch(now, process, dispatch.task)
+        return dispatch is not None
 
     def _dispatch(self, now: float, process: _Process, task: Task) -> None:
         process.busy = self._shared.serve(now, self._work) if self._shared else now + self._work
         process.running.append((now, self._durations[process.replica](process.stage, task)))
         process.order.append((task, now))
         if task.kind is FORWARD:  # on the last stage; elsewhere the gradient arrives
-            process.ready.setdefault(process.scheduler.named(task._replace(kind=BACKWARD)), now)
+            backward = process.scheduler.task_for(Direction.BACKWARD, task.chunk, task.microbatch)
+            process.ready.setdefault(backward, now)
         elif task.kind is INPUT:
             process.ready[task._replace(kind=WEIGHT)] = now
         self._start(now, process)
@@ -274,9 +273,8 @@ class _Step:
         if len(process.order) > len(process.spans):
             self._start(now, process)
 
-    def _arrived(self, now: float, number: int, task: Task) -> None:
+    def _arrived(self, now: float, number: int, arrived: Input) -> None:
         process = self._processes[number]
-        process.ready[process.scheduler.named(task)] = now
-        instructions = process.machine.handle(Arrived(task))
-        self._follow(now, process, instructions)
+        process.ready[process.scheduler.task_for(*arrived)] = now
+        self._follow(now, process, process.machine.handle(Arrived(arrived)))
         self._woken[number] = None

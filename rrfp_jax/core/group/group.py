@@ -3,9 +3,9 @@
 Theory of operation. The ranks of a group share a stage; each holds a part of every tensor, gets its part of
 every input by itself, and takes part in the collectives inside each program. So they must dispatch one and
 the same sequence, although inputs reach them at different moments. Each rank has a `StageScheduler` of the
-whole stage; the machine of an agreement stands between it and the driver and, like it, turns events into
-instructions. A message among the instructions is to be sent, among the events it has been received; messages
-may overtake one another. Stages that follow a fixed order need none of this.
+whole stage; the machine of a protocol stands between it and the driver. It is told events, among them the
+messages that it has received, and its `Answer` has the message to send and the task to dispatch. Messages may
+overtake one another. Stages that follow a fixed order need none of this.
 
 *Leader*. Rank 0 chooses when its device has room, by the scheduler's rules, and publishes each `Decision`
 before it runs the task. The other ranks run the decisions in order, each as soon as they have their own input
@@ -26,33 +26,58 @@ then; once everything has arrived everywhere, all propose the same, since their 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
 
-from rrfp_jax.core.group.leader import Decision, Follower, Leader, Report
-from rrfp_jax.core.group.unanimous import Proposal, Unanimous
+from rrfp_jax.core.events import Event
+from rrfp_jax.core.group.leader import Follower, Leader
+from rrfp_jax.core.group.messages import NOTHING, Answer, Message, Proposal, Report
+from rrfp_jax.core.group.unanimous import Unanimous
 from rrfp_jax.core.scheduler import StageScheduler
 
-Agreement: TypeAlias = Literal["leader", "unanimous"]
-
-Message: TypeAlias = Report | Decision | Proposal
-
-Member: TypeAlias = StageScheduler | Leader | Follower | Unanimous
+GroupProtocol: TypeAlias = Literal["leader", "unanimous"]
+"""By what rules the ranks of a group come to one order."""
 
 
-def member(scheduler: StageScheduler, rank: int, ranks: int, agreement: Agreement) -> Member:
-    """The machine of one rank of a group: the scheduler itself where there is nothing to agree on.
+class Alone:
+    """A rank that has nothing to agree on: the only one of its stage, or one with a fixed order."""
+
+    def __init__(self, scheduler: StageScheduler) -> None:
+        self.scheduler = scheduler
+
+    def handle(self, event: Event | Message) -> Answer:
+        """See `StageScheduler.handle`."""
+        if isinstance(event, Message):
+            raise self.scheduler.illegal(event, "arrivals and room, as there is nothing to agree on")
+        dispatch = self.scheduler.handle(event)
+        return NOTHING if dispatch is None else Answer(dispatch)
+
+    def awaited(self) -> str:
+        """See `StageScheduler.awaited`."""
+        return self.scheduler.awaited()
+
+    def key(self) -> Hashable:
+        """See `StageScheduler.key`."""
+        return self.scheduler.key()
+
+
+Member: TypeAlias = Alone | Leader | Follower | Unanimous
+"""A rank's machine: `handle(event) -> Answer` is the only method that changes it."""
+
+
+def member(scheduler: StageScheduler, rank: int, ranks: int, protocol: GroupProtocol) -> Member:
+    """The machine of one rank of a group.
 
     Raises:
-        ValueError: an unknown agreement, or a rank that is not in the group.
+        ValueError: an unknown protocol, or a rank that is not in the group.
     """
-    if agreement not in ("leader", "unanimous"):
-        raise ValueError(f"agreement={agreement!r}: choose 'leader' or 'unanimous'")
+    if protocol not in ("leader", "unanimous"):
+        raise ValueError(f"protocol={protocol!r}: choose 'leader' or 'unanimous'")
     if not 0 <= rank < ranks:
         raise ValueError(f"rank={rank}: the group has ranks 0 to {ranks - 1}")
     if ranks == 1 or scheduler.rules.hint is None:
-        return scheduler
-    if agreement == "unanimous":
+        return Alone(scheduler)
+    if protocol == "unanimous":
         return Unanimous(scheduler, rank, ranks)
     return Follower(scheduler, rank) if rank else Leader(scheduler, ranks)
 
@@ -64,8 +89,8 @@ def recipients(message: Message, ranks: int) -> Sequence[int]:
     return partners(message.rank if isinstance(message, Proposal) else 0, ranks, "unanimous")
 
 
-def partners(rank: int, ranks: int, agreement: Agreement) -> Sequence[int]:
+def partners(rank: int, ranks: int, protocol: GroupProtocol) -> Sequence[int]:
     """The ranks of a group of so many that hear all messages of one of them, and that it hears itself."""
-    if agreement == "leader" and rank:
+    if protocol == "leader" and rank:
         return (0,)
     return [other for other in range(ranks) if other != rank]

@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
 
-from rrfp_jax.core.events import Arrived, Chosen, Event, Instruction, Room
+from rrfp_jax.core.events import Arrived, Chosen, Event, Room
+from rrfp_jax.core.group.messages import NOTHING, Answer, Decision, Message, Report
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.tasks import Task
-
-
-class Report(NamedTuple):
-    """To rank 0: the input of `task` has arrived at `rank`."""
-
-    rank: int
-    task: Task
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}'s report of {self.task}"
-
-
-class Decision(NamedTuple):
-    """From rank 0 to all others: the group's dispatch number `position`, from 0, is that of `task`."""
-
-    position: int
-    task: Task
-
-    def __str__(self) -> str:
-        return f"decision {self.position}, {self.task}"
+from rrfp_jax.core.tasks import Input, Task
 
 
 class Leader:
@@ -37,9 +17,9 @@ class Leader:
         self.scheduler = scheduler
         self.ranks = ranks
         self._position = 0  # of the next decision
-        self._lacking: dict[Task, int] = {}  # the ranks that an input is yet to reach, this one too
+        self._lacking: dict[Input, int] = {}  # the ranks that an input is yet to reach, this one too
 
-    def handle(self, event: Event | Report) -> tuple[Instruction | Decision, ...]:
+    def handle(self, event: Event | Message) -> Answer:
         """Take in `Arrived`, `Room` or a `Report`.
 
         Raises:
@@ -50,12 +30,12 @@ class Leader:
         if isinstance(event, Report):
             if not 0 < event.rank < self.ranks:
                 raise self.scheduler.illegal(event, f"a report from ranks 1 to {self.ranks - 1}")
-            self._count(event.task)
-            return ()
+            self._count(event.input)
+            return NOTHING
         if isinstance(event, Arrived):
             self.scheduler.handle(event)
-            self._count(event.task)
-            return ()
+            self._count(event.input)
+            return NOTHING
         raise self.scheduler.illegal(event, "arrivals, room and reports, on the leader")
 
     def awaited(self) -> str:
@@ -66,19 +46,19 @@ class Leader:
         """See `StageScheduler.key`; the position follows from what was dispatched."""
         return self.scheduler.key(), frozenset(self._lacking.items())
 
-    def _count(self, task: Task) -> None:
-        lacking = self._lacking.pop(task, self.ranks) - 1
+    def _count(self, arrived: Input) -> None:
+        lacking = self._lacking.pop(arrived, self.ranks) - 1
         if lacking:
-            self._lacking[task] = lacking
+            self._lacking[arrived] = lacking
 
-    def _decide(self) -> tuple[Instruction | Decision, ...]:
-        late = frozenset(self.scheduler.named(task) for task in self._lacking)
-        instructions = self.scheduler.handle(Room(late))
-        if not instructions:
-            return ()
-        decision = Decision(self._position, instructions[0].task)  # type: ignore[union-attr]
+    def _decide(self) -> Answer:
+        late = frozenset(self.scheduler.task_for(*lacking) for lacking in self._lacking)
+        dispatch = self.scheduler.handle(Room(late))
+        if dispatch is None:
+            return NOTHING
+        decision = Decision(self._position, dispatch.task)
         self._position += 1
-        return decision, *instructions
+        return Answer(dispatch, decision)
 
 
 class Follower:
@@ -90,7 +70,7 @@ class Follower:
         self._position = 0  # of the next dispatch
         self._decided: dict[int, Task] = {}
 
-    def handle(self, event: Event | Decision) -> tuple[Instruction | Report, ...]:
+    def handle(self, event: Event | Message) -> Answer:
         """Take in `Arrived`, `Room` or a `Decision`.
 
         Raises:
@@ -102,10 +82,10 @@ class Follower:
             if event.position < self._position or event.position in self._decided:
                 raise self.scheduler.illegal(event, "each position once")
             self._decided[event.position] = event.task
-            return ()
+            return NOTHING
         if isinstance(event, Arrived):
             self.scheduler.handle(event)
-            return (Report(self.rank, event.task),)
+            return Answer(message=Report(self.rank, event.input))
         raise self.scheduler.illegal(event, "arrivals, room and decisions, on a follower")
 
     def awaited(self) -> str:
@@ -119,10 +99,11 @@ class Follower:
         """See `StageScheduler.key`; the position follows from what was dispatched."""
         return self.scheduler.key(), frozenset(self._decided.items())
 
-    def _obey(self) -> tuple[Instruction, ...]:
+    def _obey(self) -> Answer:
         task = self._decided.get(self._position)
-        instructions = () if task is None else self.scheduler.handle(Chosen(task))
-        if instructions:
-            del self._decided[self._position]
-            self._position += 1
-        return instructions
+        dispatch = None if task is None else self.scheduler.handle(Chosen(task))
+        if dispatch is None:
+            return NOTHING
+        del self._decided[self._position]
+        self._position += 1
+        return Answer(dispatch)

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
 
-from rrfp_jax.core.events import ROOM, Arrived, Event, Instruction, Room
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Event, Room
+from rrfp_jax.core.group.messages import NOTHING, Answer, Message, Proposal
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Task
-
-
-class Proposal(NamedTuple):
-    """From every rank to all others: it would run `task`, or nothing.
-
-    Attributes:
-        round: 0 and 1 in turns, which is enough to tell rounds apart: nobody is further than one ahead.
-    """
-
-    round: int
-    rank: int
-    task: Task | None
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}'s proposal of {self.task or 'nothing'}"
 
 
 class Unanimous:
@@ -37,7 +22,7 @@ class Unanimous:
         self._later: list[Arrived] = []  # came after this rank's proposal
         self._in_vain = False  # the latest round brought nothing, and nothing has arrived since
 
-    def handle(self, event: Event | Proposal) -> tuple[Instruction | Proposal, ...]:
+    def handle(self, event: Event | Message) -> Answer:
         """Take in `Arrived`, `Room` or a `Proposal`. Room is kept from a rank's proposal to its round's end.
 
         Raises:
@@ -50,13 +35,14 @@ class Unanimous:
             if event.rank in proposals or event.rank == self.rank or not 0 <= event.rank < self.ranks:
                 raise self.scheduler.illegal(event, "one proposal a round from each other rank")
             proposals[event.rank] = event.task
-            return self._close()
+            return Answer(self._close())
         if isinstance(event, Arrived):
             if self._pending:
                 self._later.append(event)
-                return ()
+                return NOTHING
             self._in_vain = False
-            return self.scheduler.handle(event)
+            self.scheduler.handle(event)
+            return NOTHING
         raise self.scheduler.illegal(event, "arrivals, room and proposals")
 
     def awaited(self) -> str:
@@ -75,23 +61,25 @@ class Unanimous:
     def _pending(self) -> bool:
         return self.rank in self._proposals[self._round]
 
-    def _propose(self) -> tuple[Instruction | Proposal, ...]:
+    def _propose(self) -> Answer:
         proposals, choice = self._proposals[self._round], self.scheduler.choice()
         if self._pending or (not proposals and (choice is None or self._in_vain)):
-            return ()  # nobody needs to hear that there is nothing to run, or the same again
+            return NOTHING  # nobody needs to hear that there is nothing to run, or the same again
         proposals[self.rank] = choice
-        return Proposal(self._round, self.rank, choice), *self._close()
+        proposal = Proposal(self._round, self.rank, choice)
+        return Answer(self._close(), proposal)
 
-    def _close(self) -> tuple[Instruction, ...]:
+    def _close(self) -> Dispatch | None:
+        """End the round if all proposals are there."""
         proposals = self._proposals[self._round]
         if len(proposals) < self.ranks:
-            return ()
+            return None
         named = set(proposals.values())
-        instructions = self.scheduler.handle(ROOM) if len(named) == 1 and None not in named else ()
+        dispatch = self.scheduler.handle(ROOM) if len(named) == 1 and None not in named else None
         proposals.clear()
         self._round = 1 - self._round
-        self._in_vain = not instructions and not self._later
+        self._in_vain = dispatch is None and not self._later
         for event in self._later:
             self.scheduler.handle(event)
         self._later.clear()
-        return instructions
+        return dispatch

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from struct import Struct
 from types import MappingProxyType
 
-from rrfp_jax.core.tasks import Kind, Task
+from rrfp_jax.core.tasks import Input, Kind, Task
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ _KEY = Struct("<6q")  # seed, step, stage, kind, chunk, microbatch
 _WORDS = Struct("<2Q")
 
 
-def uniforms(seed: int, step: int, stage: int, task: Task) -> tuple[float, float]:
+def uniforms(seed: int, step: int, stage: int, task: Task | Input) -> tuple[float, float]:
     """Two independent draws from [0, 1) that depend on nothing but the arguments, in any process.
 
     Hashed by BLAKE2b, as Python's own `hash` and `random.Random(tuple)` may differ between versions.

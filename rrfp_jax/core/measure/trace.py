@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rrfp_jax.core.tasks import INPUT, Kind, Placement, Task
+from rrfp_jax.core.tasks import Kind, Placement, Task
 
 
 class TaskRecord(NamedTuple):
@@ -130,9 +130,9 @@ class StepTrace:
         destination = self.placement.destination(sender.stage, sender.task)
         if destination is None:
             return None
-        stage, task = destination
-        whole = self._by_task.get((stage, task))
-        return whole or self._by_task[stage, task._replace(kind=INPUT)]  # a gradient makes B or I ready
+        stage, (direction, chunk, microbatch) = destination
+        tasks = [Task(kind, chunk, microbatch) for kind in Kind if kind.direction is direction]
+        return next(self._by_task[stage, task] for task in tasks if (stage, task) in self._by_task)
 
     def stage_records(self, stage: int) -> list[TaskRecord]:
         """The records of one stage by start."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rrfp_jax.core.memory.footprint import Chunks, Footprint
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Input, Kind, Output, Task
 
 
 class Meter:
@@ -31,10 +31,10 @@ class Meter:
         """A step begins: nothing is there."""
         self.now = self.peak = 0
 
-    def coming(self, task: Task) -> None:
-        """The memory of a task's input, which comes from another virtual stage, is taken from now on."""
-        kind, chunk, microbatch = task
-        self.now += self._inputs[self._buckets[microbatch]][chunk][kind]
+    def coming(self, awaited: Input) -> None:
+        """The memory of an input from another virtual stage is taken from now on."""
+        direction, chunk, microbatch = awaited
+        self.now += self._inputs[self._buckets[microbatch]][chunk][direction]
         self.peak = max(self.peak, self.now)
 
     def dispatched(self, task: Task) -> None:
@@ -44,23 +44,23 @@ class Meter:
         self.now += change
         self.peak = max(self.peak, self.now + transient)
 
-    def delivered(self, task: Task) -> None:
-        """What a task has sent is at its destination."""
-        kind, chunk, microbatch = task
-        self.now -= self._outputs[self._buckets[microbatch]][chunk][kind]
+    def delivered(self, sent: Output) -> None:
+        """What was sent is at its destination."""
+        direction, chunk, microbatch = sent
+        self.now -= self._outputs[self._buckets[microbatch]][chunk][direction]
 
 
-def _inputs(chunk: Footprint) -> dict[Kind, int]:
-    return _by_kind(chunk.activation_in_bytes, chunk.gradient_in_bytes)
+def _inputs(chunk: Footprint) -> dict[Direction, int]:
+    return _by_direction(chunk.activation_in_bytes, chunk.gradient_in_bytes)
 
 
-def _outputs(chunk: Footprint) -> dict[Kind, int]:
-    return _by_kind(chunk.activation_out_bytes, chunk.gradient_out_bytes)
+def _outputs(chunk: Footprint) -> dict[Direction, int]:
+    return _by_direction(chunk.activation_out_bytes, chunk.gradient_out_bytes)
 
 
-def _by_kind(activation: int, gradient: int) -> dict[Kind, int]:
-    """Bytes of the message of a task of each kind."""
-    return {FORWARD: activation, BACKWARD: gradient, INPUT: gradient, WEIGHT: 0}
+def _by_direction(activation: int, gradient: int) -> dict[Direction, int]:
+    """Bytes of what is sent for a task of each direction."""
+    return {Direction.FORWARD: activation, Direction.BACKWARD: gradient, Direction.WEIGHT: 0}
 
 
 def _changes(chunk: Footprint) -> dict[Kind, tuple[int, int]]:
@@ -68,7 +68,7 @@ def _changes(chunk: Footprint) -> dict[Kind, tuple[int, int]]:
     whole, half = chunk.held_after_forward_bytes, chunk.held_after_input_bytes
     held = {FORWARD: whole, BACKWARD: -whole, INPUT: half - whole, WEIGHT: -half}
     inputs, outputs = _inputs(chunk), _outputs(chunk)
+    sent = {way: outputs[way] - inputs[way] for way in outputs}
     return {
-        kind: (held[kind] + outputs[kind] - inputs[kind], chunk.transient_bytes.get(kind.letter, 0))
-        for kind in held
+        kind: (held[kind] + sent[kind.direction], chunk.transient_bytes.get(kind.letter, 0)) for kind in held
     }

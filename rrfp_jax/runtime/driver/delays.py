@@ -13,7 +13,7 @@ import jax
 
 from rrfp_jax.core.measure import jitter
 from rrfp_jax.core.measure.costs import Costs
-from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.tasks import Kind, Placement, Task
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.driver.device import DeviceQueue, Running
 from rrfp_jax.runtime.driver.paced import JitteredQueue, PacedQueue
@@ -143,10 +143,10 @@ class _Links:
         self._free: dict[tuple[int, int], float] = {}  # when each directed link is
 
     def release(self, arrival: Arrival, now: float) -> float:
-        delays, (round, stage_replica, task) = self._delays, arrival.key
+        delays, (round, stage_replica, wanted) = self._delays, arrival.key
         stage = stage_replica % self._placement.stages
-        source = self._placement.source(stage, task)
-        assert source is not None, f"nobody sends the input of {task}"
+        source = self._placement.source(stage, wanted)
+        assert source is not None, f"nobody sends the input of {wanted}"
         if source[0] == stage:
             return now  # another chunk of the same stage: no link is between them
         at = arrival.produced
@@ -155,10 +155,12 @@ class _Links:
             at = max(at, self._free.get(link, 0.0)) + nbytes(arrival.arrays) / delays.link_bandwidth
             self._free[link] = at
         if self._costs is not None:
-            at += self._costs.transfer(*source)
+            direction, chunk, microbatch = source[1]
+            at += self._costs.transfer(source[0], Task(Kind(direction), chunk, microbatch))
         late = delays.late_readiness
         if delays.skew:
             late += (
-                delays.skew * jitter.uniforms(delays.seed ^ (self._rank << 32), round, stage_replica, task)[0]
+                delays.skew
+                * jitter.uniforms(delays.seed ^ (self._rank << 32), round, stage_replica, wanted)[0]
             )
         return max(now, at + delays.link_delay) + late

@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
 
-from rrfp_jax.core.events import ROOM, Accumulate, Arrived, Instruction
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
+from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.driver.device import DEEPEST, MOST_QUEUED, DeviceQueue, Running
 from rrfp_jax.runtime.driver.stage_step import StageStep
@@ -205,8 +205,8 @@ class _Step:
                 )
         for key, arrays, _ in self._transport.poll():
             moved = True
-            self._machines[key.stage].handle(Arrived(key.task))
-            task = self._schedulers[key.stage].named(key.task)
+            self._machines[key.stage].handle(Arrived(key.input))
+            task = self._schedulers[key.stage].task_for(*key.input)
             self._parts[key.stage].receive(task, arrays)
             self._ready[key.stage][task] = perf_counter()
             self._idle[key.stage] = False
@@ -226,17 +226,15 @@ class _Step:
         for stage in stages:
             if self._idle[stage]:
                 continue
-            instructions = self._machines[stage].handle(ROOM)
-            if instructions:
-                self._dispatch(queue, stage, instructions, now)
+            dispatch = self._machines[stage].handle(ROOM)
+            if dispatch is not None:
+                self._dispatch(queue, stage, dispatch, now)
                 return True
             self._idle[stage] = True
         return False
 
-    def _dispatch(
-        self, queue: DeviceQueue, stage: int, instructions: Sequence[Instruction], now: float
-    ) -> None:
-        part, task = self._parts[stage], instructions[0].task  # type: ignore[union-attr]
+    def _dispatch(self, queue: DeviceQueue, stage: int, dispatch: Dispatch, now: float) -> None:
+        part, (task, additions) = self._parts[stage], dispatch
         # Noted before: a collective out of order may end the process.
         self._recorder.dispatched(self._step, stage % self._stages, task)
         try:
@@ -252,22 +250,21 @@ class _Step:
         if key is not None:
             self._transport.offer(key, outputs)
         elif task.kind is FORWARD:
-            backward = self._schedulers[stage].named(Task(BACKWARD, task.chunk, task.microbatch))
+            backward = self._schedulers[stage].task_for(Direction.BACKWARD, task.chunk, task.microbatch)
             self._ready[stage][backward] = perf_counter()
         if task.kind is INPUT:
             self._ready[stage][Task(WEIGHT, task.chunk, task.microbatch)] = perf_counter()
-        for instruction in instructions[1:]:
-            if isinstance(instruction, Accumulate):
-                part.accumulate(instruction.chunk, instruction.microbatch)
+        for microbatch in additions:
+            part.accumulate(task.chunk, microbatch)
 
     def coming(self, key: Key) -> None:
         """See `transport.Witness.coming`."""
-        self._parts[key.stage].meter.coming(key.task)
+        self._parts[key.stage].meter.coming(key.input)
 
     def delivered(self, key: Key) -> None:
         """See `transport.Witness.delivered`."""
         stage = key.stage % self._stages
-        source = self._rules.placement.source(stage, key.task)
+        source = self._rules.placement.source(stage, key.input)
         assert source is not None, f"nobody sends the {key}"
         self._parts[key.stage - stage + source[0]].meter.delivered(source[1])
 
@@ -284,8 +281,8 @@ class _Step:
         destination = self._rules.placement.destination(stage, task)
         if destination is None:
             return None
-        to, named = destination
-        return Key(self._round, stage_replica - stage + to, named)
+        to, wanted = destination
+        return Key(self._round, stage_replica - stage + to, wanted)
 
     def _sleep(self) -> None:
         patience = self._transport.patience()

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, TypeAlias, get_args
 
-from rrfp_jax.core.events import Event, Instruction, Room
-from rrfp_jax.core.group import group
-from rrfp_jax.core.group.group import Message, member, partners
-from rrfp_jax.core.group.leader import Decision, Report
-from rrfp_jax.core.group.unanimous import Proposal
+from rrfp_jax.core.events import Dispatch, Event, Room
+from rrfp_jax.core.group.group import Alone, GroupProtocol, Member, member, partners
+from rrfp_jax.core.group.messages import Answer, Decision, Message, Proposal, Report
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.tasks import Kind, Task
+from rrfp_jax.core.tasks import Direction, Input, Kind, Task
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import key_value_store
 from rrfp_jax.runtime.group.carrier import Carrier, Plain, SocketCarrier
@@ -33,8 +31,6 @@ from rrfp_jax.runtime.group.store_carrier import StoreCarrier
 from rrfp_jax.runtime.processes.world import World
 
 CarrierName: TypeAlias = Literal["kv", "socket"]
-
-Protocol: TypeAlias = group.Agreement
 
 FIRST_LEAD_SECONDS = 2e-3
 """How far ahead decisions are made until their way has been measured."""
@@ -60,12 +56,12 @@ class Terms:
     """
 
     carrier: CarrierName = "kv"
-    protocol: Protocol = "leader"
+    protocol: GroupProtocol = "leader"
 
     def __post_init__(self) -> None:
         if self.carrier not in get_args(CarrierName):
             raise UsageError(f"agreement={self.carrier!r}: choose 'kv' or 'socket'")
-        if self.protocol not in get_args(Protocol):
+        if self.protocol not in get_args(GroupProtocol):
             raise UsageError(f"protocol={self.protocol!r}: choose 'leader' or 'unanimous'")
 
 
@@ -90,8 +86,7 @@ class Agreement:
         self._decides = self._member == 0 or terms.protocol == "unanimous"
         self._lead = FIRST_LEAD_SECONDS
         self._round, self._began = 0, 0.0
-        self._scheduler: StageScheduler | None = None
-        self._machine: Any = None
+        self._machine: Member
         self._early: list[Plain] = []  # of a step that has not begun here
         self._heard: deque[Message] = deque()
         self._ways: deque[float] = deque(maxlen=MEASURED)  # seconds that messages took
@@ -100,7 +95,6 @@ class Agreement:
     def begin(self, round: int, scheduler: StageScheduler) -> None:
         """A step begins, in this round, with a new scheduler of this process's stage."""
         self._round, self._began = round, perf_counter()
-        self._scheduler = scheduler
         self._machine = member(scheduler, self._member, len(self._group), self._protocol)
         self._heard.clear()
         early, self._early = self._early, []
@@ -115,7 +109,7 @@ class Agreement:
     @property
     def lead(self) -> float:
         """By how much earlier than without a group (s) this process's device must have room in this step."""
-        return self._lead if self._decides and self._machine is not self._scheduler else 0.0
+        return 0.0 if isinstance(self._machine, Alone) or not self._decides else self._lead
 
     def hear(self) -> bool:
         """Take in what has come, to be told to the machine at the next room; whether anything has.
@@ -128,13 +122,13 @@ class Agreement:
             self._file(message)
         return bool(come)
 
-    def handle(self, event: Event) -> Sequence[Instruction]:
-        """See `StageScheduler.handle`; at most one dispatch follows."""
+    def handle(self, event: Event) -> Dispatch | None:
+        """See `StageScheduler.handle`."""
         if isinstance(event, Room):
             while self._heard:
-                if instructions := self._sorted(self._machine.handle(self._heard.popleft())):
-                    return instructions
-        return self._sorted(self._machine.handle(event))
+                if (dispatch := self._sent(self._machine.handle(self._heard.popleft()))) is not None:
+                    return dispatch
+        return self._sent(self._machine.handle(event))
 
     def awaited(self) -> str:
         """See `StageScheduler.awaited`."""
@@ -168,26 +162,27 @@ class Agreement:
         """No step follows; returns at once, and does nothing the second time."""
         self.carrier.close()
 
-    def _sorted(self, instructions: Sequence[Instruction | Message]) -> Sequence[Instruction]:
-        """Send the messages on; the rest is for the driver."""
-        own: list[Instruction] = []
-        for instruction in instructions:
-            if isinstance(instruction, Message):
-                kind, now = KINDS.index(type(instruction)), perf_counter() + self._world.clock[0]
-                self.carrier.post([self._round, now, kind, *instruction])
-            else:
-                own.append(instruction)
-        return own
+    def _sent(self, answer: Answer) -> Dispatch | None:
+        """Send an answer's message; the rest is for the driver."""
+        dispatch, message = answer
+        if message is not None:
+            kind, now = KINDS.index(type(message)), perf_counter() + self._world.clock[0]
+            self.carrier.post([self._round, now, kind, *message])
+        return dispatch
 
     def _file(self, plain: Plain) -> None:
-        round, sent, kind, *numbers, task = plain
+        round, sent, kind, *numbers, about = plain
         if round > self._round:
             self._early.append(plain)
         elif round == self._round:
             sent -= self._world.clock[0]
             if sent > self._began:  # else it may have waited for this process
                 self._ways.append(perf_counter() - sent)
-            self._heard.append(KINDS[kind](*numbers, task and Task(Kind(task[0]), *task[1:])))
+            if KINDS[kind] is Report:
+                about = Input(Direction(about[0]), *about[1:])
+            elif about is not None:
+                about = Task(Kind(about[0]), *about[1:])
+            self._heard.append(KINDS[kind](*numbers, about))
 
 
 def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrier:

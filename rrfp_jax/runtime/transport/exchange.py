@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import jax
 
-from rrfp_jax.core.tasks import WEIGHT, Task
+from rrfp_jax.core.tasks import Direction, Input
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.processes.bell import EventBell
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
@@ -51,7 +51,7 @@ def exchange(
     with interrupts_held() as interrupted:
         try:
             transport.begin(round, devices)
-            keys = {place: Key(round, place[0], Task(WEIGHT, 0, place[1])) for place in sends}
+            keys = {place: Key(round, place[0], Input(Direction.WEIGHT, 0, place[1])) for place in sends}
             for place, shards in sends.items():
                 transport.offer(keys[place], shards)
             for place, shards in sends.items():

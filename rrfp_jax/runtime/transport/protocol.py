@@ -11,24 +11,24 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 
-from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.tasks import Input
 
 Devices: TypeAlias = Mapping[int, Sequence[jax.Device]]
 """By stage of this process (its stage replica, see `Layout`), its devices here."""
 
 
 class Key(NamedTuple):
-    """Names one message: the task that it makes ready, on which stage, in which round.
+    """Names one message: which input it is, of which stage, in which round.
 
     A round is one run of tasks, counted alike by all processes: a step's training, or its evaluation.
     """
 
     round: int
     stage: int
-    task: Task
+    input: Input
 
     def __str__(self) -> str:
-        return f"input of {self.task} on stage {self.stage}"
+        return f"input of {self.input} on stage {self.stage}"
 
 
 class Arrival(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
-from rrfp_jax.core.tasks import Kind, Task
+from rrfp_jax.core.tasks import Direction, Input
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.lifecycle.join import own_address
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
@@ -149,7 +149,7 @@ class SocketTransport:
         if self._is_untimely(key, self._on_offer, rank, uuid, *message):
             return
         if key in self._pulls or key in self._moving:
-            raise TrainingError(f"the input of {key.task} was offered twice by {self._world.describe(rank)}")
+            raise TrainingError(f"the input of {key.input} was offered twice by {self._world.describe(rank)}")
         self._pulls[key] = _Pull(rank, uuid, self._pull(key, rank, uuid, specs))
         self._witness.coming(key)
 
@@ -192,15 +192,15 @@ class SocketTransport:
                 array.block_until_ready()
         except Exception as error:
             self._mailbox.hear_of_losses()
-            of = f"the input of {key.task} from {self._world.describe(pull.rank)}"
+            of = f"the input of {key.input} from {self._world.describe(pull.rank)}"
             raise TrainingError(f"the transfer of {of} failed: {error}") from None
 
 
 def _flat(key: Key) -> tuple[int, int, int, int, int]:
     """A key as plain numbers."""
-    kind, chunk, microbatch = key.task
-    return key.round, key.stage, int(kind), chunk, microbatch
+    direction, chunk, microbatch = key.input
+    return key.round, key.stage, int(direction), chunk, microbatch
 
 
 def _key(flat: Sequence[int]) -> Key:
-    return Key(flat[0], flat[1], Task(Kind(flat[2]), flat[3], flat[4]))
+    return Key(flat[0], flat[1], Input(Direction(flat[2]), flat[3], flat[4]))

@@ -8,19 +8,19 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rrfp_jax.core.accumulation import Accumulation
-from rrfp_jax.core.group.group import Agreement
+from rrfp_jax.core.group.group import GroupProtocol
 from rrfp_jax.core.hints import BPriority, Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Placement, Shape
+from rrfp_jax.core.tasks import Direction, Placement, Shape
 from tests.verification.exploration.machines import Case
 
 LARGEST = 3
 """Stages, microbatches, and limits; chunks go up to 2."""
 
 SHAPES: Sequence[tuple[int, Shape]] = ((1, "looped"), (2, "looped"), (2, "v"))
-AGREEMENTS: Sequence[tuple[Agreement, bool]] = (
+PROTOCOLS: Sequence[tuple[GroupProtocol, bool]] = (
     ("leader", True),
     ("leader", False),
     ("unanimous", True),
@@ -34,7 +34,7 @@ BUDGETS, BUDGETS_OF_ANY = 2, 12
 class Anything(BPriority):
     """Stands for every hint there can be: explored with `any_choice`, which takes every task in its turn."""
 
-    directions: tuple[Kind, ...] = (BACKWARD, FORWARD, WEIGHT)
+    directions: tuple[Direction, ...] = (Direction.BACKWARD, Direction.FORWARD, Direction.WEIGHT)
     splits: bool = False
 
     def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
@@ -80,8 +80,8 @@ def cases(size: Size) -> list[Case]:
     ]
     if size.ranks > 1:
         found = [
-            replace(case, ranks=size.ranks, agreement=agreement, collectives=collectives)
-            for case, (agreement, collectives) in itertools.product(found, AGREEMENTS)
+            replace(case, ranks=size.ranks, protocol=protocol, collectives=collectives)
+            for case, (protocol, collectives) in itertools.product(found, PROTOCOLS)
             if not case.any_choice
         ]
     random.Random(0).shuffle(found)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rrfp_jax.core.admission import Admission
-from rrfp_jax.core.events import Accumulate, Arrived, Chosen, Event, Instruction, Room
+from rrfp_jax.core.events import Arrived, Chosen, Dispatch, Event, Room
 from rrfp_jax.core.group.group import Member
-from rrfp_jax.core.group.leader import Decision, Follower, Report
-from rrfp_jax.core.group.unanimous import Proposal, Unanimous
+from rrfp_jax.core.group.leader import Follower
+from rrfp_jax.core.group.messages import NOTHING, Answer, Message
+from rrfp_jax.core.group.unanimous import Unanimous
 from rrfp_jax.core.hints import BF, BPriority, FPriority
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
@@ -72,33 +73,35 @@ class TimidScheduler(StageScheduler):
 class HastyScheduler(StageScheduler):
     """Adds parked gradients in the wrong order."""
 
-    def handle(self, event: Event) -> tuple[Instruction, ...]:
+    def handle(self, event: Event) -> Dispatch | None:
         """As it should, the other way round."""
-        instructions = super().handle(event)
-        added = [i for i in instructions if isinstance(i, Accumulate)]
-        return *(i for i in instructions if i not in added), *reversed(added)
+        dispatch = super().handle(event)
+        return dispatch and dispatch._replace(additions=dispatch.additions[::-1])
 
 
 class HastyFollower(Follower):
     """Runs any decision whose input it has, and not the next one."""
 
-    def handle(self, event: Event | Decision) -> tuple[Instruction | Report, ...]:
+    def handle(self, event: Event | Message) -> Answer:
         """As it should but for room."""
         if isinstance(event, Room):
             for position, task in self._decided.items():
-                if instructions := self.scheduler.handle(Chosen(task)):
+                if dispatch := self.scheduler.handle(Chosen(task)):
                     del self._decided[position]
-                    return instructions
-            return ()
+                    return Answer(dispatch)
+            return NOTHING
         return super().handle(event)
 
 
 class HastyVoter(Unanimous):
     """Takes in what arrives after its proposal, so that it may run another task than it proposed."""
 
-    def handle(self, event: Event | Proposal) -> tuple[Instruction | Proposal, ...]:
+    def handle(self, event: Event | Message) -> Answer:
         """As it should but for arrivals."""
-        return self.scheduler.handle(event) if isinstance(event, Arrived) else super().handle(event)
+        if not isinstance(event, Arrived):
+            return super().handle(event)
+        self.scheduler.handle(event)
+        return NOTHING
 
 
 def follower(case: Case, stage: int, rank: int) -> Member:
@@ -125,7 +128,7 @@ def faults() -> Sequence[Fault]:
     limited = StepRules(placement=Placement(2), microbatches=2, schedule=BF(), limit=1)
     roomy = replace(limited, limit=2)
     led = Case(rules=parking, ranks=2)
-    voting = Case(rules=parking, ranks=2, agreement="unanimous")
+    voting = Case(rules=parking, ranks=2, protocol="unanimous")
     return (
         Fault("no reserve", unequal, partial(real, scheduler=UnsafeScheduler), "deadlock"),
         Fault(

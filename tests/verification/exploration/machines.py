@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room
-from rrfp_jax.core.group.group import Agreement, Member, Message, member
+from rrfp_jax.core.events import ROOM, Arrived, Room
+from rrfp_jax.core.group.group import GroupProtocol, Member, member
+from rrfp_jax.core.group.messages import Message
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Task
+from rrfp_jax.core.tasks import Direction, Task
 from tests.verification.exploration.witness import Seen, Witness, require
 
 
@@ -37,7 +38,7 @@ class Case:
     rules: StepRules
     budgets: tuple[Budget, ...] | None = None
     ranks: int = 1
-    agreement: Agreement = "leader"
+    protocol: GroupProtocol = "leader"
     collectives: bool = True
     any_choice: bool = False
     memory: StateCheck | None = None
@@ -53,16 +54,16 @@ Maker: TypeAlias = Callable[[Case, int, int], Member]
 
 def real(case: Case, stage: int, rank: int, scheduler: type[StageScheduler] = StageScheduler) -> Member:
     """The core's own machine."""
-    return member(scheduler(stage, case.rules, case.budget(stage)), rank, case.ranks, case.agreement)
+    return member(scheduler(stage, case.rules, case.budget(stage)), rank, case.ranks, case.protocol)
 
 
 class Step(NamedTuple):
-    """What an event does to a rank: the row after it, the task dispatched, what is told to the group."""
+    """What an event does to a rank: the row after it, the task dispatched, the message to the group."""
 
     event: object
     row: int
     task: Task | None
-    messages: Sequence[Message]
+    message: Message | None
 
     @property
     def advances(self) -> bool:
@@ -75,7 +76,7 @@ class Table:
 
     def __init__(self, case: Case, stage: int, rank: int, make: Maker) -> None:
         self._any_choice = case.any_choice
-        self._chooses = case.ranks == 1 or (case.agreement == "leader" and rank == 0)
+        self._chooses = case.ranks == 1 or (case.protocol == "leader" and rank == 0)
         self._make: Callable[[], Any] = partial(make, case, stage, rank)
         self._witness = Witness(stage, case.rules, case.budget(stage))
         machine, seen = self._make(), self._witness.start()
@@ -94,7 +95,7 @@ class Table:
         rooms = [ROOM]
         if self._any_choice:
             machine = self._unused[row] = self._machine(row)
-            runnable = [task for kind in (FORWARD, BACKWARD, WEIGHT) for task in machine.runnable(kind)]
+            runnable = [task for way in Direction for task in machine.scheduler.view.runnable(way)]
             rooms = [Room(frozenset(runnable) - {task}) for task in runnable]
         steps = [step for step in (self.step(row, room) for room in rooms) if step.row != row]
         if self._chooses and not steps:
@@ -108,8 +109,8 @@ class Table:
             Broken: something that must never happen.
         """
         machine = self._machine(row)
-        instructions = machine.handle(event)
-        seen = self._witness.after(self._seen[row], event, instructions)
+        dispatch, message = machine.handle(event)
+        seen = self._witness.after(self._seen[row], event, dispatch)
         to = self._rows.setdefault((machine.key(), seen), len(self._ways))
         if to == len(self._ways):
             self._ways.append((row, event))
@@ -118,9 +119,7 @@ class Table:
             self._unused[to] = machine
         elif to == row:
             self._unused[row] = machine
-        tasks = [i.task for i in instructions if isinstance(i, Dispatch)]
-        messages = [i for i in instructions if isinstance(i, Message)]
-        return Step(event, to, tasks[0] if tasks else None, messages)
+        return Step(event, to, None if dispatch is None else dispatch.task, message)
 
     def _machine(self, row: int) -> Any:
         """A machine in this state, for one event: if need be a new one that is told what led there."""

@@ -14,7 +14,7 @@ from rrfp_jax.core.hints import BF, BFW, FPriority
 from rrfp_jax.core.memory.footprint import Chunks, Footprint, least_room, step_budgets
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Input, Kind, Placement, Task
 from tests.verification.exploration.cases import Anything
 from tests.verification.exploration.machines import Case
 from tests.verification.exploration.witness import Broken, Seen
@@ -58,11 +58,11 @@ class Memory:
             before = self.placement.place(v - 1)
             if not forward and self._ran(seen, before, j, FORWARD):
                 size += own.activation_in_bytes
-            arrived = Task(BACKWARD, before[1], j) in seen[before[0]].arrived
+            arrived = Input(Direction.BACKWARD, before[1], j) in seen[before[0]].arrived
             size += own.gradient_out_bytes if backward and not arrived else 0
         if v < self.placement.last:
             after = self.placement.place(v + 1)
-            arrived = Task(FORWARD, after[1], j) in seen[after[0]].arrived
+            arrived = Input(Direction.FORWARD, after[1], j) in seen[after[0]].arrived
             size += own.activation_out_bytes if forward and not arrived else 0
             if not backward and self._ran(seen, after, j, BACKWARD, INPUT):
                 size += own.gradient_in_bytes

@@ -126,9 +126,9 @@ class Space:
         stage, rank = self._nodes[node]
         first = node - rank
         sends = 0
-        for message in step.messages:
-            for to in recipients(message, self.case.ranks):
-                sends |= self._bit(first + to, message)
+        if step.message is not None:
+            for to in recipients(step.message, self.case.ranks):
+                sends |= self._bit(first + to, step.message)
         if step.task is not None and not (self._journals and self.case.collectives):
             sends |= self._output(stage, rank, step.task)
         return Move(node, step, (step.row - row << WIDTH * node) - taken, sends, step.advances)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from rrfp_jax.core.events import Accumulate, Arrived, Dispatch
+from rrfp_jax.core.events import Arrived, Dispatch
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Input, Placement, Task
 
 
 class Broken(AssertionError):
@@ -35,14 +35,14 @@ class Seen(NamedTuple):
     """What happened on a rank.
 
     Attributes:
-        arrived: whose inputs came from elsewhere.
+        arrived: the inputs that came from elsewhere.
         dispatched: what runs or has run.
         added: (chunk, microbatch) of the gradients in the sum.
         ends: on how many chunks each microbatch has been released.
         held: the microbatches in flight.
     """
 
-    arrived: frozenset[Task]
+    arrived: frozenset[Input]
     dispatched: frozenset[Task]
     added: frozenset[tuple[int, int]]
     ends: tuple[int, ...]
@@ -67,8 +67,7 @@ class Witness:
 
     def start(self) -> Seen:
         """Nothing yet."""
-        none: frozenset[Task] = frozenset()
-        return Seen(none, none, frozenset(), (0,) * self._rules.microbatches, frozenset())
+        return Seen(frozenset(), frozenset(), frozenset(), (0,) * self._rules.microbatches, frozenset())
 
     def complete(self, seen: Seen) -> bool:
         """Whether every task has been dispatched and every gradient added."""
@@ -78,25 +77,21 @@ class Witness:
         whole = all(ends == chunks for ends in seen.ends)
         return whole and forwards == rules.microbatches * chunks and len(seen.added) == wanted
 
-    def after(self, seen: Seen, event: object, instructions: Iterable[object]) -> Seen:
+    def after(self, seen: Seen, event: object, dispatch: Dispatch | None) -> Seen:
         """What has happened after an event and what it led to.
 
         Raises:
             Broken: that must never happen.
         """
         if isinstance(event, Arrived):
-            require(event.task not in seen.arrived, f"the input of {event.task} comes twice")
-            seen = seen._replace(arrived=seen.arrived | {event.task})
-        tasks = 0
-        for instruction in instructions:
-            if isinstance(instruction, Dispatch):
-                tasks += 1
-                require(tasks == 1, "two tasks are dispatched at once")
-                seen = self._dispatched(seen, instruction.task)
-            elif isinstance(instruction, Accumulate):
-                seen = self._added(seen, instruction.chunk, instruction.microbatch)
-        if tasks and self._rules.hint:
-            self._check_limits(seen)
+            require(event.input not in seen.arrived, f"the input of {event.input} comes twice")
+            seen = seen._replace(arrived=seen.arrived | {event.input})
+        if dispatch is not None:
+            seen = self._dispatched(seen, dispatch.task)
+            for microbatch in dispatch.additions:
+                seen = self._added(seen, dispatch.task.chunk, microbatch)
+            if self._rules.hint:
+                self._check_limits(seen)
         return seen
 
     def check_idle(self, seen: Seen) -> None:
@@ -112,13 +107,13 @@ class Witness:
         require(task not in seen.dispatched, f"{task} runs twice")
         forward, backward, first = (Task(k, chunk, microbatch) for k in (FORWARD, BACKWARD, INPUT))
         if kind is FORWARD:
-            there = chunk in self._first or task in seen.arrived
+            there = chunk in self._first or task.input in seen.arrived
             require(there, f"{task} runs before its activation is there")
         elif kind is WEIGHT:
             require(first in seen.dispatched, f"{task} runs before {first}")
         else:
             require(forward in seen.dispatched, f"{task} runs before {forward}")
-            there = chunk in self._last or backward in seen.arrived
+            there = chunk in self._last or backward.input in seen.arrived
             require(there, f"{task} runs before its gradient is there")
             require(not {backward, first} & seen.dispatched, f"{task} runs, but it has run as B or I")
         held, ends = seen.held | {microbatch}, seen.ends
@@ -157,14 +152,14 @@ class Witness:
             Task(kind, chunk, microbatch) for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)
         )
         if forward not in seen.dispatched:
-            there = chunk in self._first or forward in seen.arrived
+            there = chunk in self._first or forward.input in seen.arrived
             return forward if there and (chunk > 0 or self._admits(seen, microbatch)) else None
         if self._rules.forward_only:
             return None
         split = (chunk, microbatch) in self._split
         run = first if split else backward
         if run not in seen.dispatched:
-            there = chunk in self._last or backward in seen.arrived
+            there = chunk in self._last or backward.input in seen.arrived
             return run if there and (split or self._has_place(seen, chunk, microbatch)) else None
         if split and weight not in seen.dispatched and self._has_place(seen, chunk, microbatch):
             return weight
