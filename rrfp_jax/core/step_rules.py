@@ -17,6 +17,9 @@ from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Kind, Placement
 
 Backpressure: TypeAlias = Literal["admission", "drain"]
 
+MOST_QUEUED = 2
+"""Programs on a device at once, the running one and the next, unless a group of processes decides ahead."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -73,6 +76,11 @@ class StepRules:
     def drains(self) -> bool:
         """Whether the limit is kept by the drain; a forward-only pass has nothing to drain."""
         return self.backpressure == "drain" and not self.forward_only
+
+    @property
+    def unadded_gradients(self) -> int:
+        """Most gradients that a stage has beside its sums: parked ones, and those of programs under way."""
+        return MOST_QUEUED + (self.spare_gradients if self.accumulation == "index" else 0)
 
     @property
     def admission_limit(self) -> int | None:

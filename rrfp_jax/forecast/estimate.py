@@ -18,7 +18,6 @@ from rrfp_jax.forecast.forecast import Devices, Forecast, StageForecast, device_
 from rrfp_jax.forecast.layer_costs import LayerState, ModelCosts
 from rrfp_jax.forecast.layer_times import LayerTimes
 from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
-from rrfp_jax.runtime.driver.device import MOST_QUEUED
 from rrfp_jax.runtime.memory.budget import MARGIN, StepMemory, memory_of_step
 from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.model.split import layers_of_chunks
@@ -152,12 +151,8 @@ class Estimate:
         return LayerTimes(self.model, self.devices.card)
 
     def _fixed_bytes(self, state: LayerState) -> int:
-        parked = self._gradients_parked * state.gradient_bytes
+        parked = self.rules.unadded_gradients * state.gradient_bytes
         return state.weight_bytes + state.optimizer_bytes + state.sum_bytes + parked
-
-    @property
-    def _gradients_parked(self) -> int:
-        return MOST_QUEUED + (self.rules.spare_gradients if self.rules.accumulation == "index" else 0)
 
     def _in_flight(self) -> tuple[list[int], list[int]]:
         """How many microbatches each virtual stage should hold so that none waits, and how many it must.
@@ -184,7 +179,8 @@ class Estimate:
             weight_bytes=sum(state.weight_bytes for state in states),
             optimizer_bytes=sum(state.optimizer_bytes for state in states),
             accumulator_bytes=sum(state.sum_bytes for state in states),
-            parked_gradient_bytes=self._gradients_parked * sum(state.gradient_bytes for state in states),
+            parked_gradient_bytes=self.rules.unadded_gradients
+            * sum(state.gradient_bytes for state in states),
             device_limit_bytes=self.devices.memory,
             compile_seconds=0.0,
             buckets={bucket_name(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct},

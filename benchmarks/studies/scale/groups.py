@@ -28,9 +28,9 @@ from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import MOST_QUEUED, StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Input, Placement, Task
-from rrfp_jax.runtime.driver.device import DEEPEST, LEAD_SECONDS, MOST_QUEUED
+from rrfp_jax.runtime.driver.device import DEEPEST, LEAD_SECONDS
 from rrfp_jax.runtime.group.agreement import FIRST_LEAD_SECONDS, LONGEST_LEAD_SECONDS, MEASURED
 from rrfp_jax.sim.agenda import Agenda
 

@@ -16,15 +16,13 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
+from rrfp_jax.core.step_rules import MOST_QUEUED
 from rrfp_jax.core.tasks import Task
 
 LONGEST_JOIN_SECONDS = 1.0
 
 LEAD_SECONDS = 1e-3
 """See `DeviceQueue`; what is best on a GPU is not known yet (docs/gpu.md)."""
-
-MOST_QUEUED = 2
-"""Programs on a device at once, the running one and the next: so many gradients may be under way."""
 
 DEEPEST = 8
 """Most programs on a device at a time where a group decides ahead."""

@@ -15,10 +15,10 @@ from typing import Any
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Task
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.driver.device import DEEPEST, MOST_QUEUED, DeviceQueue, Running
+from rrfp_jax.runtime.driver.device import DEEPEST, DeviceQueue, Running
 from rrfp_jax.runtime.driver.stage_step import StageStep
 from rrfp_jax.runtime.driver.timers import precise_timers
 from rrfp_jax.runtime.group.agreement import Agreement

@@ -10,7 +10,6 @@ import jax
 
 from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.memory.footprint import Chunks, Footprint
-from rrfp_jax.runtime.driver.device import MOST_QUEUED
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
@@ -111,7 +110,7 @@ class StageLedger:
         device: jax.Device,
         rank: int,
         programs: Mapping[Bucket, Sequence[VirtualStagePrograms]],
-        spare_gradients: int,
+        unadded_gradients: int,
         compile_seconds: float,
     ) -> StageLedger:
         """From what a stage has and runs.
@@ -122,7 +121,7 @@ class StageLedger:
             device: that stands for its devices, see `taking_turns`.
             rank: of this process.
             programs: by bucket, of each chunk.
-            spare_gradients: that may be parked.
+            unadded_gradients: how many there may be; see `StepRules`.
             compile_seconds: spent on it.
         """
         leaves = jax.tree.leaves(stage.leaves)
@@ -134,7 +133,7 @@ class StageLedger:
             weight_bytes=nbytes(leaves),
             optimizer_bytes=optimizer_bytes,
             accumulator_bytes=nbytes(stage.gradients),
-            parked_gradient_bytes=(spare_gradients + MOST_QUEUED) * stage.gradient_bytes,
+            parked_gradient_bytes=unadded_gradients * stage.gradient_bytes,
             device_limit_bytes=memory_limit(stage.stage_mesh.device),
             compile_seconds=compile_seconds,
             buckets={

@@ -29,7 +29,7 @@ class Memory:
         self._setting, self._layout, self._library = setting, layout, library
         self._stages: Sequence[Stage] = ()
         self._optimizer_bytes: Mapping[int, int] = {}
-        self._spare_gradients = 0
+        self._unadded_gradients = 0
         self._ledgers: Sequence[StageLedger] = ()
         self._known: set[Any] = set()  # what the ledgers have programs for
         self._latest: tuple[Any, StepMemory] = None, StepMemory((), ())
@@ -48,7 +48,7 @@ class Memory:
         """Take note of this process's stages and optimizers, once they have their parameters and state."""
         self._stages = stages
         self._optimizer_bytes = {of.index: own.nbytes for own in optimizers for of in own.stages}
-        self._spare_gradients = rules.spare_gradients if rules.accumulation == "index" else 0
+        self._unadded_gradients = rules.unadded_gradients
 
     def ledgers(self) -> list[StageLedger]:
         """What every stage needs, by the programs that are there for training."""
@@ -61,7 +61,7 @@ class Memory:
                 turns[stage.index],
                 self._layout.world.rank,
                 {bucket: self._library.programs(bucket, "train")[stage.index] for bucket in buckets},
-                self._spare_gradients,
+                self._unadded_gradients,
                 self._library.compile_seconds[stage.index],
             ).plain()
             for stage in self._stages
