@@ -23,10 +23,8 @@ import jax.numpy as jnp
 
 import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Findings, Unavailable
-from configs.gpt3_large import RandomTokens
-from configs.quickstart import pipeline
+from benchmarks.runtime import language
 from models import gpt
-from rrfp_jax.data.contract import load_step
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.train.reference import leaf_errors, relative, unpipelined_value_and_grad
 
@@ -60,9 +58,8 @@ class Case:
         dtype, products, _ = PRECISIONS[precision]
         jax.config.update("jax_default_matmul_precision", products)
         model = dataclasses.replace(QUICK if quick else FULL, dtype=dtype)
-        pipe = pipeline(model)
-        tokens = RandomTokens(model.vocab_size, (2, 8 if quick else 512), MICROBATCHES, seed=0)
-        data = load_step(tokens, 0)
+        pipe = language.pipeline(model)
+        data = language.microbatches(model, MICROBATCHES, 2, 8 if quick else 512)
         mesh = rrfp.Mesh(pp=STAGES, share_devices=True)
         trainer = rrfp.Trainer(pipe, data=data, mesh=mesh, accumulation="index")
         trainer.start()

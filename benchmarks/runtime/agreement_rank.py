@@ -74,7 +74,7 @@ def run(case: AgreementCase, layout: Layout, transport: Transport) -> dict[str, 
     schedule, costs = by_name(case.schedule), WorkloadCosts(workload, placement)
     rules = StepRules(placement=placement, microbatches=MICROBATCHES, schedule=schedule, limit=LIMIT)
     delays = Delays(skew=SKEW * seconds if case.skewed else 0.0)
-    agreement = agreement_of(layout, Terms(carrier=case.carrier, protocol=case.protocol))
+    agreement = agreement_of(layout, Terms(agreement=case.carrier, protocol=case.protocol))
     assert agreement is not None
     agreement.carrier = watched = Watched(agreement.carrier)
     driver = Driver(

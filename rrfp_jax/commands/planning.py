@@ -20,11 +20,9 @@ from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices, Forecast
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.runs.config import RunConfig
-from rrfp_jax.runtime.memory.budget import parse_setting
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.auto_split import AUTO, REMEDY, estimate_of
 from rrfp_jax.train.named import planned_or_schedule
-from rrfp_jax.train.settings import Settings
 
 GIB, MIB = 2**30, 2**20
 
@@ -136,18 +134,10 @@ def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> R
             f"devices per stage, nor of replicas; give --config.mesh.tp=1 --config.mesh.dp=1"
         )
     schedule = base_of(planned_or_schedule(config.schedule))
-    settings = Settings(
-        max_in_flight=config.max_in_flight,
-        accumulation=config.accumulation,
-        spare_gradients=config.spare_gradients,
-        clip_norm=config.clip_norm,
-        on_nonfinite=config.on_nonfinite,
-    )
-    setting = parse_setting(config.activation_budget)
-    shared = config.mesh.share_devices
-    devices = Devices(card=card, link=link, memory=memory, setting=setting, shared=shared)
+    settings, shared = config.settings, config.mesh.share_devices
+    devices = Devices(card=card, link=link, memory=memory, setting=settings.memory.budget, shared=shared)
     model, data = (config.pipeline(), config.optimizer()), as_data(config.train_data())
-    estimate = estimate_of(*model, data, settings, config.mesh, schedule, config.remat, devices)
+    estimate = estimate_of(*model, data, settings, config.mesh, schedule, devices)
     given = config.layers_per_virtual_stage
     own = None if given == AUTO else estimate.forecast(given)
     suggested, none_fits = _suggested(estimate)

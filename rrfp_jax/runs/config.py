@@ -8,31 +8,33 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optax
 
-from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.group.group import GroupProtocol
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runtime.driver.delays import Delays
-from rrfp_jax.runtime.group.agreement import CarrierName, Terms
-from rrfp_jax.runtime.memory.budget import parse_setting
+from rrfp_jax.runtime.group.agreement import Terms
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
+from rrfp_jax.runtime.settings import Execution, MemoryPolicy, group_of
 from rrfp_jax.train.auto_split import AUTO
 from rrfp_jax.train.pace import Pace
-from rrfp_jax.train.settings import OnNonfinite, checked_stall_seconds
+from rrfp_jax.train.settings import Numerics, Settings
 from rrfp_jax.train.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(ABC):
+class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     """What a named run consists of. Subclass it in a file of `configs/`, add fields, say how to build it.
+
+    The fields of `Numerics`, `MemoryPolicy` and `Terms` are its own, so that config files and command lines
+    name them without a prefix.
 
     Attributes:
         name: of the run; its files go to `<directory>/<name>/`.
@@ -44,20 +46,6 @@ class RunConfig(ABC):
             v-half, v-min, dualpipe-v;
             planned or planned-split, by what was measured, or with costs of a file (planned:FILE); or
             csv:FILE, an order in a file.
-        remat: what backwards compute again instead of keeping it: none, full, or the name of a policy of
-            jax.checkpoint_policies.
-        max_in_flight: most microbatches held by a stage under a hint; None for twice the stages, or as many
-            as fit if there is a budget in bytes.
-        activation_budget: "2GiB", or bytes of each device for microbatches in flight; "auto" for what it has
-            left; None for no limit.
-        accumulation: "index" (results equal to the bit) or "arrival".
-        spare_gradients: gradients parked per stage until their turn.
-        clip_norm: of the whole gradient; None for no clipping.
-        on_nonfinite: "stop" at a loss or gradient that is not finite, or "skip" the update.
-        loss_scale: for float16: a number, or "dynamic"; None for none.
-        agreement: by what the processes of a stage agree, where there are several: "kv" or "socket".
-        protocol: how they agree: "leader" or "unanimous".
-        seed: of initial values, random keys and data order.
         validate_every: steps between validations; 0 for one at the end.
         stall_seconds: a step without progress for so long is given up.
         jitter, late_readiness, skew, link_delay, link_bandwidth: delays to inject; see `Delays`.
@@ -76,17 +64,6 @@ class RunConfig(ABC):
     mesh: Mesh = field(default_factory=Mesh)
     split: tuple[int | str, ...] | str = ()
     schedule: str = "bf"
-    remat: str = "none"
-    max_in_flight: int | None = None
-    activation_budget: str | int | None = "auto"
-    accumulation: Accumulation = "index"
-    spare_gradients: int = SPARE_GRADIENTS
-    clip_norm: float | None = None
-    on_nonfinite: OnNonfinite = "stop"
-    loss_scale: str | float | None = None
-    agreement: CarrierName = "kv"
-    protocol: GroupProtocol = "leader"
-    seed: int = 0
     validate_every: int = 0
     stall_seconds: float = 300.0
     jitter: str = "J0"
@@ -112,10 +89,7 @@ class RunConfig(ABC):
             )
         if self.validate_every < 0:
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
-        checked_stall_seconds(self.stall_seconds)
-        self.delays()
-        self.terms()
-        if parse_setting(self.activation_budget) not in (None, "auto") and self.pace.workload:
+        if self.settings.memory.budget not in (None, "auto") and self.pace.workload:
             raise UsageError(
                 f"activation_budget={self.activation_budget} with pace.workload: a stand-in for the model "
                 f"holds nothing that could be limited; leave one of them out"
@@ -150,20 +124,17 @@ class RunConfig(ABC):
         """What `split` is to a Trainer."""
         return AUTO if self.split == (AUTO,) else self.split or None
 
-    def delays(self) -> Delays:
-        """The delays to inject."""
-        return Delays(
-            jitter=self.jitter,
-            late_readiness=self.late_readiness,
-            skew=self.skew,
-            link_delay=self.link_delay,
-            link_bandwidth=self.link_bandwidth,
-            seed=self.seed,
+    @cached_property
+    def settings(self) -> Settings:
+        """Its settings in groups, as a Trainer's."""
+        execution = Execution(
+            stall_seconds=self.stall_seconds,
+            executables=Path(self.directory) / ".executables" if self.executables else None,
+            terms=group_of(Terms, self),
+            delays=group_of(Delays, self),
         )
-
-    def terms(self) -> Terms:
-        """How the processes of a stage agree."""
-        return Terms(carrier=self.agreement, protocol=self.protocol)
+        numerics, memory = group_of(Numerics, self), group_of(MemoryPolicy, self)
+        return Settings(numerics=numerics, memory=memory, execution=execution)
 
     @property
     def actual_mesh(self) -> Mesh:
@@ -184,21 +155,8 @@ class RunConfig(ABC):
             mesh=self.mesh,
             schedule=self.schedule,
             split=self.layers_per_virtual_stage,
-            remat=self.remat,
-            max_in_flight=self.max_in_flight,
-            activation_budget=self.activation_budget,
-            accumulation=self.accumulation,
-            spare_gradients=self.spare_gradients,
-            clip_norm=self.clip_norm,
-            on_nonfinite=self.on_nonfinite,
-            loss_scale=self.loss_scale,
-            agreement=self.agreement,
-            protocol=self.protocol,
-            seed=self.seed,
             init=self.init(),
-            stall_seconds=self.stall_seconds,
-            delays=self.delays(),
-            executables=Path(self.directory) / ".executables" if self.executables else None,
+            **self.settings.flat(),
         )
 
 

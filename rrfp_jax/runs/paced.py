@@ -19,7 +19,6 @@ from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.trace import Part, StepTrace
 from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.memory.meter import Meter
-from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config import RunConfig
@@ -123,31 +122,26 @@ class PacedRun:
         self.steps_done = 0
         self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
         self._world = layout.world
-        self._world.stall_seconds = config.stall_seconds
-        delays, costs = config.delays(), WorkloadCosts(workload, placement)
-        self._rules = StepRules(
-            placement=placement,
-            microbatches=workload.microbatches,
-            schedule=base_of(schedule),
-            limit=config.max_in_flight or 2 * workload.stages,
-            accumulation=config.accumulation,
-            spare_gradients=config.spare_gradients,
-        )
+        settings = config.settings.limited(2 * workload.stages)
+        terms, delays = settings.execution.terms, settings.execution.delays
+        self._world.stall_seconds = settings.execution.stall_seconds
+        costs = WorkloadCosts(workload, placement)
+        self._rules = settings.rules(placement, workload.microbatches, base_of(schedule))
         check_order(self._rules)
         if isinstance(schedule, Planned):  # what the workload says is all that there is to be known
             self._rules = replace(self._rules, schedule=schedule.plan(self._rules, costs).order)
-        settings = {"rules": str(self._rules), "delays": str(delays), "agreement": str(config.terms())}
+        agreed = {"rules": str(self._rules), "delays": str(delays), "agreement": str(terms)}
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
-        self._world.agree("what is to be run", settings | {"the hash of pace.workload": tables})
+        self._world.agree("what is to be run", agreed | {"the hash of pace.workload": tables})
         self._member = layout.member
         devices = {stage: stage_mesh.own[:1] for stage, stage_mesh in layout.stage_meshes.items()}
         self._driver = Driver(
             devices,
             self._world,
             delays.transport(transport_of(layout, placement), placement, costs, layout.world.rank),
-            config.stall_seconds,
+            settings.execution.stall_seconds,
             delays.queue(costs),
-            agreement=agreement_of(layout, config.terms()),
+            agreement=agreement_of(layout, terms),
         )
         self._parts = {
             stage: StandIn(config.pace.message_bytes, workload.microbatches, placement.chunks, device)

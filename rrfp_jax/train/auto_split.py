@@ -14,7 +14,6 @@ from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.layer_costs import ModelCosts
 from rrfp_jax.forecast.partition import TooLarge
-from rrfp_jax.runtime.memory.budget import Setting
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -34,8 +33,6 @@ def auto_split(
     settings: Settings,
     mesh: Mesh,
     schedule: Schedule,
-    remat: str,
-    setting: Setting,
     layout: Layout,
 ) -> list[int]:
     """The split that `Estimate.suggested` finds for the first step.
@@ -46,8 +43,7 @@ def auto_split(
     Args:
         pipe, optimizer: to be run.
         data: whose first step is planned, not loaded.
-        settings, mesh, schedule, remat: of the Trainer.
-        setting: its `activation_budget`.
+        settings, mesh, schedule: of the Trainer.
         layout: where the stages are.
 
     Raises:
@@ -66,8 +62,8 @@ def auto_split(
     found = layout.world.gather("the devices, for split='auto'", [devices[0].device_kind, limits])
     card = card_of_kind(found[0][0]) or CPU
     memory = min((limit for _, own in found for limit in own), default=None)
-    on = Devices(card=card, link=LINKS[card.link], memory=memory, setting=setting)
-    estimate = estimate_of(pipe, optimizer, data, settings, mesh, schedule, remat, on)
+    on = Devices(card=card, link=LINKS[card.link], memory=memory, setting=settings.memory.budget)
+    estimate = estimate_of(pipe, optimizer, data, settings, mesh, schedule, on)
     try:
         return list(estimate.suggested().split)
     except TooLarge as error:
@@ -86,7 +82,6 @@ def estimate_of(
     settings: Settings,
     mesh: Mesh,
     schedule: Schedule,
-    remat: str,
     devices: Devices,
 ) -> Estimate:
     """The first step of a Trainer with these arguments.
@@ -97,10 +92,10 @@ def estimate_of(
     buckets = buckets_of(plan_step(data, 0))
     if not devices.limited:
         settings = settings.limited(2 * mesh.pp)
-    rules = settings.rules(mesh.placement(schedule), len(buckets), schedule, forward_only=False)
+    rules = settings.rules(mesh.placement(schedule), len(buckets), schedule)
     check_order(rules)
     stages = range(mesh.pp)
     kinds = sorted({kind for s in stages for own in rules.backward_kinds(s) for kind in own})
     every = [*buckets, *declared_buckets(data)]
-    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=remat)
+    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=settings.memory.remat)
     return Estimate(model=model, buckets=buckets, rules=rules, devices=devices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -42,6 +42,10 @@ class CheckReport:
     def worst(self) -> tuple[str, float]:
         """The parameter whose gradient differs most, and by how much."""
         return max(self.leaf_errors.items(), key=lambda item: item[1], default=("none", 0.0))
+
+    def of_all(self, leaf_errors: Sequence[Mapping[str, float]]) -> CheckReport:
+        """The same with what every process has found of its parameters."""
+        return replace(self, leaf_errors={k: v for own in leaf_errors for k, v in own.items()})
 
     @property
     def ok(self) -> bool:

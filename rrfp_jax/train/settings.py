@@ -1,109 +1,99 @@
-"""How a Trainer makes its steps, checked once."""
+"""How a Trainer makes its steps: groups of settings, of which each checks itself, once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from os import PathLike
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
-
-import numpy as np
 
 from rrfp_jax.core.accumulation import Accumulation
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.group.agreement import Terms
+from rrfp_jax.runtime.settings import Execution, MemoryPolicy, is_positive, is_whole
+from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 
 OnNonfinite: TypeAlias = Literal["stop", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """See `Trainer` for each of them.
+class Numerics:
+    """What a step computes, to the bit.
+
+    Attributes:
+        accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever the
+            order of tasks; "arrival" adds them as they come.
+        clip_norm: scale the gradient down to this norm, taken over all stages; None for no clipping.
+        on_nonfinite: what to do with a step whose loss or gradient is not finite: "stop" with a
+            TrainingError, or "skip" its update, up to 20 times in a row.
+        loss_scale: what the loss is multiplied by before it is differentiated, for models that compute in
+            float16: a number, or "dynamic", which finds one by skipping steps; None for 1.
+        seed: of initial values and random keys.
 
     Raises:
         UsageError: one that cannot be, with its name and value.
     """
 
-    max_in_flight: int | None
-    accumulation: Accumulation
-    spare_gradients: int
-    clip_norm: float | None
-    on_nonfinite: OnNonfinite
-    terms: Terms = field(default_factory=Terms)
+    accumulation: Accumulation = "index"
+    clip_norm: float | None = None
+    on_nonfinite: OnNonfinite = "stop"
+    loss_scale: str | float | LossScale | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_in_flight", "spare_gradients"):
-            value = getattr(self, name)
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if not whole and (name, value) != ("max_in_flight", None):
-                raise UsageError(f"{name}={value!r}: give a whole number")
-        if self.max_in_flight is not None and self.max_in_flight < 1:
-            raise UsageError(
-                f"max_in_flight={self.max_in_flight}: a stage must be able to hold one microbatch"
-            )
         if self.accumulation not in ("index", "arrival"):
             raise UsageError(f"accumulation={self.accumulation!r}: choose 'index' or 'arrival'")
-        if self.spare_gradients < 0:
-            raise UsageError(f"spare_gradients={self.spare_gradients}: must not be negative")
-        clip = self.clip_norm
-        if clip is not None and not _is_positive(clip):
-            raise UsageError(f"clip_norm={clip!r}: give a number above 0; leave it out for no clipping")
+        if self.clip_norm is not None and not is_positive(self.clip_norm):
+            raise UsageError(
+                f"clip_norm={self.clip_norm!r}: give a number above 0; leave it out for no clipping"
+            )
         if self.on_nonfinite not in ("stop", "skip"):
             raise UsageError(f"on_nonfinite={self.on_nonfinite!r}: choose 'stop' or 'skip'")
+        loss_scale_of(self.loss_scale)
+        if not is_whole(self.seed) or not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed={self.seed!r}: give a whole number from 0 to {2**32 - 1}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of a Trainer."""
+
+    numerics: Numerics = field(default_factory=Numerics)
+    memory: MemoryPolicy = field(default_factory=MemoryPolicy)
+    execution: Execution = field(default_factory=Execution)
 
     def limited(self, otherwise: int) -> Settings:
-        """The same with a limit on the number of microbatches, if there is none."""
-        return self if self.max_in_flight is not None else replace(self, max_in_flight=otherwise)
+        """The same with a limit on the number of microbatches in flight, if there is none."""
+        if self.memory.max_in_flight is not None:
+            return self
+        return replace(self, memory=replace(self.memory, max_in_flight=otherwise))
 
     def rules(
-        self, placement: Placement, microbatches: int, schedule: Schedule, forward_only: bool
+        self, placement: Placement, microbatches: int, schedule: Schedule, forward_only: bool = False
     ) -> StepRules:
         """The rules of a step."""
         return StepRules(
             placement=placement,
             microbatches=microbatches,
             schedule=schedule,
-            limit=self.max_in_flight,
-            accumulation=self.accumulation,
-            spare_gradients=self.spare_gradients,
+            limit=self.memory.max_in_flight,
+            accumulation=self.numerics.accumulation,
+            spare_gradients=self.memory.spare_gradients,
             forward_only=forward_only,
         )
 
     def as_text(self) -> dict[str, str]:
-        """By name, for comparing them across processes."""
-        return {item.name: str(getattr(self, item.name)) for item in fields(self)}
+        """What must be equal in all processes, by the names that users type."""
+        agreed = asdict(self.numerics) | asdict(self.memory) | asdict(self.execution.terms)
+        return {name: str(value) for name, value in agreed.items()}
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting by the name that users type, as keyword arguments of a Trainer."""
+        execution = shallow(self.execution)
+        terms = shallow(execution.pop("terms"))
+        return shallow(self.numerics) | shallow(self.memory) | terms | execution
 
 
-def checked_stall_seconds(given: Any) -> float:
-    """A limit on standing still.
-
-    Raises:
-        UsageError: it is no number above 0.
-    """
-    if not _is_positive(given):
-        raise UsageError(f"stall_seconds={given!r}: give a number of seconds above 0")
-    return float(given)
-
-
-def folder_of_executables(given: Any) -> Path | None:
-    """Where compiled programs are kept, if anywhere.
-
-    Raises:
-        UsageError: it is no path.
-    """
-    if given is None:
-        return None
-    if not isinstance(given, (str, PathLike)) or not str(given):
-        raise UsageError(
-            f"executables={given!r}: give a folder to keep compiled programs in, such as "
-            f"'runs/.executables', or None to compile at every start"
-        )
-    return Path(given)
-
-
-def _is_positive(value: Any) -> bool:
-    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    return bool(number and value > 0)
+def shallow(group: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name; what is in them is left as it is."""
+    return {item.name: getattr(group, item.name) for item in fields(group)}

@@ -19,12 +19,12 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import START_SECONDS
-from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.loading import Loader
+from rrfp_jax.train.loss_scale import loss_scale_of
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.settings import Settings
@@ -48,11 +48,13 @@ class Stepper:
     Args:
         engine: what steps run on.
         settings: of the run.
-        saves: that steps go on beside.
         schedule: of the next step; may be changed between steps.
-        standing: how training stands at the beginning.
 
     Attributes:
+        engine: as given.
+        seed: of initial values and random keys.
+        saves: that steps go on beside.
+        standing: how training stands.
         steps_done: how many, steps that were left out among them; the number of the next one.
         last_plan: hash of the latest step's plan; empty before the first.
         traces: of the latest steps.
@@ -63,12 +65,13 @@ class Stepper:
         self,
         engine: Engine,
         settings: Settings,
-        saves: Saves,
         schedule: Schedule | Planned,
-        standing: Standing,
     ) -> None:
-        self._engine, self._settings, self._saves = engine, settings, saves
-        self.schedule, self.standing = schedule, standing
+        self.engine, self._settings = engine, settings
+        self.seed = settings.numerics.seed
+        self.saves = Saves(engine, self.seed)
+        self.schedule = schedule
+        self.standing = Standing(loss_scale=loss_scale_of(settings.numerics.loss_scale))
         self.steps_done = 0
         self.last_plan = ""
         self.traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
@@ -76,16 +79,13 @@ class Stepper:
         self._names: deque[Sequence[str]] = deque(maxlen=TRACED_STEPS)  # of the microbatches' buckets
         self._last_rules: StepRules | None = None
 
-    def start(
-        self, data: Data, plan: Sequence[Microbatch], evaluate: Data | None, executables: Executables
-    ) -> tuple[int, int]:
+    def start(self, data: Data, plan: Sequence[Microbatch], evaluate: Data | None) -> tuple[int, int]:
         """Compile and allocate.
 
         Args:
             data: to train on.
             plan: of its first step.
             evaluate: what will be evaluated between steps.
-            executables: where compiled programs are kept.
 
         Returns:
             How many programs all processes compiled, and how many they loaded instead.
@@ -93,18 +93,19 @@ class Stepper:
         Raises:
             UsageError: the budget in bytes is too small, or costs of planned orders lack a bucket.
         """
-        engine, buckets, rules = self._engine, buckets_of(plan), self.rules(len(plan), "train")
+        engine, buckets, rules = self.engine, buckets_of(plan), self.rules(len(plan), "train")
         every = list(dict.fromkeys([*buckets, *declared_buckets(data)]))
         if isinstance(self.schedule, Planned):
             check_costs(self.schedule, rules.placement, every)
-        agreed = {"rules": rules, "loss_scale": self.standing.loss_scale, "schedule": self.schedule}
-        agreed |= engine.as_text() | self._settings.as_text()
-        engine.world.agree("what is to be run", {name: str(value) for name, value in agreed.items()})
+        agreed = self._settings.as_text() | {"rules": str(rules), "schedule": str(self.schedule)}
+        agreed |= {"loss_scale": str(self.standing.loss_scale)} | engine.as_text()
+        engine.world.agree("what is to be run", agreed)
         engine.start(every, rules)
         engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         if evaluate is not None:
             self._prepare_evaluation(evaluate)
         # So that the first step waits for nobody's start.
+        executables = engine.executables
         mine = executables.compiles, executables.loads
         counts = engine.world.gather("everybody to be ready", mine, START_SECONDS)
         if engine.world.rank == 0:
@@ -127,7 +128,7 @@ class Stepper:
             TrainingError: see `Trainer.steps`.
         """
         began, step, scale = perf_counter(), self.steps_done, self.standing.loss_scale.value
-        self._saves.step_begins()
+        self.saves.step_begins()
         ran = self.run("train", data, step, more)
         sums = ran.sums
         unit = sums.weight * scale  # the gradient sums over this are the gradient
@@ -135,8 +136,8 @@ class Stepper:
         if applied:
             self._update(norm, unit)
         else:
-            policy = self._settings.on_nonfinite
-            self.standing = leave_out(self.standing, policy, step, sums, self._engine.not_finite)
+            policy = self._settings.numerics.on_nonfinite
+            self.standing = leave_out(self.standing, policy, step, sums, self.engine.not_finite)
             self.steps_done += 1
         self.traces.append(sums.trace)
         self._names.append([bucket_name(bucket) for bucket in buckets_of(ran.plan)])
@@ -159,7 +160,7 @@ class Stepper:
         Raises:
             TrainingError: see `Engine.run`; or nothing is counted.
         """
-        engine = self._engine
+        engine = self.engine
         engine.world.recorder.phase(f"{'step' if phase == 'train' else 'validation'} {step}")
         plan = self.loader.plan(data, step)
         engine.world.agree(f"the plan of {phase} step {step}", plan_hash(plan))
@@ -189,34 +190,34 @@ class Stepper:
     def _prepare_evaluation(self, data: Data) -> None:
         plan = self.loader.plan(data, 0)
         buckets = declared_buckets(data) or buckets_of(plan)
-        self._engine.library.prepare(buckets, self.rules(len(plan), "evaluate"))
+        self.engine.library.prepare(buckets, self.rules(len(plan), "evaluate"))
 
     def _plan_ahead(self, step: int, rules: StepRules, buckets: Sequence[Bucket]) -> PlannedStep | None:
         """The order of a step that trains, equal on all processes; None if it is not planned."""
         if not isinstance(self.schedule, Planned):
             return None
-        ahead = plan_ahead(self.schedule, rules, buckets, self.measured_steps, self._engine)
+        ahead = plan_ahead(self.schedule, rules, buckets, self.measured_steps, self.engine)
         if ahead is not None:
-            self._engine.world.agree(f"the planned order of step {step}", str(ahead.rules.schedule))
+            self.engine.world.agree(f"the planned order of step {step}", str(ahead.rules.schedule))
         return ahead
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
         """The rules of a step by the present schedule, or by its base if orders are planned."""
         schedule, forward_only = base_of(self.schedule), phase == "evaluate"
-        if isinstance(self.schedule, Planned) and self._engine.layout.replicas > 1:
+        if isinstance(self.schedule, Planned) and self.engine.layout.replicas > 1:
             raise UsageError(
-                f"a planned order with dp={self._engine.layout.replicas}: replicas have other microbatches, "
+                f"a planned order with dp={self.engine.layout.replicas}: replicas have other microbatches, "
                 f"and one order is planned for all; take a hint such as bfw"
             )
-        count = self._engine.layout.count_of(microbatches)
-        return self._settings.rules(self._engine.placement, count, schedule, forward_only)
+        count = self.engine.layout.count_of(microbatches)
+        return self._settings.rules(self.engine.placement, count, schedule, forward_only)
 
-    def state(self, seed: int, config: Any) -> RunState:
+    def state(self, config: Any) -> RunState:
         """What is kept of it with a checkpoint; the position in the data is the number of the next step."""
         return RunState(
             step=self.steps_done,
             data=self.steps_done,
-            seed=seed,
+            seed=self.seed,
             standing=asdict(self.standing),
             config=config,
             plan_hash=self.last_plan,
@@ -229,10 +230,10 @@ class Stepper:
 
     def _update(self, norm: float, unit: float) -> None:
         """Apply the gradient, whose norm is known; the sums over `unit` are the gradient."""
-        clip = self._settings.clip_norm
+        clip = self._settings.numerics.clip_norm
         shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-30))
-        self._saves.update_begins()
+        self.saves.update_begins()
         with interrupts_held():  # all stages, or none
-            self._engine.update(shrink / unit)
+            self.engine.update(shrink / unit)
             self.standing = self.standing.after(finite=True)
             self.steps_done += 1

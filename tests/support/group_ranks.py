@@ -27,7 +27,7 @@ from tests.runtime.test_sharding import pipeline
 from tests.support import toy
 
 WAYS = itertools.product(("kv", "socket"), ("leader", "unanimous"))
-TERMS = [Terms(carrier=carrier, protocol=protocol) for carrier, protocol in WAYS]
+TERMS = [Terms(agreement=carrier, protocol=protocol) for carrier, protocol in WAYS]
 PASSES = 2
 
 
@@ -41,7 +41,7 @@ def main(folder, mesh, pipe, terms, schedules):
         data=lambda step: toy.microbatches(8, seed=step),
     )
     trainer.start()
-    driver, layout, batch, cases = trainer._engine.driver, trainer._layout, toy.microbatches(8), {}
+    driver, layout, batch, cases = trainer._engine.driver, trainer._engine.layout, toy.microbatches(8), {}
     params = trainer._engine.all_initial_params()
     if pipe.tied:
         expected, reference = unpipelined_value_and_grad(pipe, params, batch, 0, 0)
@@ -52,7 +52,7 @@ def main(folder, mesh, pipe, terms, schedules):
         trainer._world.gather("everybody to have changed the terms", None)
         trainer.schedule = schedule
         passes = [one_pass(trainer, batch, float(expected), reference) for _ in range(PASSES)]
-        cases[f"{way.carrier} {way.protocol} {schedule}"] = passes
+        cases[f"{way.agreement} {way.protocol} {schedule}"] = passes
     found = {"cases": cases, "losses": [report.loss for report in trainer.steps(2)]}
     found["stages"] = trainer._world.stages[trainer._world.rank]
     (folder / f"ranks-{trainer._world.rank}.json").write_text(json.dumps(found))

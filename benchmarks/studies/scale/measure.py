@@ -116,7 +116,7 @@ def ways_of(world: World, name: CarrierName) -> list[float]:
     Rank 0 tells the other something again and again, and that one answers. One machine has one clock.
     """
     pairs = [[rank, rank + 1] for rank in range(0, world.size, 2)]
-    carrier = Agreement(world, pairs, Terms(carrier=name, protocol="leader")).carrier
+    carrier = Agreement(world, pairs, Terms(agreement=name, protocol="leader")).carrier
     rounds: list[list[float]] = []
     for _ in range(ROUNDS):
         world.gather("everybody to be ready", None)
@@ -162,7 +162,7 @@ def _sleep(world: World, seconds: float) -> None:
 def host_seconds(world: World) -> dict[str, float]:
     """What a message by socket takes of the driver that posts it, and of the one that gets it."""
     groups = [[rank, rank + 1] for rank in range(0, world.size, 2)]
-    carrier = Agreement(world, groups, Terms(carrier="socket", protocol="leader")).carrier
+    carrier = Agreement(world, groups, Terms(agreement="socket", protocol="leader")).carrier
     world.gather("everybody to have a carrier", None)
     began, got = thread_time(), 0  # a sleep takes none of it
     if world.rank == 0:

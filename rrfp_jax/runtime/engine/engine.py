@@ -8,20 +8,14 @@ from time import perf_counter
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.autodiff.remat import check_remat
-from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.engine.links import agreement_of, transport_of
-from rrfp_jax.runtime.group.agreement import Terms
-from rrfp_jax.runtime.memory.budget import Setting
 from rrfp_jax.runtime.memory.memory import Memory
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.layers import Params
@@ -33,6 +27,7 @@ from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.programs.library import Library, Phase, StagePrograms, compile_pool, phase_of
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.settings import Execution, MemoryPolicy
 from rrfp_jax.runtime.stages.inputs import Inputs, Load
 from rrfp_jax.runtime.stages.model_step import ModelStep
 from rrfp_jax.runtime.stages.optimizer import Optimizer
@@ -52,25 +47,20 @@ class Engine:
         layout: where the stages are; this engine has those of its process.
         placement: which stage has which virtual stages of the model.
         split: layers per virtual stage, in the model's order; None for an even split.
-        remat: what backwards compute again; see `autodiff/remat.py`.
         optimizer: None if the model is never updated.
-        seed: of initial values and random keys, 0 <= seed < 2**32.
         init: initial values from elsewhere, per leaf.
-        stall_seconds: see `Driver`.
-        delays: to inject.
-        budget: bytes of each device for microbatches in flight.
-        executables: where compiled programs are kept.
-        terms: by which the processes of a stage agree, where there are several.
+        seed: of initial values and random keys, 0 <= seed < 2**32.
+        memory, execution: settings of the run.
 
     Attributes:
         chunks: by stage, of all processes, the layers of each of its chunks.
+        executables: where compiled programs are kept.
         compilers: by stage replica of this process; see `Layout`.
         library: the compiled programs.
         memory: what all stages need, and may hold.
 
     Raises:
-        UsageError: more virtual stages than layers, a split that does not add up, an unknown remat, a seed
-            out of range.
+        UsageError: more virtual stages than layers, a split that does not add up.
     """
 
     def __init__(
@@ -80,31 +70,25 @@ class Engine:
         placement: Placement,
         *,
         split: Sequence[int] | None,
-        remat: str,
         optimizer: optax.GradientTransformation | None,
-        seed: int,
         init: InitFunction | None,
-        stall_seconds: float,
-        delays: Delays,
-        budget: Setting,
-        executables: Executables,
-        terms: Terms,
+        seed: int,
+        memory: MemoryPolicy,
+        execution: Execution,
     ) -> None:
         self.pipe = pipe
         self.layout, self.world, self.placement = layout, layout.world, placement
         self.chunks = layers_of_chunks(len(pipe), placement, split)
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
-            raise UsageError(f"seed={seed!r}: give a whole number from 0 to {2**32 - 1}")
-        self._seed = seed
-        self._stall_seconds, self._delays, self._terms = stall_seconds, delays, terms
-        check_remat(remat)
-        self.remat = remat
+        self._execution = execution
+        self.executables = executables = Executables(execution.executables)
         self.compilers = {
             stage_replica: Compiler(stage_mesh, executables)
             for stage_replica, stage_mesh in layout.stage_meshes.items()
         }
-        self.library = Library(pipe, layout.virtual_stages(placement, self.chunks), self.compilers, remat)
-        self.memory = Memory(budget, layout, self.library)
+        self.library = Library(
+            pipe, layout.virtual_stages(placement, self.chunks), self.compilers, memory.remat
+        )
+        self.memory = Memory(memory.budget, layout, self.library)
         self._inputs = Inputs(layout, seed)
         self._staging = Staging(pipe, layout, self.chunks, self.library, executables, optimizer, seed, init)
         self.stages: Mapping[int, Stage] = {}  # by stage replica
@@ -122,17 +106,15 @@ class Engine:
         return self._driver
 
     def as_text(self) -> dict[str, str]:
-        """What must be equal in all processes of the run, by name."""
+        """What must be equal in all processes of the run, besides its settings; by name."""
         found = {
             "split": [[len(layers) for layers in chunks] for chunks in self.chunks],
-            "seed": self._seed,
-            "remat": self.remat,
             "frozen": self.pipe.frozen,
             "tied": self.pipe.tied,
             "sharding": [*self.pipe.sharding.items()],  # the first that matches counts
             "carry": self.pipe.carry,
             "mesh": (self.layout.widths, self.layout.replicas, self.layout.shard_optimizer),
-            "delays": self._delays,
+            "delays": self._execution.delays,
             "jax": jax.__version__,
         }
         return {name: str(value) for name, value in found.items()}
@@ -178,10 +160,10 @@ class Engine:
         self._driver = Driver(
             self.layout.devices,
             self.world,
-            self._delays.transport(self._transport, self.placement, rank=self.world.rank),
-            self._stall_seconds,
-            self._delays.queue(),
-            agreement=agreement_of(self.layout, self._terms),
+            self._execution.delays.transport(self._transport, self.placement, rank=self.world.rank),
+            self._execution.stall_seconds,
+            self._execution.delays.queue(),
+            agreement=agreement_of(self.layout, self._execution.terms),
         )
         if self._driver.agreement is not None:  # messages still know the driver when the engine is gone
             weakref.finalize(self, self._driver.agreement.close).atexit = False
@@ -356,5 +338,5 @@ class Engine:
             transport=self._transport,
             devices=self.layout.devices,
             name=self.layout.name,
-            stall_seconds=self._stall_seconds,
+            stall_seconds=self._execution.stall_seconds,
         )

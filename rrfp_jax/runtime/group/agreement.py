@@ -48,19 +48,20 @@ class Terms:
     """How the processes of a stage agree on the order of its tasks.
 
     Attributes:
-        carrier: "kv", the key-value store of `jax.distributed`, or "socket", the control sockets.
+        agreement: by what they send: "kv", the key-value store of `jax.distributed`, or "socket", the control
+            sockets.
         protocol: "leader", the first process decides, or "unanimous", all vote; see core/group/group.py.
 
     Raises:
-        UsageError: an unknown carrier or protocol.
+        UsageError: an unknown agreement or protocol.
     """
 
-    carrier: CarrierName = "kv"
+    agreement: CarrierName = "kv"
     protocol: GroupProtocol = "leader"
 
     def __post_init__(self) -> None:
-        if self.carrier not in get_args(CarrierName):
-            raise UsageError(f"agreement={self.carrier!r}: choose 'kv' or 'socket'")
+        if self.agreement not in get_args(CarrierName):
+            raise UsageError(f"agreement={self.agreement!r}: choose 'kv' or 'socket'")
         if self.protocol not in get_args(GroupProtocol):
             raise UsageError(f"protocol={self.protocol!r}: choose 'leader' or 'unanimous'")
 
@@ -82,7 +83,7 @@ class Agreement:
         self._group = next(ranks for ranks in groups if world.rank in ranks)
         self._member = self._group.index(world.rank)
         others = [self._group[i] for i in partners(self._member, len(self._group), terms.protocol)]
-        self.carrier = _carrier(world, others, terms.carrier)
+        self.carrier = _carrier(world, others, terms.agreement)
         self._decides = self._member == 0 or terms.protocol == "unanimous"
         self._lead = FIRST_LEAD_SECONDS
         self._round, self._began = 0, 0.0

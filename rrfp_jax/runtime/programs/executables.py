@@ -82,11 +82,12 @@ class Executables:
 
     def __init__(
         self,
-        folder: Path | None = None,
+        folder: str | Path | None = None,
         environment: Mapping[str, str] = os.environ,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
-        self._folder, self._environment, self._say = folder, environment, say
+        self._environment, self._say = environment, say
+        self._folder = None if folder is None else Path(folder)
         self._writable = True
         self._lock = threading.Lock()
         self._made: dict[str, Future[jax.stages.Compiled]] = {}

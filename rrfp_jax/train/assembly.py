@@ -1,0 +1,53 @@
+"""What a Trainer is made of, put together from its arguments; nothing is compiled or allocated yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import optax
+
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.data.contract import Data
+from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.programs.initial import InitFunction
+from rrfp_jax.sim.ahead import Planned, base_of
+from rrfp_jax.train.auto_split import auto_split
+from rrfp_jax.train.settings import Settings
+from rrfp_jax.train.stepping import Stepper
+
+
+def assemble(
+    pipe: Pipeline,
+    optimizer: optax.GradientTransformation | None,
+    data: Data | None,
+    mesh: Mesh,
+    schedule: Schedule | Planned,
+    split: Sequence[int] | str | None,
+    init: InitFunction | None,
+    settings: Settings,
+) -> Stepper:
+    """Lay the stages out on the mesh and join the other processes; the arguments are those of a Trainer.
+
+    Raises:
+        UsageError: see `Mesh.lay_out`, `auto_split`, `Engine`.
+    """
+    layout, order = mesh.lay_out(), base_of(schedule)
+    layout.world.stall_seconds = settings.execution.stall_seconds
+    if isinstance(split, str):  # "auto"
+        split = auto_split(pipe, optimizer, data, settings, mesh, order, layout)
+    engine = Engine(
+        pipe,
+        layout,
+        mesh.placement(order),
+        split=split,
+        optimizer=optimizer,
+        init=init,
+        seed=settings.numerics.seed,
+        memory=settings.memory,
+        execution=settings.execution,
+    )
+    if not engine.memory.limited:
+        settings = settings.limited(2 * mesh.pp)
+    return Stepper(engine, settings, schedule)

@@ -1,0 +1,295 @@
+"""What a Trainer does: steps, evaluation, a check against plain JAX, checkpoints, pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+from rrfp_jax.checkpoint.checkpoint import OnError
+from rrfp_jax.core.measure.cost_table import measured
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.train.checks import check_losses, check_model, check_order
+from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
+from rrfp_jax.train.named import planned_or_schedule
+from rrfp_jax.train.reference import CheckReport, compare
+from rrfp_jax.train.report import Evaluation, Report
+from rrfp_jax.train.stepping import Stepper
+from rrfp_jax.views.trace_file import write_trace
+
+
+class Session:
+    """A pipeline that is trained. `Trainer` makes one from what users type.
+
+    Args:
+        stepper: makes its steps.
+        optimizer: None if it is never updated.
+        data: of its steps; None if microbatches are given to `step` and `value_and_grad`.
+        on_step: called with every `Report`.
+
+    Raises:
+        UsageError: the model, its loss or the optimizer does not work for the data's first step.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        optimizer: optax.GradientTransformation | None,
+        data: Data | None,
+        on_step: Callable[[Report], None] | None,
+    ) -> None:
+        self._stepper, self._optimizer, self._data, self._on_step = stepper, optimizer, data, on_step
+        self._engine, self._world = stepper.engine, stepper.engine.world
+        self._checked, self._programs = False, (0, 0)
+        if data is not None:
+            self._check_model(data, plan_step(data, 0))
+
+    @property
+    def schedule(self) -> Schedule | Planned:
+        """The schedule of the next step; may be set between steps, to an object or a name."""
+        return self._stepper.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: Schedule | Planned | str) -> None:
+        self._stepper.schedule = planned_or_schedule(schedule)
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The loss scale of the next step; may be set between steps."""
+        return self._stepper.standing.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float | str | LossScale | None) -> None:
+        self._stepper.standing = replace(self._stepper.standing, loss_scale=loss_scale_of(scale))
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps have been trained, those that were left out among them."""
+        return self._stepper.steps_done
+
+    # Training.
+
+    def steps(self, count: int) -> Iterator[Report]:
+        """Train `count` further steps on the trainer's data, giving each one's report.
+
+        Raises:
+            UsageError: no data or no optimizer.
+            TrainingError: a loss or gradient is not finite (see `on_nonfinite`), a program failed, or nothing
+                moves any more; parameters are those before the step.
+        """
+        data = self._own_data("steps")
+        self._require_optimizer()
+        self.start()
+        for left in reversed(range(count)):
+            yield self._train(data, more=left > 0)
+
+    def step(self, microbatches: Sequence[Mapping[str, Any]]) -> Report:
+        """One training step on these microbatches (dicts of arrays). Raises as `steps` does."""
+        self._require_optimizer()
+        data = InMemory(microbatches)
+        self._start(data)
+        return self._train(data)
+
+    def value_and_grad(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[float, Params]:
+        """Loss and gradient of these microbatches, without an update.
+
+        Returns:
+            The summed loss over the summed weight, and its gradient, {layer index as text: nested dict},
+            each leaf on its stage's device; in a run of several processes, that of this one's stages. Frozen
+            parameters are left out; tied ones have the sum over all of them, each.
+        """
+        data = InMemory(microbatches)
+        self._start(data)
+        sums = self._stepper.run("train", data, self.steps_done).sums
+        check_losses(sums.totals, self.steps_done, "; the step is not applied")
+        unit = sums.weight * self.loss_scale.value
+        gradient = jax.tree.map(lambda g: g / unit, self._engine.gradients())
+        return sums.total / sums.weight, gradient
+
+    def evaluate(self, data: Any, steps: int | None = None) -> Evaluation:
+        """Mean loss and metrics over `steps` steps of other data, forwards only.
+
+        Args:
+            data: as for the Trainer.
+            steps: how many; None for `data.steps` if it has that, else 1.
+        """
+        data = as_data(data)
+        count = getattr(data, "steps", 1) if steps is None else steps
+        if count < 1:
+            raise UsageError(f"evaluate(steps={count}): there must be at least one step")
+        self._start(data)
+        found = []
+        for step in range(count):
+            found.append(self._stepper.run("evaluate", data, step).sums)
+            check_losses(found[-1].totals, step, "")
+        return Evaluation.of(found)
+
+    # What the model is and needs.
+
+    def start(self, evaluate: Any = None) -> Sequence[StageLedger]:
+        """Compile and allocate, unless that has been done; what each stage needs.
+
+        Args:
+            evaluate: data that will be evaluated between steps, for which to compile at once, too.
+        """
+        self._start(self._own_data("start"), None if evaluate is None else as_data(evaluate))
+        return self._engine.memory.ledgers()
+
+    def check(self) -> CheckReport:
+        """Compare one step with plain, unpipelined JAX and print that with the bytes of every stage.
+
+        In a run of several processes each compares its own stages, and makes the other initial parameters
+        itself for that.
+
+        Raises:
+            UsageError: there is no data, or, with several processes, parameters are no longer initial.
+        """
+        data = self._own_data("check")
+        if self._world.size > 1 and self.steps_done:
+            raise UsageError(
+                f"Trainer.check() after {self.steps_done} steps in {self._world.size} processes: no process "
+                f"has all parameters then; call it before the first step"
+            )
+        table = self.start()
+        self._stepper.loader.settle()
+        microbatches = load_step(data, self.steps_done)
+        loss, gradient = self.value_and_grad(microbatches)
+        params = self._engine.all_initial_params() if self._world.size > 1 else self.params
+        ids = self._stepper.seed, self.steps_done
+        report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
+        report = report.of_all(self._world.gather("the check", dict(report.leaf_errors)))
+        if self._world.rank == 0:
+            print(report)
+        return report
+
+    @property
+    def programs(self) -> tuple[int, int]:
+        """How many programs all processes compiled for the first step, and how many they loaded instead."""
+        return self._programs
+
+    @property
+    def params(self) -> Params:
+        """All parameters, {layer index as text: nested dict}, each leaf on its stage's device.
+
+        In a run of several processes, those of this one's stages. The next step frees them: copy them.
+        """
+        if not self._engine.stages:
+            raise UsageError("Trainer.params: there are none before the first step; call start() first")
+        return {k: v for stage in self._engine.distinct for k, v in stage.params.items()}
+
+    def write_trace(self, path: str | Path) -> None:
+        """The latest steps as a trace that Perfetto opens."""
+        write_trace(Path(path), {"run": self._stepper.traces})
+
+    def write_costs(self, path: str | Path) -> None:
+        """What tasks and transfers took in the latest steps, by bucket, for `schedules.Planned`; JSON.
+
+        Nothing is written before the first step.
+        """
+        if (table := measured(self._stepper.measured_steps)) is not None:
+            Path(path).write_text(json.dumps(table.as_json_object(), indent=1), encoding="utf-8")
+
+    # Saving.
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        keep: int = 3,
+        on_error: OnError = "stop",
+        wait: bool = True,
+        config: Any = None,
+    ) -> None:
+        """Write a checkpoint, `<folder>/<steps done>/`, which plain orbax reads too; all processes together.
+
+        Args:
+            folder: of the run's checkpoints, on a file system that all processes share.
+            keep: how many of them to keep; older ones are removed once this one is complete.
+            on_error: what to do if it cannot be written: "stop", or "continue" with a line about it.
+            wait: False lets the next steps go on beside the writing; the last ones are waited for by
+                `finish_saving`.
+            config: plain data to keep with it.
+
+        Raises:
+            UsageError: there is nothing to save before the first step.
+            TrainingError: it cannot be written, and `on_error` is "stop".
+        """
+        if not self._engine.stages:
+            raise UsageError("Trainer.save: nothing to save before the first step; call start() first")
+        self._stepper.saves.save(Path(folder), keep, on_error, self._stepper.state(config))
+        if wait:
+            self.finish_saving()
+
+    def finish_saving(self) -> None:
+        """Wait for a checkpoint that is being written.
+
+        Raises:
+            TrainingError: see `save`.
+        """
+        self._stepper.saves.finish()
+
+    def restore(self, folder: str | Path, step: int | None = None) -> bool:
+        """Go on from the latest intact checkpoint of a folder; all processes together.
+
+        The mesh, the number of processes, the schedule and the precision of messages may be others than
+        when it was saved. One that is damaged is passed over, which is said.
+
+        Args:
+            folder: as for `save`.
+            step: to take the checkpoint of another step than the latest.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            UsageError: it is of another model, optimizer or seed, or there is none of that step.
+            TrainingError: there are only damaged ones.
+        """
+        data = self._own_data("restore")
+        self._start(data)
+        found = self._stepper.saves.restore(Path(folder), step)
+        if found is None:
+            return False
+        if not self._stepper.go_on_from(*found, data) and self._world.rank == 0:
+            print(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
+        return True
+
+    # Inside.
+
+    def _require_optimizer(self) -> None:
+        if self._optimizer is None:
+            raise UsageError("this Trainer has no optimizer: Trainer(pipe, optax.adamw(...), ...)")
+
+    def _own_data(self, method: str) -> Data:
+        if self._data is None:
+            raise UsageError(f"Trainer.{method}() needs data: Trainer(..., data=...)")
+        return self._data
+
+    def _start(self, data: Data, evaluate: Data | None = None) -> None:
+        if self._engine.stages:
+            return
+        plan = plan_step(data, 0)
+        self._check_model(data, plan)
+        self._programs = self._stepper.start(data, plan, evaluate)
+
+    def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
+        if not self._checked:
+            check_order(self._stepper.rules(len(plan), "train"))
+            check_model(self._engine.pipe, self._engine, self._optimizer, data, plan)
+            self._checked = True
+
+    def _train(self, data: Data, more: bool = False) -> Report:
+        report = self._stepper.train(data, more)
+        if self._on_step is not None:
+            self._on_step(report)
+        return report
