@@ -30,6 +30,8 @@ from tests.support.stages import (
     tallies,
 )
 
+pytestmark = pytest.mark.optimized
+
 SMALL = {"d_model": 32, "n_heads": 2, "d_ff": 64, "n_layers": 2, "vocab_size": 32}
 BLOCK, HEAD = range(2, 3), range(2, 4)  # of embedding, two blocks, head; the head's with the block before it
 BATCH, LENGTH = 2, 16

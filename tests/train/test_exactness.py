@@ -11,6 +11,8 @@ import rrfp_jax as rrfp
 from rrfp_jax.runtime.driver.delays import DelayedTransport
 from tests.support import toy
 
+pytestmark = pytest.mark.optimized
+
 STAGES, MICROBATCHES, STEPS = 4, 8, 30
 PLACEMENTS = {
     "one chunk": (rrfp.Mesh(pp=STAGES), ["gpipe", "1f1b", "zb-h1", "bf", "bfw"]),
