@@ -1,4 +1,4 @@
-"""The order in which gradients are added, which makes results equal to the bit whatever the dispatch order.
+"""The order in which gradients are added. It makes results equal to the bit, whatever the dispatch order.
 
 With `"index"`, a chunk's gradients are added in microbatch order. A backward may run ahead of its turn if a
 spare buffer can park its gradient until then. With `"arrival"` each gradient is added as it comes.

@@ -1,13 +1,15 @@
-"""Which microbatches may be in flight on a stage, so that its memory suffices and no stages wait in a circle.
+"""Which microbatches may be in flight on a stage.
 
-A microbatch is admitted once per stage, at its first forward there, with the cost of all its chunks, if
+The rule keeps the stage within its memory, and no stages wait for each other in a circle: docs/memory.md has
+the proof. A microbatch is admitted once per stage, at its first forward there, with the cost of all its
+chunks, if
 
     held + cost(j) + reserve(j) <= limit,
 
-where reserve(j) is the largest cost of a lower-indexed microbatch not yet admitted here. Its later tasks are
-never refused. It is released when its last releasing task is *dispatched*. Without the reserve, stages that
-admitted different microbatches can wait for each other for ever: index-ordered accumulation needs the lowest
-one everywhere.
+where reserve(j) is the largest cost of a lower-indexed microbatch that is not yet admitted here. Its later
+tasks are never refused. It is released when its last releasing task is *dispatched*. Without the reserve,
+stages that admitted different microbatches can wait for each other for ever, because accumulation in index
+order needs the lowest one everywhere.
 """
 
 from __future__ import annotations

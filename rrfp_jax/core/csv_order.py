@@ -1,7 +1,7 @@
 """Orders in the CSV form of PyTorch's pipelining: a row per stage, a cell per time slot, "5F3" or nothing.
 
 A cell names virtual stage, kind (F, I, W, or B for the fused backward) and microbatch. Empty cells are idle
-slots and mean nothing here. Which placement the rows follow, looped or v, is found out.
+slots and mean nothing here. The placement of the rows, looped or v, is inferred from them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether fixed orders of all stages, each complete by itself, can be followed to the end together."""
+"""Whether the stages can follow their fixed orders to the end together, or must wait for each other."""
 
 from __future__ import annotations
 

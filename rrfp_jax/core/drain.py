@@ -7,8 +7,8 @@ A stage counts its forwards less its backwards, over all its chunks. While there
                           F0 .. F(C-1), B(C-1) .. B0, and *waits* for the next task of that order.
 
 The second makes stages wait, and may exceed the limit by the number of chunks. A backward counts where the
-microbatch is released: at B, or at W, which follows its I in the order above; the paper, which leaves open
-what a W means for its limit, would count from I on and so bound nothing that W still needs.
+microbatch is released: at B, or at W, which follows its I in the order above. The paper leaves open what a W
+means for its limit. Counting from I on would not bound what W still needs.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@
   B or I, else      its gradient has arrived (so its own F was dispatched long before)
   W                 its own I has been dispatched
 
-Tasks are filed in *rows*, one a direction and chunk: a chunk's B or I of a microbatch, whichever it has, is
-in that of BACKWARD. A row has one byte a microbatch: the lowest ready one is found by a search for a byte.
+Tasks are filed in *rows*, one for each direction and chunk. A chunk's B or I of a microbatch, whichever it
+has, is in the row of BACKWARD. A row has one byte per microbatch, so the lowest ready one is found by a
+search for a byte.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether decisions can be had again: what a scheduler was told, told to another one.
+"""Replaying a scheduler's log: another scheduler is told the same events, and must decide the same.
 
 A scheduler reads no clock and draws nothing, so the same events must bring the same answers. Its log
 (core/log.py) is always on, so whatever has just run can be replayed.

@@ -1,8 +1,8 @@
 """The stage scheduler: one pure state machine for readiness-first and for fixed orders.
 
-Theory of operation. A scheduler serves one stage for one step. Which tasks are ready, `progress.py` knows;
-here it is decided which of them runs. Whether a chunk's backward of a microbatch is B, or I and W, the
-schedule says; an arriving gradient is the same event for both.
+Theory of operation. A scheduler serves one stage for one step. `progress.py` knows which tasks are ready;
+this file decides which of them runs. The schedule says whether a chunk's backward of a microbatch is B, or I
+and W. An arriving gradient is the same event for both.
 
 On `Room` the scheduler dispatches at most one task. With a `Hint`, that is the hint's choice among the
 *runnable* tasks: ready, and admitted (F) or with a place for its gradient (B, W). With a `FixedOrder` it is

@@ -7,9 +7,10 @@ through as
                                |             same stage: the forward's output feeds its own backward
     B(v=0) <- B(1) <- ... <- B(last)        gradients, from v to v - 1
 
-The backward of a virtual stage is one task, B, or two: I computes the gradient of its input, which the
-virtual stage before waits for, and W, any time later, the gradient of its weights. Tasks are written as in
-PyTorch's schedule files: kind and microbatch ("F3"), with the chunk where there are several ("F3.1").
+The backward of a virtual stage is one task, B, or two, I and W. I computes the gradient of its input, for
+which the virtual stage before waits. W computes the gradient of its weights, any time later. Tasks are
+written as in PyTorch's schedule files: kind and microbatch ("F3"), with the chunk where there are several
+("F3.1").
 
 Where virtual stage v runs is the placement's business:
 

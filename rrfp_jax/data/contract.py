@@ -3,7 +3,7 @@
 `plan` runs on every process and must be cheap and deterministic: it gives the microbatches of a step by
 shape and weight. `load` runs only where a stage reads a field (the tokens on the first stage, labels and
 masks on the last). A plain function that returns the microbatches themselves is wrapped. Both may be called
-on another thread than the main one, while the step before runs, though never by two threads at once.
+on another thread than the main one, while the step before runs, but never by two threads at once.
 
 Data may also say, as `buckets`, the fields of every shape that its microbatches can have; a plan with another
 one is refused then.

@@ -1,13 +1,13 @@
 """Which rows the microbatches of a step hold: a function of the step's number alone.
 
 Every bucket has an endless stream of its rows: all of them shuffled by (seed, epoch), epoch after epoch
-without a gap. A microbatch takes the next rows of its bucket's stream, so no microbatch has an empty row and
-every row is drawn once before any of its bucket is drawn again. Epoch e has as many microbatches of bucket b
-as are completed in it, floor((e + 1) n / r) - floor(e n / r) for n rows taken r at a time, in an order
-shuffled by (seed, epoch) too. Steps go on over the ends of epochs.
+without a gap. A microbatch takes the next rows of its bucket's stream. So no microbatch has an empty row, and
+every row is drawn once before any row of its bucket is drawn again. Epoch e has as many microbatches of
+bucket b as are completed in it, floor((e + 1) n / r) - floor(e n / r) for n rows taken r at a time, in an
+order shuffled by (seed, epoch) too. Steps go on over the ends of epochs.
 
-In a pass for validation each bucket's rows come in order, and what is missing in its last microbatch, and in
-the last step, is empty rows.
+In a pass for validation each bucket's rows come in order. Its last microbatch, and the last step, are filled
+up with empty rows.
 """
 
 from __future__ import annotations

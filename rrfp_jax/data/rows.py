@@ -1,8 +1,8 @@
 """Rows: documents cut into pieces no longer than a row, each in a row of its own or packed with others.
 
-A piece of n predictions reads n tokens and, as labels, the n tokens after each of them; so all tokens of a
-document are read, all but the first are a label once, and the last is only a label. Lengths here are in
-predictions.
+A piece of n predictions reads n tokens and, as labels, the token after each of them. So all tokens of a
+document are read, all but the first one are a label once, and the last one is only a label. Lengths here are
+in predictions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Permutations of any length that cost no memory and are the same in every version of every library."""
+"""Permutations of any length. They cost no memory, and are the same in every version of every library."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where documents come from: text files, JSON lines, token arrays, and any sequence of examples.
 
-A source names its documents and reads one at a time. Where it knows their sizes without reading them
-(`sizes`), it can also read a part of one.
+A source names its documents and reads one at a time. If it knows their sizes without reading them (`sizes`),
+it can also read a part of one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Microbatches that something else makes one after the other, such as a grain DataLoader, as data."""
+"""Data made of microbatches that something else makes one after the other, such as a grain DataLoader."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What accelerators and links can do at most, from their makers' data sheets, for predicting durations.
 
-A program takes the time of its arithmetic at the card's peak rate plus that of its memory traffic at the
-card's bandwidth: its operations run one after the other, most of them bound by one of the two. No card
-reaches its peaks; `efficiency` says which share of both is assumed.
+A program is taken to need the time of its arithmetic at the card's peak rate plus the time of its memory
+traffic at the card's bandwidth, because its operations run one after the other, and most of them are bound by
+one of the two. No card reaches its peaks; `efficiency` says which share of both is assumed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """What a traced program costs, found without compiling it: no device is touched.
 
-Operations are what XLA's analysis counts before it compiles. Its count of bytes is of no use then, for it has
-every operation read and write memory; a compiled program fuses most of them. So bytes are counted here, as if
-elementwise operations and moves were computed where they are used, by reductions too, but not by products:
+Operations are what XLA's analysis counts before it compiles. Its count of bytes is of no use then, because it
+has every operation read and write memory, and a compiled program fuses most of them. So bytes are counted
+here, as if elementwise operations and moves were computed where they are used, in reductions too, but not in
+products:
 
     written     results of the program, of products and all else that is not fused, and what these read
     read        by each of them, and by each reduction, whatever is written of what it follows from
 
-XLA counts the body of a loop once. A scan's is analysed by itself and counted as often as it runs; a loop of
-unknown length counts once. What a custom kernel does is not known.
+XLA counts the body of a loop once. Here the body of a scan is analysed by itself and counted as often as it
+runs. A loop of unknown length counts once. What a custom kernel does is not known.
 """
 
 from __future__ import annotations

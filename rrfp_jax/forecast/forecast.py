@@ -1,4 +1,4 @@
-"""A step that has been forecast, and the devices that it was forecast for."""
+"""What is predicted of a step, and the devices that it is predicted for."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """What each layer of a model takes of a device in time and memory, predicted from shapes alone.
 
-Every distinct layer is traced and analysed once by itself, as a virtual stage of the model of one layer. A
-virtual stage of several layers takes what they take together, so any split can be judged without tracing it.
-That misses what
-layers share when they are compiled together: next to nothing, since only the carry is between them.
+Every distinct layer is traced and analysed once, as a virtual stage of one layer. A virtual stage of several
+layers takes what they take together, so any split can be judged without tracing it. That leaves out what
+layers share when they are compiled together. It is next to nothing, since only the carry is between them.
 """
 
 from __future__ import annotations

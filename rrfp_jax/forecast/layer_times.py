@@ -1,4 +1,4 @@
-"""How long the tasks of a step take on given cards and links, for any split of the model."""
+"""How long the tasks of a step take on given accelerators and links, for any split of the model."""
 
 from __future__ import annotations
 

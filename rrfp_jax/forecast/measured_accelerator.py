@@ -1,4 +1,4 @@
-"""This machine's device as a card: two rates, measured in a second or two."""
+"""This machine's device as an accelerator: two rates, measured in a second or two."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
     phase 1     the least that the largest time of a virtual stage can be, over all cuts within the budget
     phase 2     among the cuts that reach it, the least that the largest number of bytes can be
 
-Each is a dynamic programme over (virtual stages so far, layers so far). Of a prefix only its largest value
-counts, so either is exact; one programme for both at once would not be, since a prefix that is slower, yet
-not the slowest of all, may need fewer bytes.
+Each phase is a dynamic programme over (virtual stages so far, layers so far). Only the largest value of a
+prefix counts, so each one is exact. One programme for both at once would not be exact: a prefix that is
+slower, but not the slowest of all, may need fewer bytes.
 """
 
 from __future__ import annotations

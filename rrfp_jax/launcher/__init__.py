@@ -1,4 +1,4 @@
-"""Starts the processes of a run, watches them and says whose fault it was; knows nothing of training.
+"""Starts the processes of a run, watches them, and says which one failed. Knows nothing of training.
 
 Begin with `spawn`, then `supervisor`.
 """

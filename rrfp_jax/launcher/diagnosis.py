@@ -1,8 +1,9 @@
 """Why a run of several processes ended, from what each of them left behind. Pure: no files, no processes.
 
-When one rank is lost the others end too, each saying that it lost somebody; only one of them is the cause.
-If the flight recorders of two ranks that share a stage hold different tasks at one position, that is it:
-their collectives did not fit together, whatever came of that. Else, in this order of belief:
+When one rank is lost, the others end too, and each of them says that it lost somebody. Only one rank is the
+cause. If the flight recorders of two ranks that share a stage hold different tasks at one position, that is
+the cause: their collectives did not fit together, whatever came of that. Else the cause is, in this order of
+belief:
 
 1. a rank that says it failed by itself (or refused while others did not), with its traceback;
 2. one that died of a signal that the launcher did not send. It comes first if it died before any other

@@ -1,8 +1,8 @@
 """When a failed run is started again. Pure: no files, no processes, no clock.
 
-A run that fails at the same place each time would do so for ever, so restarts must bring it further: to a
-training step that no attempt before had begun. After one that did the next follows soon; after one that did
-not it follows later, and after three of those in a row there is none.
+A run that fails at the same place each time would do so for ever. So restarts must bring it further: to a
+training step that no attempt before had begun. After an attempt that did, the next one follows soon. After
+one that did not, it follows later; after three of those in a row there is none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start a run's ranks on this machine, watch them to their end, say how it went, and start them again."""
+"""Starts the ranks of a run on this machine, watches them, says how it went, and starts them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of a run while it lasts: their output, the signals passed on to them, who must be ended."""
+"""The ranks of a run while it lasts: prints their output, passes signals on, ends those that must end."""
 
 from __future__ import annotations
 

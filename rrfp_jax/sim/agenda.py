@@ -1,4 +1,4 @@
-"""What will happen when, in order of time and, at equal times, of entry."""
+"""Coming events, in order of time and, at equal times, in order of entry."""
 
 from __future__ import annotations
 

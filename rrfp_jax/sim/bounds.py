@@ -1,8 +1,8 @@
 """A time that no order of a step's tasks can beat, whether it is planned or decides as it goes.
 
-Two bounds are taken for every stage; the largest of all counts. They use only that a stage runs one task
-at a time, what each task needs, and the limits in flight, so that transfers, uneven durations, several
-chunks and split backwards are nothing special. Heads and tails of operations are explained in
+Two bounds are taken for every stage; the largest of all counts. They use only that a stage runs one task at a
+time, what each task needs, and the limits in flight. So transfers, uneven durations, several chunks and split
+backwards are nothing special. Heads and tails of operations are explained in
 `operations.py`.
 
 **One machine.** Every order runs the stage's operations one at a time, each no earlier than its head, and
@@ -12,12 +12,12 @@ interruptible ones, is shorter than Jackson's, which always runs the job with th
 as long as the stage's work (the bound of arXiv:2605.18750, section 6) with the shortest head before and
 the shortest tail after it.
 
-**Places.** Under a limit a microbatch holds its share from the start of its first task on the stage to
-the end of its last there (it is given back at that one's start, but nothing else can begin there until
-its end), so at least as long as its tree demands. Share times time held, summed over the microbatches,
-fits into limit times the span from the first of these starts to the last of these ends, before which lies
-the shortest head and after which the shortest tail. Of the limit only a multiple of the shares' greatest
-common divisor can be held.
+**Places.** Under a limit a microbatch holds its share from the start of its first task on the stage to the
+end of its last task there, so at least as long as its tree demands. (The share is given back at that task's
+start, but nothing else can begin there until its end.) Share times time held, summed over the microbatches,
+fits into limit times the span from the first of these starts to the last of these ends. Before that span lies
+the shortest head, after it the shortest tail. Only a multiple of the shares' greatest common divisor can be
+held of the limit.
 """
 
 from __future__ import annotations

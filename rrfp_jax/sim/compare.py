@@ -1,4 +1,4 @@
-"""Schedules side by side: each simulated on the same steps, with what it takes in time and memory."""
+"""Schedules side by side: each is simulated on the same steps; its time and memory are compared."""
 
 from __future__ import annotations
 

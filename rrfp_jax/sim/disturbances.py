@@ -1,8 +1,8 @@
-"""Costs that differ from others by something that a cluster does to a step. They wrap one another:
+"""Costs with a disturbance, such as jitter, added to other costs. They wrap one another:
 
     LateReadiness(Jittered(Straggler(costs, stage=2, factor=2.5), LEVELS["J2"], seed=0), seconds=1e-3)
 
-What is random is drawn per (seed, task), never in the order of the calls; so two schedules that are compared
+Random numbers are drawn per (seed, task), never in the order of the calls. So two schedules that are compared
 under one seed meet the same disturbances.
 """
 

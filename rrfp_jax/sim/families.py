@@ -1,9 +1,10 @@
 """Named families of steps, whose variability others have measured or injected.
 
-Each draws a step from (stages, microbatches, seed): what is *known* beforehand, such as the microbatches'
-lengths, and what *actually* happens, which adds what nobody can know. A forward takes 10 ms on average, a
-backward twice as long unless said otherwise, in equal halves; a microbatch of average length holds 64 MiB on
-a stage. These three are nominal: only ratios matter. Seeds are paired: a seed gives the same step again.
+Each draws a step from (stages, microbatches, seed). It says what is *known* beforehand, such as the
+microbatches' lengths, and what *actually* happens, which adds what nobody can know. A forward takes 10 ms on
+average. A backward takes twice as long unless said otherwise, in equal halves. A microbatch of average length
+holds 64 MiB on a stage. These three numbers are nominal: only ratios matter. Seeds are paired: a seed gives
+the same step again.
 
     log-normal          sd 0.3 of the logarithm, within the coefficients of variation 0.18-0.44 of
                         StragglerAnalysis; half of the variance is the microbatch's, and known

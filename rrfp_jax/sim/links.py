@@ -5,12 +5,12 @@
     synchronous   send and receive by rendezvous, as in classic 1F1B implementations
 
 In the synchronous model a transfer begins when its task has ended *and* the receiver's device is not
-computing; until it is over neither device computes. So a stage that has an output to pass on waits for its
-neighbour to finish what it is at, and a neighbour that has finished takes what is offered before it computes
-on. A device that does not compute takes any number of transfers at once, whatever its schedule waits for,
-which is kinder than blocking calls posted in a fixed order: nobody deadlocks, and two stages can exchange
-tensors. One schedule under "synchronous" and "parallel" shows the share of communication in a gain, two
-schedules under "parallel" that of order.
+computing. Until it is over, neither device computes. So a stage that has an output to pass on waits until its
+neighbour has finished its task. A neighbour that has finished takes what is offered before it computes on. A
+device that does not compute takes any number of transfers at once, whatever its schedule waits for. That is
+kinder than blocking calls posted in a fixed order: nobody deadlocks, and two stages can exchange tensors.
+Compare one schedule under "synchronous" and "parallel" to see the share of communication in a gain; compare
+two schedules under "parallel" to see that of order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A step as scheduling theory sees it: operations on machines, the stages, each after at most one other.
+"""A step as scheduling theory sees it: operations on machines (the stages), each after at most one other.
 
-A microbatch is a tree: F(0) ... F(last), B(last) ... B(0) is a chain, and where a backward is split, I
-stands for B and has a W as a branch. The *head* of an operation is the shortest time before its start,
-its *tail* the shortest time after its end: what its tree demands even if no stage is ever busy with other
+A microbatch is a tree. F(0) ... F(last), B(last) ... B(0) is a chain; if a backward is split, I stands for B
+and has a W as a branch. The *head* of an operation is the shortest time before its start, its *tail* the
+shortest time after its end. Both are what its tree demands even if no stage is ever busy with other
 microbatches.
 """
 

@@ -1,18 +1,18 @@
 """The exact optimum of a tiny step, over all orders of all stages, by search.
 
-Theory of operation. A schedule is built operation by operation, in order of their starts: each begins
+Theory of operation. A schedule is built operation by operation, in order of their starts. Each one begins
 when its stage is free and its input is there, but not before the one built last. Every schedule in which
-nothing could begin earlier arises so. What a partial schedule can become depends on which operations are
-done, on when each stage is free and when each input is there; so the search goes by layers, one operation
-more in each, and of those with the same operations done it keeps the ones that no other beats or equals
-in all of these times.
+nothing could begin earlier arises in this way. What a partial schedule can become depends on three things:
+which operations are done, when each stage is free, and when each input is there. So the search goes by
+layers, with one operation more in each. Of the partial schedules with the same operations done, it keeps
+those that no other one beats or equals in all of these times.
 
-- Nothing begins at or after the earliest time at which another operation, begun now, would have ended:
-  that one could be put before it at no cost. Forwards that need a place under the limit are no such
-  operations, since their microbatch would hold the place longer.
-- A partial schedule is dropped if the one-machine bounds of `bounds.py` show that it becomes no better
-  than the best schedule known. That one is found by the same search, keeping only the most promising few
-  of each layer; more and more of them, until none had to be dropped for want of space.
+- Nothing begins at or after the earliest time at which another operation, begun now, would have ended: that
+  one could be put before it at no cost. Forwards that need a place under the limit are no such operations,
+  since their microbatch would hold the place longer.
+- A partial schedule is dropped if the one-machine bounds of `bounds.py` show that it becomes no better than
+  the best schedule known. That schedule is found by the same search, which keeps only the most promising few
+  of each layer at first, then more and more of them, until none had to be dropped because there was no space.
 
 A step of 4 stages and 4 microbatches (32 tasks, or 44 with split backwards) mostly takes less than a
 second on one core, one of 4 and 5 some seconds.

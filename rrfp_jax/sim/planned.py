@@ -1,16 +1,16 @@
 """*Planned*: the best order that the simulator finds for known costs, to be followed strictly.
 
-It is the honest rival of readiness-first, which knows nothing beforehand. The search spends a given
-number of simulations, each under the rules of the step; nothing in it depends on the clock.
+It is the strongest rival of readiness-first, which knows nothing beforehand. The search spends a given number
+of simulations, each under the rules of the step. Nothing in it depends on the clock.
 
-1. **Candidates.** Every fixed order that is defined for the placement, and of every hint the order in
-   which it dispatches. The core applies limits in flight to hints only; here a fixed order that exceeds
-   them is refused.
-2. **Local search.** The best candidates are improved by random moves, kept where the makespan does not
-   grow. *Relabel*: microbatches change places, in the orders of all stages alike. *Rerank*: tasks that
-   start in some stretch of time are moved, and the result is used as a hint: what that dispatches is
-   legal whatever was moved. The simulations are shared out by successive halving: to four candidates,
-   then to the better two of these, then to the best.
+1. **Candidates.** Every fixed order that is defined for the placement, and for every hint the order in which
+   it dispatches. The core applies limits in flight to hints only; here a fixed order that exceeds them is
+   refused.
+2. **Local search.** The best candidates are improved by random moves. A move is kept if the makespan does not
+   grow. *Relabel*: microbatches change places, in the orders of all stages alike. *Rerank*: tasks that start
+   in some stretch of time are moved, and the result is used as a hint, so that what it dispatches is legal
+   whatever was moved. The simulations are shared out by successive halving: to four candidates, then to the
+   better two of these, then to the best.
 """
 
 from __future__ import annotations

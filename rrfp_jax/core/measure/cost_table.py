@@ -1,4 +1,4 @@
-"""What tasks and transfers take by shape bucket: from it follow the durations of any step of a run."""
+"""How long tasks and transfers take, by shape bucket. The durations of any step of a run follow from it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Where the time of a step went on each stage, and what it held; from any trace, real or simulated.
 
-While a stage's device is idle nothing is dispatched on it, so what it may run changes by arrivals only. That
-splits every gap between two tasks at two times: when any task became ready that had not run yet, and when
-the one became ready that ended the gap.
+While a stage's device is idle nothing is dispatched on it, so what it may run changes by arrivals only. Two
+times split every gap between two tasks: when the first task became ready that had not run yet, and when the
+task became ready that ended the gap.
 
     stall      nothing was ready
     blocked    something was ready, but a fixed order waited for another task

@@ -1,4 +1,4 @@
-"""What happened: one record a task, and the figures that follow from the records.
+"""What happened in a step: a record for each task, and the figures that follow from the records.
 
 Times are seconds on one clock. A record's `ready` is when the scheduler learned that the task could run,
 `dispatched` when it was handed to the device, `start` and `end` when the device worked on it.

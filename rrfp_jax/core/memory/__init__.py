@@ -1,4 +1,4 @@
-"""Bytes on a stage, without devices: what a microbatch takes when (`footprint`), and so far (`meter`).
+"""Bytes on a stage, without devices: what microbatches may take (`footprint`), and what they take (`meter`).
 
 Begin with `footprint`.
 """

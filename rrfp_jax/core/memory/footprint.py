@@ -1,7 +1,8 @@
 """What microbatches take of a stage's memory, and how many may be in flight so that it never runs out.
 
-A message takes memory at both ends: at the sender from its program's dispatch until it is delivered, at the
-receiver as soon as it is on its way. So a chunk of an admitted microbatch goes through these phases:
+docs/memory.md has the proof. A message takes memory at both ends: at the sender from its program's dispatch
+until it is delivered, at the receiver as soon as it is on its way. So a chunk of an admitted microbatch goes
+through these phases:
 
     F still to come      activation that arrives (later chunks; the first chunk's F is what admits)
     F dispatched         held after F, and the activation sent or, once that is delivered, the gradient that
@@ -9,18 +10,19 @@ receiver as soon as it is on its way. So a chunk of an admitted microbatch goes 
     I dispatched         held after I, and the gradient sent
     B or W dispatched    the gradient sent
 
-Two things are on a stage without being admitted there: activations that came early, and gradients sent after
-the release. Both belong to microbatches that the stage before holds: it releases one only after its gradient
-has come. So if the stage before holds n microbatches at most, the n largest messages are the *base* that is
-taken off this stage's room, and a microbatch costs only what it takes *beyond* its own share of the base:
+Two things are on a stage without being admitted there: activations that came early, and gradients that are
+sent and not delivered yet after the release. Both belong to microbatches that the stage before holds, because
+it releases one only after its gradient has come. Suppose the stage before holds n microbatches at most. Then
+the n largest messages are the *base*. It is taken off this stage's room, and a microbatch costs only what it
+takes *beyond* its own share of the base:
 
     before its gradient is sent    all phases - max(activation, gradient)   the stage before holds it, too
     after that (split backward)    what is held for W                       the stage before may be done
 
-Whatever the delays, what a stage holds is within base + what is admitted. Both are known beforehand if each
-stage's n is: what its own limits allow. `step_budgets` goes through the stages in order. It also holds every
-stage to so few microbatches that the next one has room for one beside its base, so that any budget is enough
-that is enough for one microbatch at a time. What a program needs only while it runs is not counted here.
+Whatever the delays, a stage holds at most base + the costs of what is admitted. n follows from the limits of
+the stage before, so `step_budgets` goes through the stages in order. It also holds every stage to so few
+microbatches that the next one has room for one beside its base. So any budget works that is enough for one
+microbatch at a time. What a program needs only while it runs is not counted here.
 """
 
 from __future__ import annotations

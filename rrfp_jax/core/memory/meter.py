@@ -1,4 +1,4 @@
-"""What a stage holds for microbatches at any moment of a step, counted as it happens."""
+"""The bytes that a stage holds for microbatches, counted while a step runs."""
 
 from __future__ import annotations
 
