@@ -61,11 +61,11 @@ class OneStage:
 
     def predicted(self) -> dict[str, int]:
         """Bytes by XLA's analysis of the programs, and what a microbatch holds between them."""
-        legs = self.programs.legs
-        found = {"input": nbytes(self.carry), "held": legs[FORWARD].held_bytes}
-        found["held_after_input"] = legs[INPUT].held_bytes
+        tasks = self.programs.tasks
+        found = {"input": nbytes(self.carry), "held": tasks[FORWARD].held_bytes}
+        found["held_after_input"] = tasks[INPUT].held_bytes
         for name, kind in (("forward", FORWARD), ("backward", BACKWARD)):
-            analysis: Any = legs[kind].program.memory_analysis()  # type: ignore[union-attr]
+            analysis: Any = tasks[kind].program.memory_analysis()  # type: ignore[union-attr]
             found[f"{name}_temporary"] = int(analysis.temp_size_in_bytes)
             found[f"{name}_outputs"] = int(analysis.output_size_in_bytes)
         return found
@@ -92,7 +92,7 @@ class Run:
         own = _Leaves([leaves], jax.device_put(np.float32(1.0)), StageMesh((jax.local_devices()[0],)))
         self._step = ModelStep(own, "train", [[stage.programs]], [0], [[]])  # type: ignore[arg-type]
         jax.block_until_ready([self._x, self._cotangent, leaves])
-        jax.block_until_ready([leg.head for leg in self._step._legs.values()])
+        jax.block_until_ready([bound.head for bound in self._step._bound.values()])
 
     def fresh_input(self) -> jax.Array:
         """A copy of the input, for those who count bytes."""

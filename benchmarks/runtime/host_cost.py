@@ -136,7 +136,7 @@ def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
         assert programs.traced is not None
         for kind, traced in ((FORWARD, programs.traced.forward), (BACKWARD, programs.traced.backward)):
             zeros = [stage.stage_mesh.put(np.zeros(s.shape, s.dtype)) for s in traced.specs]
-            call = programs.legs[kind].program
+            call = programs.tasks[kind].program
             assert call is not None
             calls.append((call, zeros))
     gradients = [[jnp.zeros_like(leaf) for leaf in stage.leaves[0]] for stage in engine.stages.values()]

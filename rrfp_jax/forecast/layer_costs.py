@@ -25,7 +25,7 @@ from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.programs.library import specs_of
-from rrfp_jax.runtime.programs.passage import Passage, footprint_of, program_of
+from rrfp_jax.runtime.programs.liveness import Liveness, footprint_of, program_of
 from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
@@ -181,11 +181,11 @@ def _layer_costs(
 def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
     params, carry, inputs = shape.specs()
     traced = differentiate(shape.flat, params, carry, inputs, shape.trainable, shape.input_gradient)
-    passage = Passage.unplaced(traced, carry, inputs, kinds)
-    legs = passage.legs(dict.fromkeys((FORWARD, *kinds)))
-    programs = {kind: program_cost(program_of(traced, kind).closed) for kind in legs}
+    live = Liveness.unplaced(traced, carry, inputs, kinds)
+    tasks = live.task_programs(dict.fromkeys((FORWARD, *kinds)))
+    programs = {kind: program_cost(program_of(traced, kind).closed) for kind in tasks}
     temporary = {kind.letter: cost.temporary_bytes for kind, cost in programs.items()}
-    footprint = footprint_of(legs, carry, passage.sent, passage.cotangents, passage.flowing)
+    footprint = footprint_of(tasks, carry, live.sent, live.cotangents, live.gradients_sent)
     return LayerCost(
         programs=programs,
         footprint=replace(
@@ -194,7 +194,7 @@ def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
             transient_bytes={k: size + footprint.transient_bytes[k] for k, size in temporary.items()},
         ),
         prepared_bytes=0 if traced.prepare is None else nbytes(traced.prepare.outputs),
-        inputs=passage.inputs,
+        inputs=live.inputs,
         carry_bytes=nbytes(traced.forward.outputs[: traced.out]),
     )
 

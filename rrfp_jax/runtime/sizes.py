@@ -1,6 +1,6 @@
 """How many bytes something takes: arrays, compiled programs, devices. Nobody else in the runtime measures.
 
-What follows from these numbers is counted in `programs/passage` (of a microbatch, by program) and in
+What follows from these numbers is counted in `programs/liveness` (of a microbatch, by program) and in
 `memory/ledger` (of a stage), and held against what there is in `memory/budget`.
 """
 

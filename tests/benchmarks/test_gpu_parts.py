@@ -74,7 +74,7 @@ class TestJudgement:
         model = gpt.GPTConfig(d_model=64, n_heads=4, d_ff=128, n_layers=1)
         layer = rrfp.layer(gpt.Block, model)
         stage = onestage.OneStage.compile(layer, jax.ShapeDtypeStruct((1, 256, 64), jnp.float32))
-        flops = stage.programs.legs[FORWARD].program.cost_analysis()["flops"]
+        flops = stage.programs.tasks[FORWARD].program.cost_analysis()["flops"]
         assert block.forward_operations(model, 256) == pytest.approx(flops, rel=0.15)
 
     def test_bytes_held_are_those_predicted(self, monkeypatch):

@@ -281,7 +281,7 @@ def weighted(trainer):
 
 
 def held_bytes(program):
-    return program.legs[FORWARD].held_bytes
+    return program.tasks[FORWARD].held_bytes
 
 
 class TestWhatAMicrobatchHolds:

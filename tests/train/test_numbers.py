@@ -152,10 +152,10 @@ class TestFrozen:
     def test_nothing_is_computed_or_saved_below_the_first_trained_layer(self, frozen):
         (programs,) = frozen._engine.library.all_programs("train")
         for stage, works in enumerate([False, True, True, True]):  # layers 0-1, 2-3, 4-5, 6-7
-            legs = programs[stage][0].legs
-            assert (legs[BACKWARD].program is not None) == works, stage
-            assert (legs[FORWARD].held_bytes > 0) == works, stage
-        assert [programs[stage][0].legs[BACKWARD].sends for stage in range(4)] == [0, 0, 1, 1]
+            tasks = programs[stage][0].tasks
+            assert (tasks[BACKWARD].program is not None) == works, stage
+            assert (tasks[FORWARD].held_bytes > 0) == works, stage
+        assert [programs[stage][0].tasks[BACKWARD].sends for stage in range(4)] == [0, 0, 1, 1]
 
     def test_it_has_neither_sums_nor_state(self, frozen):
         rows = frozen.start()

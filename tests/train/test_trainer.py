@@ -277,5 +277,5 @@ def test_a_schedule_that_does_not_split_holds_no_more_after_one_that_does():
         trainer.schedule = schedule
         trainer.step(toy.microbatches())
         (programs,) = trainer._engine.library.all_programs("train")
-        kinds.append([set(virtual_stage.legs) for stage in programs.values() for virtual_stage in stage])
+        kinds.append([set(virtual_stage.tasks) for stage in programs.values() for virtual_stage in stage])
     assert kinds[0] == kinds[2] != kinds[1]

@@ -204,7 +204,7 @@ class Library:
         bucket, stage_replica, chunk = place
         before = self._programs.get((bucket, "train" if kinds else "evaluate"), {}).get(stage_replica)
         own = before[chunk] if before else None
-        if own is not None and own.legs.keys() == {FORWARD, *kinds}:
+        if own is not None and own.tasks.keys() == {FORWARD, *kinds}:
             return own
         began = perf_counter()
         compiler, virtual_stage = self._compilers[stage_replica], self._virtual_stages[stage_replica][chunk]

@@ -15,9 +15,9 @@ from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiat
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, reduce
 from rrfp_jax.runtime.model.sharding import WHOLE
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, results
-from rrfp_jax.runtime.programs.passage import (
-    Leg,
-    Passage,
+from rrfp_jax.runtime.programs.liveness import (
+    Liveness,
+    TaskProgram,
     at_forward,
     first_places,
     footprint_of,
@@ -36,7 +36,7 @@ class VirtualStagePrograms:
         traced: what was compiled, None for forwards only.
         prepare: computes from parameters (`prepare_reads`) alone, once a step, what several programs read.
         compiled: all programs that there are, by kind of task.
-        legs: those that the schedule runs; of a forward-only virtual stage, the forward.
+        tasks: those that the schedule runs; of a forward-only virtual stage, the forward.
         statistics: names of the numbers in the vector that a forward gives besides; empty if there is none.
         inputs: indices of the inputs (fields, then numbers) that any program reads.
         prepared_bytes: what `prepare` gives.
@@ -47,7 +47,7 @@ class VirtualStagePrograms:
     prepare: Compiled | None
     prepare_reads: Sequence[int]
     compiled: Mapping[Kind, Compiled | None]
-    legs: Mapping[Kind, Leg]
+    tasks: Mapping[Kind, TaskProgram]
     statistics: Sequence[str]
     inputs: frozenset[int]
     prepared_bytes: int
@@ -74,18 +74,18 @@ class VirtualStagePrograms:
             compiled[kind] = made.program(kind, compiled.get(kind))
         params, carry, inputs = shape.specs()
         values = made.values[traced.fixed :]
-        passage = Passage(traced, kinds, values, len(carry), len(inputs), shape.ends)
-        legs = passage.legs(compiled)
+        live = Liveness(traced, kinds, values, len(carry), len(inputs), shape.ends)
+        tasks = live.task_programs(compiled)
         return cls(
             traced=traced,
             prepare=prepare,
             prepare_reads=() if traced.prepare is None else traced.prepare.reads,
             compiled=compiled,
-            legs=legs,
+            tasks=tasks,
             statistics=shape.statistics,
-            inputs=passage.inputs,
+            inputs=live.inputs,
             prepared_bytes=nbytes(made.values[len(params) : traced.fixed]),
-            footprint=footprint_of(legs, passage.carry, passage.sent, passage.cotangents, passage.flowing),
+            footprint=footprint_of(tasks, live.carry, live.sent, live.cotangents, live.gradients_sent),
         )
 
     @classmethod
@@ -106,7 +106,7 @@ class VirtualStagePrograms:
         values = [*chain.from_iterable(placed)]
         tail = [i - n for i in program.reads if i >= n]
         places = first_places(at_forward(len(carry), len(inputs)))
-        leg = Leg(
+        task = TaskProgram(
             program=_compile(program, compiler, values, where),
             head=[i for i in program.reads if i < n],
             arrives=carry,
@@ -123,12 +123,12 @@ class VirtualStagePrograms:
             traced=None,
             prepare=None,
             prepare_reads=(),
-            compiled={FORWARD: leg.program},
-            legs={FORWARD: leg},
+            compiled={FORWARD: task.program},
+            tasks={FORWARD: task},
             statistics=shape.statistics,
             inputs=used,
             prepared_bytes=0,
-            footprint=footprint_of({FORWARD: leg}, carry, out, (), ()),
+            footprint=footprint_of({FORWARD: task}, carry, out),
         )
 
 

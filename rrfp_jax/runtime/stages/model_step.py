@@ -10,7 +10,7 @@ import jax
 from rrfp_jax.core.memory.meter import Meter
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 from rrfp_jax.runtime.programs.compiling import Compiled
-from rrfp_jax.runtime.programs.passage import Leg
+from rrfp_jax.runtime.programs.liveness import TaskProgram
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.runtime.stages.stage import Stage
 
@@ -18,9 +18,9 @@ Arrays: TypeAlias = Sequence[jax.Array]
 
 
 class _Bound(NamedTuple):
-    """A leg with the parameters and prepared values that it takes in this step."""
+    """A task's program with the parameters and prepared values that it takes in this step."""
 
-    leg: Leg
+    how: TaskProgram  # what it takes of a microbatch, and leaves
     program: Compiled | None
     head: Sequence[jax.Array]
     counts: bool  # whether a vector of statistics is the first of its outputs that stay
@@ -55,7 +55,7 @@ class ModelStep:
             buckets,
         )
         self.statistics: dict[tuple[int, int], jax.Array] = {}
-        self._legs: dict[tuple[int, int, Kind], _Bound] = {}
+        self._bound: dict[tuple[int, int, Kind], _Bound] = {}
         for bucket, virtual_stages in enumerate(programs):
             for chunk, virtual_stage in enumerate(virtual_stages):
                 self._bind(bucket, chunk, virtual_stage, stage.leaves[chunk])
@@ -67,29 +67,29 @@ class ModelStep:
 
     def receive(self, task: Task, arrays: Arrays) -> None:
         """See `StageStep.receive`."""
-        leg = self._legs[self.buckets[task.microbatch], task.chunk, task.kind].leg
-        self._arrived[task] = self.stage.stage_mesh.copied(arrays) if leg.arrives_once else arrays
+        how = self._bound[self.buckets[task.microbatch], task.chunk, task.kind].how
+        self._arrived[task] = self.stage.stage_mesh.copied(arrays) if how.arrives_once else arrays
 
     def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
         """See `StageStep.run`."""
         kind, chunk, microbatch = task
-        leg, program, head, counts = self._legs[self.buckets[microbatch], chunk, kind]
+        how, program, head, counts = self._bound[self.buckets[microbatch], chunk, kind]
         stage_mesh = self.stage.stage_mesh
         at_hand = self._held.pop((chunk, microbatch))
         if task in self._arrived:
             arrays = self._arrived.pop(task)
-            at_hand += arrays if leg.arrives_once else stage_mesh.joined(arrays, leg.arrives)
+            at_hand += arrays if how.arrives_once else stage_mesh.joined(arrays, how.arrives)
         if kind is BACKWARD or kind is INPUT:
             at_hand.append(self.stage.loss_scale)
-        outputs = program(*head, *[at_hand[i] for i in leg.takes]) if program is not None else []
+        outputs = program(*head, *[at_hand[i] for i in how.takes]) if program is not None else []
         if kind is BACKWARD or kind is WEIGHT:
-            self._gradients[chunk, microbatch] = outputs[leg.sends :]
+            self._gradients[chunk, microbatch] = outputs[how.sends :]
         else:
             at_hand += outputs
-            self._held[chunk, microbatch] = [at_hand[i] for i in leg.keeps]
+            self._held[chunk, microbatch] = [at_hand[i] for i in how.keeps]
             if counts:
-                self.statistics[chunk, microbatch] = outputs[leg.sends]
-        sent = (stage_mesh.copies if leg.sends_once else stage_mesh.shards)(outputs[: leg.sends])
+                self.statistics[chunk, microbatch] = outputs[how.sends]
+        sent = (stage_mesh.copies if how.sends_once else stage_mesh.shards)(outputs[: how.sends])
         return sent, outputs[0] if outputs else None
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
@@ -100,7 +100,7 @@ class ModelStep:
         fixed = [*leaves]
         if virtual_stage.prepare is not None:  # what depends on parameters alone is computed once a step
             fixed += virtual_stage.prepare(*[leaves[i] for i in virtual_stage.prepare_reads])
-        for kind, leg in virtual_stage.legs.items():
-            head = [fixed[i] for i in leg.head]
+        for kind, how in virtual_stage.tasks.items():
+            head = [fixed[i] for i in how.head]
             counts = kind is FORWARD and bool(virtual_stage.statistics)
-            self._legs[bucket, chunk, kind] = _Bound(leg, leg.program, head, counts)
+            self._bound[bucket, chunk, kind] = _Bound(how, how.program, head, counts)
