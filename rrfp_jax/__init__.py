@@ -1,14 +1,22 @@
-"""rrfp_jax: readiness-driven pipeline-parallel training for JAX. A schedule is only a hint."""
+"""rrfp_jax: readiness-driven pipeline-parallel training for JAX. A schedule is only a hint.
 
-from rrfp_jax import data, schedules
-from rrfp_jax.commands.simulation import simulate
-from rrfp_jax.data.contract import Microbatch
-from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runs.config import RunConfig
-from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.model.layers import Loss, layer
-from rrfp_jax.runtime.model.pipeline import Pipeline
-from rrfp_jax.train.trainer import Trainer
+Names are imported when they are first used, so that the core, the simulator and the commands' --help do
+without JAX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rrfp_jax import data, schedules
+    from rrfp_jax.commands.simulation import simulate
+    from rrfp_jax.data.contract import Microbatch
+    from rrfp_jax.errors import TrainingError, UsageError
+    from rrfp_jax.runs.config import RunConfig
+    from rrfp_jax.runtime.mesh.topology import Mesh
+    from rrfp_jax.runtime.model.layers import Loss, layer
+    from rrfp_jax.runtime.model.pipeline import Pipeline
+    from rrfp_jax.train.trainer import Trainer
 
 __all__ = [
     "Loss",
@@ -24,3 +32,30 @@ __all__ = [
     "schedules",
     "simulate",
 ]
+
+_MODULES = {
+    "Loss": "runtime.model.layers",
+    "Mesh": "runtime.mesh.topology",
+    "Microbatch": "data.contract",
+    "Pipeline": "runtime.model.pipeline",
+    "RunConfig": "runs.config",
+    "Trainer": "train.trainer",
+    "TrainingError": "errors",
+    "UsageError": "errors",
+    "layer": "runtime.model.layers",
+    "simulate": "commands.simulation",
+}
+"""Where each name is defined; `data` and `schedules` are modules themselves."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name) if name in _MODULES else None
+    found = import_module(f"{__name__}.{name}") if found is None else found
+    globals()[name] = found  # asked once
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
-from rrfp_jax.runtime.lifecycle.join import in_company
+
+HELP = frozenset({"--help", "-h", "--helpfull"})
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,6 +52,11 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (--help tells more)")
 
 
+def asks_for_usage(arguments: Sequence[str]) -> bool:
+    """Whether --help is asked for without a config whose fields it could list."""
+    return bool(HELP & set(arguments)) and not any(text.startswith("--config") for text in arguments)
+
+
 def check_output(file: Path) -> None:
     """Refuse, before the work is done, a file that cannot be written after it.
 
@@ -84,7 +90,8 @@ def exit_status(command: str, body: Callable[[], int]) -> int:
     try:
         return body()
     except (UsageError, TrainingError, KeyboardInterrupt) as error:
-        if in_company():
+        joined = sys.modules.get("rrfp_jax.runtime.lifecycle.join")  # importing it would import JAX
+        if joined is not None and joined.in_company():
             raise
         said = "interrupted" if isinstance(error, KeyboardInterrupt) else error
         print(f"{command}: {said}", file=sys.stderr)

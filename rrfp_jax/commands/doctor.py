@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, check_output, exit_status, write_json
-from rrfp_jax.commands.preflight import devices, machine, network, placement
-from rrfp_jax.commands.preflight.findings import Finding
-from rrfp_jax.commands.preflight.meeting import LIMIT_SECONDS, meet
-from rrfp_jax.commands.preflight.surroundings import Surroundings, look
 from rrfp_jax.errors import DONE, FAILED, UsageError
 
 COMMAND = "rrfp-doctor"
+
+LIMIT_SECONDS = 60.0
+"""Within which all tasks must have come, unless --limit says otherwise."""
 
 DESCRIPTION = """\
 Checks, before a run is started, the place where it would be: start it as you would start the run, alone, by
@@ -28,25 +27,6 @@ exit status: 0 nothing fails, 1 something does, 2 refused, 130 interrupted
 examples:
   rrfp-doctor
   srun --ntasks=8 --nodes=2 --gpus-per-task=1 rrfp-doctor --tp=2"""
-
-CHECKS: Sequence[Callable[[Surroundings], Finding | None]] = (
-    placement.check_place,
-    placement.check_other_launchers,
-    devices.check_versions,
-    devices.check_gpus,
-    devices.check_shares,
-    devices.check_binding,
-    network.check_address,
-    network.check_port,
-    network.check_proxy,
-    network.check_peers,
-    network.check_clock,
-    placement.check_groups,
-    machine.check_open_files,
-    machine.check_shm,
-    machine.check_folder,
-)
-"""Each answers, or None where there is nothing to check."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,6 +44,10 @@ def _examine(arguments: Sequence[str]) -> int:
         raise UsageError(f"--limit={options.limit}: give a number of seconds above 0")
     if options.json is not None:
         check_output(options.json)
+    from rrfp_jax.commands.preflight.examination import examine  # these import JAX
+    from rrfp_jax.commands.preflight.meeting import meet
+    from rrfp_jax.commands.preflight.surroundings import look
+
     found = look(os.environ, folder=options.directory, tp=options.tp)
     place = found.place
     several = place is not None and place.processes > 1
@@ -79,12 +63,6 @@ def _examine(arguments: Sequence[str]) -> int:
         file = options.json if rank == 0 else options.json.with_name(f"{options.json.name}.{rank}")
         write_json(file, [dataclasses.asdict(finding) for finding in findings])
     return FAILED if any(finding.level == "FAIL" for finding in findings) else DONE
-
-
-def examine(found: Surroundings) -> list[Finding]:
-    """What all checks that apply say."""
-    answers = (check(found) for check in CHECKS)
-    return [answer for answer in answers if answer is not None]
 
 
 def _parser() -> Parser:

@@ -11,9 +11,6 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, exit_status
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.launcher.folders import RunFolder
-from rrfp_jax.launcher.spawn import spawn
-from rrfp_jax.launcher.supervisor import Patience
 
 COMMAND = "rrfp-launch"
 
@@ -55,6 +52,10 @@ def _launch(arguments: Sequence[str]) -> int:
         raise UsageError(f"--name={name}: give a plain file name, for {options.directory}/<name>/")
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts={options.max_restarts}: give a number of restarts, 0 for none")
+    from rrfp_jax.launcher.folders import RunFolder  # these import JAX
+    from rrfp_jax.launcher.spawn import spawn
+    from rrfp_jax.launcher.supervisor import Patience
+
     patience = Patience.of(os.environ)
     folder = RunFolder(Path(options.directory), name)
     if earlier := folder.begin():

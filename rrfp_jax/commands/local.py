@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from rrfp_jax.commands.command_line import exit_status
+from rrfp_jax.commands.command_line import asks_for_usage, exit_status
 from rrfp_jax.commands.overrides import configured
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.launcher.folders import RunFolder
@@ -33,6 +33,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _launch(argv: Sequence[str]) -> int:
+    if asks_for_usage(argv):
+        print(USAGE)
+        return DONE
     leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
     asked, rest = _taken("-n", "processes", argv)
     max_restarts, rest = _taken("--max-restarts", "restarts", rest)

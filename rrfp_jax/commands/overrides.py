@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 from absl import flags
 from ml_collections import config_dict, config_flags
 
+from rrfp_jax.commands.command_line import HELP
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config import RunConfig, fields_of, load_config, plain
 
 T = TypeVar("T")
-
-HELP = frozenset({"--help", "-h", "--helpfull"})
 
 
 def configured(argv: Sequence[str], usage: str) -> RunConfig | None:
@@ -38,9 +37,6 @@ def configured(argv: Sequence[str], usage: str) -> RunConfig | None:
     rest = [a for a in argv if not a.startswith("--config=")]
     asks_help = bool(HELP & set(rest))
     if len(files) != 1:
-        if asks_help and not files:
-            print(usage)
-            return None
         raise UsageError(
             f"{'no' if not files else len(files)} --config given: name one run, such as "
             f"--config=configs/quickstart.py (--help tells more)"

@@ -7,15 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
 from rrfp_jax.commands.command_line import Parser, check_output, exit_status, write_json
-from rrfp_jax.commands.overrides import configured
-from rrfp_jax.commands.planning import plan_run
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.forecast.accelerators import CARDS, LINKS, Card, Link, card_of_kind
-from rrfp_jax.forecast.measured_accelerator import measured_card
-from rrfp_jax.launcher.spawn import THREADS_FLAG
 from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
 
 COMMAND = "rrfp-plan"
@@ -64,6 +58,9 @@ def _plan(arguments: Sequence[str]) -> int:
     if options.json is not None:
         check_output(options.json)
     link = None if options.link is None else _link(options.link)
+    from rrfp_jax.commands.overrides import configured  # these import JAX
+    from rrfp_jax.commands.planning import plan_run
+
     config = configured(rest, "")
     if config is None:
         return DONE
@@ -84,6 +81,11 @@ def _plan(arguments: Sequence[str]) -> int:
 
 def _card(name: str | None, memory_share: float | None) -> Card:
     """The card of a name; without one, of this machine's device, of which JAX is to take a share."""
+    import jax
+
+    from rrfp_jax.forecast.measured_accelerator import measured_card
+    from rrfp_jax.launcher.spawn import THREADS_FLAG
+
     if name in CARDS:
         jax.config.update("jax_platforms", "cpu")  # to be told of shapes; leaves GPUs to those who compute
         return CARDS[str(name)]

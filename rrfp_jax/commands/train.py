@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rrfp_jax.commands.command_line import exit_status
-from rrfp_jax.commands.overrides import configured
+from rrfp_jax.commands.command_line import asks_for_usage, exit_status
 from rrfp_jax.errors import DONE
-from rrfp_jax.runs.run import train
 
 USAGE = """\
 usage: rrfp-train --config=FILE.py [--config.FIELD=VALUE ...]
@@ -23,6 +21,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _train(argv: Sequence[str]) -> int:
+    if asks_for_usage(argv):
+        print(USAGE)
+        return DONE
+    from rrfp_jax.commands.overrides import configured  # these import JAX
+    from rrfp_jax.runs.run import train
+
     config = configured(argv, USAGE)
     if config is not None:
         train(config)

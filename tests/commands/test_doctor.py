@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax.commands import doctor
-from rrfp_jax.commands.doctor import CHECKS, examine
-from rrfp_jax.commands.preflight import devices, machine, network, placement
+from rrfp_jax.commands.preflight import devices, machine, network, placement, surroundings
+from rrfp_jax.commands.preflight.examination import CHECKS, examine
 from rrfp_jax.commands.preflight.findings import Finding
 from rrfp_jax.commands.preflight.meeting import meet
 from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Surroundings, found_place
@@ -267,12 +267,12 @@ def test_a_folder_that_cannot_be_written_is_seen_by_nobody(tmp_path, monkeypatch
 
 def test_the_command_prints_findings_writes_them_and_ends_with_0(tmp_path, capsys, monkeypatch):
     file = tmp_path / "found.json"
-    monkeypatch.setattr(doctor, "look", lambda environment, **_: Surroundings(versions=VERSIONS))
+    monkeypatch.setattr(surroundings, "look", lambda environment, **_: Surroundings(versions=VERSIONS))
     assert doctor.main([f"--json={file}"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert all(line.startswith("ok    ") for line in said)
     assert [one["level"] for one in json.loads(file.read_text())] == ["ok"] * len(said)
-    monkeypatch.setattr(doctor, "look", lambda environment, **_: Surroundings(versions={}))
+    monkeypatch.setattr(surroundings, "look", lambda environment, **_: Surroundings(versions={}))
     assert doctor.main([]) == 1
     assert "FAIL  versions" in capsys.readouterr().out
 
@@ -281,7 +281,7 @@ def test_the_command_prints_findings_writes_them_and_ends_with_0(tmp_path, capsy
     "argument", ["--tp=0", "--limit=nan", "--limit=-1", "--json=/missing/found.json", "--what"]
 )
 def test_the_command_refuses(argument, capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "look", lambda environment, **_: Surroundings())
+    monkeypatch.setattr(surroundings, "look", lambda environment, **_: Surroundings())
     assert doctor.main([argument]) == 2
     assert re.match("rrfp-doctor: .*", capsys.readouterr().err)
 
@@ -289,7 +289,7 @@ def test_the_command_refuses(argument, capsys, monkeypatch):
 def test_what_is_found_here(tmp_path, monkeypatch):
     """The real thing, but for JAX's devices, which the test's own process has in use."""
     monkeypatch.setattr("rrfp_jax.commands.preflight.surroundings.found_devices", lambda *_: ("cpu", 1, ""))
-    found = doctor.look({}, folder=str(tmp_path / "runs"), tp=1)
+    found = surroundings.look({}, folder=str(tmp_path / "runs"), tp=1)
     assert found.place is None and found.versions["jax"] and not found.address_error
     assert found.folder.free > 0 and not found.folder.error and not list((tmp_path / "runs").iterdir())
     assert len(examine(found)) > 5

@@ -209,7 +209,7 @@ class TestCommand:
             share = float(os.environ["XLA_CLIENT_MEM_FRACTION"])
             return dataclasses.replace(H100, name="measured", memory=int(share * H100.memory))
 
-        monkeypatch.setattr("rrfp_jax.commands.plan.measured_card", measured)
+        monkeypatch.setattr("rrfp_jax.forecast.measured_accelerator.measured_card", measured)
         monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
         monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # JAX refuses both
         file = tmp_path / "plan.json"

@@ -21,9 +21,6 @@ from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.lifecycle.join import Place
 from rrfp_jax.runtime.processes.handshake import connect, listen
 
-LIMIT_SECONDS = 60.0
-"""Within which all tasks must have come."""
-
 ANSWER_SECONDS = 5.0
 """Within which a task that has come speaks and is answered; also for a file to be seen by another node."""
 
@@ -33,7 +30,7 @@ CONNECT_SECONDS = 15.0
 PAUSE_SECONDS = 0.2
 
 
-def meet(place: Place, host: str, address: str, folder: Path, limit: float = LIMIT_SECONDS) -> Meeting:
+def meet(place: Place, host: str, address: str, folder: Path, limit: float) -> Meeting:
     """Call the other tasks.
 
     Args:
