@@ -1,8 +1,8 @@
 """Checkpoints: every process writes and reads its own leaves; none ever holds the whole model.
 
 Each process writes in a thread of its own. At step boundaries the processes tell each other how far they are
-(`Checkpoints.advance`); once all have written their leaves, rank 0 commits. A process that cannot write, or
-dies, leaves the earlier checkpoints as they are, and nobody waits for it in a barrier.
+(`Checkpoints.advance`). Once all have written their leaves, rank 0 commits. If a process cannot write, or
+dies, the earlier checkpoints stay as they are, and nobody waits for it in a barrier.
 """
 
 from __future__ import annotations

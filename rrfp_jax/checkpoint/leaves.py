@@ -1,4 +1,4 @@
-"""Names of the leaves of parameters and optimizer state, the same however layers are laid out on stages."""
+"""Names of the leaves of parameters and optimizer state, whichever stage has which layers."""
 
 from __future__ import annotations
 

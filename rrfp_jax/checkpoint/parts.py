@@ -1,4 +1,4 @@
-"""Arrays on the host as far as a process has them: parts of equal shape, as shards are."""
+"""Arrays on the host, as far as a process has them: parts of equal shape, as shards are."""
 
 from __future__ import annotations
 

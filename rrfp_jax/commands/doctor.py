@@ -1,4 +1,4 @@
-"""`rrfp-doctor`: whether a run would work where this is started, and what to do if not."""
+"""`rrfp-doctor`: would a run work where this is started, and what is to be done if not?"""
 
 from __future__ import annotations
 

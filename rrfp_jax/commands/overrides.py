@@ -1,6 +1,6 @@
 """A command line of one --config and overrides: the config is built once, from both.
 
-ml_collections overrides fields of nested dicts, not of frozen dataclasses, so the config becomes such a tree
+ml_collections overrides fields of nested dicts, not of frozen dataclasses. So the config becomes such a tree,
 and is made again from it.
 """
 

@@ -1,4 +1,4 @@
-"""When a run saves itself, and from where it goes on."""
+"""When a run saves itself, and from which checkpoint it goes on."""
 
 from __future__ import annotations
 

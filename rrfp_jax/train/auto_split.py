@@ -1,4 +1,4 @@
-"""`split="auto"`: layers on stages by predicted costs, the same on every process."""
+"""`split="auto"`: which layers go to which stage, by predicted costs; the same on every process."""
 
 from __future__ import annotations
 

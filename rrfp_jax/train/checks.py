@@ -1,4 +1,4 @@
-"""Training that would be silently wrong, found before anything is compiled."""
+"""Finds, before anything is compiled, what would train silently wrong."""
 
 from __future__ import annotations
 

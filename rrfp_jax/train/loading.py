@@ -1,4 +1,4 @@
-"""Data of the next step, planned and loaded on a thread while the present step runs."""
+"""Plans and loads the next step's data on a thread while the present step runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: what is said of them, and when a run stops for them."""
+"""Steps whose loss or gradient is not finite: the messages, and when a run stops because of them."""
 
 from __future__ import annotations
 

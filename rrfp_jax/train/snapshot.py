@@ -1,4 +1,4 @@
-"""What a checkpoint holds of this process's stages, and putting it back."""
+"""What a checkpoint holds of this process's stages, and how it is put back."""
 
 from __future__ import annotations
 

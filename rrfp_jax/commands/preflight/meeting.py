@@ -1,7 +1,8 @@
-"""The tasks of a step call each other as a run's would: rank 0 at the coordinator's port, then every pair.
+"""The tasks of a step call each other like ranks of a run: rank 0 at the coordinator's port, then every pair.
 
-Rank 0 serves. A task says where it listens and is told rank 0's time; once all have come, or the limit is
-over, it is told of all, calls them, and says whether it sees rank 0's file. Messages are lines of JSON.
+Rank 0 serves. Each task says where it listens and is told rank 0's time. Once all have come, or the limit is
+over, it is told of all others, calls them, and says whether it sees rank 0's file. Messages are lines of
+JSON.
 """
 
 from __future__ import annotations

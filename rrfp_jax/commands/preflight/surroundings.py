@@ -1,4 +1,4 @@
-"""What a run finds where it starts, collected so that the checks need nothing else."""
+"""What a run would find where it starts: collected once, so that the checks need nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A stage's forward and backward as programs that pass each other as little as possible.
 
-The backward reads of the forward what cannot be had otherwise (`residuals.py`), what follows from weights
-alone is computed once a step (`hoist.py`), and the backward may be split in two again (`splitbackward.py`).
+The backward reads from the forward only what it cannot get otherwise (`residuals.py`). What follows from
+weights alone is computed once a step (`hoist.py`). The backward may be split in two (`split_backward.py`).
 
 All programs take and give flat lists of arrays, so nothing is flattened in the dispatch loop.
 """

@@ -1,8 +1,9 @@
-"""What a backward computes from weights alone, taken out of it to be computed once a step.
+"""What a backward computes from weights alone: taken out of it, and computed once a step.
 
 Without rematerialisation such values are residuals of the forward, which `differentiate` finds. A
-rematerialised layer computes them again for every microbatch, and if both halves of a split backward read
-one, each microbatch between them would hold it: a copy of the weights. Cheap arithmetic stays where it is.
+rematerialised layer computes them again for every microbatch. If both halves of a split backward read such a
+value, each microbatch between them would hold it, which is a copy of the weights. Cheap arithmetic stays
+where it is.
 """
 
 from __future__ import annotations

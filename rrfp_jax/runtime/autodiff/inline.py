@@ -1,9 +1,8 @@
 """A traced program without calls: what `jit`, custom derivatives and `jax.checkpoint` wrap, in one list.
 
-A rematerialised virtual stage computes part of the forward again. JAX puts its arguments, the cotangent that
-arrives
-among them, behind one optimization barrier, and that barrier is kept: without it XLA may begin all virtual
-stages at once, long before their cotangents are there, and hold the activations of all of them together.
+A rematerialised layer computes part of its forward again. JAX puts its arguments, among them the cotangent
+that arrives, behind one optimization barrier. That barrier is kept. Without it XLA may begin all layers at
+once, long before their cotangents are there, and hold the activations of all of them together.
 """
 
 from __future__ import annotations

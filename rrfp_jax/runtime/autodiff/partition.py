@@ -1,4 +1,4 @@
-"""Dealing out the equations of a program to two halves."""
+"""Deals out the equations of a program to two halves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a backward reads of its forward, and where it gets that from.
+"""What a backward reads from its forward, and where it gets that from.
 
-`jax.vjp` of a stage gives residuals: what the backward reads of the forward. Returned as they come they
-would hold, for every microbatch in flight, a copy of the weights and of everything made from weights alone
+`jax.vjp` of a stage gives residuals: what the backward reads from the forward. If they were returned as they
+are, every microbatch in flight would hold a copy of the weights and of everything made from weights alone
 (casts to bf16, reshapes). Here each residual is traced back to where it comes from:
 
     an input of the stage      kept by the runtime anyway: passed again, not copied

@@ -1,21 +1,21 @@
 """A stage's backward in two programs: the gradient that the stage before waits for, then the rest.
 
-    input   I   gradients of the carry, and whatever of the way there the second program needs ("crossing")
+    input   I   gradients of the carry, and values on the way there that the second program needs ("crossing")
     weight  W   gradients of the parameters
 
-Both come from the equations of the one traced backward, so the model knows nothing of it and no product,
+Both come from the equations of the one traced backward. So the model knows nothing of it, and no product,
 reduction or transcendental function is computed twice. How the equations are dealt out:
 
 1. Calls are inlined (`inline.py`): a rematerialised layer is one equation otherwise, all of it in I.
 2. What the carry gradients need is in I. A loop that gives both kinds is split into two loops first
-   (`splitscan.py`); other control flow stays whole and is in I if I needs any of it.
+   (`split_scan.py`). Other control flow stays whole, and is in I if I needs any of it.
 3. Products, convolutions and the like that follow from a cotangent and that I does not need are in W.
 4. What lies between is placed where a microbatch holds the fewest bytes from I to W, by a minimum cut:
-   - a value that I has and W needs is held, which costs its bytes; an argument of the stage that W reads is
-     held too; parameters and prepared values are there anyway;
-   - cheap arithmetic of I may be computed again in W, if that holds less (`REPEATABLE`): XLA fuses it;
-   - what only W needs and is no product may be done in I already, such as the sum over rows behind a norm's
-     scale, which replaces two activations by one row, or the forward's products that remat repeats.
+   - A value that I has and W needs is held, which costs its bytes. An argument of the stage that W reads is
+     held, too. Parameters and prepared values are there anyway.
+   - Cheap arithmetic of I may be computed again in W, if that holds less (`REPEATABLE`): XLA fuses it.
+   - What only W needs and is no product may be done in I already. Examples are the sum over rows behind a
+     norm's scale, which replaces two activations by one row, and the forward's products that remat repeats.
 
    Each such move is charged 1/64 of the bytes it makes, so that ties are computed once, and in W.
 """

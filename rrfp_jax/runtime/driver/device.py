@@ -1,8 +1,8 @@
 """A device as the driver sees it: programs in order, when each ended, and whether one more may be queued.
 
-When the driver goes to sleep, a thread per device blocks on the oldest program's result and wakes it, so
-that neither side polls: polling at 100 us cost a tenth of a core, blocking costs nothing. While the driver
-is awake it looks for itself, which saves it the threads' turns at the interpreter lock.
+When the driver goes to sleep, a thread per device blocks on the oldest program's result and wakes it. So
+neither side polls: polling every 100 us cost a tenth of a core, blocking costs nothing. While the driver is
+awake it looks at the devices itself, so that the threads do not take turns with it at the interpreter lock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The driver: feeds the core, dispatches what it decides, and is the only place that reads a clock.
 
-It goes round three moves until every task of this process's stages has ended: collect what has ended and
-arrived, fill the devices that have room, sleep. Devices' watching threads and messages wake it, so a ready
-task is picked up within about 100 us and an idle driver costs next to nothing.
+It repeats three moves until every task of this process's stages has ended: collect what has ended and
+arrived, fill the devices that have room, sleep. The threads that watch devices, and messages, wake it. So it
+picks up a ready task within about 100 us, and an idle driver costs next to nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Devices that take as long as they are told: for machines without accelerators, and for injected delays."""
+"""Devices whose tasks last as long as they are told: to stand in for accelerators, and to inject delays."""
 
 from __future__ import annotations
 

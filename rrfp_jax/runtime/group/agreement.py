@@ -1,12 +1,12 @@
 """One process's part in its group's agreement: the core's machine, what carries its messages, and checks.
 
-It stands between the driver and the stage scheduler and looks like one: told an event, it gives the driver's
-instructions, and sends on the messages among them. Messages that come are heard at any time, and told to the
-machine when the device has room, because only then can something follow from them.
+It stands between the driver and the stage scheduler, and looks like a scheduler. When it is told an event, it
+gives the driver's instructions, and sends the messages among them. Messages are received at any time, and
+told to the machine when the device has room, because only then can something follow from them.
 
-Decisions are made ahead: this process's device has room earlier by the time that nine of ten messages took
-to reach the others, which each measures, by rank 0's clock, and tells when a step ends. At that point the
-hash of all that each rank has dispatched is compared, too (orders.py).
+Decisions are made ahead. Each process measures, by rank 0's clock, how long messages took to reach it, and
+tells that when a step ends. A process's device has room earlier by the time that nine of ten of its messages
+took. When a step ends, the hashes of all that each rank has dispatched are compared, too (dispatch_hash.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What carries the messages of a group's agreement between its processes, by either of two ways.
+"""What carries the messages of a group's agreement between its processes, in one of two ways.
 
-A process tells all its partners the same and hears all that they tell, in order per sender; for a follower
-the only partner is its leader (`core.group.partners`). Messages are plain data.
+A process tells all its partners the same, and hears all that they tell, in order per sender. A follower's
+only partner is its leader (`core.group.partners`). Messages are plain data.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The messages of a group by the key-value store of `jax.distributed`.
 
-A process writes numbered batches of messages, and a thread for each partner waits for that one's next
-batch with a long poll. Another thread does the writing, so that the driver never waits for the store;
-whatever has collected while a call was under way makes one batch, so several messages share a batch only
-where they come faster than the store takes them. What all partners have read is deleted by the block.
+A process writes numbered batches of messages. For each partner a thread waits for that partner's next batch
+with a long poll. Another thread does the writing, so that the driver never waits for the store. What has
+collected while a call was under way makes one batch. So several messages share a batch only if they come
+faster than the store takes them. What all partners have read is deleted, a block at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Taking one's place in a run: alone, or as one of several processes that run the same program.
+"""Takes this process's place in a run: alone, or as one of several processes that run the same program.
 
-The launcher, SLURM or a user started them; which of these it was, the environment says.
+The launcher, SLURM or a user started them. The environment says which.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """SIGTERM, a scheduler's warning: stop at the next step boundary, all processes at the same one.
 
-Only one process may get it, or all at different moments. So each notes it (`World.stop_requested`), the notes
-travel with every gather, and after the one that ends a step all know alike (`World.stop_agreed`).
+Perhaps only one process gets it, or all at different moments. So each process notes it
+(`World.stop_requested`), and the notes travel with every gather. After the gather that ends a step all know
+the same (`World.stop_agreed`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A thread that keeps up the heartbeat, notices who is gone, and ends a process that is stuck then."""
+"""A thread that sends heartbeats and notices who is gone. Then it ends this process if that is stuck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's stages need and may hold, known alike to all its processes."""
+"""What a run's stages need and may hold; all processes know the same."""
 
 from __future__ import annotations
 

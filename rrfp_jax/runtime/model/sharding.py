@@ -1,8 +1,8 @@
 """How parameters and carries lie on the devices of a stage: what `sharding=` and `carry=` mean leaf by leaf.
 
-Products of activations with a matrix whose columns are spread ("column-parallel", `P(None, "tp")`) need no
-communication; with one whose rows are (`P("tp", None)`) a sum over the devices follows (arXiv:1909.08053).
-XLA derives the shardings of everything between from those of the parameters, and puts the collectives in.
+The product of activations with a matrix whose columns are spread ("column-parallel", `P(None, "tp")`) needs
+no communication. If its rows are spread (`P("tp", None)`), a sum over the devices follows (arXiv:1909.08053).
+XLA derives the shardings of everything in between from those of the parameters, and puts the collectives in.
 """
 
 from __future__ import annotations

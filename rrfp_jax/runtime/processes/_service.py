@@ -2,11 +2,11 @@
 
     python -P _service.py ADDRESS PROCESSES LINGER_SECONDS
 
-It imports nothing but jaxlib, so that it is there in half a second, and writes a line once it serves. A line
-on standard input ends it at once. Signals that ask a run to end it ignores, for SLURM sends them to every
-process of a step, and the ranks need it until they have saved. If its parent dies, it serves on for
-LINGER_SECONDS: JAX aborts every process that loses the service, and first they should be able to say whom
-they lost.
+It imports nothing but jaxlib, so that it is there in half a second. It writes a line once it serves. A line
+on standard input ends it at once. It ignores signals that ask a run to end, because SLURM sends them to every
+process of a step, and the ranks need it until they have saved. If its parent dies, it goes on for
+LINGER_SECONDS. JAX aborts every process that loses the service, and before that they should be able to say
+whom they lost.
 
 Tried on jaxlib 0.10.2 and 0.12.0.
 """

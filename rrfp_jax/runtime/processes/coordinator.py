@@ -1,8 +1,8 @@
 """JAX's coordination service, in a process that is no rank.
 
-Where rank 0 hosts it, as JAX would have it, the death of rank 0 aborts all other ranks at once, inside C++,
-before any of them can say what it waited for. So whoever is to serve, the launcher or rank 0, starts a small
-program for it (`_service.py`).
+In JAX's own way rank 0 hosts it. Then the death of rank 0 aborts all other ranks at once, inside C++, before
+any of them can say what it waited for. So the launcher, or rank 0 without one, starts a small program for it
+(`_service.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a process last did, readable after it was killed: one page of memory mapped from a file.
 
-The kernel keeps what was stored in a shared mapping whatever becomes of the process. There is no lock: a
+The kernel keeps what was stored in a shared mapping, whatever becomes of the process. There is no lock. A
 record carries its number at both ends, written first and last, so a reader sees whether it is whole. The
-phase has two places, written in turn; dispatches have a ring of 64.
+phase has two places, written in turn. Dispatches have a ring of 64.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Control messages between the processes of a run: one socket per pair, small frames, nothing blocks.
 
-Messages from one process arrive in the order in which they were posted. Whoever has time reads: the driver
-when it runs or sleeps, else the watchdog; what was read waits in an inbox until the main thread pumps, so
-handlers run in one thread only.
+Messages from one process arrive in the order in which they were posted. The driver reads them when it runs or
+sleeps, else the watchdog does. What was read waits in an inbox until the main thread pumps, so handlers run
+in one thread only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Proxies, which gRPC would ask to call the coordinator too, and which as a rule cannot.
+"""Proxies: gRPC would ask them to call the coordinator, too, which they usually cannot.
 
-As in gRPC's "Default HTTP Proxy Mapper" guide, and as tried on jax 0.10.2, where a proxy in the way ends in
-an abort after five minutes: names in capitals count for nothing, nor does `no_proxy=*`.
+On jax 0.10.2 a proxy in the way ends in an abort after five minutes. Which variables count is as in gRPC's
+"Default HTTP Proxy Mapper" guide, and was tried: names in capitals have no effect, nor has `no_proxy=*`.
 """
 
 from __future__ import annotations

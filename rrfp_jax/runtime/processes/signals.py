@@ -1,7 +1,7 @@
 """Signals as something to be read, so that a loop or a thread can wait for them.
 
-Python runs its handlers in the main thread, between two bytecodes: one that is inside C++ does not notice.
-What is read here comes from the C handler at once, whatever the main thread does.
+Python runs its handlers in the main thread, between two bytecodes. A main thread that is inside C++ does not
+notice a signal. What is read here comes from the C handler at once, whatever the main thread does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What SLURM's variables say about a process: whether `srun` started it as one of several, and as which.
 
-Only `srun` sets the variables of a step; shells of `salloc`, batch scripts and ssh sessions have some of the
-others, and all that they start inherits them. JAX would take the number of tasks of the *job* for that of the
-processes; here a process has company only if its own step has several tasks.
+Only `srun` sets the variables of a step. Shells of `salloc`, batch scripts and ssh sessions have some of the
+other variables, and all that they start inherits them. JAX would take the number of tasks of the *job* as the
+number of processes. Here a process is one of several only if its own step has several tasks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiled programs kept in files, so that the next start of a run compiles nothing.
 
-JAX's own compilation cache is written by process 0 only; here every process stores its own programs. What is
-in JAX's cache, if that is on, is not stored here: on CPU a program that was serialised before, serialised
-again, loads but cannot be run ("Function wrapped_multiply not found", jax 0.10.2 and 0.12.0).
+JAX's own compilation cache is written by process 0 only. Here every process stores its own programs. What is
+in JAX's cache, if that is on, is not stored here: on CPU a program that is serialised a second time loads but
+cannot be run ("Function wrapped_multiply not found", jax 0.10.2 and 0.12.0).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Adding up the gradients of a stage's replicas, once at the end of a step.
+"""Adds up the gradients of a stage's replicas, once at the end of a step.
 
-Each replica's sums, seen side by side, are one array over the mesh of all of them; its sum over the first
+The sums of all replicas, side by side, are one array over the mesh of all of them. Its sum over the first
 axis is an all-reduce. A stage's replicas do so as soon as all have run their tasks, whatever other stages do.
 """
 

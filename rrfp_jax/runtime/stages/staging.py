@@ -1,4 +1,4 @@
-"""Making what this process's stages are: parameters, gradient sums, optimizers, the adding up of replicas."""
+"""Makes this process's stages: parameters, gradient sums, optimizers, and what adds up replicas."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Keeping tied parameters equal: gradients go to the owner's stage, its new value comes back.
+"""Keeps tied parameters equal: gradients go to the owner's stage, its new value comes back.
 
 The other way would be to give every alias the sum of the gradients and to update all of them alike. That
-needs the optimizer's state once per alias, and they stay equal only as long as programs compiled for
-different stages round alike. Here there is one state and one update, and aliases are copies.
+needs the optimizer's state once per alias, and aliases stay equal only while programs compiled for different
+stages round alike. Here there is one state and one update, and aliases are copies.
 """
 
 from __future__ import annotations

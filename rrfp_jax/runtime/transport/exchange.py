@@ -1,4 +1,4 @@
-"""Sending single arrays between stages outside a step's tasks, by the same transport."""
+"""Sends single arrays between stages outside a step's tasks, by the same transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process with several stages: some neighbours are next door, some in other processes."""
+"""For a process with several stages: some neighbours are in this process, some in others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Between processes: offers and their completion by the mailbox, data by JAX's transfer server.
 
-An offer names arrays in the sender's transfer server, which keeps them alive until they are pulled, so that
+An offer names arrays in the sender's transfer server. The server keeps them alive until they are pulled, so
 the sender drops its own reference at once. The receiver pulls as soon as it hears of the offer, usually
-before the data exists, and looks for its arrival only once the sender has said that it does.
+before the data exists. It looks for the arrival only once the sender has said that the data exists.
 """
 
 from __future__ import annotations
