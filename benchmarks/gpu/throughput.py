@@ -1,8 +1,7 @@
 """Part 3: what the runtime costs on one device, where four stages cannot wait for each other.
 
-tokens      tokens/s of the pipeline and of three other ways to do the same step
-            (`benchmarks/runtime/tax.py`); aim: at least 0.97 of
-            the faster hand-written loop, with 1 B parameters and 4096 tokens a
+tokens      tokens/s of the pipeline and of three other ways to do the same step (benchmarks/runtime/tax.py);
+            aim: at least 0.97 of the faster hand-written loop, with 1 B parameters and 4096 tokens a
             microbatch, bfloat16 with float32 parameters, AdamW
 gaps        from the traces of the same steps: the share of a step in which the device had nothing to do,
             as the host sees it, and the time between steps

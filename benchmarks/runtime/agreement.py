@@ -5,8 +5,8 @@
 Two stages of `tp` processes each on paced devices, tasks of log-normal length (the mean is given; backwards
 take twice as long, or as I and W as long each), with and without arrivals that are late on each rank by up to
 half a task. Exposed is the time in which inputs are on all ranks, the device is idle and not every rank knows
-what to run yet (`benchmarks/runtime/exposure.py`); the stage that has more of it counts. Medians
-over six steps, and the least of them, for other work on the machine lets everybody wait.
+what to run yet (`benchmarks/runtime/exposure.py`). The stage that has more of it counts. Figures are medians
+over six steps, and the least of them, because other work on the machine makes everybody wait.
 """
 
 from __future__ import annotations

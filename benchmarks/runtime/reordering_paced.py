@@ -2,11 +2,10 @@
 
     python -m benchmarks.runtime.reordering_paced [--json=FILE] [--check] [--quick] [--seeds=3]
 
-A handful of the steps of `benchmarks.studies.reordering`, run in real processes with real messages:
-`arrival`, then `index` with so many spare buffers, in turns.
-Figures are ratios of step times (medians of a run's steps) to
-those of `arrival` on the same step, medians over the seeds; beside them stands the same, simulated with the
-runs' own hops. Other work on the machine can be seen in single runs.
+Some steps of `benchmarks.studies.reordering`, run in real processes with real messages: `arrival`, then
+`index` with so many spare buffers, in turns. Figures are step times (medians of a run's steps) over those of
+`arrival` on the same step, medians over the seeds. Beside them stands the same, simulated with the runs' own
+hops. Other work on the machine can be seen in single runs.
 """
 
 from __future__ import annotations

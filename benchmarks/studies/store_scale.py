@@ -2,13 +2,14 @@
 
     python -m benchmarks.studies.store_scale [--json=FILE] [--check] [--from=FILE]
 
-First messages are measured here: calls of the key-value store by 1, 4 and 16 clients, and the ways that
-messages take by store and by socket. Then `benchmarks.runtime.agreement` runs with tp = 4, and the same is
-simulated (`benchmarks/studies/scale`) with what was measured, all processes and
-the store on this machine's processors:
-predicted beside measured. Last, pipelines of four stages are simulated where each process has processors of
-its own, and the store one: a pipeline with tp = 2 to 16, and 16 of them with tp = 16, 1,024 processes that
-all call one store. `--from` takes what was measured from a file that an earlier run has written.
+1. Messages are measured: calls of the key-value store by 1, 4 and 16 clients, and how long messages take by
+   store and by socket.
+2. `benchmarks.runtime.agreement` runs with tp = 4. The same is simulated (`benchmarks/studies/scale`) with
+   what was measured, all processes and the store on this machine's processors: predicted beside measured.
+3. Pipelines of four stages are simulated in which each process has a processor of its own, and the store has
+   one: a pipeline with tp = 2 to 16, and 16 of them with tp = 16, which are 1,024 processes on one store.
+
+`--from` takes what was measured from a file that an earlier run has written.
 
 exposed    time in which some task could run by what has arrived, devices idle, and not all know what to run
 longer     the step, than one that needs no agreement

@@ -31,7 +31,7 @@ from rrfp_jax.train.trainer import Trainer
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
-    """What a named run consists of. Subclass it in a file of `configs/`, add fields, say how to build it.
+    """What a named run consists of. Subclass it in a file of `configs/`; add fields and say how to build it.
 
     The fields of `Numerics`, `MemoryPolicy` and `Terms` are its own, so that config files and command lines
     name them without a prefix.
@@ -43,9 +43,8 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             empty for an even split; "auto" for one by predicted costs.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v,
-            v-half, v-min, dualpipe-v;
-            planned or planned-split, by what was measured, or with costs of a file (planned:FILE); or
-            csv:FILE, an order in a file.
+            v-half, v-min, dualpipe-v; planned or planned-split, by what was measured or by the costs in a
+            file (planned:FILE); or csv:FILE, an order in a file.
         validate_every: steps between validations; 0 for one at the end.
         stall_seconds: a step without progress for so long is given up.
         jitter, late_readiness, skew, link_delay, link_bandwidth: delays to inject; see `Delays`.

@@ -31,8 +31,8 @@ from rrfp_jax.train.settings import Numerics, OnNonfinite, Settings
 class Trainer(Session):
     """Trains a pipeline, in one process or in several that all run the same program.
 
-    Whatever can be refused is refused here, before anything is compiled; compiling and allocating wait for
-    the first step (or `start`).
+    What can be refused is refused here, before anything is compiled. Compiling and allocating wait for the
+    first step (or `start`).
 
     Args:
         pipe: the model and its loss.
@@ -49,11 +49,11 @@ class Trainer(Session):
         accumulation, clip_norm, on_nonfinite, loss_scale, seed: what is computed; see `Numerics`.
         remat, max_in_flight, activation_budget, spare_gradients: what is held; see `MemoryPolicy`.
         stall_seconds, executables, delays: see `Execution`.
-        agreement, protocol: by what and how the processes of a stage agree on what to run: "kv" or "socket",
-            with a "leader" or "unanimous" (`docs/agreement.md`).
+        agreement, protocol: how the processes of a stage agree on each task. Messages go by "kv" or "socket";
+            a "leader" decides, or all are "unanimous" (`docs/agreement.md`).
 
     Raises:
-        UsageError: whatever cannot work, with value, cause and remedy.
+        UsageError: something cannot work; with value, cause and remedy.
     """
 
     # So many arguments because they are the names that users type; they go on in groups, as `Settings`.

@@ -23,16 +23,17 @@ class Mesh:
     """How many pipeline stages there are, what part of the model each has, and where they run.
 
     Attributes:
-        pp: number of pipeline stages. Processes have equally many devices: whole stages, or a part of one.
-        tp: number of devices that share a stage's tensors; one for all stages, or a tuple with each one's.
+        pp: number of pipeline stages. All processes have equally many devices: those of whole stages, or
+            a part of one stage's.
+        tp: number of devices that share a stage's tensors; the same for all stages, or one per stage.
         dp: number of replicas of the whole pipeline; each takes every dp-th microbatch of a step. Devices are
             numbered stage by stage, within a stage replica by replica.
-        chunks: virtual stages of the model that each stage has; None for as many as the schedule is made for.
+        chunks: virtual stages of each stage; None for as many as the schedule is made for.
         shape: where several chunks go: "looped" (stage 0 to the last, again and again) or "v" (there and
-            back). Without `chunks` the schedule's own.
+            back). Without `chunks` the schedule says.
         shard_optimizer: spread the optimizer's state over replicas, instead of giving each of them all of it.
-        share_devices: let several stages run on one device when there are fewer devices than stages; they
-            then take turns, so this is for trying things out, not for speed.
+        share_devices: let several stages run on one device if there are fewer devices than stages. They take
+            turns then, so this is for trying things out, not for speed.
 
     Raises:
         UsageError: fewer than one stage, device or chunk, or an unknown shape.
