@@ -26,7 +26,9 @@ from rrfp_jax.runtime.model.layers import MicrobatchView, Params, zeros
 from rrfp_jax.runtime.model.paths import leaf_path
 from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.sizes import nbytes
+from rrfp_jax.train.report import REPORTED
 
 SUM_TOLERANCE = 0.02
 """A mean of two rows is half of what their sum would be; rounding in bfloat16 stays far below this."""
@@ -130,17 +132,35 @@ def check_model(
     """Refuse a model, its loss, or an optimizer that does not work for the microbatches of a first step.
 
     Raises:
-        UsageError: see `Library.examine`, `check_optimizer`, `check_loss_is_a_sum`.
+        UsageError: see `Library.examine`, `check_metrics`, `check_optimizer`, `check_loss_is_a_sum`.
     """
     buckets = buckets_of(plan)
     for bucket in dict.fromkeys(buckets):
-        engine.library.examine(bucket)
+        check_metrics(pipe, engine.library.examine(bucket)[-1].carry_out, specs_of(bucket))
     if optimizer is not None:
         check_optimizer(optimizer, engine.library.updated, engine.chunks)
     last = len(plan) - 1  # the one most likely to differ from the rest
     fields = load_repeatedly(data, 0, last, plan[last])
     carry = engine.library.examine(buckets[last])[-1].carry_out
     check_loss_is_a_sum(pipe, carry, dict(fields), engine.alone)
+
+
+def check_metrics(pipe: Pipeline, carry: Any, fields: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """Refuse a metric with the name of a figure that reports have themselves.
+
+    Args:
+        pipe: whose loss is traced.
+        carry: specs of what the last layer gives.
+        fields: specs of a microbatch.
+
+    Raises:
+        UsageError: naming the metric.
+    """
+    loss = jax.eval_shape(pipe.apply_loss, carry, MicrobatchView(fields, IDS, len(pipe)))
+    if taken := sorted(REPORTED & set(loss.metrics)):
+        raise UsageError(
+            f"the loss: Loss metric {taken[0]!r}: reports use that name themselves; give it another one"
+        )
 
 
 def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:

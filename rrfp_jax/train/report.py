@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rrfp_jax.core.measure.trace import StepTrace
@@ -130,6 +130,12 @@ class Report:
             f"{self.tokens_per_second:9,.0f} tokens/s  {self.step_seconds * 1e3:7.1f} ms  "
             f"bubble {summary_of_bubbles(self.bubble)}{planned}{left_out}"
         )
+
+
+REPORTED = frozenset(item.name for item in fields(Report)) - {"metrics", "trace"} | {
+    *("total", "tokens_per_second", "validation_loss")
+}
+"""Names of a report's own figures, and of what stands beside them in `metrics.jsonl`: taken for metrics."""
 
 
 def summary_of_bubbles(bubble: Sequence[float]) -> str:

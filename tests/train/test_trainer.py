@@ -16,10 +16,10 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.runtime.model.pipeline import REPORTED
 from rrfp_jax.runtime.programs import programs
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.train.report import REPORTED
 from tests.support import toy
 
 
@@ -85,7 +85,7 @@ def test_wrong_arguments(build, said):
         build()
 
 
-@pytest.mark.parametrize("name", ["weight", "loss", "step"])
+@pytest.mark.parametrize("name", ["weight", "loss", "step", "total", "validation_loss"])
 def test_metrics_may_not_take_the_names_of_reports(name):
     def loss(logits, mb):
         total, weight = toy.sums(logits, mb)

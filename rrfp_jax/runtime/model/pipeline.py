@@ -24,17 +24,6 @@ IDS = jax.ShapeDtypeStruct((3,), jnp.uint32)
 """Spec of the numbers a random key is made of: seed, step, microbatch."""
 
 
-REPORTED = frozenset(
-    [
-        *("step", "total", "loss", "weight", "bubble", "validation_loss"),
-        *("gradient_norm", "parameter_norm", "loss_scale", "applied", "skipped"),
-        *("tokens_per_second", "step_seconds", "wall_seconds", "peak_bytes", "budget_bytes", "plan"),
-        *("load_seconds", "planning_seconds", "predicted_seconds"),
-    ]
-)
-"""Names that a report has for its own figures, so that no metric may have them."""
-
-
 @dataclass(frozen=True)
 class LayerShapes:
     """Specs of one layer for one shape bucket: its parameters, and the carry into and out of it.
@@ -232,9 +221,6 @@ def _check_sums(loss: Loss) -> None:
     for name, value in {"total": loss.total, "weight": loss.weight, **loss.metrics}.items():
         if jnp.shape(value) != ():
             raise UsageError(f"Loss {name} has shape {jnp.shape(value)}; it must be a scalar sum: add .sum()")
-    taken = sorted(REPORTED & set(loss.metrics))
-    if taken:
-        raise UsageError(f"Loss metric {taken[0]!r}: reports use that name themselves; give it another one")
 
 
 def describe(tree: Any) -> str:

@@ -1,0 +1,111 @@
+"""The files that a run keeps in `<directory>/<name>/`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.files import move_away
+from rrfp_jax.runs.config import RunConfig, as_json
+from rrfp_jax.runtime.processes.world import World
+
+
+class RunFiles:
+    """What rank 0 writes: the config, the ledger, a line per step, trace and costs of the latest steps.
+
+    Where a launcher has made a folder for the logs, that becomes the run's folder.
+
+    Args:
+        config: of the run.
+        world: its processes.
+        writes: files that are written at the end, each by a function of its path.
+        done: steps of the run before this start, whose lines are kept.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        writes: Mapping[str, Callable[[Path], None]],
+        done: int = 0,
+    ) -> None:
+        self.folder = Path(config.directory) / config.name
+        self._config, self._world, self._writes = config, world, writes
+        self._steps, self._done = 0, done
+        parent = Path(config.directory)
+        while not parent.exists():
+            parent = parent.parent
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise UsageError(f"{self.folder}: {parent} cannot be written; set --config.directory")
+
+    def __enter__(self) -> RunFiles:
+        if self._world.rank > 0:
+            return self
+        try:
+            self._take_place()
+            self.write("config.json", as_json(self._config))
+            part, metrics = self.folder / ".metrics.part", self.folder / "metrics.jsonl"
+            part.write_text("".join(_lines_before(self._done, self.folder)), encoding="utf-8")
+            part.replace(metrics)  # whoever is killed here leaves all lines, or none that were cut short
+            self._metrics = metrics.open("a", encoding="utf-8")
+        except OSError as error:
+            reason = f"{self.folder}: cannot be written: {error.strerror}; set --config.directory"
+            raise UsageError(reason) from error
+        return self
+
+    def write(self, name: str, content: Any) -> None:
+        """Write a JSON file beside the others."""
+        if self._world.rank == 0:
+            text = json.dumps(content, indent=2, default=str)
+            (self.folder / name).write_text(text + "\n", encoding="utf-8")
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Write a step's line; complete at once, so a run can be watched and nothing is lost."""
+        self._steps += 1
+        if self._world.rank == 0:
+            self._metrics.write(json.dumps(line) + "\n")
+            self._metrics.flush()
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        if self._world.rank > 0:
+            return
+        self._metrics.close()
+        for name, write in self._writes.items():
+            write(self.folder / name)
+        if kind is not None:
+            how = "interrupted" if kind is KeyboardInterrupt else "broken off"
+            print(f"\n{how} after {self._steps} steps; files: {self.folder}/", flush=True)
+
+    def _take_place(self) -> None:
+        made = self._world.folder
+        if made is not None and self.folder.exists() and self.folder.samefile(made):
+            return
+        if self.folder.exists():
+            print(f"an earlier run is kept as {move_away(self.folder)}", flush=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        if made is None or not made.parent.samefile(self.folder.parent):
+            self.folder.mkdir()
+        else:
+            made.rename(self.folder)
+
+
+def _lines_before(step: int, folder: Path) -> list[str]:
+    """The complete lines of the steps before this one, from an earlier start of the run.
+
+    They are in the run's folder, or else in the latest of those that were moved away: a start that was killed
+    too early to have lines of its own may have taken the place.
+    """
+    if step == 0:
+        return []
+    own, everywhere = folder / "metrics.jsonl", folder.parent.glob(f"{folder.name}.*/metrics.jsonl")
+    moved = [path for path in everywhere if path.parent.suffix[1:].isdecimal()]  # as `move_away` names them
+    places = [own] if own.exists() else sorted(moved, key=lambda path: path.stat().st_mtime)
+    if not places:
+        return []
+    lines = places[-1].read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]
