@@ -1,21 +1,21 @@
-"""A pipeline on this process's devices: where layers go, stages, programs per shape bucket."""
+"""A pipeline on this process's devices: made, started, and run step by step."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any
 
 import jax
 import optax
 
 from rrfp_jax.core.buckets import Bucket
-from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
+from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.driver.driver import Driver
-from rrfp_jax.runtime.engine.links import agreement_of, transport_of
+from rrfp_jax.runtime.engine.links import driver_of, exchange_of, transport_of
+from rrfp_jax.runtime.engine.step_run import StepRun
 from rrfp_jax.runtime.memory.memory import Memory
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.layers import Params
@@ -25,7 +25,7 @@ from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.programs.library import Library, Phase, StagePrograms, compile_pool, phase_of
+from rrfp_jax.runtime.programs.library import Library, compile_pool, phase_of
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.settings import Execution, MemoryPolicy
 from rrfp_jax.runtime.stages.inputs import Inputs, Load
@@ -36,7 +36,6 @@ from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import Staging
 from rrfp_jax.runtime.stages.sums import Sums, add_up
 from rrfp_jax.runtime.stages.ties import Tie, collect_gradients, locate, spread_gradients, spread_values
-from rrfp_jax.runtime.transport.exchange import Shards, exchange
 
 
 class Engine:
@@ -155,16 +154,9 @@ class Engine:
             self.library.spread,
             self.layout.replicas,
         )
-        # Delays are injected into tasks' messages only.
-        self._transport = transport_of(self.layout, self.placement)
-        self._driver = Driver(
-            self.layout.devices,
-            self.world,
-            self._execution.delays.transport(self._transport, self.placement, rank=self.world.rank),
-            self._execution.stall_seconds,
-            self._execution.delays.queue(),
-            agreement=agreement_of(self.layout, self._execution.terms),
-        )
+        transport = transport_of(self.layout, self.placement)
+        self._exchange = exchange_of(self.layout, transport, self._execution.stall_seconds)
+        self._driver = driver_of(self.layout, transport, self.placement, self._execution)
         if self._driver.agreement is not None:  # messages still know the driver when the engine is gone
             weakref.finalize(self, self._driver.agreement.close).atexit = False
         self.memory.start(list(made.stages.values()), made.optimizers, rules)
@@ -193,6 +185,14 @@ class Engine:
         Raises:
             TrainingError: see `Driver.run`.
         """
+        run = self._begin(step, rules, buckets, load, loss_scale)
+        records = self.driver.run(rules, step, run.parts, run.memory.budgets)
+        return self._settle(run, records)
+
+    def _begin(
+        self, step: int, rules: StepRules, buckets: Sequence[Bucket], load: Load, loss_scale: float
+    ) -> StepRun:
+        """Everything that is there before the first task: programs, data, zeroed sums; see `run`."""
         phase = phase_of(rules)
         self.library.prepare(buckets, rules)
         memory = self.memory.of_step(rules, buckets)
@@ -200,77 +200,42 @@ class Engine:
         numbers = [distinct.index(bucket) for bucket in buckets]
         for stage in self.stages.values():
             stage.scale_loss(loss_scale)
-        programs = [self.library.programs(bucket, phase) for bucket in distinct]
+        of_bucket = [self.library.programs(bucket, phase) for bucket in distinct]
+        programs = [of_bucket[number] for number in numbers]
         began = perf_counter()
-        inputs = self._inputs.load(step, buckets, [programs[n] for n in numbers], load)
+        inputs = self._inputs.load(step, buckets, programs, load)
         load_seconds = perf_counter() - began
         parts = {}
         for stage_replica, stage in self.stages.items():
-            own = [of[stage_replica] for of in programs]
-            parts[stage_replica] = ModelStep(
-                stage, phase, own, self.layout.share(stage_replica, numbers), inputs[stage_replica]
-            )
+            own = [of[stage_replica] for of in of_bucket]
+            share = self.layout.share(stage_replica, numbers)
+            parts[stage_replica] = ModelStep(stage, phase, own, share, inputs[stage_replica])
         for stage in self.stages.values():  # so that the last update counts neither as idle nor as compute
             jax.block_until_ready(stage.leaves)
         if phase == "train":
             if self._has_gradients:  # of a step that was broken off, or not applied
                 self.reset_gradients()
             self._has_gradients = True
-        records = self.driver.run(rules, step, parts, memory.budgets)
-        if phase == "train":
+        return StepRun(
+            step=step,
+            rules=rules,
+            phase=phase,
+            parts=parts,
+            programs=programs,
+            memory=memory,
+            load_seconds=load_seconds,
+        )
+
+    def _settle(self, run: StepRun, records: Sequence[TaskRecord]) -> Sums:
+        """Add up what replicas, tied parameters and processes have found, once all tasks have ended."""
+        if run.phase == "train":
             self._add_replicas()
             collect_gradients(self._ties, self.stages, self._exchange)
-        mine = self._results(phase, parts, [programs[n] for n in numbers])
-        mine |= {"parts": self._parts(records), "load_seconds": load_seconds}
+        mine = run.results(self.stages, self.layout, records)
         told = mine if self.layout.told else None  # of every stage replica once
-        gathered = self.driver.gather(f"the results of {phase} step {step}", told, records, step)
+        gathered = self.driver.gather(f"the results of {run.phase} step {run.step}", told, records, run.step)
         results = [result for result in gathered if result is not None]
-        return add_up(results, len(buckets), self._trace(step, rules, results), memory.totals)
-
-    def _results(
-        self, phase: Phase, parts: Mapping[int, ModelStep], programs: Sequence[StagePrograms]
-    ) -> dict[str, Any]:
-        """What this process's stages have found in a step, as plain data; programs by microbatch."""
-        stages, dp = self.layout.stages, self.layout.replicas
-        vectors = {stage_replica: part.statistics for stage_replica, part in parts.items()}
-        first = {
-            stage_replica: stage for stage_replica, stage in self.stages.items() if stage_replica < stages
-        }  # replicas are alike
-        norms = {s: stage.norms() for s, stage in first.items()} if phase == "train" else {}
-        vectors, norms = jax.device_get((vectors, norms))
-        return {
-            "norms": [(s, found.tolist()) for s, found in norms.items()],
-            "peaks": [(stage_replica, part.meter.peak) for stage_replica, part in parts.items()],
-            "virtual_stages": [
-                (
-                    self.placement.virtual_stage(stage, c),
-                    j,
-                    programs[j][stage_replica][c].statistics,
-                    found.tolist(),
-                )
-                for stage_replica, own in vectors.items()
-                for replica, stage in [divmod(stage_replica, stages)]
-                for (c, i), found in own.items()
-                for j in [i * dp + replica]
-            ],
-        }
-
-    def _parts(self, records: Sequence[TaskRecord]) -> list[Any]:
-        """This process's records by replica, as plain data."""
-        stages, clock = self.layout.stages, self.world.clock
-        if self.layout.replicas == 1:
-            return [(0, Part.of(records, *clock).plain())]
-        own: dict[int, list[TaskRecord]] = {}
-        for record in records:
-            replica, stage = divmod(record.stage, stages)
-            own.setdefault(replica, []).append(record._replace(stage=stage))
-        return [(replica, Part.of(found, *clock).plain()) for replica, found in own.items()]
-
-    def _trace(self, step: int, rules: StepRules, results: Sequence[Mapping[str, Any]]) -> StepTrace:
-        """The trace of the replica that ended last."""
-        parts = [(replica, Part(*plain)) for result in results for replica, plain in result["parts"]]
-        last, _ = max(parts, key=lambda pair: pair[1].end)
-        return StepTrace(step, rules.placement, [part for replica, part in parts if replica == last])
+        return add_up(results, len(run.programs), run.trace(results), run.memory.totals)
 
     def _add_replicas(self) -> None:
         """Give every replica of this process's stages the sum of all replicas' gradients."""
@@ -328,15 +293,3 @@ class Engine:
         for stage in self.stages.values():
             stage.reset_gradients()
         self._has_gradients = False
-
-    def _exchange(
-        self, what: str, sends: Mapping[tuple[int, int], Shards], expected: Sequence[tuple[int, int]]
-    ) -> Mapping[tuple[int, int], Shards]:
-        return exchange(
-            *(what, sends, expected),
-            world=self.world,
-            transport=self._transport,
-            devices=self.layout.devices,
-            name=self.layout.name,
-            stall_seconds=self._execution.stall_seconds,
-        )

@@ -1,0 +1,101 @@
+"""One step on this process's stages: what it begins with, and what is told of it when it has run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.runtime.memory.budget import StepMemory
+from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.programs.library import Phase, StagePrograms
+from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.stages.stage import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRun:
+    """A step that has begun.
+
+    Attributes:
+        step: its number.
+        rules: which all processes agree on.
+        phase: training, or evaluation.
+        parts: by stage replica of this process, its tasks.
+        programs: by microbatch, those of this process's stages.
+        memory: what the stages may hold.
+        load_seconds: that loading the data took.
+    """
+
+    step: int
+    rules: StepRules
+    phase: Phase
+    parts: Mapping[int, ModelStep]
+    programs: Sequence[StagePrograms]
+    memory: StepMemory
+    load_seconds: float
+
+    def results(
+        self, stages: Mapping[int, Stage], layout: Layout, records: Sequence[TaskRecord]
+    ) -> dict[str, Any]:
+        """What this process has found, as plain data that `sums.add_up` takes.
+
+        Args:
+            stages: of this process, by stage replica.
+            layout: where stages are.
+            records: of all tasks that ran here.
+        """
+        vectors = {stage_replica: part.statistics for stage_replica, part in self.parts.items()}
+        first = {s: stage for s, stage in stages.items() if s < layout.stages}  # replicas are alike
+        norms = {s: stage.norms() for s, stage in first.items()} if self.phase == "train" else {}
+        vectors, norms = jax.device_get((vectors, norms))
+        return {
+            "norms": [(stage, found.tolist()) for stage, found in norms.items()],
+            "peaks": [(stage_replica, part.meter.peak) for stage_replica, part in self.parts.items()],
+            "virtual_stages": self._statistics(vectors, layout),
+            "parts": _by_replica(records, layout),
+            "load_seconds": self.load_seconds,
+        }
+
+    def _statistics(
+        self, vectors: Mapping[int, Mapping[tuple[int, int], Any]], layout: Layout
+    ) -> list[tuple[int, int, Sequence[str], list[float]]]:
+        """Virtual stage, microbatch, names and values of the numbers that each forward gave.
+
+        Args:
+            vectors: by stage replica, then by chunk and number of the microbatch among the replica's.
+            layout: where stages are.
+        """
+        found = []
+        for stage_replica, own in vectors.items():
+            replica, stage = divmod(stage_replica, layout.stages)
+            for (chunk, i), vector in own.items():
+                microbatch = i * layout.replicas + replica
+                names = self.programs[microbatch][stage_replica][chunk].statistics
+                virtual_stage = self.rules.placement.virtual_stage(stage, chunk)
+                found.append((virtual_stage, microbatch, names, vector.tolist()))
+        return found
+
+    def trace(self, results: Sequence[Mapping[str, Any]]) -> StepTrace:
+        """The trace of the replica that ended last, from the results of all processes."""
+        parts = [(replica, Part(*plain)) for result in results for replica, plain in result["parts"]]
+        last, _ = max(parts, key=lambda pair: pair[1].end)
+        return StepTrace(
+            self.step, self.rules.placement, [part for replica, part in parts if replica == last]
+        )
+
+
+def _by_replica(records: Sequence[TaskRecord], layout: Layout) -> list[Any]:
+    """This process's records by replica, as plain data."""
+    clock = layout.world.clock
+    if layout.replicas == 1:
+        return [(0, Part.of(records, *clock).plain())]
+    own: dict[int, list[TaskRecord]] = {}
+    for record in records:
+        replica, stage = divmod(record.stage, layout.stages)
+        own.setdefault(replica, []).append(record._replace(stage=stage))
+    return [(replica, Part.of(found, *clock).plain()) for replica, found in own.items()]
