@@ -168,6 +168,23 @@ def test_the_index_lists_every_page():
     assert pages <= listed, "each page has one line in docs/README.md"
 
 
+@pytest.mark.parametrize("folder", ["benchmarks", "tests/verification"])
+def test_every_measurement_and_verification_is_listed(folder):
+    listed = set(re.findall(r"python -m ([\w.]+\w)", text_of(REPOSITORY / folder / "README.md")))
+    commands = {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        if "parse(__doc__)" in text_of(path)
+    }
+    assert len(commands) >= 5
+    assert commands - listed == set()
+
+
+def test_phony_targets_have_rules():
+    phony = re.search(r"^\.PHONY: (.+)$", text_of(REPOSITORY / "Makefile"), re.MULTILINE)
+    assert set(phony[1].split()) <= targets()
+
+
 @cache
 def definitions():
     """All names that sources define, members also as `Class.member`."""
