@@ -26,8 +26,7 @@ ARROWS = {
     "sim": {"core"},
     "schedules": {"core", "sim"},
     "views": {"core", "errors"},
-    "corpus": {"errors"},
-    "data": {"core", "corpus", "errors"},
+    "data": {"core", "errors"},
     # The runtime: what one process knows of others ...
     "runtime._jax": set(),
     "runtime.processes": {"core", "errors", "runtime._jax"},
@@ -319,7 +318,7 @@ def above(room):
         (above("train"), "import rrfp_jax"),
         (above("train"), "from rrfp_jax import UsageError"),
         (above("train"), "import tests.support.toy"),
-        (above("corpus"), "from rrfp_jax.data.contract import Microbatch"),
+        (above("data"), "from rrfp_jax.runtime.model.pipeline import Pipeline"),
         (above("runtime.autodiff"), "from rrfp_jax.core.tasks import Task"),
         (private_jax, "from jax import _src"),
         (private_jax, "from jax._src.lib import xla_client"),
