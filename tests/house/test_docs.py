@@ -5,7 +5,7 @@ A Python block is run as it stands. In the line before it a comment may say othe
     <!-- with: NAME -->        with what `stand_in` gives
     <!-- not run: REASON -->   only compiled
 
-Sizes are made small as `SMALLER` says.
+Sizes are made small as `SMALLER` says. A block without a language that follows at once is what it prints.
 """
 
 import ast
@@ -36,6 +36,7 @@ SUFFIXES = (".py", ".md", ".ipynb", ".sbatch", ".svg", ".toml")
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (with|not run): (.+) -->\n$")
+PRINTED = re.compile(r"\n\n```\n(.*?)```", re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -48,12 +49,13 @@ def text_of(page):
 
 
 def blocks(page, language):
-    """The code of a page in a language, each with the mark before it: (kind, what) or (None, None)."""
+    """The code of a page in a language, with the mark before it ((None, None) without) and what it prints."""
     text = text_of(page)
     for found in FENCE.finditer(text):
         if found[1] == language:
             mark = MARK.search(text[: found.start()])
-            yield (mark.groups() if mark else (None, None)), found[2]
+            printed = PRINTED.match(text, found.end())
+            yield (mark.groups() if mark else (None, None)), found[2], printed[1] if printed else ""
 
 
 def looks_like_a_path(word):
@@ -148,9 +150,9 @@ def test_code_names_pages_that_there_are():
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if list(blocks(page, "python"))], ids=ids)
-def test_python_runs(page, tmp_path, monkeypatch):
+def test_python_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for (kind, what), code in blocks(page, "python"):
+    for (kind, what), code, printed in blocks(page, "python"):
         names = {"__name__": "block"}
         if kind == "with":
             given = stand_in(what)
@@ -160,6 +162,8 @@ def test_python_runs(page, tmp_path, monkeypatch):
         program = compile(made_small(code), f"{ids(page)}: a block", "exec")
         if kind != "not run":
             exec(program, names)
+            lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+            assert [line for line in printed.splitlines() if line.split() not in lines] == []
 
 
 def test_the_index_lists_every_page():
