@@ -1,4 +1,6 @@
-"""Decoders of published families (GPT-3, LLaMA, Qwen) as a list of layers; plain flax NNX.
+"""Transformers of published families as a list of layers; plain flax NNX.
+
+Decoders such as GPT-3, LLaMA and Qwen; with `causal=False`, the blocks of encoders such as ViT.
 
 Every layer is `layer(carry, mb) -> carry`: `Embed` reads `mb["tokens"]`, `Block` and `Head` only the carry.
 
@@ -21,7 +23,7 @@ from models.gpt import causal_attention, rope
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Sizes and family of a decoder; a ValueError says what does not fit.
+    """Sizes and family of a transformer; a ValueError says what does not fit.
 
     Attributes:
         n_kv_heads: key and value heads, each shared by n_heads / n_kv_heads query heads.
@@ -30,6 +32,10 @@ class DecoderConfig:
         biases: of all matrix products but the last.
         qk_norm: queries and keys are normalised per head.
         positions: "rotary", or "learned" ones for `max_length` tokens.
+        parallel: attention and MLP side by side, from one normalisation.
+        causal: no token attends to a later one.
+        attention: "explicit", `models.gpt.causal_attention`, which makes the matrix of scores; or "xla" or
+            "cudnn" of `jax.nn.dot_product_attention`. "cudnn" never makes that matrix.
         init_scale: standard deviation that matrices and embeddings start with.
     """
 
@@ -47,6 +53,9 @@ class DecoderConfig:
     positions: Literal["rotary", "learned"] = "rotary"
     max_length: int = 0
     rope_base: float = 10_000.0
+    parallel: bool = False
+    causal: bool = True
+    attention: Literal["explicit", "xla", "cudnn"] = "explicit"
     init_scale: float = 0.02
     dtype: DTypeLike = jnp.bfloat16  # of activations and matrix products
     param_dtype: DTypeLike = jnp.float32
@@ -59,6 +68,8 @@ class DecoderConfig:
             raise ValueError(f"n_heads={self.n_heads} is no multiple of n_kv_heads={self.n_kv_heads}")
         if self.positions == "learned" and self.max_length < 1:
             raise ValueError(f"max_length={self.max_length}: learned positions need their number")
+        if self.attention == "explicit" and not self.causal:
+            raise ValueError("causal=False: the explicit attention is causal; take attention='xla'")
 
 
 def _norm(cfg: DecoderConfig, size: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -91,6 +102,19 @@ def _table(cfg: DecoderConfig, rows: int, rngs: nnx.Rngs) -> nnx.Embed:
     )
 
 
+def _attend(
+    cfg: DecoderConfig, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None
+) -> jax.Array:
+    """Mixed values; dtype[B, T, H, K], twice dtype[B, T, G, K], int[B, T] or None -> dtype[B, T, H, K]."""
+    if cfg.attention == "explicit":
+        k, v = (jnp.repeat(y, cfg.n_heads // cfg.n_kv_heads, axis=2) for y in (k, v))
+        return causal_attention(q, k, v, segments)
+    mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
+    return jax.nn.dot_product_attention(
+        q, k, v, mask=mask, is_causal=cfg.causal, implementation=cfg.attention
+    )
+
+
 class Embed(nnx.Module):  # type: ignore[misc]
     """Tokens, and positions if they are learned; (None, int32[B, T] in `mb["tokens"]`) -> dtype[B, T, D]."""
 
@@ -105,7 +129,7 @@ class Embed(nnx.Module):  # type: ignore[misc]
 
 
 class Block(nnx.Module):  # type: ignore[misc]
-    """Causal attention, then an MLP: each reads the normed stream and adds to it; dtype[B, T, D] -> same."""
+    """Attention, then an MLP: each reads the normed stream and adds to it; dtype[B, T, D] -> same."""
 
     def __init__(self, cfg: DecoderConfig, *, rngs: nnx.Rngs):
         self.cfg = cfg
@@ -116,15 +140,16 @@ class Block(nnx.Module):  # type: ignore[misc]
         self.query_norm = _norm(cfg, K, rngs) if cfg.qk_norm else None
         self.key_norm = _norm(cfg, K, rngs) if cfg.qk_norm else None
         self.out = _linear(cfg, cfg.n_heads * K, D, rngs)
-        self.mlp_norm = _norm(cfg, D, rngs)
+        self.mlp_norm = None if cfg.parallel else _norm(cfg, D, rngs)
         self.up = _linear(cfg, D, cfg.d_ff, rngs)
         self.gate = _linear(cfg, D, cfg.d_ff, rngs) if cfg.gated else None
         self.down = _linear(cfg, cfg.d_ff, D, rngs)
 
     def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
         """Add both branches to the stream."""
-        x = carry + self._attention(self.attention_norm(carry), mb.get("segments"))
-        return x + self._mlp(self.mlp_norm(x))
+        normed = self.attention_norm(carry)
+        x = carry + self._attention(normed, mb.get("segments"))
+        return x + self._mlp(normed if self.mlp_norm is None else self.mlp_norm(x))
 
     def _attention(self, x: jax.Array, segments: jax.Array | None) -> jax.Array:
         cfg, (B, T, _) = self.cfg, x.shape
@@ -134,8 +159,7 @@ class Block(nnx.Module):  # type: ignore[misc]
             q, k = self.query_norm(q), self.key_norm(k)
         if cfg.positions == "rotary":
             q, k = rope(q, cfg.rope_base), rope(k, cfg.rope_base)
-        k, v = (jnp.repeat(y, cfg.n_heads // cfg.n_kv_heads, axis=2) for y in (k, v))
-        attended: jax.Array = self.out(causal_attention(q, k, v, segments).reshape(B, T, -1))
+        attended: jax.Array = self.out(_attend(cfg, q, k, v, segments).reshape(B, T, -1))
         return attended
 
     def _mlp(self, x: jax.Array) -> jax.Array:

@@ -8,19 +8,19 @@ docs/gpu.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 
-from benchmarks.gpu.configurations import DECODERS, ENCODERS, TINY_DECODER, TINY_ENCODER
+import rrfp_jax as rrfp
+from benchmarks.gpu.configurations import DECODERS, ENCODERS, TINY_DECODER, TINY_ENCODER, Published
 from benchmarks.gpu.findings import Findings, write_json
 from benchmarks.gpu.onestage import OneStage, side_by_side
-from benchmarks.gpu.transformer import Attention, Sizes, layer
 from benchmarks.gpu.work import has_nvidia_gpu
 from benchmarks.harness import machine
+from models.decoder import Block
 
 COSTS = "costs.json"
 TOKENS, IMAGES = (2048, 4096, 8192), (1, 4, 16)
@@ -32,36 +32,37 @@ RESERVE_SECONDS = 4.0
 class Row:
     """A layer with a microbatch of so many sequences or images of so many tokens each."""
 
-    sizes: Sizes
+    of: Published
     count: int
     length: int
 
     @classmethod
-    def decoder(cls, sizes: Sizes, tokens: int) -> Row:
+    def decoder(cls, of: Published, tokens: int) -> Row:
         """A microbatch of that many tokens, in sequences as long as the model takes."""
-        length = min(tokens, sizes.tokens)
-        return cls(sizes, tokens // length, length)
+        length = min(tokens, of.tokens)
+        return cls(of, tokens // length, length)
 
     @property
     def name(self) -> str:
         """For messages."""
-        return f"{self.sizes.model}, {self.count} x {self.length} tokens"
+        return f"{self.of.name}, {self.count} x {self.length} tokens"
 
-    def compile(self, attention: Attention) -> OneStage:
+    def compile(self, attention: Literal["xla", "cudnn"]) -> OneStage:
         """Trace and compile its programs."""
-        spec = jax.ShapeDtypeStruct((self.count, self.length, self.sizes.width), jnp.bfloat16)
-        return OneStage.compile(layer(self.sizes, attention), spec)
+        model = replace(self.of.model, attention=attention)
+        spec = jax.ShapeDtypeStruct((self.count, self.length, model.d_model), model.dtype)
+        return OneStage.compile(rrfp.layer(Block, model), spec)
 
     def as_json_object(self) -> dict[str, Any]:
         """What the row is of."""
-        kind = ("decoder", "sequences") if self.sizes.causal else ("encoder", "images")
+        kind = ("decoder", "sequences") if self.of.model.causal else ("encoder", "images")
         return {
-            "model": self.sizes.model,
+            "model": self.of.name,
             "layer": kind[0],
-            "layers_in_model": self.sizes.layers,
+            "layers_in_model": self.of.model.n_layers,
             kind[1]: self.count,
             "tokens": self.count * self.length,
-            "source": self.sizes.source,
+            "source": self.of.source,
         }
 
 
@@ -98,8 +99,8 @@ def batches(quick: bool) -> list[list[Row]]:
     if quick:
         return [[Row.decoder(TINY_DECODER, 32), Row(TINY_ENCODER, 2, TINY_ENCODER.tokens)]]
     return [
-        [Row.decoder(sizes, tokens) for sizes in DECODERS for tokens in TOKENS],
-        [Row(sizes, images, sizes.tokens) for sizes in ENCODERS for images in IMAGES],
+        [Row.decoder(of, tokens) for of in DECODERS for tokens in TOKENS],
+        [Row(of, images, of.tokens) for of in ENCODERS for images in IMAGES],
     ]
 
 

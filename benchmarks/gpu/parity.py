@@ -23,8 +23,10 @@ import jax.numpy as jnp
 
 import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Findings, Unavailable
-from benchmarks.runtime import language
+from configs.gpt3_large import RandomTokens
+from configs.quickstart import pipeline
 from models import gpt
+from rrfp_jax.data.contract import load_step
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.train.reference import leaf_errors, relative, unpipelined_value_and_grad
 
@@ -58,8 +60,9 @@ class Case:
         dtype, products, _ = PRECISIONS[precision]
         jax.config.update("jax_default_matmul_precision", products)
         model = dataclasses.replace(QUICK if quick else FULL, dtype=dtype)
-        pipe = language.pipeline(model)
-        data = language.microbatches(model, MICROBATCHES, 2, 8 if quick else 512)
+        pipe = pipeline(model)
+        tokens = RandomTokens(model.vocab_size, (2, 8 if quick else 512), MICROBATCHES, seed=0)
+        data = load_step(tokens, 0)
         mesh = rrfp.Mesh(pp=STAGES, share_devices=True)
         trainer = rrfp.Trainer(pipe, data=data, mesh=mesh, accumulation="index")
         trainer.start()

@@ -24,9 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import Aim, finish, parse
-from benchmarks.runtime import language
 from benchmarks.runtime.halved import Halved, dot_flops
+from configs.gpt3_large import RandomTokens
+from configs.quickstart import pipeline
 from models.gpt import GPTConfig
+from rrfp_jax.data.contract import load_step
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
@@ -37,8 +39,8 @@ POSITIONS = {"first": range(3), "middle": range(3, 5), "last": range(5, 8)}
 
 def virtual_stage(model: GPTConfig, layers: range, remat: str, batch: int, length: int) -> Halved:
     """Consecutive layers of the GPT with random parameters and a random microbatch."""
-    pipe = language.pipeline(model)
-    (microbatch,) = language.microbatches(model, 1, batch, length)
+    pipe = pipeline(model)
+    (microbatch,) = load_step(RandomTokens(model.vocab_size, (batch, length), 1, seed=0), 0)
     fields = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in microbatch.items()}
     shapes = pipe.shapes(fields)
     shape = VirtualStageShape(pipe=pipe, layers=layers, fields=fields, shapes=shapes, remat=remat)

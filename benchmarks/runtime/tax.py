@@ -25,10 +25,12 @@ import numpy as np
 import optax
 
 import rrfp_jax as rrfp
-from benchmarks.runtime import language
 from benchmarks.runtime.plain_loop import load_step, run_plainly
+from configs.gpt3_large import RandomTokens
+from configs.quickstart import loss, pipeline
 from models import gpt
 from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.data import contract
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +54,11 @@ class Tax:
 
     def __init__(self, case: TaxCase) -> None:
         self.case = case
-        self.data = language.microbatches(case.model, case.microbatches, case.batch, case.length)
+        self.data = contract.load_step(
+            RandomTokens(case.model.vocab_size, (case.batch, case.length), case.microbatches, seed=0), 0
+        )
         self.optimizer = optax.adamw(1e-3)
-        self.pipe = language.pipeline(case.model)
+        self.pipe = pipeline(case.model)
         self.trainer = rrfp.Trainer(self.pipe, self.optimizer, data=self.data, mesh=case.mesh)
         self.trainer.start()
         self.traces: list[StepTrace] = []
@@ -84,7 +88,7 @@ class Tax:
         carry: Any = None
         for index in range(len(self.pipe)):
             carry, _ = self.pipe.apply_layer(index, params[str(index)], carry, mb)
-        return language.loss(carry, mb).total  # type: ignore[no-any-return]
+        return loss(carry, mb).total  # type: ignore[no-any-return]
 
     def _fused_step(self, params: Any, sums: Any, mb: Any) -> tuple[Any, Any]:
         value, gradient = jax.value_and_grad(self._total)(params, mb)

@@ -1,12 +1,13 @@
 """The parts of the check for GPU machines one by one: what they judge, predict and know of models."""
 
-import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import rrfp_jax as rrfp
 from benchmarks.gpu import (
@@ -17,9 +18,9 @@ from benchmarks.gpu import (
     parity,
     room,
     throughput,
-    transformer,
 )
 from models import gpt
+from models.decoder import Block
 from rrfp_jax.core.measure.trace import Part as TracePart
 from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
@@ -119,24 +120,23 @@ TINY = [configurations.TINY_DECODER, configurations.TINY_ENCODER]
 
 
 class TestLayers:
-    @pytest.mark.parametrize("sizes", ALL, ids=lambda sizes: sizes.model)
-    def test_sizes_add_up_to_the_published_model(self, sizes):
-        total = sizes.layers * sum(math.prod(shape) for shape in transformer._shapes(sizes).values())
-        assert total == pytest.approx(PUBLISHED[sizes.model], rel=0.01)
-        assert sizes.heads % sizes.kv_heads == 0 and sizes.source
+    @pytest.mark.parametrize("of", ALL, ids=lambda of: of.name)
+    def test_sizes_add_up_to_the_published_model(self, of):
+        block = nnx.eval_shape(lambda: Block(of.model, rngs=nnx.Rngs(0)))
+        total = of.model.n_layers * sum(leaf.size for leaf in jax.tree.leaves(nnx.state(block, nnx.Param)))
+        assert total == pytest.approx(PUBLISHED[of.name], rel=0.01)
+        assert of.source
 
-    @pytest.mark.parametrize("sizes", TINY, ids=lambda sizes: sizes.model)
-    def test_only_decoders_are_causal(self, sizes):
-        apply = jax.jit(transformer.layer(sizes, "xla").make_apply())
-        random = np.random.default_rng(0)
-        shapes = transformer._shapes(sizes).items()
-        params = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes}
-        x = random.normal(size=(1, 6, sizes.width)).astype(np.float32)
+    @pytest.mark.parametrize("of", TINY, ids=lambda of: of.name)
+    def test_only_decoders_are_causal(self, of):
+        model = replace(of.model, dtype=jnp.float32, attention="xla", init_scale=1.0)
+        block = Block(model, rngs=nnx.Rngs(0))
+        x = np.random.default_rng(0).normal(size=(1, 6, model.d_model)).astype(np.float32)
         changed = x.copy()
         changed[0, 4] += 1
-        before, after = (np.asarray(apply(params, value, None)) for value in (x, changed))
+        before, after = (np.asarray(block(value, {})) for value in (x, changed))
         assert before.shape == x.shape and not np.array_equal(before[0, 5], after[0, 5])
-        assert np.array_equal(before[0, :4], after[0, :4]) == sizes.causal
+        assert np.array_equal(before[0, :4], after[0, :4]) == model.causal
 
     def test_rows_of_decoders_keep_to_the_models_context(self):
         row = costs.Row.decoder(configurations.GPT3_LARGE, 8192)

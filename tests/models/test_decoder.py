@@ -79,8 +79,32 @@ def test_embedding_and_head_can_be_tied():
         ({"n_kv_heads": 3}, "n_heads=4 is no multiple of n_kv_heads=3"),
         ({"d_ff": 0}, "d_ff=0"),
         ({"positions": "learned"}, "max_length=0"),
+        ({"causal": False}, "causal=False: the explicit attention is causal"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, said):
     with pytest.raises(ValueError, match=said):
         replace(QWEN, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"qk_norm": False, "norm": "layer", "biases": True}], ids=["rms", "layer"]
+)
+def test_attention_of_jax_is_the_explicit_one(changes):
+    explicit = replace(QWEN, **changes)
+    segments = jnp.array([[0] * 5 + [1] * 7] * 2)
+    for of in (None, segments):
+        expected = logits(explicit, TOKENS, of)
+        np.testing.assert_allclose(
+            logits(replace(explicit, attention="xla"), TOKENS, of), expected, atol=1e-5
+        )
+
+
+def test_parallel_halves_read_the_same():
+    """Attention and MLP of a parallel block both read its one normed stream."""
+    block = Block(replace(QWEN, parallel=True), rngs=nnx.Rngs(0))
+    assert block.mlp_norm is None
+    x = jax.random.normal(jax.random.key(1), (2, 12, 32))
+    normed = block.attention_norm(x)
+    expected = x + block._attention(normed, None) + block._mlp(normed)
+    np.testing.assert_allclose(block(x, {}), expected, atol=1e-6)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.runtime import language
 from benchmarks.runtime.halved import dot_flops
 from benchmarks.runtime.split_backward import virtual_stage, weight_share
+from configs.quickstart import pipeline
 from models.gpt import GPTConfig
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.inline import BARRIER, inline
@@ -66,9 +66,10 @@ def test_transformer(dtype, remat, layers):
     [(jnp.float32, "full", 1.02), (jnp.bfloat16, "none", 1.07)],  # more conversions, see docs/decisions.md
 )
 def test_transformer_in_a_loop(dtype, remat, most):
-    pipe = language.pipeline(GPTConfig(dtype=dtype, **SMALL))
+    pipe = pipeline(GPTConfig(dtype=dtype, **SMALL))
     field = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
-    shapes = pipe.shapes({"tokens": field, "labels": field})[1]
+    mask = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.float32)
+    shapes = pipe.shapes({"tokens": field, "labels": field, "mask": mask})[1]
     leaves, structure = jax.tree.flatten(shapes.params)
     block = rematerialised(partial(pipe.apply_layer, 1), remat)
 
