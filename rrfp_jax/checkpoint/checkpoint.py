@@ -22,6 +22,7 @@ from rrfp_jax.checkpoint.leaves import Key, name_of
 from rrfp_jax.checkpoint.orbax_files import METADATA, Damaged, Leaf, joined, read_leaf, write_leaf
 from rrfp_jax.checkpoint.parts import Parts, Place, places_here, shards_to_write
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
 
 RUNNING = "running"
@@ -112,7 +113,10 @@ class Checkpoints:
     def copied(self) -> None:
         """Wait until the leaves being saved are copied to the host, so that they may be donated."""
         if self._saving is not None:
-            self._copied.wait()
+            what = f"the leaves of the checkpoint of step {self._saving.run.step} to be copied to the host"
+            with self._world.waits_for(what) as wait:
+                while not self._copied.wait(wait.shortened(LONGEST_SLEEP_SECONDS)):
+                    wait.check()
 
     def advance(self, *, to_the_end: bool = False) -> None:
         """Go on with the checkpoint under way, if there is one; to be called at every step boundary.
@@ -126,9 +130,10 @@ class Checkpoints:
         """
         limit = START_SECONDS if to_the_end else None
         while (saving := self._saving) is not None:
-            if to_the_end:
-                wait([saving.job], START_SECONDS)
             what = f"the checkpoint of step {saving.run.step}"
+            if to_the_end:
+                with self._world.waits_for(f"{what} to be written", START_SECONDS):
+                    wait([saving.job], START_SECONDS)
             states = self._world.gather(what, _state(saving.job), limit)
             if RUNNING in states:
                 if to_the_end:

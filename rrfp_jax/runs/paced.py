@@ -124,7 +124,7 @@ class PacedRun:
         self._world = layout.world
         settings = config.settings.limited(2 * workload.stages)
         terms, delays = settings.execution.terms, settings.execution.delays
-        self._world.stall_seconds = settings.execution.stall_seconds
+        self._world.waits.stall_seconds = settings.execution.stall_seconds
         costs = WorkloadCosts(workload, placement)
         self._rules = settings.rules(placement, workload.microbatches, base_of(schedule))
         check_order(self._rules)

@@ -94,7 +94,7 @@ def _steps(
     world, found = join(), None
     for report in trainer.steps(config.steps - trainer.steps_done):
         last = report.step == config.steps - 1
-        stops = world.stop_agreed and not last
+        stops = world.stop.agreed and not last
         due = last or (config.validate_every and (report.step + 1) % config.validate_every == 0)
         found = None
         try:

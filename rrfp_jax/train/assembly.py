@@ -34,7 +34,7 @@ def assemble(
         UsageError: see `Mesh.lay_out`, `auto_split`, `Engine`.
     """
     layout, order = mesh.lay_out(), base_of(schedule)
-    layout.world.stall_seconds = settings.execution.stall_seconds
+    layout.world.waits.stall_seconds = settings.execution.stall_seconds
     if isinstance(split, str):  # "auto"
         split = auto_split(pipe, optimizer, data, settings, mesh, order, layout)
     engine = Engine(

@@ -11,7 +11,8 @@ from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.data.contract import Arrays, Data, Microbatch, bucket_of, load_checked, plan_step
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import adopt, settings_here
-from rrfp_jax.runtime.processes.world import LONGEST_SLEEP_SECONDS, World
+from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
+from rrfp_jax.runtime.processes.world import World
 
 
 class Loader:
@@ -63,7 +64,7 @@ class Loader:
             TrainingError: it has given nothing for `stall_seconds`; what it was asked for is named. It may be
                 using its data still, so it is waited for again the next time.
         """
-        began, limit = perf_counter(), self._world.stall_seconds
+        began, limit = perf_counter(), self._world.waits.stall_seconds
         with self._waiting():
             while self._ahead is not None and not self._ahead.join(min(LONGEST_SLEEP_SECONDS, limit)):
                 if perf_counter() - max(began, self._request.since) > limit:
@@ -81,11 +82,8 @@ class Loader:
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Inside, it is the data that the main thread waits for."""
-        before, self._world.waiting = self._world.waiting, self._request.described
-        try:
+        with self._world.waits_for(self._request.described):
             yield
-        finally:
-            self._world.waiting = before
 
 
 class _Request:

@@ -8,11 +8,13 @@ import pytest
 
 from rrfp_jax.commands.launch import main
 from rrfp_jax.errors import PeerLost, UsageError
-from rrfp_jax.runtime.lifecycle.farewell import last_words
+from rrfp_jax.runtime.lifecycle.failure import last_words
 from rrfp_jax.runtime.lifecycle.join import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.lifecycle.watchdog import Watchdog
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
-from rrfp_jax.runtime.processes.mailbox import Mailbox, pack
+from rrfp_jax.runtime.processes.frames import pack
+from rrfp_jax.runtime.processes.heartbeat import Heartbeat
+from rrfp_jax.runtime.processes.mailbox import Failed, Goodbye, Mailbox
 from rrfp_jax.runtime.processes.world import World
 from tests.verification.failure_cell import Cell, run_by_hand, run_launched
 from tests.verification.failures import BRISK_SILENCE, END_SECONDS, FREEZE_SECONDS, faults_of
@@ -75,7 +77,7 @@ def watched():
     """A mailbox of rank 3 with its peers' ends, and whom its watchdog has given up."""
     pairs = [socket.socketpair() for _ in range(3)]
     mailbox = Mailbox(3, {rank: ours for rank, (ours, _) in enumerate(pairs)})
-    given_up = []
+    heartbeat, given_up = Heartbeat(mailbox), []
     came = threading.Event()
 
     def give_up(gone):
@@ -84,7 +86,7 @@ def watched():
 
     def start():
         nonlocal watchdog
-        watchdog = Watchdog(mailbox, FlightRecorder(None, 3, "stage 3"), 60.0, give_up)
+        watchdog = Watchdog(mailbox, heartbeat, FlightRecorder(None, 3, "stage 3"), 60.0, give_up)
         return mailbox, [theirs for _, theirs in pairs], given_up, came
 
     watchdog = None
@@ -101,15 +103,15 @@ def test_one_lost_peer_is_left_to_the_main_thread(watched):
     mailbox, peers, _, came = watched()
     peers[1].close()
     assert not came.wait(0.7)
-    assert mailbox.gone[1].how == "lost" and not mailbox.is_cut_off()
+    assert mailbox.departures.gone[1].how == "lost" and not mailbox.departures.is_cut_off()
 
 
 def test_one_that_has_left_is_not_given_up(watched):
     mailbox, peers, _, came = watched()
-    peers[0].sendall(pack("goodbye"))
+    peers[0].sendall(pack(Goodbye()))
     peers[0].close()
     assert not came.wait(0.7)
-    assert mailbox.gone[0].how == "left"
+    assert mailbox.departures.gone[0].how == "left"
 
 
 def test_who_is_cut_off_says_so_at_once(watched):
@@ -125,8 +127,11 @@ def test_who_is_cut_off_says_so_at_once(watched):
 def test_peers_that_say_why_they_end_do_not_cut_anybody_off(watched):
     mailbox, peers, _, came = watched()
     for peer in peers:
-        peer.sendall(pack("failed", 1, "rank 1 raised it"))
+        peer.sendall(pack(Failed(1, "rank 1 raised it")))
         peer.close()
     assert not came.wait(0.7)
-    words = last_words(World(3, 4, mailbox), PeerLost(mailbox.gone[0].sentence, mailbox.gone[0].culprit))
+    words = last_words(
+        World(3, 4, mailbox),
+        PeerLost(mailbox.departures.gone[0].sentence, mailbox.departures.gone[0].culprit),
+    )
     assert (words.culprit, words.sentence) == (1, "rank 1 raised it")

@@ -251,9 +251,9 @@ def test_all_learn_of_one_request_at_the_same_gather():
     def steps(world):
         for step in range(3):
             if (world.rank, step) == (1, 1):
-                world.stop_requested = True
+                world.stop.request()
             assert world.gather(f"step {step}", world.rank) == [0, 1]
-            agreed[world.rank].append(world.stop_agreed)
+            agreed[world.rank].append(world.stop.agreed)
 
     other = threading.Thread(target=steps, args=[worlds[1]])
     other.start()
@@ -272,11 +272,11 @@ from rrfp_jax.runtime.processes.world import World
 world, mode = World(), sys.argv[1]
 with sigterm_noted(world, 0.5 if mode == "stuck" else 20.0):
     print("ready", flush=True)
-    while not world.stop_requested: time.sleep(0.01)
+    while not world.stop.requested: time.sleep(0.01)
     print("noted", flush=True)
     if mode != "steps": time.sleep(20.0)
     world.gather("step 0", None)
-print(json.dumps([world.stop_agreed, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL]))
+print(json.dumps([world.stop.agreed, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL]))
 """
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rrfp_jax.runtime.processes.clock import SAMPLES, PeerClock
 from rrfp_jax.runtime.processes.frames import pack
+from rrfp_jax.runtime.processes.heartbeat import Beat, Echo
 from tests.support.mailboxes import all_joined, joined, pump_until, received
 
 pytestmark = pytest.mark.usefixtures("all_closed")
@@ -38,19 +39,18 @@ class TestClock:
     def test_heartbeats_are_answered_by_rank_0_alone(self):
         zero, one, two = all_joined(3)
         for mailbox in (one, two):
-            mailbox.beat()
+            mailbox.heartbeat.beat()
         for mailbox in (zero, one, two):
             mailbox.pump()
-        pump_until(one, lambda: one.clock.samples)
-        assert one.clock.samples == 1 and zero.clock.samples == 0
-        assert abs(one.clock.offset) <= one.clock.precision < 5.0
+        pump_until(one, lambda: one.heartbeat.clock.samples)
+        assert one.heartbeat.clock.samples == 1 and zero.heartbeat.clock.samples == 0
+        assert abs(one.heartbeat.clock.offset) <= one.heartbeat.clock.precision < 5.0
 
     def test_offset_of_another_machine(self):
         mailbox, ends = joined(rank=3, others=(0, 1))
         for number in range(5):
-            mailbox.beat()
-            topic, sent = received(ends[0])
-            assert topic == "beat"
-            ends[0].sendall(pack("echo", sent, time.perf_counter() - 1234.5))
-            pump_until(mailbox, lambda number=number: mailbox.clock.samples > number)
-        assert abs(mailbox.clock.offset + 1234.5) <= mailbox.clock.precision < 1.0
+            mailbox.heartbeat.beat()
+            beat = received(ends[0], Beat)
+            ends[0].sendall(pack(Echo(beat.sent, time.perf_counter() - 1234.5)))
+            pump_until(mailbox, lambda number=number: mailbox.heartbeat.clock.samples > number)
+        assert abs(mailbox.heartbeat.clock.offset + 1234.5) <= mailbox.heartbeat.clock.precision < 1.0

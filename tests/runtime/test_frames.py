@@ -2,14 +2,17 @@
 
 import itertools
 
-import msgpack
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.processes.frames import LARGEST_FRAME, pack, unpack
-from tests.support.mailboxes import joined, listening, pump_until
+from rrfp_jax.runtime.processes.frames import HEADER, LARGEST_FRAME, Message, pack, pieces, unpack, whole
+from rrfp_jax.runtime.processes.heartbeat import Echo
+from rrfp_jax.runtime.processes.mailbox import Failed
+from tests.support.mailboxes import Note, joined, listening, note, noted, pump_until
 
 pytestmark = pytest.mark.usefixtures("all_closed")
 
@@ -21,13 +24,26 @@ plain = st.recursive(
 messages = st.lists(st.lists(plain | st.binary(), max_size=4), max_size=6)
 
 
+class Gossip(Message, frozen=True):
+    pass
+
+
+def framed(body):
+    return bytearray(len(body).to_bytes(HEADER, "big") + body)
+
+
+def framed_as(kind, body):
+    """A frame that says to be of a kind."""
+    return framed(msgspec.msgpack.encode([kind, 0, body]))
+
+
 class TestFrames:
     @given(messages, st.randoms(use_true_random=False))
     @settings(max_examples=50, deadline=None)
     def test_split_anywhere(self, contents, random):
         mailbox, ends = joined()
         heard = listening(mailbox)
-        stream = b"".join(pack("note", *content) for content in contents)
+        stream = b"".join(noted(*content) for content in contents)
         cuts = sorted(random.randrange(len(stream) + 1) for _ in range(6))
         for start, end in itertools.pairwise([0, *cuts, len(stream)]):
             ends[1].sendall(stream[start:end])
@@ -39,59 +55,73 @@ class TestFrames:
     @settings(max_examples=50, deadline=None)
     def test_byte_by_byte(self, contents):
         buffer, found = bytearray(), []
-        for byte in b"".join(pack("note", *content) for content in contents):
+        for byte in b"".join(noted(*content) for content in contents):
             buffer.append(byte)
-            if (message := unpack(buffer)) is not None:
-                assert not buffer
-                found.append(message)
-        assert found == [["note", *content] for content in contents]
+            if (frame := unpack(buffer)) is not None:
+                assert not buffer and frame.kind == "Note"
+                found.append(msgspec.msgpack.decode(frame.body, type=Note))
+        assert found == [note(*content) for content in contents]
 
     @given(st.binary(max_size=60))
     @example(b"\x92\xa1x\x81\x90\x01")  # a map whose key is a list
     @settings(max_examples=500, deadline=None)
     def test_garbage_is_refused_in_one_way(self, body):
         try:
-            message = unpack(bytearray(len(body).to_bytes(4, "big") + body))
+            frame = unpack(framed(body))
         except ValueError:
             return
-        assert isinstance(message[0], str)
+        assert isinstance(frame.kind, str) and isinstance(frame.channel, int)
 
     @pytest.mark.parametrize(
         ("frame", "reason"),
         [
             ((LARGEST_FRAME + 1).to_bytes(4, "big"), f"a frame of {LARGEST_FRAME + 1} bytes"),
             (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes"),
-            (b"\0\0\0\0", "not msgpack"),
-            (b"\0\0\0\1\xc1", "not msgpack"),
-            (b"\0\0\0\2\x90\x90", "not msgpack"),
-            (b"\0\0\0\1\x90", "no message"),
-            (b"\0\0\0\2\x91\x07", "no message"),
-            (b"\0\0\0\1\x07", "no message"),
-            (pack("note", {1: 2})[:-3] + b"\x81\x90\x01", "not msgpack"),
-            (pack("gossip"), "an unknown message 'gossip'"),
-            (pack("echo", "soon", None), "an unknown message 'echo'"),
-            (pack("failed"), "an unknown message 'failed'"),
+            (framed(b""), "no message"),
+            (framed(b"\xc1"), "no message"),
+            (framed(b"\x90\x90"), "no message"),
+            (framed(b"\x90"), "no message"),
+            (framed(b"\x91\x07"), "no message"),
+            (framed(b"\x07"), "no message"),
+            (framed(b"\x91" * 100_000), "no message"),
+            (pack(Gossip()), "an unknown message 'Gossip'"),
+            (noted(1, 2)[:-3] + b"\x92\x01\xc1", "no message"),
+            (framed_as("Note", 1), "a message 'Note' that is none"),
+            (framed_as("Note", [1]), "a message 'Note' that is none"),
+            (framed_as("Echo", ["soon", None]), "a message 'Echo' that is none"),
+            (framed_as("Echo", [1.0]), "a message 'Echo' that is none"),
+            (framed_as("Failed", []), "a message 'Failed' that is none"),
+            (framed_as("Failed", [1.5, "why"]), "a message 'Failed' that is none"),
+            (framed_as("Failed", [1, b"why"]), "a message 'Failed' that is none"),
+            (pack(note(1), channel=7), "an unknown message 'Note'"),
         ],
     )
     def test_a_bad_one_drops_the_peer(self, frame, reason):
         mailbox, ends = joined(others=(1, 2))
         heard = listening(mailbox)
-        ends[1].sendall(pack("note", "before") + frame + pack("note", "after"))
-        ends[2].sendall(pack("note", "well"))
+        ends[1].sendall(noted("before") + frame + noted("after"))
+        ends[2].sendall(noted("well"))
         pump_until(mailbox, lambda: len(heard) == 2)
         assert heard == [(1, "before"), (2, "well")]
         with pytest.raises(PeerLost, match=f"^rank 1 sent .*{reason}") as caught:
-            mailbox.require([1, 2])
+            mailbox.departures.require([1, 2])
         assert caught.value.culprit == 1
-        mailbox.require([2])
+        mailbox.departures.require([2])
 
     def test_one_that_is_too_large_is_not_sent(self):
         mailbox, _ends = joined()
-        with pytest.raises(ValueError, match=r"'note' has 10000\d\d bytes|'note' has 10\d{5} bytes"):
-            mailbox.post(1, "note", b"x" * LARGEST_FRAME)
+        with pytest.raises(ValueError, match=r"a message Note of 10\d{5} bytes"):
+            mailbox.post(1, note(b"x" * LARGEST_FRAME))
 
 
-def test_msgpack_knows_plain_data_only():
-    with pytest.raises(TypeError):
-        pack("note", object())
-    assert msgpack.unpackb(pack("note", (1, 2))[4:]) == ["note", [1, 2]]
+def test_frames_hold_plain_data_only():
+    with pytest.raises(TypeError, match="object is no plain data"):
+        noted(object())
+    assert whole(pieces([(1, 2), np.float64(0.5), {"a": np.int32(3)}])) == [[1, 2], 0.5, {"a": 3}]
+
+
+@pytest.mark.parametrize("message", [Echo(1.0, 2.5), Failed(3, "so it is"), note([1], None)])
+def test_what_a_message_says_is_what_it_was_given(message):
+    frame = unpack(bytearray(pack(message, channel=5)))
+    assert (frame.kind, frame.channel) == (type(message).__name__, 5)
+    assert msgspec.msgpack.decode(frame.body, type=type(message)) == message

@@ -11,12 +11,17 @@ import pytest
 
 from rrfp_jax.errors import PeerLost
 from rrfp_jax.runtime.processes.frames import pack
+from rrfp_jax.runtime.processes.heartbeat import Beat, Echo
+from rrfp_jax.runtime.processes.mailbox import Failed, Goodbye
 from tests.support.mailboxes import (
     PROMPT_SECONDS,
+    Note,
     all_joined,
     in_thread,
     joined,
     listening,
+    note,
+    noted,
     opened,
     pump_until,
     reset_connection,
@@ -34,10 +39,10 @@ class TestDelivery:
         count = 300
         with ExitStack() as watchdogs:
             for mailbox in mailboxes:
-                watchdogs.enter_context(in_thread(lambda box=mailbox: (box.read_if_idle(), time.sleep(1e-4))))
+                watchdogs.enter_context(in_thread(lambda box=mailbox: (box.read(), time.sleep(1e-4))))
             for number in range(count):
                 for mailbox in mailboxes:
-                    mailbox.post_all("note", number)
+                    mailbox.post_all(note(number))
                     mailbox.pump()
             for mailbox, notes in zip(mailboxes, heard, strict=True):
                 pump_until(mailbox, lambda notes=notes: len(notes) == 2 * count)
@@ -51,7 +56,7 @@ class TestDelivery:
         count, load = 400, b"x" * 50_000
         began = time.perf_counter()
         for number in range(count):
-            mailbox.post(1, "note", number, load)
+            mailbox.post(1, note(number, load))
         mailbox.pump()
         assert time.perf_counter() - began < 1.0
         assert not mailbox.flushed()
@@ -67,18 +72,18 @@ class TestDelivery:
         mailbox, ends = joined()
         ends[1].close()
         for _ in range(3):
-            mailbox.post(1, "note")
-            mailbox.beat()
+            mailbox.post(1, note())
+            mailbox.heartbeat.beat()
             mailbox.pump()
-        assert mailbox.flushed() and mailbox.gone[1].how == "lost"
+        assert mailbox.flushed() and mailbox.departures.gone[1].how == "lost"
 
     def test_both_threads_may_post(self):
         mailbox, other = all_joined(2)
         heard = listening(other)
         numbers = itertools.count()
-        with in_thread(lambda: mailbox.post(1, "note", "watchdog", next(numbers), b"y" * 3000)):
+        with in_thread(lambda: mailbox.post(1, note("watchdog", next(numbers), b"y" * 3000))):
             for number in range(500):
-                mailbox.post(1, "note", "main", number, b"x" * 3000)
+                mailbox.post(1, note("main", number, b"x" * 3000))
                 other.pump()
         sent = {"main": 500, "watchdog": next(numbers)}
 
@@ -123,7 +128,7 @@ class TestSleep:
         mailbox.pump()
         assert seconds_asleep(mailbox, 0.1) >= 0.1
 
-    @pytest.mark.parametrize("last", [b"", pack("goodbye"), b"\xff\xff\xff\xff"])
+    @pytest.mark.parametrize("last", [b"", pack(Goodbye()), b"\xff\xff\xff\xff"])
     def test_one_that_is_gone_disturbs_it_no_more(self, last):
         mailbox, ends = joined()
         ends[1].sendall(last)
@@ -131,7 +136,7 @@ class TestSleep:
         deadline = time.monotonic() + 0.05
         while time.monotonic() < deadline:
             mailbox.pump()
-        assert mailbox.gone and seconds_asleep(mailbox, 0.1) >= 0.1
+        assert mailbox.departures.gone and seconds_asleep(mailbox, 0.1) >= 0.1
 
     def test_rings_never_block(self):
         mailbox, _ends = joined()
@@ -150,31 +155,31 @@ class TestSleep:
         elif what == "death":
             ends[0].close()
         else:
-            frames = {"message": pack("note"), "beat": pack("beat", 1.0), "echo": pack("echo", 1.0, 2.0)}
+            frames = {"message": noted(), "beat": pack(Beat(1.0)), "echo": pack(Echo(1.0, 2.0))}
             ends[0].sendall(frames[what])
-        mailbox.read_if_idle()
+        mailbox.read()
         assert seconds_asleep(mailbox) < PROMPT_SECONDS
         mailbox.pump()
         assert bool(heard) == (what == "message")
-        assert bool(mailbox.gone) == (what == "death")
-        assert mailbox.clock.samples == (what == "echo")
+        assert bool(mailbox.departures.gone) == (what == "death")
+        assert mailbox.heartbeat.clock.samples == (what == "echo")
 
     def test_nothing_is_late_under_load(self):
         """Messages and rings come at random times while a watchdog reads, beats and judges."""
         mailbox, ends = joined()
         late = []
-        mailbox.on("note", lambda rank, sent: late.append(time.perf_counter() - sent))
+        mailbox.on(Note, lambda rank, note: late.append(time.perf_counter() - note.content[0]))
         chance = random.Random(0)
 
         def watch():
-            mailbox.beat()
-            mailbox.read_if_idle()
-            mailbox.judge_silence(60.0)
+            mailbox.heartbeat.beat()
+            mailbox.read()
+            mailbox.heartbeat.judge_silence(60.0)
             time.sleep(chance.random() * 1e-4)
 
         def send():
             time.sleep(chance.random() * 5e-3)
-            ends[1].sendall(pack("note", time.perf_counter()))
+            ends[1].sendall(noted(time.perf_counter()))
 
         with in_thread(watch), in_thread(send), in_thread(lambda: ends[1].recv(2**16)):
             deadline = time.monotonic() + 1.5
@@ -194,22 +199,22 @@ class TestGone:
         if how is not None:
             time.sleep(0.02)  # what was sent is there
             how(theirs)
-        pump_until(mailbox, lambda: mailbox.gone)
+        pump_until(mailbox, lambda: mailbox.departures.gone)
         for _ in range(3):
             mailbox.pump()
         with pytest.raises(PeerLost) as caught:
-            mailbox.require([1])
-        return mailbox.gone[1], str(caught.value)
+            mailbox.departures.require([1])
+        return mailbox.departures.gone[1], str(caught.value)
 
     @pytest.mark.parametrize("how", [None, socket.socket.close, reset_connection])
     def test_who_says_goodbye_has_left(self, how):
-        gone, sentence = self.note(pack("goodbye"), how=how)
+        gone, sentence = self.note(pack(Goodbye()), how=how)
         assert (gone.how, gone.culprit) == ("left", 1)
         assert sentence == "rank 1 has ended while this process still needs it"
 
     @pytest.mark.parametrize("how", [None, socket.socket.close, reset_connection])
     def test_who_says_what_failed(self, how):
-        gone, sentence = self.note(pack("failed", 7, "rank 7: no more disk"), how=how)
+        gone, sentence = self.note(pack(Failed(7, "rank 7: no more disk")), how=how)
         assert (gone.how, gone.culprit, sentence) == ("failed", 7, "rank 7: no more disk")
 
     def test_who_says_nothing(self):
@@ -222,24 +227,24 @@ class TestGone:
         assert gone.how == "lost" and "rank 1" in sentence and "Connection reset by peer" in sentence
 
     def test_half_a_message_is_none(self):
-        gone, _ = self.note(pack("goodbye")[:-1], how=socket.socket.close)
+        gone, _ = self.note(pack(Goodbye())[:-1], how=socket.socket.close)
         assert gone.how == "lost"
 
     def test_the_first_word_counts(self):
-        gone, sentence = self.note(pack("failed", 1, "first"), pack("failed", 1, "second"), pack("goodbye"))
+        gone, sentence = self.note(pack(Failed(1, "first")), pack(Failed(1, "second")), pack(Goodbye()))
         assert (gone.how, sentence) == ("failed", "first")
 
     def test_failure_explains_more_than_silence(self):
         mailbox, ends = joined()
         TestSilence().judge(mailbox, 5.0)
-        before = mailbox.gone
+        before = mailbox.departures.gone
         assert before[1].how == "lost"
-        ends[1].sendall(pack("goodbye"))
+        ends[1].sendall(pack(Goodbye()))
         mailbox.pump()
-        assert mailbox.gone[1].how == "lost"
-        ends[1].sendall(pack("failed", 1, "out of memory"))
+        assert mailbox.departures.gone[1].how == "lost"
+        ends[1].sendall(pack(Failed(1, "out of memory")))
         mailbox.pump()
-        assert mailbox.gone[1].sentence == "out of memory"
+        assert mailbox.departures.gone[1].sentence == "out of memory"
         assert before[1].how == "lost"  # who looks from another thread sees no change under way
 
     @pytest.mark.parametrize(
@@ -252,22 +257,22 @@ class TestGone:
     )
     def test_the_most_telling_is_raised(self, needed, said):
         mailbox, ends = joined(others=(1, 2, 3, 4))
-        mailbox.describe = "rank {}".format
-        ends[1].sendall(pack("goodbye"))
-        ends[3].sendall(pack("failed", 9, "rank 9: the cause"))
+        mailbox.departures.describe = "rank {}".format
+        ends[1].sendall(pack(Goodbye()))
+        ends[3].sendall(pack(Failed(9, "rank 9: the cause")))
         ends[2].close()
-        pump_until(mailbox, lambda: len(mailbox.gone) == 3)
+        pump_until(mailbox, lambda: len(mailbox.departures.gone) == 3)
         with pytest.raises(PeerLost, match=said):
-            mailbox.require(needed)
-        mailbox.require([4])
-        mailbox.require([])
+            mailbox.departures.require(needed)
+        mailbox.departures.require([4])
+        mailbox.departures.require([])
 
     def test_what_came_before_the_end_is_handled(self):
         mailbox, ends = joined()
         heard = listening(mailbox)
-        ends[1].sendall(pack("note", 1) + pack("note", 2))
+        ends[1].sendall(noted(1) + noted(2))
         ends[1].close()
-        pump_until(mailbox, lambda: mailbox.gone)
+        pump_until(mailbox, lambda: mailbox.departures.gone)
         assert heard == [(1, 1), (1, 2)]
 
 
@@ -277,45 +282,45 @@ class TestSilence:
     def judge(self, mailbox, seconds, act=lambda: None):
         """Judge as often as a watchdog does, for some time or until somebody is gone."""
         deadline = time.monotonic() + seconds
-        while not mailbox.gone and time.monotonic() < deadline:
+        while not mailbox.departures.gone and time.monotonic() < deadline:
             act()
-            mailbox.read_if_idle()
-            mailbox.judge_silence(self.LIMIT)
+            mailbox.read()
+            mailbox.heartbeat.judge_silence(self.LIMIT)
             time.sleep(self.LIMIT / 10)
 
     def test_the_silent_one_is_given_up(self):
         mailbox, ends = joined(others=(1, 2))
         self.judge(mailbox, self.LIMIT / 2)
-        assert not mailbox.gone
-        self.judge(mailbox, 5.0, lambda: ends[2].sendall(pack("beat", 0.0)))
-        assert mailbox.gone.keys() == {1}
+        assert not mailbox.departures.gone
+        self.judge(mailbox, 5.0, lambda: ends[2].sendall(pack(Beat(0.0))))
+        assert mailbox.departures.gone.keys() == {1}
         with pytest.raises(PeerLost, match=r"^rank 1 has not been heard from for 0 s: frozen or cut off$"):
-            mailbox.require([1, 2])
+            mailbox.departures.require([1, 2])
 
     def test_part_of_a_message_is_a_sign_of_life(self):
         mailbox, ends = joined()
-        ends[1].sendall(pack("note", b"x" * 1000)[:100])
+        ends[1].sendall(noted(b"x" * 1000)[:100])
         self.judge(mailbox, 3 * self.LIMIT, lambda: ends[1].sendall(b"x"))
-        assert not mailbox.gone
+        assert not mailbox.departures.gone
 
     def test_who_has_left_may_be_silent(self):
         mailbox, ends = joined()
-        ends[1].sendall(pack("goodbye"))
+        ends[1].sendall(pack(Goodbye()))
         mailbox.pump()
         for _ in range(20):
             time.sleep(self.LIMIT / 10)
-            mailbox.judge_silence(self.LIMIT)
-        assert mailbox.gone[1].how == "left"
+            mailbox.heartbeat.judge_silence(self.LIMIT)
+        assert mailbox.departures.gone[1].how == "left"
 
     def test_a_process_that_stood_still_itself_accuses_nobody(self):
         """After Ctrl-Z of all, none has been heard from, and all are alive."""
         mailbox, _ends = joined()
-        mailbox.judge_silence(self.LIMIT)
+        mailbox.heartbeat.judge_silence(self.LIMIT)
         time.sleep(1.5 * self.LIMIT)
-        mailbox.judge_silence(self.LIMIT)
-        assert not mailbox.gone
+        mailbox.heartbeat.judge_silence(self.LIMIT)
+        assert not mailbox.departures.gone
         self.judge(mailbox, 5.0)
-        assert mailbox.gone[1].how == "lost"
+        assert mailbox.departures.gone[1].how == "lost"
 
 
 class TestClose:
@@ -323,11 +328,11 @@ class TestClose:
         for _ in range(5):
             mailbox, other = all_joined(2)
             with (
-                in_thread(mailbox.read_if_idle),
-                in_thread(mailbox.beat),
+                in_thread(mailbox.read),
+                in_thread(mailbox.heartbeat.beat),
                 in_thread(mailbox.ring),
-                in_thread(lambda box=mailbox: box.judge_silence(9.0)),
-                in_thread(other.beat),
+                in_thread(lambda box=mailbox: box.heartbeat.judge_silence(9.0)),
+                in_thread(other.heartbeat.beat),
             ):
                 time.sleep(5e-3)
                 mailbox.close()
@@ -338,10 +343,10 @@ class TestClose:
         mailbox.close()
         descriptors = [*socket.socketpair(), *socket.socketpair()]  # may get the numbers of the closed ones
         mailbox.ring()
-        mailbox.read_if_idle()
+        mailbox.read()
         mailbox.pump()
-        mailbox.post(1, "note")
-        mailbox.beat()
+        mailbox.post(1, note())
+        mailbox.heartbeat.beat()
         for descriptor in descriptors:
             descriptor.setblocking(False)
             with pytest.raises(BlockingIOError):

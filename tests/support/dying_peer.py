@@ -118,8 +118,8 @@ PHASES = {
 def play(role, listeners, part, words):
     """Be the sender or the receiver; tell what happened by a pipe."""
     addresses = [listener.getsockname()[:2] for listener in listeners]
-    world = World(role, 2, Mailbox(role, connect(listeners[role], addresses, role, "token", 5.0)))
-    world.stages = ["stage 0", "stage 1"]
+    world = World(role, 2, Mailbox(role, connect(listeners[role], addresses, role, b"token", 5.0)))
+    world.run_stages(["stage 0", "stage 1"])
     transport = SocketTransport(world, [[SENDER], [RECEIVER]])
     transport.begin(ROUND, {role: jax.devices()[:1]})
     world.gather("both to be ready", None)

@@ -72,9 +72,9 @@ def sigterm():
     def noted(step, *entry):
         nonlocal count
         count += step == STOPPED_STEP
-        if count == STOPPED_DISPATCH and world.rank == 1 and not world.stop_requested:
+        if count == STOPPED_DISPATCH and world.rank == 1 and not world.stop.requested:
             os.kill(os.getpid(), signal.SIGTERM)
-            while not world.stop_requested:
+            while not world.stop.requested:
                 time.sleep(0.001)
         dispatched(step, *entry)
 
@@ -82,7 +82,7 @@ def sigterm():
     with sigterm_noted(world, 60.0):
         for _ in range(10):
             yield from steps(made, 1)
-            if world.stop_agreed:
+            if world.stop.agreed:
                 return
 
 

@@ -54,7 +54,7 @@ def main(folder, mesh, pipe, terms, schedules):
         passes = [one_pass(trainer, batch, float(expected), reference) for _ in range(PASSES)]
         cases[f"{way.agreement} {way.protocol} {schedule}"] = passes
     found = {"cases": cases, "losses": [report.loss for report in trainer.steps(2)]}
-    found["stages"] = trainer._world.stages[trainer._world.rank]
+    found["stages"] = trainer._world.roster.stages[trainer._world.rank]
     (folder / f"ranks-{trainer._world.rank}.json").write_text(json.dumps(found))
 
 

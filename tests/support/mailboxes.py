@@ -6,12 +6,29 @@ import struct
 import threading
 import time
 from contextlib import contextmanager
+from typing import Any
 
-from rrfp_jax.runtime.processes.frames import unpack
+import msgspec
+
+from rrfp_jax.runtime.processes.frames import Message, pack, unpack
+from rrfp_jax.runtime.processes.heartbeat import Heartbeat
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 
 PROMPT_SECONDS = 0.3
 """Less than any pause of the code, more than a loaded machine takes to wake a thread."""
+
+
+class Note(Message, frozen=True):
+    content: list[Any]
+
+
+def note(*content):
+    return Note(list(content))
+
+
+def noted(*content):
+    """The same as a frame."""
+    return pack(note(*content))
 
 
 made: list[Mailbox] = []
@@ -19,8 +36,10 @@ made: list[Mailbox] = []
 
 def opened(rank, sockets):
     """A mailbox that is closed at the end of the test."""
-    made.append(Mailbox(rank, sockets))
-    return made[-1]
+    mailbox = Mailbox(rank, sockets)
+    mailbox.heartbeat = Heartbeat(mailbox)
+    made.append(mailbox)
+    return mailbox
 
 
 def joined(rank=0, others=(1,)):
@@ -40,10 +59,10 @@ def all_joined(count):
     return [opened(rank, own) for rank, own in enumerate(sockets)]
 
 
-def listening(mailbox, topic="note"):
-    """The list in which messages of a topic appear as (rank, *content)."""
+def listening(mailbox):
+    """The list in which notes appear as (rank, *content)."""
     heard = []
-    mailbox.on(topic, lambda *message: heard.append(message))
+    mailbox.on(Note, lambda rank, message: heard.append((rank, *message.content)))
     return heard
 
 
@@ -56,12 +75,13 @@ def pump_until(mailbox, condition, seconds=5.0):
         mailbox.pump()
 
 
-def received(connection):
-    """The next message at a raw end."""
+def received(connection, kind):
+    """The next message at a raw end, of this kind."""
     buffer = bytearray()
-    while (message := unpack(buffer)) is None:
+    while (frame := unpack(buffer)) is None:
         buffer += connection.recv(1)
-    return message
+    assert frame.kind == kind.__name__
+    return msgspec.msgpack.decode(frame.body, type=kind)
 
 
 def tcp_pair():

@@ -4,7 +4,8 @@ from collections import deque
 
 import jax
 
-from rrfp_jax.runtime.transport.protocol import NOBODY, SHORTEST_PAUSE, Arrival
+from rrfp_jax.runtime.processes.waits import SHORTEST_PAUSE
+from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival
 
 
 class OrderError(AssertionError):

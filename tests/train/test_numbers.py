@@ -252,11 +252,11 @@ class TestExchange:
 
         class Telling(LocalTransport):
             def poll(self):
-                told.extend(world.waiting())
+                told.extend(world.waits.described())
                 return super().poll()
 
         assert float(*send(Telling(), world)[1, 0]) == 3
-        assert told[0].startswith("tables to stage 1, since") and not world.waiting()
+        assert told[0].startswith("tables to stage 1, since") and not world.waits.described()
 
 
 def send(transport, world=None):

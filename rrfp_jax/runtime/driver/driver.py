@@ -25,11 +25,10 @@ from rrfp_jax.runtime.group.agreement import Agreement
 from rrfp_jax.runtime.mesh.layout import stage_replica_name, taking_turns
 from rrfp_jax.runtime.processes.bell import Bell, EventBell
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
+from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS, Wait
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.transport.local import LocalTransport
 from rrfp_jax.runtime.transport.protocol import Devices, Key, Transport
-
-LONGEST_SLEEP_SECONDS = 1.0
 
 SHORT_SLEEP_SECONDS = 1e-3
 """After so short a sleep the driver looks at its devices itself; before longer ones it has them watched."""
@@ -158,27 +157,27 @@ class _Step:
             driver._queues[0].decide_ahead(self._agreement.lead, most)
         for part in parts.values():
             part.meter.begin()
-        self._began = self._progress = perf_counter()
+        self._began = perf_counter()
+        self._wait: Wait  # of `run`
         self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
         self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
         self._records: list[TaskRecord] = []
         self._total = sum(scheduler.tasks for scheduler in self._schedulers.values())
 
     def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
-        world = self._driver._world
-        world.waiting = self._waiting
-        while len(self._records) < self._total:
-            if interrupted():
-                raise KeyboardInterrupt
-            moved = self._collect()
-            moved |= self._fill()
-            if moved:
-                self._progress = perf_counter()
-            elif perf_counter() - self._progress > self._driver._stall_seconds:
-                raise TrainingError(self._stalled())
-            if len(self._records) < self._total:
-                self._sleep()
-        world.waiting = tuple
+        with self._driver._world.waits_for(self._waiting, self._driver._stall_seconds) as wait:
+            self._wait = wait
+            while len(self._records) < self._total:
+                if interrupted():
+                    raise KeyboardInterrupt
+                moved = self._collect()
+                moved |= self._fill()
+                if moved:
+                    wait.progressed()
+                elif wait.left <= 0:
+                    raise TrainingError(self._stalled())
+                if len(self._records) < self._total:
+                    self._sleep()
         return self._records
 
     def _collect(self) -> bool:
@@ -297,16 +296,14 @@ class _Step:
 
     def _waiting(self) -> list[str]:
         """What this process waits for and since when, for messages."""
-        since = f"in step {self._step}, since {perf_counter() - self._progress:.1f} s"
+        since = f"in step {self._step}, since {self._wait.waited:.1f} s"
         unfinished = [s for s, scheduler in self._schedulers.items() if not scheduler.finished]
         waits = [f"{self._machines[s].awaited()} on {self._name(s)} {since}" for s in unfinished]
         running = [task for queue in self._driver._queues for task in queue.running]
         return waits + [f"the end of {task} {since}" for task in running]
 
     def _stalled(self) -> str:
-        seconds = perf_counter() - self._progress
         waits = "; ".join(f"{self._name(s)} waits for {c.awaited()}" for s, c in self._machines.items())
         running = ", ".join(str(task) for queue in self._driver._queues for task in queue.running)
-        return (
-            f"step {self._step}: nothing moved for {seconds:.0f} s; running: {running or 'nothing'}; {waits}"
-        )
+        said = f"step {self._step}: nothing moved for {self._wait.waited:.0f} s"
+        return f"{said}; running: {running or 'nothing'}; {waits}"

@@ -210,8 +210,9 @@ class Engine:
             own = [of[stage_replica] for of in of_bucket]
             share = self.layout.share(stage_replica, numbers)
             parts[stage_replica] = ModelStep(stage, phase, own, share, inputs[stage_replica])
-        for stage in self.stages.values():  # so that the last update counts neither as idle nor as compute
-            jax.block_until_ready(stage.leaves)
+        # So that the last update counts neither as idle nor as compute.
+        leaves = jax.tree.leaves([stage.leaves for stage in self.stages.values()])
+        self.world.await_ready("the parameters of the last update", leaves)
         if phase == "train":
             if self._has_gradients:  # of a step that was broken off, or not applied
                 self.reset_gradients()

@@ -194,5 +194,5 @@ def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrie
     carrier = StoreCarrier(
         key_value_store(), f"group/{number}", world.rank, partners, ring, world.silence_seconds
     )
-    world.on_leaving.append(carrier.leave)
+    world.leaving.at_last(carrier.leave)
     return carrier

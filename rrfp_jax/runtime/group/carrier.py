@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
+from rrfp_jax.runtime.processes.frames import Message
 from rrfp_jax.runtime.processes.world import World
 
 Plain: TypeAlias = Sequence[Any]
@@ -49,6 +50,12 @@ class Carrier(Protocol):
     ) -> None: ...
 
 
+class Told(Message, frozen=True):
+    """What a partner tells, by the control sockets."""
+
+    said: list[Any]
+
+
 class SocketCarrier:
     """By the control sockets. Made by all processes of a run together, before the first step.
 
@@ -62,14 +69,14 @@ class SocketCarrier:
     def __init__(self, world: World, partners: Sequence[int]) -> None:
         assert world.mailbox is not None
         self._mailbox, self._partners = world.mailbox, partners
-        self._topic = f"group {world.next_round()}"
+        self._channel = world.next_round()
         self._come: list[Plain] = []
-        self._mailbox.on(self._topic, lambda rank, *message: self._come.append(message))
+        self._mailbox.on(Told, lambda rank, told: self._come.append(told.said), self._channel)
 
     def post(self, message: Plain) -> None:
         """See `Carrier.post`."""
         for rank in self._partners:
-            self._mailbox.post(rank, self._topic, *message)
+            self._mailbox.post(rank, Told(list(message)), self._channel)
 
     def poll(self) -> list[Plain]:
         """See `Carrier.poll`."""

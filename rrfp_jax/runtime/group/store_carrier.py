@@ -19,10 +19,11 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol
 
-import msgpack
+import msgspec
 
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.group.carrier import Plain
+from rrfp_jax.runtime.processes.frames import encoded
 
 POLL_SECONDS = 2.0
 """How long one call waits for a batch before it asks anew."""
@@ -105,7 +106,7 @@ class StoreCarrier:
         """
         come: list[Plain] = []
         while self._come:
-            come += msgpack.unpackb(self._come.popleft())
+            come += msgspec.msgpack.decode(self._come.popleft(), type=list[list[Any]])
         what = "the key-value store, through which its group agrees on what to run,"
         if self._failure is not None:
             raise TrainingError(f"{what} failed: {self._failure}")
@@ -177,7 +178,7 @@ class StoreCarrier:
             ended = None in items
             messages = [item for item in items if item is not None and not isinstance(item, str)]
             if messages:
-                key, batch = self._key(self._rank, number), msgpack.packb(messages)
+                key, batch = self._key(self._rank, number), encoded(messages)
                 self._call(self._rank, 0.0, self._store.key_value_set_bytes, key, batch)
                 number += 1
             for item in items:

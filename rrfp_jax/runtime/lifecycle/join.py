@@ -14,17 +14,20 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime import _jax
-from rrfp_jax.runtime.lifecycle.farewell import say_farewell_at_exit
+from rrfp_jax.runtime.lifecycle.farewell import Farewell
 from rrfp_jax.runtime.processes.coordinator import Coordinator
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.gpus import step_gpus
 from rrfp_jax.runtime.processes.handshake import connect, listen
+from rrfp_jax.runtime.processes.heartbeat import Beat
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 from rrfp_jax.runtime.processes.proxies import directly
 from rrfp_jax.runtime.processes.slurm import SlurmStep
+from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
 from rrfp_jax.runtime.processes.world import World
 
 SILENCE_SECONDS = 25.0
@@ -36,6 +39,12 @@ SHORTEST_SILENCE_SECONDS = 2.0
 
 REMINDER_SECONDS = 30.0
 """After so long a wait for the other processes to be started it is said; JAX gives up after five minutes."""
+
+CLOCK_SECONDS = 10.0
+"""Limit for rank 0 to tell its time."""
+
+CLOCK_ROUNDS = 10
+"""Round trips to rank 0 at the start, to know its clock."""
 
 CONNECT_SECONDS = 60.0
 """Limit for all processes to have connected to each other, once all have been started."""
@@ -125,11 +134,29 @@ def join() -> World:
     if found is None or found[1] == 1:
         return World(folder=folder, recorder=recorder)
     rank, size = found
-    world = World(rank, size, _connect(rank, size), folder, recorder)
-    world.silence_seconds = silence
-    say_farewell_at_exit(world, silence, coordinator)
-    world.set_clock()
+    world = World(rank, size, _connect(rank, size), folder, recorder, silence)
+    Farewell(world, coordinator)
+    _learn_clock(world)
     return world
+
+
+def _learn_clock(world: World) -> None:
+    """Learn rank 0's clock from a few quick round trips; all processes together.
+
+    Raises:
+        TrainingError: rank 0 does not answer.
+    """
+    assert world.mailbox is not None and world.heartbeat is not None
+    if world.rank > 0:
+        with world.waits_for("the time from rank 0", CLOCK_SECONDS) as wait:
+            for wanted in range(1, CLOCK_ROUNDS + 1):
+                world.mailbox.post(0, Beat(perf_counter()))
+                while world.heartbeat.clock.samples < wanted:
+                    world.mailbox.departures.require([0])
+                    wait.check()
+                    world.mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
+                    world.mailbox.pump()
+    world.gather("the clocks", None)  # so that rank 0 is there to answer
 
 
 def _place_in_step() -> Place | None:
@@ -197,7 +224,7 @@ def _connect(rank: int, size: int) -> Mailbox:
             f"rank {rank}: rank {len(addresses) % size} has not said within {CONNECT_SECONDS:.0f} s where it "
             f"listens; see its output ({str(error).splitlines()[0]})"
         ) from None
-    return Mailbox(rank, connect(listener, addresses, rank, token, CONNECT_SECONDS))
+    return Mailbox(rank, connect(listener, addresses, rank, token.encode(), CONNECT_SECONDS))
 
 
 def own_address() -> str:

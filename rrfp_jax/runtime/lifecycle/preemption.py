@@ -1,8 +1,7 @@
 """SIGTERM, a scheduler's warning: stop at the next step boundary, all processes at the same one.
 
-Perhaps only one process gets it, or all at different moments. So each process notes it
-(`World.stop_requested`), and the notes travel with every gather. After the gather that ends a step all know
-the same (`World.stop_agreed`).
+Perhaps only one process gets it, or all at different moments. So each process notes it (`Stop.requested`), and
+the notes travel with every gather. After the gather that ends a step all know the same (`Stop.agreed`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.lifecycle.farewell import fail
+from rrfp_jax.runtime.lifecycle.failure import fail
 from rrfp_jax.runtime.processes.signals import Signals, collected_signals
 from rrfp_jax.runtime.processes.world import World
 
@@ -45,7 +44,7 @@ def save_seconds(environment: Mapping[str, str]) -> float:
 
 @contextmanager
 def sigterm_noted(world: World, limit_seconds: float) -> Iterator[None]:
-    """Inside, SIGTERM sets `world.stop_requested` instead of ending this process.
+    """Inside, SIGTERM sets `world.stop.requested` instead of ending this process.
 
     A second one ends it at once, and so does the limit if there was no step boundary: even if the main thread
     is stuck, for a thread of its own listens. Where a program has a handler of its own, that stays.
@@ -72,14 +71,14 @@ def _listen(world: World, limit_seconds: float, signals: Signals, stop_end: int)
     """Until the other end of `stop_end` is closed."""
     deadline = None
     while True:
-        left = None if deadline is None or world.stop_agreed else max(deadline - monotonic(), 0.0)
+        left = None if deadline is None or world.stop.agreed else max(deadline - monotonic(), 0.0)
         readable, _, _ = select.select([signals.fileno(), stop_end], [], [], left)
         if stop_end in readable:
             return
         for _ in signals.take():
-            if world.stop_requested:
+            if world.stop.requested:
                 fail(world, KeyboardInterrupt())
-            world.stop_requested = True
+            world.stop.request()
             deadline = monotonic() + limit_seconds
-        if deadline is not None and monotonic() >= deadline and not world.stop_agreed:
+        if deadline is not None and monotonic() >= deadline and not world.stop.agreed:
             fail(world, TrainingError(f"SIGTERM came, and no step ended in the next {limit_seconds:g} s"))

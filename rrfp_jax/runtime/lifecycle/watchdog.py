@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable
 from time import perf_counter, sleep
 
+from rrfp_jax.runtime.processes.departures import Gone
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
-from rrfp_jax.runtime.processes.mailbox import Gone, Mailbox
+from rrfp_jax.runtime.processes.heartbeat import Heartbeat
+from rrfp_jax.runtime.processes.mailbox import Mailbox
 
 TICK_SECONDS = 0.5
 
@@ -24,6 +26,7 @@ class Watchdog:
 
     Args:
         mailbox: read while the main thread does not.
+        heartbeat: kept up.
         recorder: gets a heartbeat, too.
         silence_seconds: a process from which nothing has come for so long is given up.
         give_up: called in this thread when one is gone and the main thread has not noticed; must not return.
@@ -35,12 +38,14 @@ class Watchdog:
     def __init__(
         self,
         mailbox: Mailbox,
+        heartbeat: Heartbeat,
         recorder: FlightRecorder,
         silence_seconds: float,
         give_up: Callable[[Gone], None],
     ) -> None:
         self.silence_seconds = silence_seconds
-        self._mailbox, self._recorder, self._give_up = mailbox, recorder, give_up
+        self._mailbox, self._heartbeat = mailbox, heartbeat
+        self._recorder, self._give_up = recorder, give_up
         self._stop_end, self._stopper = os.pipe()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="rrfp-watchdog", daemon=True)
@@ -56,19 +61,23 @@ class Watchdog:
     def _run(self) -> None:
         while not self._stopped:
             self._pause()
-            self._mailbox.beat()
+            self._heartbeat.beat()
             self._recorder.beat()
-            self._mailbox.read_if_idle()  # before silence is judged: it may be this process that stood still
-            self._mailbox.judge_silence(self.silence_seconds)
+            self._mailbox.read()  # before silence is judged: it may be this process that stood still
+            self._heartbeat.judge_silence(self.silence_seconds)
             now = perf_counter()
-            for gone in list(self._mailbox.gone.values()):
-                if gone.how != "left" and (self._mailbox.is_cut_off() or now - gone.since > GRACE_SECONDS):
+            for gone in list(self._mailbox.departures.gone.values()):
+                if gone.how != "left" and (
+                    self._mailbox.departures.is_cut_off() or now - gone.since > GRACE_SECONDS
+                ):
                     self._give_up(gone)
 
     def _pause(self) -> None:
         """Until the next tick, or news of a connection that was closed."""
-        known = len(self._mailbox.gone)
-        if self._mailbox.await_hang_up(TICK_SECONDS, self._stop_end):
-            self._mailbox.read_if_idle()
-            if len(self._mailbox.gone) == known:  # the main thread reads just now, or there is more to come
+        known = len(self._mailbox.departures.gone)
+        if self._heartbeat.await_hang_up(TICK_SECONDS, self._stop_end):
+            self._mailbox.read()
+            if (
+                len(self._mailbox.departures.gone) == known
+            ):  # the main thread reads just now, or there is more to come
                 sleep(HANG_UP_SECONDS)

@@ -111,8 +111,7 @@ class Mesh:
             others = [r for r in range(world.size) if r != world.rank]
             of_rank |= {r: self._devices_elsewhere(r, share) for r in others}
         stage_replicas = [[s for s, group in enumerate(groups) if r in group] for r in range(world.size)]
-        world.stages = [self._name(own) for own in stage_replicas]
-        world.recorder.runs(world.stages[world.rank])
+        world.run_stages([self._name(own) for own in stage_replicas])
 
         def stage_mesh(first: int, count: int, replicas: int = 1) -> StageMesh:
             return StageMesh(

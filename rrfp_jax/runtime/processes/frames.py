@@ -1,11 +1,16 @@
-"""Frames: four bytes of length and a msgpack list [topic, ...]."""
+"""Frames: four bytes of length, then [kind, channel, [field, ...]] in msgpack.
+
+A kind of message is a class: its fields with their types are all that has to be said of it. What comes with
+other fields is refused where it is read, before anybody acts on it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgpack
+import msgspec
+import numpy as np
 
 LARGEST_FRAME = 2**20
 """Bytes; control messages are small, so a longer one is an error or an attack."""
@@ -13,23 +18,51 @@ LARGEST_FRAME = 2**20
 HEADER = 4
 
 
-def pack(*message: Any) -> bytes:
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """A message between processes; every kind is a subclass, and goes by its name."""
+
+
+class Frame(NamedTuple):
+    """A message that has come and not been decoded yet."""
+
+    kind: str
+    channel: int
+    body: msgspec.Raw
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars are plain data, too."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_frames = msgspec.msgpack.Decoder(Frame)
+
+
+def pack(message: Message, channel: int = 0) -> bytes:
     """A message as a frame.
+
+    Args:
+        message: what is to be sent.
+        channel: tells apart who sends and handles messages of one kind; equal on all processes.
 
     Raises:
         ValueError: it is larger than a frame may be.
     """
-    body: bytes = msgpack.packb(message)
+    kind = type(message).__name__
+    body = _encoder.encode((kind, channel, message))
     if len(body) > LARGEST_FRAME:
-        raise ValueError(f"message {message[0]!r} has {len(body)} bytes; a frame holds {LARGEST_FRAME}")
+        raise ValueError(f"a message {kind} of {len(body)} bytes; a frame holds {LARGEST_FRAME}")
     return len(body).to_bytes(HEADER, "big") + body
 
 
-def unpack(buffer: bytearray) -> list[Any] | None:
-    """Take the first message off a buffer; None if it is not there in full.
+def unpack(buffer: bytearray) -> Frame | None:
+    """Take the first frame off a buffer; None if it is not there in full.
 
     Raises:
-        ValueError: the frame is too long, or no message.
+        ValueError: the frame is too long, or holds no message.
     """
     if len(buffer) < HEADER:
         return None
@@ -39,21 +72,24 @@ def unpack(buffer: bytearray) -> list[Any] | None:
     if len(buffer) < end:
         return None
     try:
-        message = msgpack.unpackb(buffer[HEADER:end], strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: unhashable keys
-        raise ValueError(f"a frame that is not msgpack: {error}") from None
-    if not isinstance(message, list) or not message or not isinstance(message[0], str):
-        raise ValueError("a frame that is no message")
+        frame = _frames.decode(buffer[HEADER:end])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"a frame that is no message: {error}") from None
     del buffer[:end]
-    return message
+    return frame
+
+
+def encoded(value: Any) -> bytes:
+    """Plain data of any size."""
+    return _encoder.encode(value)
 
 
 def pieces(value: Any) -> list[bytes]:
     """Plain data of any size as pieces that fit into frames."""
-    body: bytes = msgpack.packb(value)
+    body = encoded(value)
     return [body[at : at + LARGEST_FRAME // 2] for at in range(0, len(body), LARGEST_FRAME // 2)]
 
 
 def whole(parts: Sequence[bytes]) -> Any:
     """The data that `pieces` took apart."""
-    return msgpack.unpackb(b"".join(parts), strict_map_key=False)
+    return msgspec.msgpack.decode(b"".join(parts))

@@ -9,10 +9,10 @@ from typing import TypeAlias
 import jax
 
 from rrfp_jax.core.tasks import Direction, Input
-from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.processes.bell import EventBell
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
-from rrfp_jax.runtime.processes.world import LONGEST_SLEEP_SECONDS, World
+from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS, Wait
+from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.transport.protocol import Arrival, Devices, Key, Transport
 
 Shards: TypeAlias = Sequence[jax.Array]
@@ -47,65 +47,60 @@ def exchange(
     """
     round = world.next_round()
     pending = _Pending(what, expected, name)
-    world.waiting = pending.described
-    with interrupts_held() as interrupted:
+
+    def described() -> list[str]:
+        return [f"{pending.described()}, since {wait.waited:.1f} s"]
+
+    with world.waits_for(described, stall_seconds) as wait, interrupts_held() as interrupted:
         try:
             transport.begin(round, devices)
             keys = {place: Key(round, place[0], Input(Direction.WEIGHT, 0, place[1])) for place in sends}
             for place, shards in sends.items():
                 transport.offer(keys[place], shards)
             for place, shards in sends.items():
-                jax.block_until_ready(shards)
+                world.await_ready(f"{what} to be computed", shards, stall_seconds)
                 transport.produced(keys[place], perf_counter())
             while pending.missing():
                 if interrupted():
                     raise KeyboardInterrupt
-                pending.add(transport.poll())
+                if arrivals := transport.poll():
+                    pending.add(arrivals)
+                    wait.progressed()
                 if pending.missing():
-                    _sleep(pending, world, transport, stall_seconds)
+                    wait.check()
+                    _sleep(wait, world, transport)
         except BaseException:
             transport.reset()
             raise
-    world.waiting = tuple
     # A process that went on at once could end, and with it what others are still pulling from it.
     world.gather(f"{what} to have arrived", None, stall_seconds)
     return pending.arrived
 
 
 class _Pending:
-    """What has arrived of an exchange, what has not, and since when nothing has."""
+    """What has arrived of an exchange, and what has not."""
 
     def __init__(self, what: str, expected: Collection[tuple[int, int]], name: Callable[[int], str]) -> None:
         self._what, self._expected, self._name = what, expected, name
         self.arrived: dict[tuple[int, int], Shards] = {}
-        self.progress = perf_counter()
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
         """File what has come."""
         for (_, stage, task), shards, _ in arrivals:
             self.arrived[stage, task.microbatch] = shards
-            self.progress = perf_counter()
 
     def missing(self) -> list[tuple[int, int]]:
         """Stages and numbers of what has not come."""
         return [place for place in self._expected if place not in self.arrived]
 
-    def described(self) -> list[str]:
+    def described(self) -> str:
         """The same for messages."""
         to = ", ".join(map(self._name, sorted({stage for stage, _ in self.missing()})))
-        return [f"{self._what} to {to}, since {perf_counter() - self.progress:.1f} s"]
+        return f"{self._what} to {to}"
 
 
-def _sleep(pending: _Pending, world: World, transport: Transport, stall_seconds: float) -> None:
-    """Until something may have come.
-
-    Raises:
-        TrainingError: nothing has for `stall_seconds`.
-    """
-    left = pending.progress + stall_seconds - perf_counter()
-    if left <= 0:
-        me = world.describe(world.rank)
-        raise TrainingError(f"{me} gives up waiting for {pending.described()[0]}")
+def _sleep(wait: Wait, world: World, transport: Transport) -> None:
+    """Until something may have come."""
     patience = transport.patience()
     bell = world.mailbox or EventBell()
-    bell.sleep(min(LONGEST_SLEEP_SECONDS if patience is None else patience, left))
+    bell.sleep(wait.shortened(LONGEST_SLEEP_SECONDS if patience is None else patience))

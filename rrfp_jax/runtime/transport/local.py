@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import jax
 
 from rrfp_jax.runtime._jax import DeviceCopier
-from rrfp_jax.runtime.transport.protocol import NOBODY, SHORTEST_PAUSE, Arrival, Devices, Key, Witness
+from rrfp_jax.runtime.processes.waits import SHORTEST_PAUSE
+from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness
 
 
 class LocalTransport:

@@ -96,11 +96,6 @@ class Transport(Protocol):
         """Forget everything that was offered or pulled, after a round that was broken off."""
 
 
-SHORTEST_PAUSE, PAUSE_SHARE = 2e-5, 0.05
-"""Pause between looks at a transfer whose data exists: this time (s), or this share of the time it has taken
-so far, so that long transfers cost no more looks than short ones."""
-
-
 def nbytes(arrays: Sequence[jax.Array]) -> int:
     """Bytes of all arrays."""
     return sum(array.nbytes for array in arrays)

@@ -8,28 +8,42 @@ before the data exists. It looks for the arrival only once the sender has said t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
-from rrfp_jax.core.tasks import Direction, Input
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.lifecycle.join import own_address
+from rrfp_jax.runtime.processes.frames import Message
+from rrfp_jax.runtime.processes.waits import pause
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
-from rrfp_jax.runtime.transport.protocol import (
-    NOBODY,
-    PAUSE_SHARE,
-    SHORTEST_PAUSE,
-    Arrival,
-    Devices,
-    Key,
-    Witness,
-)
+from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness
+
+
+class Offer(Message, frozen=True):
+    """An input can be pulled under this number; its arrays have these shapes and dtypes."""
+
+    uuid: int
+    key: Key
+    specs: list[tuple[tuple[int, ...], str]]
+
+
+class Done(Message, frozen=True):
+    """The program that computes an input ended at this time (s, on rank 0's clock)."""
+
+    key: Key
+    ended: float
+
+
+class Delivered(Message, frozen=True):
+    """What was offered under this number has been pulled."""
+
+    uuid: int
 
 
 class _Pull(NamedTuple):
@@ -58,7 +72,9 @@ class SocketTransport:
         self._witness: Witness = NOBODY
         self._over = False  # the round was broken off
         self._shardings: Mapping[int, Sequence[SingleDeviceSharding]] = {}
-        self._early: list[tuple[Any, ...]] = []  # what came for a round that has not begun here
+        self._early: list[
+            tuple[Callable[..., None], int, Message]
+        ] = []  # what came for a round that has not begun here
         self._offered: set[Key] = set()  # in this round
         self._held: dict[int, Key] = {}  # by uuid what has not been delivered
         self._left: dict[Key, int] = {}  # to how many ranks not yet
@@ -66,9 +82,9 @@ class SocketTransport:
         self._moving: dict[Key, tuple[_Pull, float, float]] = {}  # pull; ended, heard of that (s)
         # Other transports of this run have other numbers; a process that is ahead may soon send to this one.
         self._number = world.next_round()
-        handlers = {"offer": self._on_offer, "done": self._on_done, "delivered": self._on_delivered}
-        for topic, handler in handlers.items():
-            self._mailbox.on(f"{topic} {self._number}", handler)
+        self._mailbox.on(Offer, self._on_offer, self._number)
+        self._mailbox.on(Done, self._on_done, self._number)
+        self._mailbox.on(Delivered, self._on_delivered, self._number)
         device = jax.local_devices()[0]
         host = own_address()
         address = f"[{host}]:0" if ":" in host else f"{host}:0"
@@ -82,8 +98,8 @@ class SocketTransport:
         self._shardings = {stage: list(map(SingleDeviceSharding, own)) for stage, own in devices.items()}
         self._offered.clear()
         early, self._early = self._early, []
-        for handler, *message in early:
-            handler(*message)
+        for handler, rank, message in early:
+            handler(rank, message)
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
         """See `Transport.offer`."""
@@ -95,19 +111,19 @@ class SocketTransport:
             self._witness.delivered(key)
             return
         self._left[key] = len(receivers)
-        specs = [(array.shape, array.dtype.name) for array in arrays]
+        specs = [(tuple(array.shape), array.dtype.name) for array in arrays]
         full = [array for array in arrays if array.size]
         for rank in receivers:
             uuid = next(self._uuids)
             self._held[uuid] = key
             if full:
                 self._server.await_pull(uuid, full)
-            self._post(rank, "offer", uuid, *_flat(key), specs)
+            self._mailbox.post(rank, Offer(uuid, key, specs), self._number)
 
     def produced(self, key: Key, at: float) -> None:
         """See `Transport.produced`."""
         for rank in self._receivers[key.stage]:
-            self._post(rank, "done", *_flat(key), at + self._world.clock[0])
+            self._mailbox.post(rank, Done(key, at + self._world.clock[0]), self._number)
 
     def poll(self) -> list[Arrival]:
         """See `Transport.poll`.
@@ -117,13 +133,13 @@ class SocketTransport:
             TrainingError: a transfer failed.
         """
         self._mailbox.pump()
-        self._mailbox.require(self._mailbox.ranks)
+        self._mailbox.departures.require_all()
         arrived = []
         for key, (pull, ended, _) in list(self._moving.items()) if self._moving else ():
             if all(array.is_ready() for array in pull.arrays):  # type: ignore[attr-defined]
                 self._verify(key, pull)
                 del self._moving[key]
-                self._post(pull.rank, "delivered", pull.uuid)
+                self._mailbox.post(pull.rank, Delivered(pull.uuid), self._number)
                 arrived.append(Arrival(key, pull.arrays, ended))
         return arrived
 
@@ -131,8 +147,7 @@ class SocketTransport:
         """See `Transport.patience`."""
         if not self._moving:
             return None
-        youngest = perf_counter() - max(heard for _, _, heard in self._moving.values())
-        return max(SHORTEST_PAUSE, PAUSE_SHARE * youngest)
+        return pause(perf_counter() - max(heard for _, _, heard in self._moving.values()))
 
     def reset(self) -> None:
         """See `Transport.reset`. What other processes were offered stays with the server until they pull."""
@@ -140,38 +155,33 @@ class SocketTransport:
         self._pulls.clear()
         self._moving.clear()
 
-    def _post(self, rank: int, topic: str, *content: Any) -> None:
-        self._mailbox.post(rank, f"{topic} {self._number}", *content)
-
-    def _on_offer(self, rank: int, uuid: int, *message: Any) -> None:
-        *flat, specs = message
-        key = _key(flat)
-        if self._is_untimely(key, self._on_offer, rank, uuid, *message):
+    def _on_offer(self, rank: int, offer: Offer) -> None:
+        key = offer.key
+        if self._is_untimely(key, self._on_offer, rank, offer):
             return
         if key in self._pulls or key in self._moving:
             raise TrainingError(f"the input of {key.input} was offered twice by {self._world.describe(rank)}")
-        self._pulls[key] = _Pull(rank, uuid, self._pull(key, rank, uuid, specs))
+        self._pulls[key] = _Pull(rank, offer.uuid, self._pull(rank, offer))
         self._witness.coming(key)
 
-    def _pull(self, key: Key, rank: int, uuid: int, specs: Sequence[Any]) -> Sequence[jax.Array]:
+    def _pull(self, rank: int, offer: Offer) -> Sequence[jax.Array]:
         """Begin a transfer. Arrays without elements are made here: a pull of such would never end."""
-        to = itertools.cycle(self._shardings[key.stage])
-        shapes = [jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=next(to)) for shape, dtype in specs]
+        to = itertools.cycle(self._shardings[offer.key.stage])
+        shapes = [jax.ShapeDtypeStruct(shape, dtype, sharding=next(to)) for shape, dtype in offer.specs]
         full = [shape for shape in shapes if shape.size]
-        pulled = iter(self._connections[rank].pull(uuid, full) if full else [])
+        pulled = iter(self._connections[rank].pull(offer.uuid, full) if full else [])
         return [
             next(pulled) if shape.size else jax.device_put(np.empty(shape.shape, shape.dtype), shape.sharding)
             for shape in shapes
         ]
 
-    def _on_done(self, rank: int, *message: Any) -> None:
-        *flat, ended = message
-        key = _key(flat)
-        if not self._is_untimely(key, self._on_done, rank, *message):
-            self._moving[key] = self._pulls.pop(key), ended - self._world.clock[0], perf_counter()
+    def _on_done(self, rank: int, done: Done) -> None:
+        key = done.key
+        if not self._is_untimely(key, self._on_done, rank, done):
+            self._moving[key] = self._pulls.pop(key), done.ended - self._world.clock[0], perf_counter()
 
-    def _on_delivered(self, rank: int, uuid: int) -> None:
-        key = self._held.pop(uuid)
+    def _on_delivered(self, rank: int, delivered: Delivered) -> None:
+        key = self._held.pop(delivered.uuid)
         self._left[key] -= 1
         if self._left[key]:
             return
@@ -179,10 +189,10 @@ class SocketTransport:
         if key.round == self._round:
             self._witness.delivered(key)
 
-    def _is_untimely(self, key: Key, *message: Any) -> bool:
+    def _is_untimely(self, key: Key, handler: Callable[..., None], rank: int, message: Message) -> bool:
         """Whether a message is not for this round; one for a later round, by a process ahead, is kept."""
         if key.round > self._round:
-            self._early.append(message)
+            self._early.append((handler, rank, message))
         return self._over or key.round != self._round
 
     def _verify(self, key: Key, pull: _Pull) -> None:
@@ -194,13 +204,3 @@ class SocketTransport:
             self._mailbox.hear_of_losses()
             of = f"the input of {key.input} from {self._world.describe(pull.rank)}"
             raise TrainingError(f"the transfer of {of} failed: {error}") from None
-
-
-def _flat(key: Key) -> tuple[int, int, int, int, int]:
-    """A key as plain numbers."""
-    direction, chunk, microbatch = key.input
-    return key.round, key.stage, int(direction), chunk, microbatch
-
-
-def _key(flat: Sequence[int]) -> Key:
-    return Key(flat[0], flat[1], Input(Direction(flat[2]), flat[3], flat[4]))

@@ -1,0 +1,126 @@
+"""What the main thread waits for, for whom, and for how long at most: every wait of a run is one of these.
+
+    with world.waits_for("the clocks from rank 2", limit) as wait:
+        while not there():
+            wait.check()
+            sleep(wait.shortened(1.0))
+
+Whoever has to say why a process ended (last words, a watchdog) asks `Waits.described`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TypeAlias
+
+from rrfp_jax.errors import TrainingError
+
+SHORTEST_PAUSE, PAUSE_SHARE = 2e-5, 0.05
+"""Pause between looks at data that is on its way: this time (s), or this share of the time it has taken so
+far, so that a long wait costs no more looks than a short one."""
+
+STALL_SECONDS = 300.0
+
+LONGEST_SLEEP_SECONDS = 1.0
+"""Whoever sleeps looks around at least so often."""
+
+What: TypeAlias = str | Callable[[], Sequence[str]]
+"""What is waited for; or what gives that as it is just now, with whom and since when, an item a line."""
+
+
+def pause(waited_seconds: float) -> float:
+    """How long to sleep (s) before the next look at what has been on its way for so long."""
+    return max(SHORTEST_PAUSE, PAUSE_SHARE * waited_seconds)
+
+
+class Wait:
+    """One wait under way.
+
+    Args:
+        who: waits, as messages name it.
+        what: is waited for.
+        limit_seconds: without progress.
+
+    Attributes:
+        since: the beginning, or the last progress (s, `perf_counter`).
+    """
+
+    def __init__(self, who: str, what: What, limit_seconds: float) -> None:
+        self._who, self._what, self._limit = who, what, limit_seconds
+        self.since = perf_counter()
+
+    def progressed(self) -> None:
+        """Something has come: the limit counts from now on."""
+        self.since = perf_counter()
+
+    @property
+    def waited(self) -> float:
+        """Seconds without progress."""
+        return perf_counter() - self.since
+
+    @property
+    def left(self) -> float:
+        """Seconds up to the limit; 0 or less once it is reached."""
+        return self._limit - self.waited
+
+    def shortened(self, seconds: float) -> float:
+        """A sleep that does not outlast the limit."""
+        return max(min(seconds, self.left), 0.0)
+
+    def check(self) -> None:
+        """Give up at the limit.
+
+        Raises:
+            TrainingError: naming what was waited for.
+        """
+        if self.left <= 0:
+            raise TrainingError(f"{self._who} gives up waiting for {self.described()[0]}")
+
+    def described(self) -> Sequence[str]:
+        """What is waited for, with whom and since when, an item a line."""
+        if isinstance(self._what, str):
+            return [f"{self._what}, since {self.waited:.1f} s"]
+        return self._what()
+
+
+class Waits:
+    """The waits of the main thread: at most one at a time, or one within another.
+
+    Args:
+        who: gives the name of this process for messages.
+
+    Attributes:
+        stall_seconds: the limit of a wait that is given none.
+    """
+
+    def __init__(self, who: Callable[[], str]) -> None:
+        self.stall_seconds = STALL_SECONDS
+        self._who = who
+        self._current: Wait | None = None
+        self._broken_off: Sequence[str] = ()
+
+    @contextmanager
+    def waits_for(self, what: What, limit_seconds: float | None = None) -> Iterator[Wait]:
+        """Inside, the main thread waits for this."""
+        limit = self.stall_seconds if limit_seconds is None else limit_seconds
+        outer, self._current = self._current, Wait(self._who(), what, limit)
+        if outer is None:
+            self._broken_off = ()
+        try:
+            yield self._current
+        except BaseException:
+            # As text: whoever catches the error must not keep alive what the wait was for.
+            self._broken_off = self._broken_off or tuple(self._current.described())
+            raise
+        finally:
+            self._current = outer
+
+    def described(self) -> Sequence[str]:
+        """What the main thread waits for, or waited for when an error came; from any thread.
+
+        The main thread may be changing that just now, which may raise RuntimeError or LookupError.
+        """
+        current = self._current
+        return self._broken_off if current is None else current.described()
