@@ -31,9 +31,9 @@ class Watched:
     def poll(self) -> list[Plain]:
         """See `Carrier.poll`."""
         come = self._inner.poll()
-        for _, _, kind, *numbers, _ in come:
+        for _, _, kind, message in come:
             if KINDS[kind] is Decision:
-                self._heard[numbers[0]] = perf_counter()
+                self._heard[message[0]] = perf_counter()
         return come
 
     def heard(self) -> Mapping[int, int]:

@@ -19,30 +19,19 @@ import numpy as np
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder, RunState
 from rrfp_jax.checkpoint.leaves import Key, name_of
-from rrfp_jax.checkpoint.orbax_files import METADATA, Damaged, Leaf, joined, read_leaf, write_leaf
-from rrfp_jax.checkpoint.parts import Parts, Place, places_here, shards_to_write
+from rrfp_jax.checkpoint.orbax_files import METADATA, Damaged, Leaf, joined, write_leaf
+from rrfp_jax.checkpoint.parts import Parts, Place, shards_to_write
+from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Restored, misfits_of, read_all
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
 
 RUNNING = "running"
 
-FILES_AT_ONCE = 8
-"""Arrays that are read or written at once: a disk serves several requests to sync in the time of one."""
-
 NAMED = 8
 """Leaves that a message names."""
 
 OnError: TypeAlias = Literal["continue", "stop"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Restored:
-    """A checkpoint, as far as this process has asked for it."""
-
-    folder: Path
-    run: RunState
-    leaves: Mapping[Key, Parts]
 
 
 @dataclass(frozen=True)
@@ -244,13 +233,9 @@ class Checkpoints:
         misfits: Sequence[str] = ()
         try:
             run, leaves = self._folder.open(step)
-            misfits = _misfits(leaves, everything)
+            misfits = misfits_of(leaves, everything)
             if not misfits:
-                with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-                    arrays = pool.map(
-                        lambda key: _read_like(folder, leaves[name_of(key)], wanted[key]), wanted
-                    )
-                    found = Restored(folder=folder, run=run, leaves=dict(zip(wanted, arrays, strict=True)))
+                found = Restored(folder=folder, run=run, leaves=read_all(folder, leaves, wanted))
         except Damaged as error:
             damage = str(error)
         damages = self._world.gather(f"the checkpoint of step {step} as read", damage, START_SECONDS)
@@ -282,20 +267,3 @@ def _host_copy(leaf: jax.Array, shards: Mapping[Place, jax.Array]) -> Parts:
     shared = next(iter(leaf.devices())).platform == "cpu"
     copies = {p: np.array(shard, copy=True) if shared else np.asarray(shard) for p, shard in shards.items()}
     return Parts(leaf.shape, np.dtype(leaf.dtype), leaf.sharding.shard_shape(leaf.shape), copies)
-
-
-def _read_like(folder: Path, leaf: Leaf, spec: Any) -> Parts:
-    """Of a stored array, what this process's devices have of it."""
-    if spec.sharding is None:
-        return read_leaf(folder, leaf)
-    return read_leaf(folder, leaf, spec.sharding.shard_shape(spec.shape), places_here(spec))
-
-
-def _misfits(leaves: Mapping[str, Leaf], everything: Mapping[str, Any]) -> list[str]:
-    """How the leaves of a checkpoint differ from those wanted, as sentences."""
-    there = {name: f"{leaf['dtype']}{leaf['shape']}" for name, leaf in leaves.items()}
-    here = {name: f"{dtype}{shape}" for name, (shape, dtype) in everything.items()}
-    found = [f"it lacks {name}" for name in here if name not in there]
-    found += [f"its {name} is not in the model" for name in there if name not in here]
-    other = [name for name in here if name in there and here[name] != there[name]]
-    return found + [f"its {name} is {there[name]} instead of {here[name]}" for name in other]

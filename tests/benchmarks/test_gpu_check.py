@@ -24,9 +24,19 @@ from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
 
 REPOSITORY = Path(__file__).parents[2]
 
-NEEDED = {  # what jax, flax, optax, chex, absl-py and NumPy consist of and import
+NEEDED = {  # msgspec, and what jax, flax, optax, chex, absl-py and NumPy consist of and import
     *("jax", "jaxlib", "flax", "optax", "chex", "absl", "numpy", "ml_dtypes", "opt_einsum", "scipy"),
-    *("msgpack", "etils", "treescope", "typing_extensions", "rich", "pygments", "yaml", "cython_runtime"),
+    *(
+        "msgspec",
+        "msgpack",
+        "etils",
+        "treescope",
+        "typing_extensions",
+        "rich",
+        "pygments",
+        "yaml",
+        "cython_runtime",
+    ),
 }
 OURS = {"rrfp_jax", "benchmarks", "models", "configs"}
 

@@ -9,29 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from time import perf_counter
 from typing import Any
 
-from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
-from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Task
-from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.driver.device import DEEPEST, DeviceQueue, Running
+from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.runtime.driver.device import DeviceQueue
 from rrfp_jax.runtime.driver.stage_step import StageStep
+from rrfp_jax.runtime.driver.step_run import Means, StepRun
 from rrfp_jax.runtime.driver.timers import precise_timers
 from rrfp_jax.runtime.group.agreement import Agreement
-from rrfp_jax.runtime.mesh.layout import stage_replica_name, taking_turns
+from rrfp_jax.runtime.mesh.layout import taking_turns
 from rrfp_jax.runtime.processes.bell import Bell, EventBell
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
-from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS, Wait
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.protocol import Devices, Key, Transport
-
-SHORT_SLEEP_SECONDS = 1e-3
-"""After so short a sleep the driver looks at its devices itself; before longer ones it has them watched."""
+from rrfp_jax.runtime.transport.protocol import Devices, Transport
 
 
 class Driver:
@@ -97,12 +90,24 @@ class Driver:
                 open_queues.enter_context(agreed.carrier)
             round = self._world.next_round()
             try:
-                under_way = _Step(self, rules, step, round, parts, budgets)
+                under_way = StepRun(self._means(), rules, step, round, parts, budgets)
                 self.transport.begin(round, self.devices, under_way)
                 return under_way.run(interrupted)
             except BaseException:
                 self.transport.reset()
                 raise
+
+    def _means(self) -> Means:
+        return Means(
+            world=self._world,
+            transport=self.transport,
+            queues=self._queues,
+            sharing=self._sharing,
+            bell=self._bell,
+            stall_seconds=self._stall_seconds,
+            scheduler=self.scheduler,
+            agreement=self.agreement,
+        )
 
     def gather(self, what: str, value: Any, records: Sequence[TaskRecord], step: int) -> list[Any]:
         """What every process says of a step that has run, by rank; stages of several compare their orders.
@@ -121,189 +126,3 @@ class Driver:
         if self.agreement is not None:
             self.agreement.settle([account for _, account in gathered], step)
         return [value for value, _ in gathered]
-
-
-class _Step:
-    """One step under way, and the witness of what its messages take."""
-
-    def __init__(
-        self,
-        driver: Driver,
-        rules: StepRules,
-        step: int,
-        round: int,
-        parts: Mapping[int, StageStep],
-        budgets: Sequence[Budget | None],
-    ) -> None:
-        self._driver = driver
-        self._transport, self._recorder = driver.transport, driver._world.recorder
-        self._rules, self._step, self._round, self._parts = rules, step, round, parts
-        self._stages = rules.placement.stages
-        self._schedulers = {
-            stage_replica: driver.scheduler(
-                stage_replica % self._stages, rules, budgets[stage_replica] if budgets else None
-            )
-            for stage_replica in parts
-        }
-        self._machines: dict[int, StageScheduler | Agreement] = {**self._schedulers}
-        shared = driver.agreement is not None and not driver.agreement.alone
-        self._agreement = driver.agreement if shared else None
-        if self._agreement is not None:
-            ((stage, scheduler),) = self._schedulers.items()
-            self._agreement.begin(round, scheduler)
-            self._machines[stage] = self._agreement
-            limited = bool(budgets) and budgets[stage] is not None  # by bytes, which count on the usual depth
-            most = MOST_QUEUED if limited else DEEPEST
-            driver._queues[0].decide_ahead(self._agreement.lead, most)
-        for part in parts.values():
-            part.meter.begin()
-        self._began = perf_counter()
-        self._wait: Wait  # of `run`
-        self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
-        self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
-        self._records: list[TaskRecord] = []
-        self._total = sum(scheduler.tasks for scheduler in self._schedulers.values())
-
-    def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
-        with self._driver._world.waits_for(self._waiting, self._driver._stall_seconds) as wait:
-            self._wait = wait
-            while len(self._records) < self._total:
-                if interrupted():
-                    raise KeyboardInterrupt
-                moved = self._collect()
-                moved |= self._fill()
-                if moved:
-                    wait.progressed()
-                elif wait.left <= 0:
-                    raise TrainingError(self._stalled())
-                if len(self._records) < self._total:
-                    self._sleep()
-        return self._records
-
-    def _collect(self) -> bool:
-        """Note the programs that have ended and the inputs that have arrived."""
-        moved = False
-        for queue in self._driver._queues:
-            for running, start in queue.ended():
-                moved = True
-                if running.error is not None:
-                    raise self._failed(running.task, running.stage, running.error) from running.error
-                key = self._message(running.stage, running.task)
-                if key is not None:
-                    self._transport.produced(key, running.end)
-                self._records.append(
-                    TaskRecord(
-                        running.stage,
-                        running.task,
-                        running.bucket,
-                        running.ready,
-                        running.dispatched,
-                        start,
-                        running.end,
-                    )
-                )
-        for key, arrays, _ in self._transport.poll():
-            moved = True
-            self._machines[key.stage].handle(Arrived(key.input))
-            task = self._schedulers[key.stage].task_for(*key.input)
-            self._parts[key.stage].receive(task, arrays)
-            self._ready[key.stage][task] = perf_counter()
-            self._idle[key.stage] = False
-        if self._agreement is not None and self._agreement.hear():
-            self._idle = dict.fromkeys(self._idle, False)
-        return moved
-
-    def _fill(self) -> bool:
-        """Give every device that has room the best task of its stages."""
-        moved = False
-        for queue, stages in zip(self._driver._queues, self._driver._sharing, strict=True):
-            while queue.room_at(now := perf_counter()) <= now and self._dispatch_one(queue, stages, now):
-                moved = True
-        return moved
-
-    def _dispatch_one(self, queue: DeviceQueue, stages: Sequence[int], now: float) -> bool:
-        for stage in stages:
-            if self._idle[stage]:
-                continue
-            dispatch = self._machines[stage].handle(ROOM)
-            if dispatch is not None:
-                self._dispatch(queue, stage, dispatch, now)
-                return True
-            self._idle[stage] = True
-        return False
-
-    def _dispatch(self, queue: DeviceQueue, stage: int, dispatch: Dispatch, now: float) -> None:
-        part, (task, additions) = self._parts[stage], dispatch
-        # Noted before: a collective out of order may end the process.
-        self._recorder.dispatched(self._step, stage % self._stages, task)
-        try:
-            outputs, token = part.run(task)
-        except Exception as error:
-            raise self._failed(task, stage, error) from error
-        ready = self._ready[stage].pop(task, self._began)
-        bucket = part.buckets[task.microbatch]
-        cost = part.phase, stage, task.chunk, task.kind, bucket
-        queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now))
-        part.meter.dispatched(task)
-        key = self._message(stage, task)
-        if key is not None:
-            self._transport.offer(key, outputs)
-        elif task.kind is FORWARD:
-            backward = self._schedulers[stage].task_for(Direction.BACKWARD, task.chunk, task.microbatch)
-            self._ready[stage][backward] = perf_counter()
-        if task.kind is INPUT:
-            self._ready[stage][Task(WEIGHT, task.chunk, task.microbatch)] = perf_counter()
-        for microbatch in additions:
-            part.accumulate(task.chunk, microbatch)
-
-    def coming(self, key: Key) -> None:
-        """See `transport.Witness.coming`."""
-        self._parts[key.stage].meter.coming(key.input)
-
-    def delivered(self, key: Key) -> None:
-        """See `transport.Witness.delivered`."""
-        stage = key.stage % self._stages
-        source = self._rules.placement.source(stage, key.input)
-        assert source is not None, f"nobody sends the {key}"
-        self._parts[key.stage - stage + source[0]].meter.delivered(source[1])
-
-    def _failed(self, task: Task, stage_replica: int, error: Exception) -> TrainingError:
-        if self._agreement is not None and self._driver._world.mailbox is not None:
-            self._driver._world.mailbox.hear_of_losses()  # of whoever shares the stage
-        return TrainingError(f"step {self._step}: {task} on {self._name(stage_replica)} failed: {error}")
-
-    def _name(self, stage_replica: int) -> str:
-        return stage_replica_name(stage_replica, self._stages)
-
-    def _message(self, stage_replica: int, task: Task) -> Key | None:
-        stage = stage_replica % self._stages
-        destination = self._rules.placement.destination(stage, task)
-        if destination is None:
-            return None
-        to, wanted = destination
-        return Key(self._round, stage_replica - stage + to, wanted)
-
-    def _sleep(self) -> None:
-        patience = self._transport.patience()
-        now = perf_counter()
-        until = min(queue.next_event(now) for queue in self._driver._queues)
-        if patience is None:
-            patience = LONGEST_SLEEP_SECONDS
-        if patience > SHORT_SLEEP_SECONDS:
-            for queue in self._driver._queues:
-                queue.watch()
-        self._driver._bell.sleep(min(patience, until - now))
-
-    def _waiting(self) -> list[str]:
-        """What this process waits for and since when, for messages."""
-        since = f"in step {self._step}, since {self._wait.waited:.1f} s"
-        unfinished = [s for s, scheduler in self._schedulers.items() if not scheduler.finished]
-        waits = [f"{self._machines[s].awaited()} on {self._name(s)} {since}" for s in unfinished]
-        running = [task for queue in self._driver._queues for task in queue.running]
-        return waits + [f"the end of {task} {since}" for task in running]
-
-    def _stalled(self) -> str:
-        waits = "; ".join(f"{self._name(s)} waits for {c.awaited()}" for s, c in self._machines.items())
-        running = ", ".join(str(task) for queue in self._driver._queues for task in queue.running)
-        said = f"step {self._step}: nothing moved for {self._wait.waited:.0f} s"
-        return f"{said}; running: {running or 'nothing'}; {waits}"

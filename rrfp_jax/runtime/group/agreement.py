@@ -12,17 +12,18 @@ took. When a step ends, the hashes of all that each rank has dispatched are comp
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
 
 from rrfp_jax.core.events import Dispatch, Event, Room
 from rrfp_jax.core.group.group import Alone, GroupProtocol, Member, member, partners
 from rrfp_jax.core.group.messages import Answer, Decision, Message, Proposal, Report
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.tasks import Direction, Input, Kind, Task
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import key_value_store
 from rrfp_jax.runtime.group.carrier import Carrier, Plain, SocketCarrier
@@ -40,7 +41,8 @@ LONGEST_LEAD_SECONDS = 0.05
 MEASURED = 256
 """Latest messages whose way counts."""
 
-KINDS: Sequence[Callable[..., Message]] = (Report, Decision, Proposal)
+KINDS: Sequence[type[Message]] = (Report, Decision, Proposal)
+"""A message travels as its number here and its fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,22 +170,18 @@ class Agreement:
         dispatch, message = answer
         if message is not None:
             kind, now = KINDS.index(type(message)), perf_counter() + self._world.clock[0]
-            self.carrier.post([self._round, now, kind, *message])
+            self.carrier.post([self._round, now, kind, message])
         return dispatch
 
     def _file(self, plain: Plain) -> None:
-        round, sent, kind, *numbers, about = plain
+        round, sent, kind, message = plain
         if round > self._round:
             self._early.append(plain)
         elif round == self._round:
             sent -= self._world.clock[0]
             if sent > self._began:  # else it may have waited for this process
                 self._ways.append(perf_counter() - sent)
-            if KINDS[kind] is Report:
-                about = Input(Direction(about[0]), *about[1:])
-            elif about is not None:
-                about = Task(Kind(about[0]), *about[1:])
-            self._heard.append(KINDS[kind](*numbers, about))
+            self._heard.append(msgspec.convert(message, KINDS[kind]))
 
 
 def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrier:

@@ -1,0 +1,59 @@
+"""Reading a checkpoint's leaves, as far as this process's devices have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rrfp_jax.checkpoint.folder import RunState
+from rrfp_jax.checkpoint.leaves import Key, name_of
+from rrfp_jax.checkpoint.orbax_files import Leaf, read_leaf
+from rrfp_jax.checkpoint.parts import Parts, places_here
+
+FILES_AT_ONCE = 8
+"""Arrays that are read or written at once: a disk serves several requests to sync in the time of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A checkpoint, as far as this process has asked for it."""
+
+    folder: Path
+    run: RunState
+    leaves: Mapping[Key, Parts]
+
+
+def read_all(folder: Path, leaves: Mapping[str, Leaf], wanted: Mapping[Key, Any]) -> dict[Key, Parts]:
+    """The wanted leaves.
+
+    Args:
+        folder: of the checkpoint.
+        leaves: all that it has, by name.
+        wanted: specs (shape, dtype, sharding) of those to be read.
+
+    Raises:
+        Damaged: a file is not as it was written.
+    """
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        arrays = pool.map(lambda key: _read_like(folder, leaves[name_of(key)], wanted[key]), wanted)
+        return dict(zip(wanted, arrays, strict=True))
+
+
+def _read_like(folder: Path, leaf: Leaf, spec: Any) -> Parts:
+    """Of a stored array, what this process's devices have of it."""
+    if spec.sharding is None:
+        return read_leaf(folder, leaf)
+    return read_leaf(folder, leaf, spec.sharding.shard_shape(spec.shape), places_here(spec))
+
+
+def misfits_of(leaves: Mapping[str, Leaf], everything: Mapping[str, Any]) -> list[str]:
+    """How the leaves of a checkpoint differ from those wanted, as sentences."""
+    there = {name: f"{leaf['dtype']}{leaf['shape']}" for name, leaf in leaves.items()}
+    here = {name: f"{dtype}{shape}" for name, (shape, dtype) in everything.items()}
+    found = [f"it lacks {name}" for name in here if name not in there]
+    found += [f"its {name} is not in the model" for name in there if name not in here]
+    other = [name for name in here if name in there and here[name] != there[name]]
+    return found + [f"its {name} is {there[name]} instead of {here[name]}" for name in other]
