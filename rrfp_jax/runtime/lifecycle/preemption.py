@@ -1,7 +1,7 @@
 """SIGTERM, a scheduler's warning: stop at the next step boundary, all processes at the same one.
 
-Perhaps only one process gets it, or all at different moments. So each process notes it (`Stop.requested`), and
-the notes travel with every gather. After the gather that ends a step all know the same (`Stop.agreed`).
+Perhaps only one process gets it, or all at different moments. So each notes it (`Stop.requested`), and the
+notes travel with every gather. After the gather that ends a step all know the same (`Stop.agreed`).
 """
 
 from __future__ import annotations
