@@ -15,7 +15,7 @@ import rrfp_jax as rrfp
 from benchmarks.harness import median_and_p99
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
-from rrfp_jax.runtime.driver.step_run import StepRun
+from rrfp_jax.runtime.driver.step_execution import StepExecution
 from rrfp_jax.runtime.stages.model_step import ModelStep
 from rrfp_jax.runtime.transport.local import LocalTransport
 
@@ -98,20 +98,20 @@ def watched_steps(trainer: rrfp.Trainer, watch: Stopwatch, transport: type, step
         watch.wrap(ModelStep, "run", "dispatch"),
         watch.wrap(ModelStep, "accumulate", "dispatch"),
         *(watch.wrap(transport, m, "transfer") for m in ("offer", "produced", "poll", "patience")),
-        watch.wrap(StepRun, "_sleep", "sleep"),
+        watch.wrap(StepExecution, "_sleep", "sleep"),
     ]
-    dispatch = StepRun._dispatch
+    dispatch = StepExecution._dispatch
 
-    def closing(self: StepRun, *args: Any) -> None:
+    def closing(self: StepExecution, *args: Any) -> None:
         dispatch(self, *args)
         watch.close()
 
-    StepRun._dispatch = closing  # type: ignore[assignment,method-assign]
+    StepExecution._dispatch = closing  # type: ignore[assignment,method-assign]
     try:
         for _ in trainer.steps(steps):
             watch.pause()
     finally:
-        StepRun._dispatch = dispatch  # type: ignore[method-assign]
+        StepExecution._dispatch = dispatch  # type: ignore[method-assign]
         for restore in undo:
             restore()
 

@@ -16,7 +16,7 @@ from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.runtime.driver.device import DeviceQueue
 from rrfp_jax.runtime.driver.stage_step import StageStep
-from rrfp_jax.runtime.driver.step_run import Means, StepRun
+from rrfp_jax.runtime.driver.step_execution import Means, StepExecution
 from rrfp_jax.runtime.driver.timers import precise_timers
 from rrfp_jax.runtime.group.agreement import Agreement
 from rrfp_jax.runtime.mesh.layout import taking_turns
@@ -90,7 +90,7 @@ class Driver:
                 open_queues.enter_context(agreed.carrier)
             round = self._world.next_round()
             try:
-                under_way = StepRun(self._means(), rules, step, round, parts, budgets)
+                under_way = StepExecution(self._means(), rules, step, round, parts, budgets)
                 self.transport.begin(round, self.devices, under_way)
                 return under_way.run(interrupted)
             except BaseException:

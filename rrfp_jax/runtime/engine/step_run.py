@@ -52,6 +52,7 @@ class StepRun:
         vectors = {stage_replica: part.statistics for stage_replica, part in self.parts.items()}
         first = {s: stage for s, stage in stages.items() if s < layout.stages}  # replicas are alike
         norms = {s: stage.norms() for s, stage in first.items()} if self.phase == "train" else {}
+        layout.world.await_ready(f"the results of step {self.step}", jax.tree.leaves((vectors, norms)))
         vectors, norms = jax.device_get((vectors, norms))
         return {
             "norms": [(stage, found.tolist()) for stage, found in norms.items()],

@@ -50,7 +50,7 @@ class Means:
     agreement: Agreement | None
 
 
-class StepRun:
+class StepExecution:
     """One step under way, and the witness of what its messages take.
 
     Args:
