@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiling import Compiler
-from rrfp_jax.runtime.programs.initial import initial_params
+from rrfp_jax.runtime.programs.initial import InitialParams
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.weights import Tensor, pretrained
 from tests.support import toy
@@ -55,7 +55,17 @@ def test_a_stage_gets_its_parameters_from_them_and_asks_for_no_others(folder):
     init = pretrained(folder, lambda path: asked.append(path) or names(path))
     device = jax.devices()[0]
     shapes, compiler = pipe.shapes(fields), Compiler(StageMesh((device,)))
-    params = initial_params(pipe, range(2), shapes, fields, 0, init, compiler, {}, Sharding())
+    make = InitialParams(
+        pipe=pipe,
+        shapes=shapes,
+        fields=fields,
+        seed=0,
+        init=init,
+        owners={},
+        compiler=compiler,
+        sharding=Sharding(),
+    )
+    params = make.of(range(2))
     assert set(asked) == {"0.table", "1.up", "1.down", "1.bias"}
     stored = load_file(folder / "model-2.safetensors")
     assert (params["1"]["up"] == stored["h.0.up.weight"].T).all()

@@ -65,7 +65,6 @@ without `self`, or the fields of a dataclass."""
 
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {
-    "runtime/programs/initial.py:initial_params": "to be divided",
     "train/trainer.py:Trainer.__init__": "what users type, flat",
 }
 MANY_ARGUMENTS: dict[str, str] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -23,67 +24,81 @@ InitFunction: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 NUMBER = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
-def initial_params(
-    pipe: Pipeline,
-    layers: range,
-    shapes: Sequence[LayerShapes],
-    fields: Mapping[str, jax.ShapeDtypeStruct],
-    seed: int,
-    init: InitFunction | None,
-    compiler: Compiler,
-    owners: Mapping[str, str],
-    sharding: Sharding,
-) -> Params:
-    """The parameters of some layers, {layer index as text: tree}, on the compiler's devices.
+@dataclass(frozen=True, kw_only=True)
+class InitialParams:
+    """Makes initial parameters on the devices of one stage.
 
-    Values of a layer depend on (seed, layer index) only; those of tied parameters (`owners` has the owner of
-    each alias) on their owner's, which is made here once more rather than sent. A layer that `init` gives
-    whole is not initialised by itself.
+    Values of a layer depend on (seed, layer index) only. Those of a tied parameter depend on its owner's
+    layer, which is made here once more rather than sent. A layer that `init` gives whole does not make its
+    own.
 
-    Raises:
-        UsageError: `init` gives an array of another shape or dtype than the parameter.
+    Attributes:
+        pipe: the model.
+        shapes: of all its layers.
+        fields: specs of a microbatch.
+        seed: of the values, 0 <= seed < 2**32.
+        init: values from elsewhere, per leaf; None for none.
+        owners: by path of each tied alias, its owner's.
+        compiler: for the devices.
+        sharding: how parameters lie on them.
     """
 
-    stage_mesh = compiler.stage_mesh
-    programs: dict[Any, Compiled] = {}
+    pipe: Pipeline
+    shapes: Sequence[LayerShapes]
+    fields: Mapping[str, jax.ShapeDtypeStruct]
+    seed: int
+    init: InitFunction | None
+    owners: Mapping[str, str]
+    compiler: Compiler
+    sharding: Sharding
+    _programs: dict[Any, Compiled] = field(default_factory=dict, init=False)
 
-    def where(layer: int) -> list[Any]:
-        return [stage_mesh.sharding(spec) for spec in sharding.of_params({str(layer): shapes[layer].params})]
+    def of(self, layers: range) -> Params:
+        """The parameters of some layers, {layer index as text: tree}.
 
-    def made(layer: int) -> Params:
-        leaves, structure = jax.tree.flatten(shapes[layer].carry_in)
-        out = jax.tree.unflatten(jax.tree.structure(shapes[layer].params), where(layer))
+        Raises:
+            UsageError: `init` gives an array of another shape or dtype than the parameter.
+        """
+        return {str(layer): self._of_layer(layer) for layer in layers}
+
+    def _of_layer(self, layer: int) -> Params:
+        leaves, structure = jax.tree_util.tree_flatten_with_path(self.shapes[layer].params)
+        places = zip(leaves, self._lies(layer), strict=True)
+        values = [self._from_elsewhere(leaf_path(layer, path), spec, lies) for (path, spec), lies in places]
+        if any(value is None for value in values):
+            own = jax.tree.leaves(self._made(layer))
+            values = [made if value is None else value for value, made in zip(values, own, strict=True)]
+        return jax.tree.unflatten(structure, values)
+
+    def _lies(self, layer: int) -> list[Any]:
+        """The shardings of a layer's parameters."""
+        specs = self.sharding.of_params({str(layer): self.shapes[layer].params})
+        return [self.compiler.stage_mesh.sharding(spec) for spec in specs]
+
+    def _made(self, layer: int) -> Params:
+        """What the layer makes itself."""
+        shapes = self.shapes[layer]
+        leaves, structure = jax.tree.flatten(shapes.carry_in)
+        out = jax.tree.unflatten(jax.tree.structure(shapes.params), self._lies(layer))
         # Repeats of a layer share a program.
-        kind = id(pipe.layers[layer]), structure, tuple(leaves), tuple(jax.tree.leaves(out))
-        if kind not in programs:
-            init_layer = partial(pipe.init_layer, layer, shapes[layer], fields)
-            programs[kind] = compiler(init_layer, NUMBER, NUMBER, out=out)
-        numbers = stage_mesh.put((np.uint32(seed), np.uint32(layer)))
-        return programs[kind](*numbers)  # type: ignore[no-any-return]
+        kind = id(self.pipe.layers[layer]), structure, tuple(leaves), tuple(jax.tree.leaves(out))
+        if kind not in self._programs:
+            init_layer = partial(self.pipe.init_layer, layer, shapes, self.fields)
+            self._programs[kind] = self.compiler(init_layer, NUMBER, NUMBER, out=out)
+        numbers = self.compiler.stage_mesh.put((np.uint32(self.seed), np.uint32(layer)))
+        return self._programs[kind](*numbers)  # type: ignore[no-any-return]
 
-    def value(path: str, spec: jax.ShapeDtypeStruct, lies: Any) -> jax.Array | None:
-        """What is not the layer's own initial value, if this is not."""
-        owner = owners.get(path, path)
-        given = _from_user(init, owner, spec)
-        if given is not None:
-            return stage_mesh.put(np.array(given), lies)  # type: ignore[no-any-return]  # a copy: updates donate it
+    def _from_elsewhere(self, path: str, spec: jax.ShapeDtypeStruct, lies: Any) -> jax.Array | None:
+        """A value that is the user's or the owner's; None if it is the layer's own."""
+        owner = self.owners.get(path, path)
+        given = _from_user(self.init, owner, spec)
+        if given is not None:  # copied, for updates donate it
+            return self.compiler.stage_mesh.put(np.array(given), lies)  # type: ignore[no-any-return]
         if owner == path:
             return None
         layer = owner.partition(".")[0]
-        tree = {layer: made(int(layer))}
+        tree = {layer: self._made(int(layer))}
         return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))[owner]  # type: ignore[no-any-return]
-
-    params = {}
-    for i in layers:
-        leaves, structure = jax.tree_util.tree_flatten_with_path(shapes[i].params)
-        values = [
-            value(leaf_path(i, path), spec, lies) for (path, spec), lies in zip(leaves, where(i), strict=True)
-        ]
-        if any(own is None for own in values):
-            pairs = zip(values, jax.tree.leaves(made(i)), strict=True)
-            values = [made_here if own is None else own for own, made_here in pairs]
-        params[str(i)] = jax.tree.unflatten(structure, values)
-    return params
 
 
 def _from_user(init: InitFunction | None, path: str, spec: jax.ShapeDtypeStruct) -> Any:

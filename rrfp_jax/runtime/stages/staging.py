@@ -18,7 +18,7 @@ from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiling import Compiler, connect
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import SumPrograms, wide
-from rrfp_jax.runtime.programs.initial import InitFunction, initial_params
+from rrfp_jax.runtime.programs.initial import InitFunction, InitialParams
 from rrfp_jax.runtime.programs.library import Library, specs_of
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import placed_params
@@ -107,10 +107,17 @@ class Staging:
     def initial_params(self, layers: range, compiler: Compiler, sharding: Sharding) -> Params:
         """Initial parameters of some layers, on the compiler's devices."""
         bucket, shapes = self._library.first
-        owners, fields = self._library.roles.owners, specs_of(bucket)
-        return initial_params(
-            self._pipe, layers, shapes, fields, self._seed, self._init, compiler, owners, sharding
+        made = InitialParams(
+            pipe=self._pipe,
+            shapes=shapes,
+            fields=specs_of(bucket),
+            seed=self._seed,
+            init=self._init,
+            owners=self._library.roles.owners,
+            compiler=compiler,
+            sharding=sharding,
         )
+        return made.of(layers)
 
     def _chunks_of(self, stage_replica: int) -> Sequence[range]:
         return self._chunks[stage_replica % self._layout.stages]
