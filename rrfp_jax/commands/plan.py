@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, check_output, exit_status, write_json
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.forecast.accelerators import CARDS, LINKS, Card, Link, card_of_kind
+from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
 
 COMMAND = "rrfp-plan"
@@ -28,7 +28,7 @@ EPILOG = f"""\
 --config.FIELD=VALUE may be given as for rrfp-train (--config=FILE --help lists them), such as
 --config.schedule=1f1b, --config.remat=full, --config.split=auto.
 
-devices: {", ".join(CARDS)}, and {MEASURED}: this machine's, two rates measured in seconds
+devices: {", ".join(ACCELERATORS)}, and {MEASURED}: this machine's, two rates measured in seconds
 links: {", ".join(LINKS)}, or BYTES_PER_SECOND,SECONDS such as 12.5e9,50e-6
 
 columns: GFLOP = forward and backward of a microbatch; fixed = weights, optimizer state, gradient sums and
@@ -64,41 +64,42 @@ def _plan(arguments: Sequence[str]) -> int:
     config = configured(rest, "")
     if config is None:
         return DONE
-    card = _card(options.card, options.memory_share)
-    memory = card.memory
+    device = _accelerator(options.card, options.memory_share)
+    memory = device.memory
     if memory is None and options.memory_share is not None:
         raise UsageError(
-            f"--memory-share={options.memory_share}: device {card.name} has no limit on memory; leave it out"
+            f"--memory-share={options.memory_share}: device {device.name} has no limit on memory; "
+            f"leave it out"
         )
-    if memory is not None and card.name != MEASURED:  # which has what JAX takes
+    if memory is not None and device.name != MEASURED:  # which has what JAX takes
         memory = int(memory * (options.memory_share or MEMORY_SHARE))
-    planned = plan_run(config, card.at(options.efficiency), link or LINKS[card.link], memory)
+    planned = plan_run(config, device.at(options.efficiency), link or LINKS[device.link], memory)
     if options.json is not None:
         write_json(options.json, planned.as_json_object())
     print(planned, flush=True)
     return DONE
 
 
-def _card(name: str | None, memory_share: float | None) -> Card:
-    """The card of a name; without one, of this machine's device, of which JAX is to take a share."""
+def _accelerator(name: str | None, memory_share: float | None) -> Accelerator:
+    """The accelerator of a name; without one, of this machine's device, of which JAX is to take a share."""
     import jax
 
-    from rrfp_jax.forecast.measured_accelerator import measured_card
+    from rrfp_jax.forecast.measured_accelerator import measured_accelerator
     from rrfp_jax.launcher.spawn import THREADS_FLAG
 
-    if name in CARDS:
+    if name in ACCELERATORS:
         jax.config.update("jax_platforms", "cpu")  # to be told of shapes; leaves GPUs to those who compute
-        return CARDS[str(name)]
+        return ACCELERATORS[str(name)]
     if name not in (None, MEASURED):
-        raise UsageError(f"--card={name}: choose one of {', '.join(CARDS)}, or {MEASURED}")
+        raise UsageError(f"--card={name}: choose one of {', '.join(ACCELERATORS)}, or {MEASURED}")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if memory_share is not None:
         os.environ.pop(OLD_MEMORY, None)
         os.environ[MEMORY] = str(memory_share)
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {THREADS_FLAG}=false".strip()
     device = jax.local_devices()[0]
-    known = None if name == MEASURED or device.platform == "cpu" else card_of_kind(device.device_kind)
-    return known or measured_card(device)
+    known = None if name == MEASURED or device.platform == "cpu" else accelerator_of_kind(device.device_kind)
+    return known or measured_accelerator(device)
 
 
 def _link(text: str) -> Link:
@@ -123,16 +124,16 @@ def _parser() -> Parser:
     )
     parser.add_argument("--help", "-h", action="store_true", help="this, and the fields of --config if given")
     parser.add_argument("--card", metavar="NAME", help="every stage's device (this machine's)")
-    parser.add_argument("--link", metavar="NAME", help="between neighbours (what the card usually has)")
+    parser.add_argument("--link", metavar="NAME", help="between neighbours (what the device usually has)")
     parser.add_argument("--pp", metavar="N", help="stages; short for --config.mesh.pp=N")
     parser.add_argument(
-        "--efficiency", type=float, default=1.0, metavar="X", help="share of the card's peaks reached (1)"
+        "--efficiency", type=float, default=1.0, metavar="X", help="share of the device's peaks reached (1)"
     )
     parser.add_argument(
         "--memory-share",
         type=float,
         metavar="X",
-        help=f"part of the card's memory that JAX takes ({MEMORY_SHARE}; as told, of a measured one)",
+        help=f"part of the device's memory that JAX takes ({MEMORY_SHARE}; as told, of a measured one)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     return parser

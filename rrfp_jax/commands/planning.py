@@ -15,7 +15,7 @@ from rich.table import Table
 from rrfp_jax.core.buckets import bucket_name
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
-from rrfp_jax.forecast.accelerators import Card, Link
+from rrfp_jax.forecast.accelerators import Accelerator, Link
 from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices, Forecast
 from rrfp_jax.forecast.partition import TooLarge
@@ -47,10 +47,10 @@ class RunPlan:
 
     def as_json_object(self) -> dict[str, Any]:
         """All figures; seconds and bytes."""
-        card, link = self.estimate.devices.card, self.estimate.devices.link
+        device, link = self.estimate.devices.accelerator, self.estimate.devices.link
         return {
             "run": self.headline,
-            "card": {name: getattr(card, name) for name in ("name", "half", "single", "bytes_per_second")},
+            "card": {name: getattr(device, name) for name in ("name", "half", "single", "bytes_per_second")},
             "link": {"bytes_per_second": link.bytes_per_second, "latency": link.latency},
             "shared": self.estimate.devices.shared,
             "device_bytes": self.estimate.devices.memory,
@@ -112,13 +112,13 @@ class RunPlan:
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
 
 
-def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> RunPlan:
+def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: int | None) -> RunPlan:
     """Forecast a run's step, with its own split and with the one by cost.
 
     Args:
         config: of the run; its data is planned, not loaded.
-        card, link: every stage's device, and what is between neighbours; with `mesh.share_devices` the one
-            device of all.
+        accelerator, link: every stage's device, and what is between neighbours; with `mesh.share_devices` the
+            one device of all.
         memory: bytes that each device gives; None if that is not known.
 
     Raises:
@@ -135,7 +135,9 @@ def plan_run(config: RunConfig, card: Card, link: Link, memory: int | None) -> R
         )
     schedule = base_of(planned_or_schedule(config.schedule))
     settings, shared = config.settings, config.mesh.share_devices
-    devices = Devices(card=card, link=link, memory=memory, setting=settings.memory.budget, shared=shared)
+    devices = Devices(
+        accelerator=accelerator, link=link, memory=memory, setting=settings.memory.budget, shared=shared
+    )
     model, data = (config.pipeline(), config.optimizer()), as_data(config.train_data())
     estimate = estimate_of(*model, data, settings, config.mesh, schedule, devices)
     given = config.layers_per_virtual_stage
@@ -158,9 +160,9 @@ def _suggested(estimate: Estimate) -> tuple[Forecast, str | None]:
 
 
 def _headline(config: RunConfig, estimate: Estimate) -> str:
-    placement, card, link = estimate.rules.placement, estimate.devices.card, estimate.devices.link
+    placement, device, link = estimate.rules.placement, estimate.devices.accelerator, estimate.devices.link
     chunks = "" if placement.chunks == 1 else f" of {placement.chunks} chunks"
-    cores = "" if card.together is None else f"; {card.together} compute at the same time"
+    cores = "" if device.together is None else f"; {device.together} compute at the same time"
     between = f"link {link.bytes_per_second / 1e9:.4g} GB/s, {link.latency * 1e6:.0f} us"
     if estimate.devices.shared:
         cores, between = "", "all stages share one, in turn"
@@ -170,8 +172,8 @@ def _headline(config: RunConfig, estimate: Estimate) -> str:
     return (
         f"{config.name}: {layers} layers, {parameters:,} parameters, on {placement.stages} stages{chunks}, "
         f"schedule {schedule}, {estimate.rules.microbatches} microbatches a step\n"
-        f"device {card.name} ({card.source}): {card.half / 1e12:.3g} TFLOP/s in half precision, "
-        f"{card.single / 1e12:.3g} in float32, {card.bytes_per_second / 1e9:.4g} GB/s{cores}; {between}"
+        f"device {device.name} ({device.source}): {device.half / 1e12:.3g} TFLOP/s in half precision, "
+        f"{device.single / 1e12:.3g} in float32, {device.bytes_per_second / 1e9:.4g} GB/s{cores}; {between}"
     )
 
 

@@ -1,8 +1,8 @@
 """What accelerators and links can do at most, from their makers' data sheets, for predicting durations.
 
-A program is taken to need the time of its arithmetic at the card's peak rate plus the time of its memory
-traffic at the card's bandwidth, because its operations run one after the other, and most of them are bound by
-one of the two. No card reaches its peaks; `efficiency` says which share of both is assumed.
+A program takes the time of its arithmetic at the accelerator's peak rate plus that of its memory traffic at
+the accelerator's bandwidth: its operations run one after the other, and most of them are bound by one of the
+two. No accelerator reaches its peaks; `efficiency` says which share of both is assumed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class Accelerator:
     """One device.
 
     Attributes:
@@ -60,15 +60,17 @@ class Card:
         arithmetic = sum(n / (self.half if dtype in HALF else self.single) for dtype, n in flops.items())
         return arithmetic + size / self.bytes_per_second
 
-    def at(self, efficiency: float) -> Card:
-        """The same card reaching this share of its peak rates."""
+    def at(self, efficiency: float) -> Accelerator:
+        """The same accelerator reaching this share of its peak rates."""
         rates = {name: efficiency * getattr(self, name) for name in ("half", "single", "bytes_per_second")}
         return replace(self, **rates)
 
 
-def _sheet(name: str, tera: tuple[float, float], giga: float, memory: int, link: str, *kinds: str) -> Card:
+def _sheet(
+    name: str, tera: tuple[float, float], giga: float, memory: int, link: str, *kinds: str
+) -> Accelerator:
     """Of TFLOP/s in half and single, GB/s, GB."""
-    return Card(
+    return Accelerator(
         name=name,
         half=tera[0] * 1e12,
         single=tera[1] * 1e12,
@@ -80,7 +82,7 @@ def _sheet(name: str, tera: tuple[float, float], giga: float, memory: int, link:
     )
 
 
-CPU = Card(
+CPU = Accelerator(
     name="cpu",
     half=90e9,
     single=90e9,
@@ -91,9 +93,9 @@ CPU = Card(
     source="one core of the machine of docs/benchmarks.md",
 )
 
-CARDS: Mapping[str, Card] = {
-    card.name: card
-    for card in (
+ACCELERATORS: Mapping[str, Accelerator] = {
+    known.name: known
+    for known in (
         _sheet("a100-40", (312, 156), 1555, 40, "nvlink3", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
         _sheet("a100-80", (312, 156), 2039, 80, "nvlink3", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
         _sheet("h100", (989, 494), 3350, 80, "nvlink4", "NVIDIA H100 80GB HBM3"),
@@ -118,6 +120,6 @@ LINKS: Mapping[str, Link] = {
 between two processes of a machine with 2 cores takes in a running pipeline."""
 
 
-def card_of_kind(kind: str) -> Card | None:
-    """The card that JAX calls by this `device_kind`; None if it is not in the table."""
-    return next((card for card in CARDS.values() if kind in card.kinds), None)
+def accelerator_of_kind(kind: str) -> Accelerator | None:
+    """The accelerator that JAX calls by this `device_kind`; None if it is not in the table."""
+    return next((known for known in ACCELERATORS.values() if kind in known.kinds), None)

@@ -148,7 +148,7 @@ class Estimate:
 
     @cached_property
     def _times(self) -> LayerTimes:
-        return LayerTimes(self.model, self.devices.card)
+        return LayerTimes(self.model, self.devices.accelerator)
 
     def _fixed_bytes(self, state: LayerState) -> int:
         parked = self.rules.unadded_gradients * state.gradient_bytes
@@ -172,7 +172,7 @@ class Estimate:
         kinds = self.rules.backward_kinds(stage)
         states = [self.model.states[i] for layers in chunks for i in layers]
         return StageLedger(
-            device=self.devices.card.name,
+            device=self.devices.accelerator.name,
             rank=0 if self.devices.shared else stage,  # whose device it is
             layers=[(layers.start, layers.stop) for layers in chunks],
             parameters=sum(state.parameters for state in states),

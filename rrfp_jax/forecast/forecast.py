@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from rrfp_jax.forecast.accelerators import Card, Link
+from rrfp_jax.forecast.accelerators import Accelerator, Link
 from rrfp_jax.runtime.memory.budget import Setting
 from rrfp_jax.runtime.memory.ledger import StageLedger
 
@@ -18,13 +18,13 @@ class Devices:
     """What stages run on.
 
     Attributes:
-        card, link: every stage's device, and what is between neighbours.
+        accelerator, link: every stage's device, and what is between neighbours.
         memory: bytes that each device gives; None if that is not known.
         setting: bytes of them for microbatches in flight; see `activation_budget` of a `Trainer`.
         shared: all stages are on one device and take turns; the link is not used then.
     """
 
-    card: Card
+    accelerator: Accelerator
     link: Link
     memory: int | None
     setting: Setting
@@ -46,7 +46,7 @@ class Devices:
 
     def at_once(self, stages: int) -> int:
         """How many of so many stages can compute at the same time."""
-        return 1 if self.shared else self.card.together or stages
+        return 1 if self.shared else self.accelerator.together or stages
 
 
 @dataclass(frozen=True, kw_only=True)

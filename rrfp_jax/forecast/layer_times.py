@@ -10,25 +10,26 @@ from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.measure.costs import TableCosts
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Task
-from rrfp_jax.forecast.accelerators import Card, Link
+from rrfp_jax.forecast.accelerators import Accelerator, Link
 from rrfp_jax.forecast.layer_costs import ModelCosts
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """A model's layers on cards of one kind."""
+    """A model's layers on accelerators of one kind."""
 
     model: ModelCosts
-    card: Card
+    accelerator: Accelerator
 
     @cached_property
     def tasks(self) -> dict[Bucket, list[dict[Kind, float]]]:
         """Seconds by bucket, layer and kind; what releases a microbatch has the adding of its gradient."""
-        adding = [self.card.seconds({}, state.adding_bytes) for state in self.model.states]
+        adding = [self.accelerator.seconds({}, state.adding_bytes) for state in self.model.states]
         return {
             bucket: [
                 {
-                    kind: self.card.seconds(cost.flops, cost.bytes) + more * (kind in (BACKWARD, WEIGHT))
+                    kind: self.accelerator.seconds(cost.flops, cost.bytes)
+                    + more * (kind in (BACKWARD, WEIGHT))
                     for kind, cost in layer.programs.items()
                 }
                 for layer, more in zip(layers, adding, strict=True)
@@ -39,7 +40,7 @@ class LayerTimes:
     @cached_property
     def updates(self) -> list[float]:
         """Seconds by layer of what is done once a step: norms and the optimizer."""
-        return [self.card.seconds({}, state.update_bytes) for state in self.model.states]
+        return [self.accelerator.seconds({}, state.update_bytes) for state in self.model.states]
 
     @cached_property
     def kinds(self) -> list[Kind]:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rrfp_jax.forecast.accelerators import Card
+from rrfp_jax.forecast.accelerators import Accelerator
 from rrfp_jax.forecast.cost_analysis import program_cost
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
@@ -19,7 +19,7 @@ from rrfp_jax.runtime.sizes import memory_limit
 REPEATS = 15
 
 
-def measured_card(device: jax.Device) -> Card:
+def measured_accelerator(device: jax.Device) -> Accelerator:
     """The rates at which a device multiplies matrices and takes a softmax, as `program_cost` counts them.
 
     Of CPUs what counts is a core's own time, so that others who use the machine at the moment do not matter;
@@ -30,7 +30,7 @@ def measured_card(device: jax.Device) -> Card:
     half, single = (_product_rate(device, size, dtype) for dtype in (jnp.bfloat16, jnp.float32))
     scores = jax.ShapeDtypeStruct((rows, 1024), jnp.float32)
     moved = program_cost(jax.make_jaxpr(jax.nn.softmax)(scores)).bytes
-    return Card(
+    return Accelerator(
         name="measured",
         half=half,
         single=single,

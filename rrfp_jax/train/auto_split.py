@@ -9,7 +9,7 @@ import optax
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, plan_step
 from rrfp_jax.errors import UsageError
-from rrfp_jax.forecast.accelerators import CPU, LINKS, card_of_kind
+from rrfp_jax.forecast.accelerators import CPU, LINKS, accelerator_of_kind
 from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.layer_costs import ModelCosts
@@ -60,9 +60,11 @@ def auto_split(
     sharing = max(Counter(devices).values())
     limits = [limit // sharing for device in devices if (limit := memory_limit(device)) is not None]
     found = layout.world.gather("the devices, for split='auto'", [devices[0].device_kind, limits])
-    card = card_of_kind(found[0][0]) or CPU
+    accelerator = accelerator_of_kind(found[0][0]) or CPU
     memory = min((limit for _, own in found for limit in own), default=None)
-    on = Devices(card=card, link=LINKS[card.link], memory=memory, setting=settings.memory.budget)
+    on = Devices(
+        accelerator=accelerator, link=LINKS[accelerator.link], memory=memory, setting=settings.memory.budget
+    )
     estimate = estimate_of(pipe, optimizer, data, settings, mesh, schedule, on)
     try:
         return list(estimate.suggested().split)

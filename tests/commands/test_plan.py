@@ -21,7 +21,7 @@ from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import as_data, buckets_of, plan_step
-from rrfp_jax.forecast.accelerators import CARDS, LINKS
+from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS
 from rrfp_jax.forecast.layer_costs import ModelCosts
 from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.train.named import schedule_of
@@ -30,7 +30,7 @@ from tests.support.refusals import BATCH, refused
 from tests.train.test_processes import command
 
 ROOT = Path(__file__).parents[2]
-H100, NVLINK = CARDS["h100"], LINKS["nvlink4"]
+H100, NVLINK = ACCELERATORS["h100"], LINKS["nvlink4"]
 TINY = {"model.n_layers": 3, "mesh.pp": 2, "model.d_model": 16, "model.n_heads": 2, "model.d_ff": 16}
 TINY |= {"sequence_length": 8, "batch": 4, "microbatches": 4, "steps": 2}
 
@@ -147,15 +147,15 @@ class TestForecast:
     @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "bfw"])
     def test_every_schedule(self, schedule):
         config = dataclasses.replace(quickstart.get_config(), schedule=schedule)
-        own = plan_run(config, CARDS["cpu"], LINKS["loopback"], None).own
+        own = plan_run(config, ACCELERATORS["cpu"], LINKS["loopback"], None).own
         work = max(stage.compute_seconds for stage in own.stages)
         assert work <= own.makespan <= 2 * work and 0 < own.bubble < 0.5
         assert isinstance(schedule_of(schedule), FixedOrder) == (schedule != "bfw")
 
     def test_shared_cores_do_no_more_than_there_are(self):
-        config, card = quickstart.get_config(), CARDS["cpu"]
+        config, accelerator = quickstart.get_config(), ACCELERATORS["cpu"]
         alone, shared = (
-            plan_run(config, dataclasses.replace(card, together=n), LINKS["loopback"], None).own
+            plan_run(config, dataclasses.replace(accelerator, together=n), LINKS["loopback"], None).own
             for n in (None, 1)
         )
         assert shared.makespan == sum(stage.compute_seconds for stage in alone.stages)
@@ -204,12 +204,12 @@ class TestCommand:
         out, _ = capsys.readouterr()
         assert "on 3 stages" in out and out.count("step ") == 1 and "suggested split" in out
 
-    def test_a_measured_card_gives_the_share_that_is_asked_for(self, text, tmp_path, monkeypatch):
+    def test_a_measured_accelerator_gives_the_share_that_is_asked_for(self, text, tmp_path, monkeypatch):
         def measured(device):
             share = float(os.environ["XLA_CLIENT_MEM_FRACTION"])
             return dataclasses.replace(H100, name="measured", memory=int(share * H100.memory))
 
-        monkeypatch.setattr("rrfp_jax.forecast.measured_accelerator.measured_card", measured)
+        monkeypatch.setattr("rrfp_jax.forecast.measured_accelerator.measured_accelerator", measured)
         monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
         monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # JAX refuses both
         file = tmp_path / "plan.json"

@@ -6,7 +6,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
-from rrfp_jax.forecast.accelerators import CARDS, LINKS, Card, Link, card_of_kind
+from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.forecast.cost_analysis import program_cost
 from rrfp_jax.forecast.layer_costs import ModelCosts
 
@@ -74,15 +74,17 @@ def test_temporaries_are_near_what_xla_says():
     assert forward <= cost(attention, long, long, long).temporary_bytes <= 3.5 * forward
 
 
-def test_cards():
-    card = Card(
+def test_accelerators():
+    accelerator = Accelerator(
         name="x", half=4.0, single=2.0, bytes_per_second=10.0, memory=None, link="loopback", source=""
     )
-    assert card.seconds({"bfloat16": 8, "float16": 4, "float32": 2}, 20) == 2 + 1 + 1 + 2
-    assert card.at(0.5).seconds({"float32": 2}, 20) == 2 * card.seconds({"float32": 2}, 20)
+    assert accelerator.seconds({"bfloat16": 8, "float16": 4, "float32": 2}, 20) == 2 + 1 + 1 + 2
+    assert accelerator.at(0.5).seconds({"float32": 2}, 20) == 2 * accelerator.seconds({"float32": 2}, 20)
     assert Link(bytes_per_second=4.0, latency=1.0).seconds(8) == 3
-    assert all(known.link in LINKS and name == known.name for name, known in CARDS.items())
-    assert card_of_kind("NVIDIA H200") is CARDS["h200"] and card_of_kind("abacus") is None
+    assert all(known.link in LINKS and name == known.name for name, known in ACCELERATORS.items())
+    assert (
+        accelerator_of_kind("NVIDIA H200") is ACCELERATORS["h200"] and accelerator_of_kind("abacus") is None
+    )
 
 
 def test_a_loop_inside_a_layer():
