@@ -19,7 +19,7 @@ from rrfp_jax.core.measure.jitter import Level
 from rrfp_jax.core.measure.jitter import by_name as jitter_by_name
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.schedules import NAMED, Schedule, by_name
+from rrfp_jax.core.schedules import Schedule, by_name, name_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
@@ -228,7 +228,7 @@ def _steps(
 def _name(policy: str | Schedule) -> str:
     if isinstance(policy, str):
         return policy
-    return next((name for name, schedule in NAMED.items() if schedule == policy), repr(policy))
+    return name_of(policy)
 
 
 def _schedule(policy: str | Schedule) -> Schedule | None:

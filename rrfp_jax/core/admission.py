@@ -1,82 +1,199 @@
-"""Which microbatches may be in flight on a stage.
+"""What may be in flight on a stage, so that its memory suffices and stages never wait in a circle.
 
-The rule keeps the stage within its memory, and no stages wait for each other in a circle: docs/memory.md has
-the proof. A microbatch is admitted once per stage, at its first forward there, with the cost of all its
-chunks, if
+Two rules; docs/memory.md has the proofs. Orders that reserve their memory (`ranked.py`) are charged by chunk.
+Other hints do not know what they need next. Charged by chunk they fill a stage with the first chunks of
+microbatches whose second ones then find no room, and become two to three times as slow at tight limits
+(docs/simulated.md); so for them microbatches are charged whole.
 
-    held + cost(j) + reserve(j) <= limit,
+**By chunk.** A chunk of a microbatch is charged when its F is dispatched and freed when its B or W is. With
 
-where reserve(j) is the largest cost of a lower-indexed microbatch that is not yet admitted here. Its later
-tasks are never refused. It is released when its last releasing task is *dispatched*. Without the reserve,
-stages that admitted different microbatches can wait for each other for ever, because accumulation in index
-order needs the lowest one everywhere.
+    h(k)    what microbatch k holds on this stage
+    u(q)    what microbatch q has still to be charged there, for the chunks whose F is yet to come
+
+an F may be dispatched if afterwards the stage is *safe in index order*: for every unfinished q
+
+    u(q) + sum of h(k) over all k >= q  <=  limit.
+
+So whenever all microbatches below q are finished, there is room for the rest of q, whatever else has run
+ahead. That is the banker's algorithm (Dijkstra, EWD 623) for processes that come in a fixed order. F of
+microbatch j adds its charge to the sums of q < j only. So it is admitted if the largest of these has room for
+it: `_needed` has them for all q from the lowest unfinished one on. The sum of a finished q is in the way of
+nobody: it is at most that of the lowest unfinished one.
+
+**Whole.** A microbatch is charged for all its chunks at its first F and freed at its last B or W. It is
+admitted if beside it and all that is held there is room for the dearest lower one that has not begun. Its
+later tasks are never refused.
+
+*Nothing waits for ever.* Take the lowest microbatch of the step that some stage has not finished. By either
+rule each of its tasks is admitted wherever it is ready.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from rrfp_jax.core.tasks import FORWARD, INPUT, Task
 
 
-class Admission:
-    """What the microbatches in flight on one stage cost, and what fits beside them.
+class Admission(ABC):
+    """What one stage holds, and what fits beside it. A limit that holds the whole step is none.
 
     Args:
-        costs: of each microbatch, in whatever unit the limit has: 1 each, or bytes.
-        limit: on the sum; None admits everything.
+        costs: `[chunk][microbatch]`, in whatever unit the limit has: 1 each, or bytes.
+        limit: on the sum of what is held; None admits everything.
+
+    Attributes:
+        held: the sum.
 
     Raises:
-        ValueError: a microbatch that costs more than the limit could never run.
+        ValueError: a microbatch whose chunks cost more than the limit together could never end.
     """
 
-    def __init__(self, costs: Sequence[int], limit: int | None) -> None:
+    def __init__(self, costs: Sequence[Sequence[int]], limit: int | None) -> None:
+        totals: list[int] = [sum(own) for own in zip(*costs, strict=True)]
         if limit is not None:
-            dearest = max(range(len(costs)), key=costs.__getitem__)
-            if costs[dearest] > limit:
+            dearest = max(range(len(totals)), key=totals.__getitem__)
+            if totals[dearest] > limit:
                 raise ValueError(
-                    f"limit={limit}: microbatch {dearest} costs {costs[dearest]}: it could never be admitted"
+                    f"limit={limit}: microbatch {dearest} costs {totals[dearest]}: it could never be admitted"
                 )
-        self._costs = costs
-        self._limit = limit
-        self._cheapest = min(costs)
-        self._admitted = bytearray(len(costs))
-        self._lowest = 0  # lowest microbatch not yet admitted
-        self._scanned = self._dearest = 0  # the largest cost not admitted below a microbatch
+        self._costs, self._totals = costs, totals
+        self._limit = None if limit is not None and sum(totals) <= limit else limit
         self.held = 0
 
-    def admits(self, microbatch: int) -> bool:
-        """Whether the microbatch's first forward may be dispatched now."""
-        if self._limit is None:
+    @abstractmethod
+    def admits(self, chunk: int, microbatch: int) -> bool:
+        """Whether the F of a chunk may be dispatched now."""
+
+    @abstractmethod
+    def refuses_beyond(self, chunk: int, microbatch: int) -> bool:
+        """Whether the F of this microbatch and those of all higher ones are refused on a chunk."""
+
+    @abstractmethod
+    def admit(self, chunk: int, microbatch: int) -> None:
+        """Account for an F that is dispatched."""
+
+    @abstractmethod
+    def release(self, chunk: int, microbatch: int) -> None:
+        """Account for a B or W that is dispatched."""
+
+    def leaves_room(self, task: Task, ahead: Iterable[Task]) -> bool:
+        """Whether tasks could follow in their order if this F were dispatched before them."""
+        return True
+
+
+class ByChunk(Admission):
+    """Charges each chunk of a microbatch from its F to its B or W; safe in index order."""
+
+    def __init__(self, costs: Sequence[Sequence[int]], limit: int | None) -> None:
+        super().__init__(costs, limit)
+        self._cheapest = [min(own) for own in costs]
+        self._needed = list(self._totals)  # u(q) + sum of h(k) over k >= q, from the lowest unfinished q on
+        self._to_free = [len(costs)] * len(self._totals)
+        self._lowest = 0  # unfinished microbatch
+
+    def admits(self, chunk: int, microbatch: int) -> bool:
+        """See `Admission.admits`."""
+        limit, lowest = self._limit, self._lowest
+        if limit is None or microbatch <= lowest:
             return True
-        needed = self.held + self._costs[microbatch]
+        return max(self._needed[lowest:microbatch]) + self._costs[chunk][microbatch] <= limit
+
+    def refuses_beyond(self, chunk: int, microbatch: int) -> bool:
+        """See `Admission.refuses_beyond`."""
+        limit, lowest = self._limit, self._lowest
+        if limit is None or microbatch <= lowest:
+            return False
+        return max(self._needed[lowest:microbatch]) + self._cheapest[chunk] > limit
+
+    def leaves_room(self, task: Task, ahead: Iterable[Task]) -> bool:
+        """See `Admission.leaves_room`.
+
+        True for the lowest unfinished microbatch in any case, which must never wait.
+        """
+        if self._limit is None or task.microbatch <= self._lowest:
+            return True
+        room = self._limit - self._costs[task.chunk][task.microbatch]
+        held = self.held
+        for kind, chunk, microbatch in ahead:
+            if kind is FORWARD:
+                held += self._costs[chunk][microbatch]
+                if held > room:
+                    return False
+            elif kind is not INPUT:
+                held -= self._costs[chunk][microbatch]
+        return True
+
+    def admit(self, chunk: int, microbatch: int) -> None:
+        """See `Admission.admit`."""
+        cost = self._costs[chunk][microbatch]
+        self.held += cost
+        if self._limit is not None:
+            between = slice(self._lowest, microbatch)
+            self._needed[between] = [needed + cost for needed in self._needed[between]]
+
+    def release(self, chunk: int, microbatch: int) -> None:
+        """See `Admission.release`."""
+        cost = self._costs[chunk][microbatch]
+        self.held -= cost
+        self._to_free[microbatch] -= 1
+        if self._limit is not None:
+            upto = slice(self._lowest, microbatch + 1)
+            self._needed[upto] = [needed - cost for needed in self._needed[upto]]
+        while self._lowest < len(self._to_free) and not self._to_free[self._lowest]:
+            self._lowest += 1
+
+
+class Whole(Admission):
+    """Charges a microbatch from its first F to its last B or W, and keeps room for the lower ones."""
+
+    def __init__(self, costs: Sequence[Sequence[int]], limit: int | None) -> None:
+        super().__init__(costs, limit)
+        self._cheapest = min(self._totals)
+        self._to_free = [len(costs)] * len(self._totals)
+        self._begun = bytearray(len(self._totals))
+        self._lowest = 0  # microbatch that has not begun
+        self._scanned = self._dearest = 0  # the largest cost of those not begun below a microbatch
+
+    def admits(self, chunk: int, microbatch: int) -> bool:
+        """See `Admission.admits`."""
+        if chunk or self._limit is None:
+            return True
+        needed = self.held + self._totals[microbatch]
         if microbatch > self._lowest:
             needed += self._reserve(microbatch)
         return needed <= self._limit
 
-    def refuses_beyond(self, microbatch: int) -> bool:
-        """Whether this one, not yet admitted, and every higher one are refused: they must reserve for it."""
-        if self._limit is None or self.admits(microbatch):
+    def refuses_beyond(self, chunk: int, microbatch: int) -> bool:
+        """See `Admission.refuses_beyond`."""
+        if chunk or self._limit is None or self.admits(chunk, microbatch):
             return False
-        reserve = max(self._costs[microbatch], self._reserve(microbatch))
+        reserve = max(self._totals[microbatch], self._reserve(microbatch))
         return self.held + self._cheapest + reserve > self._limit
 
-    def admit(self, microbatch: int) -> None:
-        """Account for a microbatch whose first forward is dispatched."""
-        self._admitted[microbatch] = 1
-        self.held += self._costs[microbatch]
+    def admit(self, chunk: int, microbatch: int) -> None:
+        """See `Admission.admit`."""
+        if chunk:
+            return
+        self._begun[microbatch] = 1
+        self.held += self._totals[microbatch]
         if microbatch == self._lowest:
-            lowest = self._admitted.find(0, microbatch)
-            self._lowest = lowest if lowest >= 0 else len(self._admitted)
+            lowest = self._begun.find(0, microbatch)
+            self._lowest = lowest if lowest >= 0 else len(self._begun)
         self._scanned, self._dearest = self._lowest, 0
 
-    def release(self, microbatch: int) -> None:
-        """Account for a microbatch whose last releasing task is dispatched."""
-        self.held -= self._costs[microbatch]
+    def release(self, chunk: int, microbatch: int) -> None:
+        """See `Admission.release`."""
+        self._to_free[microbatch] -= 1
+        if not self._to_free[microbatch]:
+            self.held -= self._totals[microbatch]
 
     def _reserve(self, microbatch: int) -> int:
         if microbatch < self._scanned:
             self._scanned, self._dearest = self._lowest, 0
         for j in range(self._scanned, microbatch):
-            if not self._admitted[j]:
-                self._dearest = max(self._dearest, self._costs[j])
+            if not self._begun[j]:
+                self._dearest = max(self._dearest, self._totals[j])
         self._scanned = max(self._scanned, microbatch)
         return self._dearest

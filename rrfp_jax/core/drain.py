@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from rrfp_jax.core.hints import Hint, HintView, Only
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
@@ -40,14 +40,17 @@ class Drain(Hint):
         ValueError: a limit below 1.
     """
 
-    waits: ClassVar[bool] = True
-
     hint: Hint
     limit: int
 
     def __post_init__(self) -> None:
         if self.limit < 1:
             raise ValueError(f"limit={self.limit}: a stage must be able to hold one microbatch")
+
+    @property
+    def waits(self) -> bool:
+        """Yes: several chunks wait for the next task of their order."""
+        return True
 
     def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
         """As the hint."""

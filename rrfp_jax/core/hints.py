@@ -12,12 +12,11 @@ highest, then the lowest microbatch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.tasks import WEIGHT, Direction, Placement, Task
+from rrfp_jax.core.tasks import Direction, Placement, Task
 
 DIRECTIONS = tuple(Direction)
 
@@ -31,8 +30,18 @@ class HintView(Protocol):
     def runnable(self, direction: Direction) -> Iterator[Task]:
         """All runnable tasks of a direction in tie order."""
 
+    def heads(self) -> Iterator[Task]:
+        """The lowest runnable task of every direction and chunk."""
+
     def was_dispatched(self, task: Task) -> bool:
         """Whether a task of this stage is past."""
+
+    def leaves_room(self, task: Task, ahead: Sequence[Task]) -> bool:
+        """Whether tasks could follow in their order, by the limits, if a runnable F were dispatched before.
+
+        True for the stage's lowest unfinished microbatch in any case: if that waited, stages could wait for
+        each other for ever.
+        """
 
     def __contains__(self, task: Task) -> bool: ...
 
@@ -52,9 +61,22 @@ class Only:
         """See `HintView.runnable`."""
         return filter(self.wanted, self.ready.runnable(direction))
 
+    def heads(self) -> Iterator[Task]:
+        """See `HintView.heads`."""
+        for direction in DIRECTIONS:
+            found = set()
+            for task in self.runnable(direction):
+                if task.chunk not in found:
+                    found.add(task.chunk)
+                    yield task
+
     def was_dispatched(self, task: Task) -> bool:
         """See `HintView.was_dispatched`."""
         return self.ready.was_dispatched(task)
+
+    def leaves_room(self, task: Task, ahead: Sequence[Task]) -> bool:
+        """See `HintView.leaves_room`."""
+        return self.ready.leaves_room(task, ahead)
 
     def __contains__(self, task: Task) -> bool:
         return self.wanted(task) and task in self.ready
@@ -63,7 +85,15 @@ class Only:
 class Hint(ABC):
     """Readiness first: the schedule ranks the ready tasks and never makes a stage wait."""
 
-    waits: ClassVar[bool] = False  # whether it may choose nothing though a task can run; only the drain may
+    @property
+    def waits(self) -> bool:
+        """Whether it may choose nothing though a task can run; only hints that save memory may."""
+        return False
+
+    @property
+    def by_chunk(self) -> bool:
+        """Whether it is charged by chunk, as it keeps room for what it needs next (`admission.py`)."""
+        return False
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
         """Where it runs with so many chunks a stage: any placement will do, so the plain one."""
@@ -165,28 +195,3 @@ class FPriority(_Priority):
     """A ready F before any B (paper, Table 7)."""
 
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
-
-
-@dataclass(frozen=True)
-class Ranked(Hint):
-    """Any fixed order as a ranking: the first of its tasks that is ready (paper, section 5)."""
-
-    order: FixedOrder
-
-    def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
-        """Where the order names a W."""
-        tasks = self.order.order(stage, placement, microbatches)
-        return {(task.chunk, task.microbatch) for task in tasks if task.kind is WEIGHT}
-
-    def start(self, stage: int, placement: Placement, microbatches: int) -> tuple[tuple[Task, ...], int]:
-        """The stage's order, and how many of its first tasks are past."""
-        return tuple(self.order.order(stage, placement, microbatches)), 0
-
-    def choose(self, state: tuple[tuple[Task, ...], int], ready: HintView) -> tuple[Task, Any] | None:
-        """Scan on from the first task that is not past."""
-        order, at = state
-        while at < len(order) and ready.was_dispatched(order[at]):
-            at += 1
-        if all(ready.first(direction) is None for direction in DIRECTIONS):
-            return None
-        return next(((task, (order, at)) for task in order[at:] if task in ready), None)

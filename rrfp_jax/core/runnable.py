@@ -1,8 +1,7 @@
 """Which of a stage's ready tasks may run now. Only questions: asking changes no answer.
 
 task           may run, once it is ready, if
-F of chunk 0   its microbatch is admitted (`admission`)
-F elsewhere    always: the microbatch is in flight already
+F              it is admitted (`admission`)
 I              always: it makes no gradient of the weights
 B, W           there is a place for its gradient of the weights (`accumulation`)
 """
@@ -39,6 +38,20 @@ class RunnableTasks:
         """All runnable tasks of a direction in tie order."""
         return filter(self._may_run, chain(*self._ranked[direction]))
 
+    def heads(self) -> Iterator[Task]:
+        """The lowest runnable task of every direction and chunk."""
+        for rows in self._ranked.values():
+            for row in rows:
+                task = row.first
+                if task is not None:
+                    found = task if self._may_run(task) else self._first_beyond(row)
+                    if found is not None:
+                        yield found
+
+    def leaves_room(self, task: Task, ahead: Sequence[Task]) -> bool:
+        """Whether tasks could follow in their order if an F were dispatched before them."""
+        return all(admission.leaves_room(task, ahead) for admission in self._admissions)
+
     def was_dispatched(self, task: Task) -> bool:
         """Whether a task of this stage is past."""
         return self._progress.state(task) == DISPATCHED
@@ -54,10 +67,9 @@ class RunnableTasks:
         """Whether a ready task is also admitted, or has a place for its gradient."""
         kind, chunk, microbatch = task
         if kind is FORWARD:
-            if chunk == 0:
-                for admission in self._admissions:
-                    if not admission.admits(microbatch):
-                        return False
+            for admission in self._admissions:  # noqa: SIM110  (a call of all takes twice as long)
+                if not admission.admits(chunk, microbatch):
+                    return False
             return True
         return kind is INPUT or self._accumulator.accepts(chunk, microbatch)
 
@@ -67,7 +79,7 @@ class RunnableTasks:
             if self._may_run(task):
                 return task
             if task.kind is FORWARD:
-                if any(admission.refuses_beyond(task.microbatch) for admission in self._admissions):
+                if any(admission.refuses_beyond(*task[1:]) for admission in self._admissions):
                     return None
             elif not row.mixed:
                 return None  # see Accumulator.accepts

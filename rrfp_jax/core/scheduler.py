@@ -10,26 +10,25 @@ the next task of the list if that is ready, and nothing otherwise; limits on wha
 to fixed orders, whose peak is known beforehand. `Chosen` dispatches a task that another rank of the stage's
 group has chosen by these rules, as soon as it is ready here. Everything else is common to all three.
 
-A microbatch is in flight from the dispatch of its first F here to the dispatch of its last releasing task:
-its B or W on every chunk, or, in a forward-only pass, its F on every chunk.
+A chunk of a microbatch is in flight from the dispatch of its F to that of its B or W. Under a hint that is
+charged whole, and in a forward-only pass, a microbatch is in flight from its first F to its last task here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from itertools import chain
 from typing import Any, ClassVar
 
 from rrfp_jax.core.accumulation import Accumulator
-from rrfp_jax.core.admission import Admission
+from rrfp_jax.core.admission import Admission, ByChunk, Whole
 from rrfp_jax.core.events import Chosen, Dispatch, Event, IllegalEvent, Room, ScheduleError
 from rrfp_jax.core.hints import Only
 from rrfp_jax.core.log import KEPT, EventLog
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress
 from rrfp_jax.core.runnable import RunnableTasks
-from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Task
+from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Task
 
 
 class StageScheduler:
@@ -40,11 +39,12 @@ class StageScheduler:
         tasks: how many there are in the step.
         view: what its hint sees of it; asking changes nothing.
         log: its latest events and answers.
-        admission: the rule that admits microbatches; the tests try unsafe ones.
+        by_chunk, whole: the rules of admission; the tests try unsafe ones.
         kept: events that the log holds; None for all.
     """
 
-    admission: ClassVar[type[Admission]] = Admission
+    by_chunk: ClassVar[type[Admission]] = ByChunk
+    whole: ClassVar[type[Admission]] = Whole
     kept: ClassVar[int | None] = KEPT
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None = None) -> None:
@@ -74,17 +74,15 @@ class StageScheduler:
             if not rules.forward_only:
                 split = hint.split(stage, placement, microbatches)
         self._progress = Progress(stage, placement, rules.names, split, rules.forward_only)
-        limits = [rules.admission_limit, budget.most if budget and hint else None]
-        count = min((limit for limit in limits if limit is not None), default=None)
-        self._admissions = [self.admission([1] * microbatches, count)]
-        if budget is not None:
-            if rules.drains:
-                raise ValueError("backpressure='drain' with a budget in bytes: choose 'admission'")
-            self._admissions.append(self.admission(budget.costs, budget.limit if hint else None))
+        if budget is not None and rules.drains:
+            raise ValueError("backpressure='drain' with a budget in bytes: choose 'admission'")
+        charges = charges_of(rules, budget)
+        rule = self.by_chunk if rules.charges_by_chunk else self.whole
+        self._admissions = [rule(costs, limit) for costs, limit in charges]
         self._accumulator = Accumulator(placement.chunks, rules.accumulation, rules.spare_gradients)
         self.view = RunnableTasks(self._progress, self._admissions, self._accumulator)
         self._forward_only = rules.forward_only
-        self._releases = [placement.chunks] * microbatches  # releasing tasks to go, per microbatch
+        self._to_run = [placement.chunks] * microbatches  # in a forward-only pass
         per_microbatch = placement.chunks * (1 if rules.forward_only else 2)
         self.tasks = self._remaining = microbatches * per_microbatch + self._progress.splits
         self.log = EventLog(self.kept)
@@ -97,13 +95,13 @@ class StageScheduler:
 
     @property
     def in_flight(self) -> int:
-        """How many microbatches are admitted and not yet released."""
+        """How many chunks of microbatches are charged."""
         return self._admissions[0].held
 
     @property
     def bytes_in_flight(self) -> int:
         """What they cost by the budget; 0 without one."""
-        return self._admissions[1].held if len(self._admissions) > 1 else 0
+        return 0 if self.budget is None else self._admissions[1].held
 
     def ready_tasks(self) -> list[Task]:
         """The ready tasks, runnable or not, in tie order: forwards, then backwards, then weight gradients."""
@@ -119,7 +117,8 @@ class StageScheduler:
             return f"nothing: {task} can run"
         ready = self.ready_tasks()
         if ready:
-            return f"room for {ready[0]} ({self.in_flight} microbatches in flight)"
+            chunks = "chunks of " if self.rules.placement.chunks > 1 else ""
+            return f"room for {ready[0]} ({self.in_flight} {chunks}microbatches in flight)"
         missing = [str(task) for task in self._progress.missing()]
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         return f"the input of {', '.join(missing[:3])}{more}"
@@ -205,36 +204,40 @@ class StageScheduler:
         self._remaining -= 1
         self._progress.dispatch(task)
         if kind is FORWARD:
-            if chunk == 0:
-                for admission in self._admissions:
-                    admission.admit(microbatch)
+            for admission in self._admissions:
+                admission.admit(chunk, microbatch)
             if self._forward_only:
-                self._release(microbatch)
+                self._leave(microbatch)
         elif kind is not INPUT:
-            self._release(microbatch)
+            for admission in self._admissions:
+                admission.release(chunk, microbatch)
             additions = self._accumulator.add(chunk, microbatch)
         dispatch = Dispatch(task, additions)
         self._note_event(event)
         self._note_answer(dispatch)
         return dispatch
 
-    def _release(self, microbatch: int) -> None:
-        self._releases[microbatch] -= 1
-        if self._releases[microbatch] == 0:
+    def _leave(self, microbatch: int) -> None:
+        """Release a microbatch of a forward-only pass once all of it has run."""
+        self._to_run[microbatch] -= 1
+        if self._to_run[microbatch] == 0:
             for admission in self._admissions:
-                admission.release(microbatch)
+                for chunk in range(self.rules.placement.chunks):
+                    admission.release(chunk, microbatch)
 
     def check_invariants(self) -> None:
         """Assert what must hold after every event (for tests; costs a pass over all tasks)."""
         progress, rules = self._progress, self.rules
         progress.check_invariants()
-        states = [progress.state(task) for rows in rules.names.values() for row in rows for task in row]
-        assert states.count(DISPATCHED) + self._remaining == self.tasks
-        begun = {t.microbatch for t in chain(*rules.names[FORWARD]) if progress.state(t) == DISPATCHED}
-        held = sum(1 for j in begun if self._releases[j] > 0)
-        assert held == self.in_flight, f"{held} microbatches held, {self.in_flight} accounted for"
+        every = [task for rows in rules.names.values() for row in rows for task in row]
+        past = [task.kind for task in every if progress.state(task) == DISPATCHED]
+        assert len(past) + self._remaining == self.tasks
+        if rules.charges_by_chunk and not rules.forward_only:
+            held = past.count(FORWARD) - past.count(BACKWARD) - past.count(WEIGHT)
+            assert held == self.in_flight, f"{held} in flight, {self.in_flight} accounted for"
         if (limit := rules.admission_limit) is not None:
-            assert self.in_flight <= limit, f"{self.in_flight} in flight, limit {limit}"
+            most = limit * rules.placement.chunks
+            assert self.in_flight <= most, f"{self.in_flight} in flight, limit {most}"
         assert self._accumulator.parked <= self._accumulator.spare
         if self.finished:
             assert not self.ready_tasks() and self.in_flight == 0 and self._accumulator.parked == 0

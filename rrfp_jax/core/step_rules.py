@@ -23,12 +23,12 @@ MOST_QUEUED = 2
 
 @dataclass(frozen=True)
 class Budget:
-    """What a stage may hold in bytes: `costs` per microbatch, of all its chunks there, and their limit.
+    """What a stage may hold in bytes: `costs[chunk][microbatch]`, and their limit.
 
-    With `most`, no more microbatches than that, whatever they cost.
+    With `most`, no more microbatches than that may be in flight on its first chunk, whatever they cost.
     """
 
-    costs: Sequence[int]
+    costs: Sequence[Sequence[int]]
     limit: int
     most: int | None = None
 
@@ -38,7 +38,8 @@ class StepRules:
     """What all stages of a step agree on.
 
     Attributes:
-        limit: most microbatches in flight on a stage under a hint; None for no limit.
+        limit: most microbatches in flight on a stage under a hint; None for no limit. Each of a stage's
+            chunks counts by itself: twice as many may be in flight on one of two.
         backpressure: what keeps a hint within the limit: admission (core/admission.py) or, for comparison,
             the paper's drain (core/drain.py).
         spare_gradients: gradients that may be parked on a stage until their turn comes.
@@ -87,6 +88,11 @@ class StepRules:
         """Most microbatches that admission lets in flight; None for fixed orders and with the drain."""
         return None if isinstance(self.schedule, FixedOrder) or self.drains else self.limit
 
+    @property
+    def charges_by_chunk(self) -> bool:
+        """Whether each chunk of a microbatch is charged by itself (core/admission.py)."""
+        return self.hint is None or self.hint.by_chunk
+
     def backward_kinds(self, stage: int) -> list[frozenset[Kind]]:
         """For each chunk of a stage, whether there are B's among its tasks, I's and W's, or both."""
         schedule, chunks = self.schedule, range(self.placement.chunks)
@@ -108,3 +114,23 @@ class StepRules:
     def names(self) -> Names:
         """All tasks that there may be in the step."""
         return all_tasks(self.placement.chunks, self.microbatches)
+
+
+Charges: TypeAlias = tuple[Sequence[Sequence[int]], int | None]
+"""What microbatches cost, `[chunk][microbatch]`, and the limit on the sum."""
+
+
+def charges_of(rules: StepRules, budget: Budget | None) -> list[Charges]:
+    """What admission keeps count of on a stage: first numbers, then the budget's bytes, if there is one."""
+    chunks, microbatches = rules.placement.chunks, rules.microbatches
+    applies = rules.hint is not None
+    limit = None if rules.admission_limit is None else rules.admission_limit * chunks
+    found: list[Charges] = [([[1] * microbatches] * chunks, limit)]
+    if budget is not None:
+        found.append((budget.costs, budget.limit if applies else None))
+        if applies and budget.most is not None:
+            found.append(([[1] * microbatches, *[[0] * microbatches] * (chunks - 1)], budget.most))
+    if rules.forward_only:  # charged at its first F, as it is freed whole
+        rest = [[0] * microbatches] * (chunks - 1)
+        found = [([[sum(own) for own in zip(*costs, strict=True)], *rest], most) for costs, most in found]
+    return found

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from rrfp_jax.core.hints import BF, Hint, Ranked
+from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.measure.cost_table import CostTable
 from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Placement, Task

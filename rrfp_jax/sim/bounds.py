@@ -1,8 +1,8 @@
 """A time that no order of a step's tasks can beat, whether it is planned or decides as it goes.
 
-Two bounds are taken for every stage; the largest of all counts. They use only that a stage runs one task at a
-time, what each task needs, and the limits in flight. So transfers, uneven durations, several chunks and split
-backwards are nothing special. Heads and tails of operations are explained in
+Two bounds are taken for every stage; the largest of all counts. They use only that a stage runs one task
+at a time, what each task needs, and the limits in flight, so that transfers, uneven durations, several
+chunks and split backwards are nothing special. Heads and tails of operations are explained in
 `operations.py`.
 
 **One machine.** Every order runs the stage's operations one at a time, each no earlier than its head, and
@@ -12,12 +12,12 @@ interruptible ones, is shorter than Jackson's, which always runs the job with th
 as long as the stage's work (the bound of arXiv:2605.18750, section 6) with the shortest head before and
 the shortest tail after it.
 
-**Places.** Under a limit a microbatch holds its share from the start of its first task on the stage to the
-end of its last task there, so at least as long as its tree demands. (The share is given back at that task's
-start, but nothing else can begin there until its end.) Share times time held, summed over the microbatches,
-fits into limit times the span from the first of these starts to the last of these ends. Before that span lies
-the shortest head, after it the shortest tail. Only a multiple of the shares' greatest common divisor can be
-held of the limit.
+**Places.** Under a limit a chunk of a microbatch holds its share from the start of its F to the end of its
+B or W (it is given back at that one's start, but nothing else can begin on the stage until its end), so at
+least as long as its tree demands. Share times time held, summed over chunks and microbatches, fits into limit
+times the span from the first of these starts to the last of these ends, before which lies the shortest head
+and after which the shortest tail. Of the limit only a multiple of the shares' greatest common divisor can be
+held.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rrfp_jax.core.hints import BF, Hint
+from rrfp_jax.core.hints import BF
 from rrfp_jax.core.measure.costs import Costs
-from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.operations import Operation, operations
 
@@ -70,10 +70,11 @@ def lower_bound(
         by_stage[operation.stage].append(operation)
     bounds = [one_machine((o.head, o.duration, o.tail) for o in stage) for stage in by_stage]
     for stage, budget in zip(by_stage, budgets or [None] * len(by_stage), strict=True):
-        if (limit := rules.admission_limit) is not None:
-            bounds.append(_places(stage, Budget([1] * rules.microbatches, limit)))
-        if budget is not None and isinstance(rules.schedule, Hint):
-            bounds.append(_places(stage, budget))
+        bounds += [
+            _places(stage, costs_held, limit)
+            for costs_held, limit in charges_of(rules, budget)
+            if limit is not None
+        ]
     return max(bounds)
 
 
@@ -99,17 +100,17 @@ def one_machine(jobs: Iterable[tuple[float, float, float]]) -> float:
     return length
 
 
-def _places(stage: Sequence[Operation], budget: Budget) -> float:
-    """The bound by what the microbatches hold of a stage's limit."""
-    begins: dict[int, float] = {}
-    ends: dict[int, float] = {}
+def _places(stage: Sequence[Operation], costs: Sequence[Sequence[int]], limit: int) -> float:
+    """The bound by what the chunks of microbatches hold of a stage's limit."""
+    begins: dict[tuple[int, int], float] = {}
+    ends: dict[tuple[int, int], float] = {}
     for o in stage:
-        j = o.task.microbatch
-        begins[j] = min(begins.get(j, math.inf), o.head)
-        ends[j] = max(ends.get(j, 0.0), o.head + o.duration)
-    held = sum(budget.costs[j] * (ends[j] - begins[j]) for j in begins)
+        place = o.task.chunk, o.task.microbatch
+        begins[place] = min(begins.get(place, math.inf), o.head)
+        ends[place] = max(ends.get(place, 0.0), o.head + o.duration)
+    held = sum(costs[chunk][j] * (ends[chunk, j] - begins[chunk, j]) for chunk, j in begins)
     span = 0.0
     if held > 0:
-        unit = math.gcd(*budget.costs)
-        span = held / (budget.limit // unit * unit)
+        unit = math.gcd(*(cost for own in costs for cost in own))
+        span = held / (limit // unit * unit)
     return min(begins.values()) + span + min(o.tail for o in stage)

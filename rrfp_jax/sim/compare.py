@@ -123,7 +123,8 @@ def _outcome(schedule: Schedule | None, steps: Sequence[Step], settings: Setting
     idle: list[Mapping[str, float]] = []
     held: list[float] = []
     for number, step in enumerate(steps):
-        budgets = _budgets(step.actual, settings.byte_limit)
+        chunks = (schedule or BF()).placement_for(step.actual.stages, settings.chunks).chunks
+        budgets = _budgets(step.actual, settings.byte_limit, chunks)
         ours = schedule or _planned(step, budgets, settings)
         rules = _rules(ours, step, settings)
         plain = WorkloadCosts(step.actual, rules.placement)
@@ -160,13 +161,15 @@ def _rules(schedule: Schedule, step: Step, settings: Settings) -> StepRules:
     )
 
 
-def _budgets(workload: Workload, limit: int | None) -> list[Budget] | None:
-    """The limit in bytes for every stage."""
+def _budgets(workload: Workload, limit: int | None, chunks: int) -> list[Budget] | None:
+    """The limit in bytes for every stage, whose chunks hold equal parts of a microbatch, in whole bytes."""
     if limit is None:
         return None
     if workload.activation_bytes is None:
         raise ValueError(f"a limit of {limit} bytes, but the workload has no activation_bytes")
-    return [Budget([round(size) for size in row], limit) for row in workload.activation_bytes]
+    return [
+        Budget([[int(size / chunks) for size in row]] * chunks, limit) for row in workload.activation_bytes
+    ]
 
 
 def _idle_shares(trace: StepTrace, times: Sequence[StageTime]) -> dict[str, float]:

@@ -84,18 +84,23 @@ class _Partial:
 class _Search:
     def __init__(self, rules: StepRules, costs: Costs, most: int) -> None:
         self._rules, self._most, self._left = rules, most, most
-        self._limit = rules.admission_limit
+        self._by_chunk = rules.charges_by_chunk
+        self._limit = limit = rules.admission_limit  # places on each stage
+        if limit is not None and self._by_chunk:
+            self._limit = limit * rules.placement.chunks
         self._operations = found = operations(rules, costs)
         index = {o: at for at, o in enumerate(found)}
         self._followers: list[list[int]] = [[] for _ in found]
-        # By stage and microbatch, its operations there, as bits: it has a place if some are done, not all.
-        self._places: list[dict[int, int]] = [{} for _ in range(rules.placement.stages)]
+        # By stage, chunk (if that counts) and microbatch the operations that hold a place, as bits: it is
+        # held if some are done, not all.
+        self._places: list[dict[tuple[int, int], int]] = [{} for _ in range(rules.placement.stages)]
         for at, o in enumerate(found):
             if o.follows is not None:
                 self._followers[index[o.follows]].append(at)
             if o.task.kind is not INPUT:
-                places, j = self._places[o.stage], o.task.microbatch
-                places[j] = places.get(j, 0) | 1 << at
+                places = self._places[o.stage]
+                place = (o.task.chunk if self._by_chunk else 0, o.task.microbatch)
+                places[place] = places.get(place, 0) | 1 << at
         self._best: _Partial | None = None
 
     def run(self) -> Optimum:
@@ -136,7 +141,7 @@ class _Search:
         ends = [
             (partial.starts[at] + operations[at].duration, partial.starts[at])
             for at in possible
-            if self._limit is None or not _takes_place(operations[at].task)
+            if self._limit is None or not self._takes_place(operations[at].task)
         ]
         end, begun = min(ends, default=(math.inf, 0.0))
         for at in possible:
@@ -176,10 +181,13 @@ class _Search:
 
     def _admits(self, done: int, at: int) -> bool:
         """Whether an operation finds a place under the limit."""
-        if self._limit is None or not _takes_place(self._operations[at].task):
+        if self._limit is None or not self._takes_place(self._operations[at].task):
             return True
         places = self._places[self._operations[at].stage].values()
         return sum(1 for tasks in places if done & tasks not in (0, tasks)) < self._limit
+
+    def _takes_place(self, task: Task) -> bool:
+        return task.kind is FORWARD and (self._by_chunk or task.chunk == 0)
 
     def _order(self, schedule: _Partial) -> ListedOrder:
         rows: list[list[Task]] = [[] for _ in schedule.free]
@@ -189,10 +197,6 @@ class _Search:
             rows[built.stage].insert(0, built.task)
             partial = partial.before
         return ListedOrder(self._rules.placement, self._rules.microbatches, tuple(map(tuple, rows)))
-
-
-def _takes_place(task: Task) -> bool:
-    return task.kind is FORWARD and task.chunk == 0
 
 
 def _undominated(partials: Iterable[_Partial]) -> list[_Partial]:

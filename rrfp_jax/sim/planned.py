@@ -23,13 +23,14 @@ from operator import attrgetter
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.deadlock import check_can_end
-from rrfp_jax.core.hints import Ranked
+from rrfp_jax.core.hints import BF
 from rrfp_jax.core.measure.costs import Costs
-from rrfp_jax.core.measure.metrics import peak_of_order
+from rrfp_jax.core.measure.metrics import peak_charge
 from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
+from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import NAMED, Schedule
-from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import BACKWARD, WEIGHT
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.links import Links
@@ -192,15 +193,12 @@ class _Planner:
 
     def _refusal(self, rows: Rows) -> str | None:
         """Why orders cannot be followed within the limits; None if they can."""
-        rules, chunks = self._rules, self._rules.placement.chunks
+        rules, chunks = replace(self._rules, schedule=BF()), self._rules.placement.chunks  # as for a hint
         for stage, row in enumerate(rows):
-            budget = self._budgets[stage] if self._budgets else None
-            limits = rules.limit, None if budget is None else budget.most
-            most = min((limit for limit in limits if limit is not None), default=len(row))
-            if peak_of_order(row, chunks) > most:
-                return f"exceeds the limit in flight on stage {stage}"
-            if budget is not None and peak_of_order(row, chunks, budget.costs) > budget.limit:
-                return f"exceeds the limit in bytes on stage {stage}"
+            charges = charges_of(rules, self._budgets[stage] if self._budgets else None)
+            for what, (costs, limit) in zip(("in flight", "in bytes", "in flight"), charges, strict=False):
+                if limit is not None and peak_charge(row, costs) > limit:
+                    return f"exceeds the limit {what} on stage {stage}"
             accumulator = Accumulator(chunks, rules.accumulation, rules.spare_gradients)
             for kind, chunk, microbatch in row:
                 if kind is BACKWARD or kind is WEIGHT:

@@ -10,7 +10,8 @@ from rrfp_jax.core.csv_order import read_csv
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import BFW, Hint
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.schedules import Schedule, by_name
+from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.schedules import RANKED, Schedule, by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
 from rrfp_jax.sim.ahead import Planned
@@ -55,8 +56,9 @@ def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:
         UsageError: no such name or file, or an order that lacks or repeats a task, has one before another
             that it needs, or must deadlock.
     """
-    if isinstance(given, str) and given.startswith(CSV):
-        return _order_in(given)
+    if isinstance(given, str) and given.removeprefix(RANKED).startswith(CSV):
+        order = _order_in(given.removeprefix(RANKED))
+        return Ranked(order) if given.startswith(RANKED) else order
     try:
         schedule = by_name(given) if isinstance(given, str) else given
     except ValueError as error:

@@ -66,7 +66,7 @@ class TestSeveralChunks:
         assert run(stage, "F1", ROOM, "F1.1", ROOM) == "F1 F1.1"
         assert run(stage, ROOM, "F0", ROOM, "F0.1", ROOM) == "F0 F0.1"  # four forwards of two microbatches
         assert run(stage, ROOM, "B0", ROOM) == "B0.1 B0"
-        assert stage.in_flight == 1
+        assert stage.in_flight == 2  # chunks
 
     def test_admission_holds_microbatches_to_the_limit(self):
         stage = scheduler(1, chunks=2, limit=2, backpressure="admission")
@@ -89,7 +89,7 @@ class TestWhereItDoesNotApply:
     [
         ({"limit": 0}, "limit=0"),
         ({"backpressure": "none"}, "backpressure='none': choose 'admission' or 'drain'"),
-        ({"budget": Budget([1, 1, 1], 2)}, "backpressure='drain' with a budget"),
+        ({"budget": Budget([[1, 1, 1]], 2)}, "backpressure='drain' with a budget"),
     ],
 )
 def test_refused(settings, said):

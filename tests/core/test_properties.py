@@ -3,8 +3,9 @@
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core.hints import BFW, Hint, Ranked
+from rrfp_jax.core.hints import BFW, Hint
 from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
@@ -43,9 +44,12 @@ def steps(draw, stages=16, microbatches=64, chunks=4, **kwargs):
 @st.composite
 def budgets(draw, rules):
     """One per stage, with costs that differ by up to a factor of ten."""
-    one = st.lists(st.integers(1, 10), min_size=rules.microbatches, max_size=rules.microbatches)
-    costs = [draw(one) for _ in range(rules.placement.stages)]
-    return tuple(Budget(own, max(own) + draw(st.integers(0, 30))) for own in costs)
+    row = st.lists(st.integers(1, 10), min_size=rules.microbatches, max_size=rules.microbatches)
+    chunks = rules.placement.chunks
+    costs = [draw(st.lists(row, min_size=chunks, max_size=chunks)) for _ in range(rules.placement.stages)]
+    return tuple(
+        Budget(own, max(map(sum, zip(*own, strict=True))) + draw(st.integers(0, 30))) for own in costs
+    )
 
 
 @large

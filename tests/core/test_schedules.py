@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rrfp_jax.core.csv_order import read_csv, write_csv
 from rrfp_jax.core.deadlock import check_can_end
-from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.orders import FixedOrder, planned_order
+from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import Budget, StepRules
@@ -23,6 +23,15 @@ HINTS = sorted(name for name, schedule in NAMED.items() if not isinstance(schedu
 
 def placements(stages, chunks):
     return st.sampled_from([Placement(stages, chunks), Placement(stages, chunks, "v")])
+
+
+@st.composite
+def budget(draw, chunks, microbatches, dearest, room):
+    """In which each microbatch fits, by itself, with so much to spare at most."""
+    cost = st.integers(0, dearest)
+    costs = [[draw(cost) for _ in range(microbatches)] for _ in range(chunks)]
+    most = draw(st.none() | st.integers(1, microbatches))
+    return Budget(costs, max(map(sum, zip(*costs, strict=True))) + draw(st.integers(0, room)), most)
 
 
 @st.composite
@@ -51,8 +60,7 @@ def hinted(draw):
     )
     budgets = None
     if draw(st.booleans()):
-        costs = [[draw(st.integers(1, 5)) for _ in range(microbatches)] for _ in range(stages)]
-        budgets = [Budget(own, max(own) + draw(st.integers(0, 6))) for own in costs]
+        budgets = [draw(budget(chunks, microbatches, 5, 6)) for _ in range(stages)]
     return rules, budgets
 
 
@@ -81,11 +89,23 @@ def test_hints_end_within_their_limits(case, seed):
 
 
 @settings(max_examples=200, deadline=None)
-@given(fixed(), st.integers(0, 2**32), st.none() | st.integers(1, 3))
-def test_any_order_may_be_a_ranking(case, seed, limit):
+@given(fixed(), st.integers(0, 2**32), st.none() | st.integers(1, 3), st.booleans(), st.data())
+def test_any_order_may_be_a_ranking(case, seed, limit, reserve, data):
+    """Also where it does not fit the limit."""
     schedule, placement, microbatches = case
-    rules = StepRules(placement=placement, microbatches=microbatches, schedule=Ranked(schedule), limit=limit)
-    world = World(rules, seed).run()
+    rules = StepRules(
+        placement=placement,
+        microbatches=microbatches,
+        schedule=Ranked(schedule, reserve),
+        limit=limit,
+        accumulation=data.draw(st.sampled_from(["index", "arrival"])),
+        spare_gradients=data.draw(st.integers(0, 2)),
+    )
+    budgets = None
+    if data.draw(st.booleans()):
+        one = budget(placement.chunks, microbatches, 5, 20)
+        budgets = [data.draw(one) for _ in range(placement.stages)]
+    world = World(rules, seed, budgets).run()
     for stage, order in enumerate(world.orders):
         assert sorted(order) == sorted(schedule.order(stage, placement, microbatches))
 
@@ -159,7 +179,7 @@ class TestOrdersThatCannotBe:
 def test_a_budget_too_small_for_one_microbatch_is_refused():
     rules = StepRules(placement=Placement(1), microbatches=2, schedule=NAMED["bf"])
     with pytest.raises(ValueError, match="microbatch 1 costs 5"):
-        StageScheduler(0, rules, Budget([1, 5], 4))
+        StageScheduler(0, rules, Budget([[1, 5]], 4))
 
 
 def test_shuffled_seeds_differ():

@@ -94,7 +94,9 @@ def test_nothing_beats_the_bound_of_a_budget(step, costs_in_bytes, room):
     rules, costs = step
     rules = dataclasses.replace(rules, backpressure="admission")
     in_bytes = costs_in_bytes[: rules.microbatches]
-    budgets = [Budget(in_bytes, round(max(in_bytes) * room))] * rules.placement.stages
+    chunks = rules.placement.chunks
+    limit = round(max(in_bytes) * chunks * room)
+    budgets = [Budget([in_bytes] * chunks, limit)] * rules.placement.stages
     makespan = simulate(rules, costs, budgets=budgets).makespan
     assert lower_bound(rules, costs, budgets=budgets) <= makespan * ROUNDING
 
@@ -143,7 +145,7 @@ def test_the_bound_of_one_microbatch_at_a_time_is_reached():
     assert (
         lower_bound(rules, costs) == pytest.approx(simulate(rules, costs).makespan) == 5 * (4 * 3 + 6 * 0.25)
     )
-    budgets = [Budget([7] * 5, 13)] * 4
+    budgets = [Budget([[7] * 5], 13)] * 4
     unlimited = dataclasses.replace(rules, limit=None)
     assert lower_bound(unlimited, costs, budgets=budgets) == pytest.approx(lower_bound(rules, costs))
     assert lower_bound(unlimited, costs) < lower_bound(rules, costs)
@@ -151,7 +153,7 @@ def test_the_bound_of_one_microbatch_at_a_time_is_reached():
 
 def test_limits_are_not_those_of_fixed_orders():
     rules, costs = one_chunk(constant(4, 8, 1.0), OneFOneB(), limit=1)
-    assert lower_bound(rules, costs, budgets=[Budget([1] * 8, 1)] * 4) == simulate(rules, costs).makespan
+    assert lower_bound(rules, costs, budgets=[Budget([[1] * 8], 1)] * 4) == simulate(rules, costs).makespan
 
 
 def test_the_drain_may_exceed_its_limit_so_that_bounds_nothing():

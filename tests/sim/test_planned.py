@@ -71,7 +71,7 @@ def test_the_search_gains(limit, accumulation):
 def test_a_plan_keeps_to_a_budget():
     rules, costs = varied(4, 12)
     in_bytes = [3 + 2 * (j % 3) for j in range(12)]
-    planned = plan(rules, costs, budgets=[Budget(in_bytes, 15)] * 4, evaluations=60)
+    planned = plan(rules, costs, budgets=[Budget([in_bytes], 15)] * 4, evaluations=60)
     for row in planned.order.rows:
         held = 0
         for kind, _, j in row:

@@ -187,7 +187,7 @@ def test_budgets_in_bytes_bound_what_is_in_flight():
     placement = Placement(2)
     rules = StepRules(placement=placement, microbatches=4, schedule=by_name("f-priority"))
     costs = WorkloadCosts(constant(2, 4, 1.0), placement)
-    order = [str(task) for task in simulate(rules, costs, budgets=[Budget([2, 2, 2, 2], 5), None]).order(0)]
+    order = [str(task) for task in simulate(rules, costs, budgets=[Budget([[2, 2, 2, 2]], 5), None]).order(0)]
     assert order == ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]
 
 

@@ -6,8 +6,8 @@ import random
 
 from hypothesis import strategies as st
 
-from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.measure.costs import Costs
+from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task

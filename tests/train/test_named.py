@@ -1,11 +1,16 @@
 """Orders in files: read, checked, and run by a Trainer."""
 
+import re
+
 import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.csv_order import write_csv
 from rrfp_jax.core.orders import OneFOneB
+from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.v_orders import ZBV
 from rrfp_jax.train.named import planned_or_schedule, schedule_of
 from tests.support import toy
 
@@ -77,3 +82,33 @@ def test_a_trainer_refuses_what_is_for_other_sizes_and_what_must_deadlock(file):
 def test_planned_without_the_file_that_its_colon_promises():
     with pytest.raises(rrfp.UsageError, match="schedule='planned:': no file of costs is named"):
         planned_or_schedule("planned:")
+
+
+class TestRankings:
+    def test_by_name(self, file):
+        name = file(GOOD)
+        assert schedule_of("ranked:zb-v") == Ranked(ZBV())
+        assert schedule_of(f"ranked:{name}") == Ranked(schedule_of(name))
+        assert name_of(Ranked(ZBV())) == "ranked:zb-v"
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [("ranked:bf", "bf ranks what is ready already"), ("ranked:bv", "no such schedule or hint")],
+    )
+    def test_refused(self, name, said):
+        with pytest.raises(rrfp.UsageError, match=said):
+            schedule_of(name)
+
+    @pytest.mark.parametrize("bounds", [{}, {"max_in_flight": 1}, {"activation_budget": "least"}], ids=str)
+    def test_the_bits_are_those_of_the_order(self, bounds):
+        """Also where the order does not fit the limit."""
+        if "activation_budget" in bounds:
+            with pytest.raises(rrfp.UsageError) as error:
+                toy.trainer(2, schedule="ranked:zb-v", activation_budget=1).step(toy.microbatches())
+            least = re.search(r"at least activation_budget=(\d+)", str(error.value))
+            bounds = {"activation_budget": int(least.group(1))}
+        followed = toy.trainer(2, schedule="zb-v")
+        ranked = toy.trainer(2, schedule="ranked:zb-v", **bounds)
+        for _ in range(2):
+            reports = [trainer.step(toy.microbatches()) for trainer in (followed, ranked)]
+            assert reports[0].loss == reports[1].loss and reports[0].gradient_norm == reports[1].gradient_norm

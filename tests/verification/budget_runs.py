@@ -108,7 +108,7 @@ def step_times() -> list[dict[str, Any]]:
         own: list[dict[str, Any]] = []
         for factor in (*FACTORS, None):
             room = None if factor is None else int(factor * unit)
-            budgets = step_budgets([room] * STAGES, chunks, buckets)
+            budgets = step_budgets([room] * STAGES, chunks, buckets, by_chunk=rules.charges_by_chunk)
             outcomes = [
                 run(rules, chunks, buckets, budgets, lambda r: costs.duration(r.stage, r.task))
                 for _ in range(STEPS)

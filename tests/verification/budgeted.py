@@ -14,6 +14,7 @@ from rrfp_jax.core.hints import BF, BFW, BPriority, FPriority
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.memory.footprint import Chunks, least_room, step_budgets
 from rrfp_jax.core.memory.meter import Meter
+from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, WEIGHT, Placement, Task
 from rrfp_jax.runtime.driver.delays import DelayedTransport
@@ -22,6 +23,7 @@ from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.driver.paced import PacedQueue
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.transport.local import LocalTransport
+from tests.verification.exploration.cases import schedules
 from tests.verification.exploration.memory import footprints_of
 
 STALL_SECONDS = 20.0
@@ -140,10 +142,11 @@ def drawn(seed: int) -> Drawn:
     placement = Placement(draw.randint(1, 4), draw.randint(1, 2), draw.choice(["looped", "v"]))
     microbatches = draw.randint(2, 10)
     buckets = [draw.randrange(2) for _ in range(microbatches)]
+    rankings = [hint for hint in schedules(placement, microbatches) if isinstance(hint, Ranked)]
     rules = StepRules(
         placement=placement,
         microbatches=microbatches,
-        schedule=draw.choice([BF(), BFW(), FPriority(), BPriority()]),
+        schedule=draw.choice([BF(), BFW(), FPriority(), BPriority(), *rankings]),
         accumulation=draw.choice(["index", "arrival"]),
         spare_gradients=draw.randint(0, 2),
         limit=draw.choice([None, None, None, draw.randint(1, 4)]),
@@ -153,5 +156,5 @@ def drawn(seed: int) -> Drawn:
     rooms = [least_room([own[b] for b in set(buckets)]) + draw.randint(0, spare) for own in footprints]
     transients = [max(c.most_transient_bytes for b in set(buckets) for c in own[b]) for own in footprints]
     totals = [room + transient for room, transient in zip(rooms, transients, strict=True)]
-    budgets = step_budgets(rooms, footprints, buckets, rules.limit)
+    budgets = step_budgets(rooms, footprints, buckets, rules.limit, rules.charges_by_chunk)
     return Drawn(rules, footprints, buckets, totals, budgets, seed)

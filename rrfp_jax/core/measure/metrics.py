@@ -71,26 +71,40 @@ def peak_in_flight(trace: StepTrace) -> list[int]:
     return [peak_of_order(order, trace.placement.chunks) for order in orders]
 
 
-def peak_of_order(order: Iterable[Task], chunks: int, costs: Sequence[int] | None = None) -> int:
-    """The most that a stage's tasks, in this order, hold at once.
+def peak_charge(order: Iterable[Task], costs: Sequence[Sequence[int]]) -> int:
+    """The most that a stage's tasks, in this order, are charged at once.
 
     Args:
         order: of a step with backward.
+        costs: `[chunk][microbatch]`, of each chunk from its F to its B or W.
+    """
+    held = peak = 0
+    for kind, chunk, microbatch in order:
+        if kind is FORWARD:
+            held += costs[chunk][microbatch]
+            peak = max(peak, held)
+        elif kind is not INPUT:
+            held -= costs[chunk][microbatch]
+    return peak
+
+
+def peak_of_order(order: Iterable[Task], chunks: int) -> int:
+    """The most microbatches that are begun and not yet released at once.
+
+    Args:
+        order: of a stage, in a step with backward.
         chunks: of the stage.
-        costs: of each microbatch from its first F to its last releasing task; 1 each if not given.
     """
     held = peak = 0
     to_go: dict[int, int] = {}  # releasing tasks, by microbatch
     for kind, _, microbatch in order:
-        cost = 1 if costs is None else costs[microbatch]
         if kind is FORWARD and microbatch not in to_go:
             to_go[microbatch] = chunks
-            held += cost
+            held += 1
             peak = max(peak, held)
         elif kind is not FORWARD and kind is not INPUT:
             to_go[microbatch] -= 1
-            if to_go[microbatch] == 0:
-                held -= cost
+            held -= to_go[microbatch] == 0
     return peak
 
 
@@ -100,8 +114,7 @@ def peak_bytes(trace: StepTrace, activation_bytes: Sequence[Sequence[float]]) ->
     Args:
         trace: of a step with backward.
         activation_bytes: `[stage][microbatch]`, shared equally by the stage's chunks; each chunk's part is
-            held from the dispatch of its F to that of its B or W. A limit in bytes counts a microbatch
-            whole, from its first chunk to its last, since all of them will need room.
+            held from the dispatch of its F to that of its B or W.
     """
     peaks = []
     for stage in range(trace.stages):

@@ -1,28 +1,36 @@
-"""What microbatches take of a stage's memory, and how many may be in flight so that it never runs out.
+"""What microbatches take of a stage's memory, and what may be in flight so that it never runs out.
 
 docs/memory.md has the proof. A message takes memory at both ends: at the sender from its program's dispatch
-until it is delivered, at the receiver as soon as it is on its way. So a chunk of an admitted microbatch goes
-through these phases:
+until it is delivered, at the receiver as soon as it is on its way. So a chunk of a microbatch goes through
+these phases:
 
-    F still to come      activation that arrives (later chunks; the first chunk's F is what admits)
+    F still to come      the activation that arrives
     F dispatched         held after F, and the activation sent or, once that is delivered, the gradient that
                          arrives: nobody computes a gradient before the activation is there
     I dispatched         held after I, and the gradient sent
     B or W dispatched    the gradient sent
 
-Two things are on a stage without being admitted there: activations that came early, and gradients that are
-sent and not delivered yet after the release. Both belong to microbatches that the stage before holds, because
-it releases one only after its gradient has come. Suppose the stage before holds n microbatches at most. Then
-the n largest messages are the *base*. It is taken off this stage's room, and a microbatch costs only what it
-takes *beyond* its own share of the base:
+Admission charges a chunk from its F to its B or W (`admission.py`). What is there before and after is an
+activation that came early, or a gradient sent after the release. Both belong to microbatches that the virtual
+stage before has in flight: it releases one only after its gradient has come. `arrival` is the larger of the
+two, and somebody has charged it:
 
-    before its gradient is sent    all phases - max(activation, gradient)   the stage before holds it, too
-    after that (split backward)    what is held for W                       the stage before may be done
+    the first chunk     The stage before. If n microbatches are in flight on its first chunk at most, the n
+                        largest arrivals are the *base* that is taken off this stage's room.
+    any later chunk     The chunk before on this stage: on its way to the later chunk and back, a microbatch
+                        is in flight there all the time.
 
-Whatever the delays, a stage holds at most base + the costs of what is admitted. n follows from the limits of
-the stage before, so `step_budgets` goes through the stages in order. It also holds every stage to so few
-microbatches that the next one has room for one beside its base. So any budget works that is enough for one
-microbatch at a time. What a program needs only while it runs is not counted here.
+So a chunk in flight costs what it takes beyond its own arrival, and the arrival at the next chunk:
+
+    before its gradient is sent    held after F + message + arrival at the next chunk - own arrival
+    after that (split backward)    held for W: all messages before are delivered, and the virtual stage before
+                                   may be done
+
+Whatever the delays, a stage holds at most base + what is charged. n follows from the limits of the stage
+before, so `step_budgets` goes through the stages in order: on every placement a stage's first chunk follows
+that of the stage before. It also holds every stage to so few microbatches that the next one has room for one
+beside its base. So any budget works that is enough for one microbatch at a time. What a program needs only
+while it runs is not counted here.
 """
 
 from __future__ import annotations
@@ -30,10 +38,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, Task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,24 +90,28 @@ Chunks: TypeAlias = Sequence[Footprint]
 
 
 def arrival(chunks: Chunks) -> int:
-    """Bytes of a microbatch on a stage that has not admitted it yet, or has released it."""
-    return max(chunks[0].activation_in_bytes, chunks[0].gradient_out_bytes)
+    """Bytes of a microbatch on a stage whose first chunk has not run yet, or is released."""
+    return _arrivals(chunks)[0]
 
 
-def cost(chunks: Chunks) -> int:
-    """Bytes beyond `arrival` of a microbatch in flight."""
-    later = sum(
-        max(chunk.activation_in_bytes, chunk.forward_bytes, chunk.input_bytes) for chunk in chunks[1:]
-    )
-    before = max(chunks[0].forward_bytes, chunks[0].input_bytes) + later - arrival(chunks)
-    after = sum(chunk.input_bytes for chunk in chunks) - chunks[0].gradient_out_bytes
-    return max(before, after, 0)
+def costs(chunks: Chunks) -> list[int]:
+    """Bytes of a microbatch in flight on each chunk, beyond what others are charged for."""
+    own = _arrivals(chunks)
+    return [
+        max(chunk.forward_bytes + own[c + 1] - own[c], chunk.held_after_input_bytes, 0)
+        for c, chunk in enumerate(chunks)
+    ]
+
+
+def _arrivals(chunks: Chunks) -> list[int]:
+    """By chunk, and 0 for the one after the last."""
+    return [*(max(chunk.activation_in_bytes, chunk.gradient_out_bytes) for chunk in chunks), 0]
 
 
 def least_room(steps: Iterable[Chunks]) -> int:
     """Bytes that a stage needs for its microbatches, one at a time, and another one's message."""
     known = list(steps)
-    return max(map(cost, known)) + max(map(arrival, known))
+    return max(sum(costs(chunks)) for chunks in known) + max(map(arrival, known))
 
 
 def step_budgets(
@@ -105,6 +119,7 @@ def step_budgets(
     footprints: Sequence[Sequence[Chunks]],
     buckets: Sequence[int],
     most: int | None = None,
+    by_chunk: bool = True,
 ) -> list[Budget | None]:
     """The budgets of all stages for a step under a hint.
 
@@ -113,30 +128,34 @@ def step_budgets(
         footprints: by stage and bucket.
         buckets: of each microbatch.
         most: microbatches in flight at most.
+        by_chunk: whether each chunk is charged by itself (`StepRules.charges_by_chunk`).
 
     Raises:
         ValueError: a stage has less than `least_room`.
     """
     budgets: list[Budget | None] = []
-    ahead = 0  # most microbatches that the stage before may hold
-    for stage, room in enumerate(rooms):
-        mine = len(buckets) if most is None else min(most, len(buckets))
+    ahead = 0  # most microbatches that the stage before may have in flight on its first chunk
+    for stage, (room, own) in enumerate(zip(rooms, footprints, strict=True)):
+        chunks = len(own[0])
+        mine = len(buckets) if most is None else min(most * (chunks if by_chunk else 1), len(buckets))
+        cap = len(buckets)
         if stage + 1 < len(rooms):
-            mine = min(mine, _most_before(stage + 1, rooms[stage + 1], footprints[stage + 1], buckets))
+            cap = _most_before(stage + 1, rooms[stage + 1], footprints[stage + 1], buckets)
         if room is None:
-            budgets.append(None if mine == len(buckets) else Budget([0] * len(buckets), 0, mine))
+            free = [[0] * len(buckets)] * chunks
+            budgets.append(None if cap >= mine else Budget(free, 0, cap))
         else:
-            costs = _of_microbatches(map(cost, footprints[stage]), buckets)
-            messages = _of_microbatches(map(arrival, footprints[stage]), buckets)
+            charged = list(zip(*_of_microbatches(map(costs, own), buckets), strict=True))
+            messages = _of_microbatches(map(arrival, own), buckets)
             limit = room - sum(sorted(messages, reverse=True)[:ahead])
-            if limit < max(costs):
+            if limit < max(map(sum, zip(*charged, strict=True))):
                 raise ValueError(
-                    f"stage {stage}: {room} bytes, and one microbatch at a time needs "
-                    f"{least_room(footprints[stage])}"
+                    f"stage {stage}: {room} bytes, and one microbatch at a time needs {least_room(own)}"
                 )
-            mine = min(mine, sum(total <= limit for total in accumulate(sorted(costs))))
-            budgets.append(Budget(costs, limit, mine))
-        ahead = mine
+            each = charged[0] if by_chunk else list(map(sum, zip(*charged, strict=True)))
+            mine = min(mine, sum(total <= limit for total in accumulate(sorted(each))))
+            budgets.append(Budget(charged, limit, cap if cap < mine else None))
+        ahead = min(mine, cap)
     return budgets
 
 
@@ -186,12 +205,12 @@ def _most_before(stage: int, room: int | None, own: Sequence[Chunks], buckets: S
     """How many microbatches the stage before may hold, so that this one can hold one of its own."""
     if room is None:
         return len(buckets)
-    rest = room - max(_of_microbatches(map(cost, own), buckets))
+    rest = room - max(map(sum, _of_microbatches(map(costs, own), buckets)))
     messages = sorted(_of_microbatches(map(arrival, own), buckets), reverse=True)
     count = sum(total <= rest for total in accumulate(messages))
     return max(count, 1)  # 0: refused when it is this stage's turn
 
 
-def _of_microbatches(by_bucket: Iterable[int], buckets: Sequence[int]) -> list[int]:
+def _of_microbatches(by_bucket: Iterable[T], buckets: Sequence[int]) -> list[T]:
     known = list(by_bucket)
     return [known[bucket] for bucket in buckets]

@@ -73,7 +73,8 @@ def memory_of_step(
         _check_order(setting, rules, shares, footprints, numbers)
         return StepMemory(totals, [None] * len(totals))
     _check_least(setting, shares, footprints)
-    budgets = step_budgets([share.room for share in shares], footprints, numbers, rules.limit)
+    rooms = [share.room for share in shares]
+    budgets = step_budgets(rooms, footprints, numbers, rules.limit, rules.charges_by_chunk)
     return StepMemory(totals, budgets)
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from rrfp_jax.core.accumulation import Accumulation
 from rrfp_jax.core.group.group import GroupProtocol
-from rrfp_jax.core.hints import BPriority, Hint, Ranked
+from rrfp_jax.core.hints import BPriority, Hint
 from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Placement, Shape
@@ -36,6 +37,12 @@ class Anything(BPriority):
 
     directions: tuple[Direction, ...] = (Direction.BACKWARD, Direction.FORWARD, Direction.WEIGHT)
     splits: bool = False
+    chunks: bool = False
+
+    @property
+    def by_chunk(self) -> bool:
+        """As it is told."""
+        return self.chunks
 
     def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
         """Everything or nothing."""
@@ -89,11 +96,15 @@ def cases(size: Size) -> list[Case]:
 
 
 def schedules(placement: Placement, microbatches: int) -> list[Schedule]:
-    """Hints and fixed orders that are defined there, each fixed order as a ranking too, and anything."""
+    """Hints and fixed orders that are defined there, each fixed order as rankings too, and anything."""
     hints: list[Schedule] = [hint for hint in NAMED.values() if isinstance(hint, Hint)]
     orders = [order for order in NAMED.values() if isinstance(order, FixedOrder)]
     orders = [order for order in orders if _is_defined(order, placement, microbatches)]
-    return [*hints, *orders, *map(Ranked, orders), Anything(), Anything(splits=True)]
+    rankings = [Ranked(order, reserve) for order in orders for reserve in (True, False)]
+    anything = [
+        Anything(splits=splits, chunks=chunks) for splits in (False, True) for chunks in (False, True)
+    ]
+    return [*hints, *orders, *rankings, *anything]
 
 
 def _is_defined(order: FixedOrder, placement: Placement, microbatches: int) -> bool:
@@ -129,10 +140,14 @@ def _bounded(
             for limit in range(1, microbatches * placement.chunks):
                 yield replace(rules, limit=limit, backpressure="drain"), None
         for _ in range(BUDGETS_OF_ANY if isinstance(schedule, Anything) else BUDGETS):
-            yield rules, tuple(_budget(chosen, microbatches) for _ in range(placement.stages))
+            yield (
+                rules,
+                tuple(_budget(chosen, placement.chunks, microbatches) for _ in range(placement.stages)),
+            )
 
 
-def _budget(chosen: random.Random, microbatches: int) -> Budget:
+def _budget(chosen: random.Random, chunks: int, microbatches: int) -> Budget:
     """Unequal costs, and a limit that the dearest microbatch just fits or nearly so."""
-    costs = tuple(chosen.randint(1, 3) for _ in range(microbatches))
-    return Budget(costs, max(costs) + chosen.randint(0, 2))
+    costs = [[chosen.randint(1, 3) for _ in range(microbatches)] for _ in range(chunks)]
+    most = chosen.choice([None, None, 1, 2])
+    return Budget(costs, max(map(sum, zip(*costs, strict=True))) + chosen.randint(0, 2), most)

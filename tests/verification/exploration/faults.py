@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rrfp_jax.core.admission import Admission
+from rrfp_jax.core.admission import Admission, ByChunk, Whole
 from rrfp_jax.core.events import Arrived, Chosen, Dispatch, Event, Room
 from rrfp_jax.core.group.group import Member
 from rrfp_jax.core.group.leader import Follower
 from rrfp_jax.core.group.messages import NOTHING, Answer, Message
 from rrfp_jax.core.group.unanimous import Unanimous
 from rrfp_jax.core.hints import BF, BPriority, FPriority
+from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.tasks import Placement, Task
+from rrfp_jax.core.v_orders import ZBV
+from tests.verification.exploration.cases import Anything
 from tests.verification.exploration.machines import Case, Maker, real
 
 
@@ -29,45 +32,86 @@ class Fault:
     said: str
 
 
-class WithoutReserve(Admission):
+class WhateverFits(ByChunk):
+    """Admits whatever fits, with nothing kept back for lower microbatches."""
+
+    def admits(self, chunk: int, microbatch: int) -> bool:
+        """Only what fits."""
+        return self._limit is None or self.held + self._costs[chunk][microbatch] <= self._limit
+
+
+class ForTheLowestOnly(ByChunk):
+    """Keeps room for the lowest unfinished microbatch, and for no other."""
+
+    def admits(self, chunk: int, microbatch: int) -> bool:
+        """By the sum of one microbatch instead of all."""
+        if self._limit is None or microbatch <= self._lowest:
+            return True
+        return self._needed[self._lowest] + self._costs[chunk][microbatch] <= self._limit
+
+
+class PerChunk(ByChunk):
+    """Keeps room for the F of each lower microbatch, but not for what its other chunks need."""
+
+    def admits(self, chunk: int, microbatch: int) -> bool:
+        """By what was right for stages that charge microbatches whole."""
+        if self._limit is None:
+            return True
+        waiting = [j for j in range(microbatch) if (chunk, j) not in self._begun]
+        reserve = max((self._costs[chunk][j] for j in waiting), default=0)
+        return self.held + self._costs[chunk][microbatch] + reserve <= self._limit
+
+    def __init__(self, costs: Sequence[Sequence[int]], limit: int | None) -> None:
+        super().__init__(costs, limit)
+        self._begun: set[tuple[int, int]] = set()
+
+    def admit(self, chunk: int, microbatch: int) -> None:
+        """Noted by chunk."""
+        super().admit(chunk, microbatch)
+        self._begun.add((chunk, microbatch))
+
+
+class Reserving(ByChunk):
+    """Keeps an order's room even from the lowest unfinished microbatch."""
+
+    def leaves_room(self, task: Task, ahead: Iterable[Task]) -> bool:
+        """Without the exception."""
+        lowest, self._lowest = self._lowest, -1
+        found = super().leaves_room(task, ahead)
+        self._lowest = lowest
+        return found
+
+
+class WithoutReserve(Whole):
     """Admits whatever fits, with nothing kept back for lower microbatches."""
 
     def _reserve(self, microbatch: int) -> int:
         return 0
 
 
-class AdmitsAll(Admission):
+class AdmitsAll(Whole):
     """Admits everything."""
 
-    def admits(self, microbatch: int) -> bool:
+    def admits(self, chunk: int, microbatch: int) -> bool:
         """Always."""
         return True
 
 
-class KeepsTooMuch(Admission):
+class KeepsTooMuch(Whole):
     """Keeps room for a microbatch that nobody waits for."""
 
-    def admits(self, microbatch: int) -> bool:
+    def admits(self, chunk: int, microbatch: int) -> bool:
         """Only below the limit."""
-        return super().admits(microbatch) and (self._limit is None or self.held + 1 < self._limit)
+        return super().admits(chunk, microbatch) and (self._limit is None or self.held + 1 < self._limit)
 
 
-class UnsafeScheduler(StageScheduler):
-    """Deadlocks when stages admit different microbatches."""
+def admitting(rule: type[Admission]) -> Maker:
+    """Machines whose stages admit by a wrong rule."""
 
-    admission = WithoutReserve
+    class Scheduler(StageScheduler):
+        by_chunk = whole = rule
 
-
-class UnlimitedScheduler(StageScheduler):
-    """Exceeds its limit."""
-
-    admission = AdmitsAll
-
-
-class TimidScheduler(StageScheduler):
-    """Idles although it could run something."""
-
-    admission = KeepsTooMuch
+    return partial(real, scheduler=Scheduler)
 
 
 class HastyScheduler(StageScheduler):
@@ -120,24 +164,44 @@ def divided(case: Case, stage: int, rank: int) -> Member:
     return Unanimous(StageScheduler(stage, replace(case.rules, schedule=hint)), rank, case.ranks)
 
 
+def admissions() -> Sequence[Fault]:
+    """Wrong rules for what may be in flight."""
+    any_split = Anything(splits=True, chunks=True)
+    one = StepRules(placement=Placement(2), microbatches=2, schedule=any_split, spare_gradients=0)
+    two = replace(one, placement=Placement(2, 2), schedule=Anything(chunks=True))
+    whole = replace(one, schedule=Anything())
+    ranked = StepRules(placement=Placement(2, 2, "v"), microbatches=2, schedule=Ranked(ZBV()), limit=1)
+    limited = StepRules(placement=Placement(2), microbatches=2, schedule=BF(), limit=1)
+
+    def anyhow(rules: StepRules, *budgets: Budget) -> Case:
+        return Case(rules=rules, budgets=budgets, any_choice=True)
+
+    equal, dear = Budget([[3, 3]], 4), Budget([[1, 3, 1]], 3)
+    chunks = Budget([[2, 3], [3, 1]], 7), Budget([[3, 3], [1, 2]], 5)
+    longer = replace(one, microbatches=3)
+    return (
+        Fault("no reserve", anyhow(whole, equal, equal), admitting(WithoutReserve), "deadlock"),
+        Fault("no safety", anyhow(one, equal, equal), admitting(WhateverFits), "deadlock"),
+        Fault("one reserve", anyhow(longer, dear, dear), admitting(ForTheLowestOnly), "is held where"),
+        Fault("a reserve a chunk", anyhow(two, *chunks), admitting(PerChunk), "deadlock"),
+        Fault("no exception", Case(rules=ranked), admitting(Reserving), "nothing runs, but F0.1"),
+        Fault("no limit", Case(rules=limited), admitting(AdmitsAll), "2 is held"),
+        Fault(
+            "idleness",
+            Case(rules=replace(limited, microbatches=3, limit=2)),
+            admitting(KeepsTooMuch),
+            "nothing runs, but F1",
+        ),
+    )
+
+
 def faults() -> Sequence[Fault]:
     """All of them."""
-    rules = StepRules(placement=Placement(2), microbatches=3, schedule=BF(), spare_gradients=0)
     parking = StepRules(placement=Placement(2), microbatches=2, schedule=BF(), spare_gradients=1)
-    unequal = Case(rules=rules, budgets=(Budget((1, 1, 1), 2), Budget((1, 1, 1), 1)))
-    limited = StepRules(placement=Placement(2), microbatches=2, schedule=BF(), limit=1)
-    roomy = replace(limited, limit=2)
     led = Case(rules=parking, ranks=2)
     voting = Case(rules=parking, ranks=2, protocol="unanimous")
     return (
-        Fault("no reserve", unequal, partial(real, scheduler=UnsafeScheduler), "deadlock"),
-        Fault(
-            "no limit",
-            Case(rules=limited),
-            partial(real, scheduler=UnlimitedScheduler),
-            "2 is held",
-        ),
-        Fault("idleness", Case(rules=roomy), partial(real, scheduler=TimidScheduler), "nothing runs, but F1"),
+        *admissions(),
         Fault("sums in disorder", Case(rules=parking), partial(real, scheduler=HastyScheduler), "of turn"),
         Fault("decisions in disorder", led, follower, "where another has run"),
         Fault("votes not kept", voting, voter, "where another has run"),

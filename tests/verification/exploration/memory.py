@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from rrfp_jax.core.hints import BF, BFW, FPriority
 from rrfp_jax.core.memory.footprint import Chunks, Footprint, least_room, step_budgets
+from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Input, Kind, Placement, Task
-from tests.verification.exploration.cases import Anything
+from tests.verification.exploration.cases import Anything, schedules
 from tests.verification.exploration.machines import Case
 from tests.verification.exploration.witness import Broken, Seen
 
@@ -81,8 +82,11 @@ def drawn(seed: int, largest: int = 3) -> Case:
     stages, chunks = draw.choice([(2, 1), (2, 1), (largest, 1), (2, 2)])
     placement = Placement(stages, chunks, draw.choice(["looped", "v"]))
     microbatches = draw.randint(2, largest if chunks == 1 else 2)
-    schedules: list[Schedule] = [BF(), BFW(), FPriority(), Anything(), Anything(splits=True)]
-    schedule = draw.choice(schedules)
+    hints: list[Schedule] = [BF(), BFW(), FPriority()]
+    both = (False, True)
+    anything = [Anything(splits=split, chunks=by_chunk) for split in both for by_chunk in both]
+    ranked = [hint for hint in schedules(placement, microbatches) if isinstance(hint, Ranked)]
+    schedule = draw.choice([draw.choice(hints), draw.choice(anything), draw.choice(ranked)])
     buckets = tuple(draw.randrange(2) for _ in range(microbatches))
     footprints = list(footprints_of(draw, placement))
     rooms = [least_room([own[b] for b in set(buckets)]) + draw.randint(0, 6) for own in footprints]
@@ -94,7 +98,7 @@ def drawn(seed: int, largest: int = 3) -> Case:
         spare_gradients=draw.randint(0, 2),
         limit=draw.choice([None, None, 2]),
     )
-    budgets = step_budgets(rooms, footprints, buckets, rules.limit)
+    budgets = step_budgets(rooms, footprints, buckets, rules.limit, rules.charges_by_chunk)
     return Case(
         rules=rules,
         budgets=tuple(budget for budget in budgets if budget is not None),

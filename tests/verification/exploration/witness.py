@@ -7,6 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from rrfp_jax.core.events import Arrived, Dispatch
+from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Input, Placement, Task
 
@@ -39,14 +40,14 @@ class Seen(NamedTuple):
         dispatched: what runs or has run.
         added: (chunk, microbatch) of the gradients in the sum.
         ends: on how many chunks each microbatch has been released.
-        held: the microbatches in flight.
+        held: the (chunk, microbatch) in flight.
     """
 
     arrived: frozenset[Input]
     dispatched: frozenset[Task]
     added: frozenset[tuple[int, int]]
     ends: tuple[int, ...]
-    held: frozenset[int]
+    held: frozenset[tuple[int, int]]
 
 
 class Witness:
@@ -61,9 +62,18 @@ class Witness:
         self._split: Collection[tuple[int, int]] = ()
         if rules.hint is not None:
             self._split = set(rules.hint.split(stage, rules.placement, rules.microbatches))
-        self._limits: list[tuple[Sequence[int], int]] = [(budget.costs, budget.limit)] if budget else []
-        counts = [None if rules.drains else rules.limit, budget.most if budget else None]
-        self._limits += [([1] * rules.microbatches, count) for count in counts if count is not None]
+        self._order: Sequence[Task] = ()
+        if isinstance(rules.hint, Ranked) and rules.hint.reserve:
+            self._order = rules.hint.order.order(stage, rules.placement, rules.microbatches)
+        self._whole = rules.forward_only or not (rules.hint is None or rules.hint.by_chunk)
+        ones, zeros = [1] * rules.microbatches, [0] * rules.microbatches
+        self._limits: list[tuple[Sequence[Sequence[int]], int]] = []
+        if budget:
+            self._limits.append((budget.costs, budget.limit))
+        if budget and budget.most is not None:
+            self._limits.append(([ones, *[zeros] * (len(self._chunks) - 1)], budget.most))
+        if rules.limit is not None and not rules.drains:
+            self._limits.append(([ones] * len(self._chunks), rules.limit * len(self._chunks)))
 
     def start(self) -> Seen:
         """Nothing yet."""
@@ -107,8 +117,7 @@ class Witness:
         require(task not in seen.dispatched, f"{task} runs twice")
         forward, backward, first = (Task(k, chunk, microbatch) for k in (FORWARD, BACKWARD, INPUT))
         if kind is FORWARD:
-            there = chunk in self._first or task.input in seen.arrived
-            require(there, f"{task} runs before its activation is there")
+            require(self._there(seen, task), f"{task} runs before its activation is there")
         elif kind is WEIGHT:
             require(first in seen.dispatched, f"{task} runs before {first}")
         else:
@@ -116,11 +125,16 @@ class Witness:
             there = chunk in self._last or backward.input in seen.arrived
             require(there, f"{task} runs before its gradient is there")
             require(not {backward, first} & seen.dispatched, f"{task} runs, but it has run as B or I")
-        held, ends = seen.held | {microbatch}, seen.ends
+        held, ends = seen.held, seen.ends
         if kind in (BACKWARD, WEIGHT) or self._rules.forward_only:
             ends = (*ends[:microbatch], ends[microbatch] + 1, *ends[microbatch + 1 :])
-        if ends[microbatch] == len(self._chunks):
-            held -= {microbatch}
+        if self._whole:
+            whole = {(each, microbatch) for each in self._chunks}
+            held = held - whole if ends[microbatch] == len(self._chunks) else held | whole
+        elif kind is FORWARD:
+            held |= {(chunk, microbatch)}
+        elif kind is not INPUT:
+            held -= {(chunk, microbatch)}
         return seen._replace(dispatched=seen.dispatched | {task}, ends=ends, held=held)
 
     def _added(self, seen: Seen, chunk: int, microbatch: int) -> Seen:
@@ -135,7 +149,7 @@ class Witness:
     def _check_limits(self, seen: Seen) -> None:
         rules, parked = self._rules, self._parked(seen)
         for costs, limit in self._limits:
-            held = sum(costs[j] for j in seen.held)
+            held = sum(costs[chunk][j] for chunk, j in seen.held)
             require(held <= limit, f"{held} is held where the limit is {limit}")
         if rules.drains and rules.limit is not None:
             held = sum(task.kind is FORWARD for task in seen.dispatched) - sum(seen.ends)
@@ -152,8 +166,8 @@ class Witness:
             Task(kind, chunk, microbatch) for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)
         )
         if forward not in seen.dispatched:
-            there = chunk in self._first or forward.input in seen.arrived
-            return forward if there and (chunk > 0 or self._admits(seen, microbatch)) else None
+            there = self._there(seen, forward)
+            return forward if there and self._admits(seen, forward) and self._spares(seen, forward) else None
         if self._rules.forward_only:
             return None
         split = (chunk, microbatch) in self._split
@@ -165,13 +179,50 @@ class Witness:
             return weight
         return None
 
-    def _admits(self, seen: Seen, microbatch: int) -> bool:
+    def _admits(self, seen: Seen, forward: Task) -> bool:
+        """Whether an F leaves the stage safe: the rules of core/admission.py, for every microbatch."""
+        if self._whole:
+            return forward.chunk > 0 or self._admits_whole(seen, forward.microbatch)
+        held = seen.held | {forward[1:]}
+        begun = {task[1:] for task in seen.dispatched if task.kind is FORWARD} | {forward[1:]}
+        for costs, limit in self._limits:
+            for q in range(self._rules.microbatches):
+                if seen.ends[q] == len(self._chunks):
+                    continue
+                to_come = sum(costs[c][q] for c in self._chunks if (c, q) not in begun)
+                if to_come + sum(costs[c][k] for c, k in held if k >= q) > limit:
+                    return False
+        return True
+
+    def _admits_whole(self, seen: Seen, microbatch: int) -> bool:
         waiting = [j for j in range(microbatch) if Task(FORWARD, 0, j) not in seen.dispatched]
         for costs, limit in self._limits:
-            held = sum(costs[j] for j in seen.held)
-            if held + costs[microbatch] + max((costs[j] for j in waiting), default=0) > limit:
+            dear = [sum(own) for own in zip(*costs, strict=True)]
+            held = sum(costs[c][j] for c, j in seen.held)
+            if held + dear[microbatch] + max((dear[j] for j in waiting), default=0) > limit:
                 return False
         return True
+
+    def _spares(self, seen: Seen, forward: Task) -> bool:
+        """Whether an F leaves the order the room that it needs: the rule of core/ranked.py."""
+        unfinished = [q for q, ends in enumerate(seen.ends) if ends < len(self._chunks)]
+        if not self._order or forward.microbatch == unfinished[0]:
+            return True
+        lower = [Task(FORWARD, forward.chunk, j) for j in range(forward.microbatch)]
+        lower = [task for task in lower if task not in seen.dispatched and self._there(seen, task)]
+        if any(self._admits(seen, task) for task in lower):
+            return False  # of each chunk only the lowest may run ahead
+        before = self._order[: self._order.index(forward)]
+        for costs, limit in self._limits:
+            held = costs[forward.chunk][forward.microbatch] + sum(costs[c][k] for c, k in seen.held)
+            for kind, chunk, j in (task for task in before if task not in seen.dispatched):
+                held += {FORWARD: 1, INPUT: 0}.get(kind, -1) * costs[chunk][j]
+                if held > limit and kind is FORWARD:
+                    return False
+        return True
+
+    def _there(self, seen: Seen, forward: Task) -> bool:
+        return forward.chunk in self._first or forward.input in seen.arrived
 
     def _has_place(self, seen: Seen, chunk: int, microbatch: int) -> bool:
         if self._rules.accumulation == "arrival":
