@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -124,8 +125,12 @@ class Embed(nnx.Module):  # type: ignore[misc]
 
     def __call__(self, carry: None, mb: Mapping[str, jax.Array]) -> jax.Array:
         """Look the tokens up; the first layer has no carry to read."""
+        chex.assert_rank(mb["tokens"], 2)
         x: jax.Array = self.tokens(mb["tokens"])
-        return x if self.positions is None else x + self.positions(jnp.arange(x.shape[1]))
+        if self.positions is not None:
+            chex.assert_axis_dimension_lteq(x, 1, self.positions.num_embeddings)  # none is beyond the table
+            x = x + self.positions(jnp.arange(x.shape[1]))
+        return x
 
 
 class Block(nnx.Module):  # type: ignore[misc]

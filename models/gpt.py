@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -82,6 +83,9 @@ def causal_attention(
     With `segments`, int[B, T], only of values in its own segment. Scores and softmax are float32 whatever
     the input.
     """
+    chex.assert_equal_shape([q, k, v])
+    if segments is not None:  # of another shape they would be broadcast
+        chex.assert_shape(segments, q.shape[:2])
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))  # [B, H, T, K]
     scores = jnp.einsum("bhtk,bhsk->bhts", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
@@ -119,6 +123,7 @@ class Embed(nnx.Module):  # type: ignore[misc]
 
     def __call__(self, carry: None, mb: Mapping[str, jax.Array]) -> jax.Array:
         """Look the tokens up; the first layer has no carry to read."""
+        chex.assert_rank(mb["tokens"], 2)
         embedding: jax.Array = self.embedding[...]
         return embedding[mb["tokens"]].astype(self.dtype)
 

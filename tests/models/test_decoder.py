@@ -108,3 +108,18 @@ def test_parallel_halves_read_the_same():
     normed = block.attention_norm(x)
     expected = x + block._attention(normed, None) + block._mlp(normed)
     np.testing.assert_allclose(block(x, {}), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "tokens", "segments", "said"),
+    [
+        (GPT3, jnp.zeros((2, 13), jnp.int32), None, "13"),  # the thirteenth has no learned position
+        (QWEN, jnp.zeros((2, 3, 4), jnp.int32), None, "rank"),
+        (QWEN, TOKENS, jnp.zeros((2, 1), jnp.int32), "shape"),
+        (QWEN, TOKENS, jnp.zeros((1, 12), jnp.int32), "shape"),
+    ],
+    ids=["longer than positions", "rank", "one segment a sequence", "segments of one sequence"],
+)
+def test_what_would_be_broadcast_or_clipped_in_silence_is_refused(cfg, tokens, segments, said):
+    with pytest.raises(AssertionError, match=said):
+        logits(cfg, tokens, segments)
