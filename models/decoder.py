@@ -107,6 +107,8 @@ def _attend(
     cfg: DecoderConfig, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None
 ) -> jax.Array:
     """Mixed values; dtype[B, T, H, K], twice dtype[B, T, G, K], int[B, T] or None -> dtype[B, T, H, K]."""
+    if segments is not None:  # of another shape they would be broadcast
+        chex.assert_shape(segments, q.shape[:2])
     if cfg.attention == "explicit":
         k, v = (jnp.repeat(y, cfg.n_heads // cfg.n_kv_heads, axis=2) for y in (k, v))
         return causal_attention(q, k, v, segments)

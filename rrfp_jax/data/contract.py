@@ -21,7 +21,8 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.buckets import Bucket
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.user_code import called
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
@@ -68,7 +69,8 @@ class InMemory:
     def plan(self, step: int) -> Sequence[Microbatch]:
         """See `Data.plan`; the source is the position in the step."""
         if self._source is not None and step != self._step:
-            self._current, self._step = [_arrays(mb) for mb in self._source(step)], step
+            # Each is copied before the next is asked for, which may be in the same buffers.
+            self._current, self._step = [_arrays(mb, copied=True) for mb in self._source(step)], step
         return [
             Microbatch({k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in mb.items()}, source=(step, j))
             for j, mb in enumerate(self._current)
@@ -103,8 +105,10 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
     Raises:
         UsageError: no microbatches, something else than `Microbatch`, or one that fits no bucket of data
             that says which it has; names the nearest.
+        TrainingError: the data raised something, or tried to end the process.
     """
-    plan = list(data.plan(step))
+    with called(f"step {step}: the data's plan({step})", TrainingError):
+        plan = list(data.plan(step))
     if not plan:
         raise UsageError(f"step {step}: the data plans 0 microbatches; a step needs at least one")
     for j, mb in enumerate(plan):
@@ -160,21 +164,33 @@ def bucket_of(fields: Mapping[str, jax.ShapeDtypeStruct]) -> Bucket:
 def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Collection[str]) -> Arrays:
     """Load fields of a microbatch and hold them against its plan.
 
+    Returns:
+        Arrays that nobody else can write to: data may fill the same buffers again, while these are still on
+        their way to a device, which on CPU may not even copy them.
+
     Raises:
         UsageError: a field is missing, or has another shape or dtype than planned.
+        TrainingError: the data raised something, or tried to end the process.
     """
-    arrays = data.load(planned, fields)
+    with called(f"step {step}: the data's load() of microbatch {j}", TrainingError):
+        arrays = data.load(planned, fields)
+    where = f"step {step}, microbatch {j}"
+    if not isinstance(arrays, Mapping):
+        raise UsageError(f"{where}: load() gave {type(arrays).__name__}, not arrays by the names of fields")
+    loaded: dict[str, Any] = {}
     for name in fields:
-        where = f"step {step}, microbatch {j}: field {name!r}"
         if name not in arrays:
-            given = ", ".join(sorted(arrays)) or "nothing"
-            raise UsageError(f"{where} was planned but not loaded; load() gave {given}")
-        spec, got = planned.fields[name], np.asarray(arrays[name])
+            found = ", ".join(sorted(map(str, arrays))) or "nothing"
+            raise UsageError(f"{where}: field {name!r} was planned but not loaded; load() gave {found}")
+        given, spec = arrays[name], planned.fields[name]
+        got = np.asarray(given)
         if (got.shape, got.dtype) != (tuple(spec.shape), np.dtype(spec.dtype)):
             raise UsageError(
-                f"{where} is {got.dtype}{list(got.shape)}, planned as {spec.dtype}{list(spec.shape)}"
+                f"{where}: field {name!r} is {got.dtype}{list(got.shape)}, "
+                f"planned as {spec.dtype}{list(spec.shape)}"
             )
-    return arrays
+        loaded[name] = given if isinstance(given, jax.Array) else _kept(got)  # JAX's cannot be written to
+    return loaded
 
 
 def load_step(data: Data, step: int) -> list[dict[str, Any]]:
@@ -211,12 +227,21 @@ def _size(bucket: Bucket) -> int:
     return sum(math.prod(shape) for _, shape, _ in bucket)
 
 
-def _arrays(mb: Any) -> Arrays:
+def _arrays(mb: Any, copied: bool = False) -> Arrays:
     if not isinstance(mb, Mapping) or not mb:
         raise UsageError(
             f"a microbatch must be a dict of arrays with at least one field, got {type(mb).__name__}"
         )
-    return {name: _array(name, value) for name, value in mb.items()}
+    arrays = {name: _array(name, value) for name, value in mb.items()}
+    return {name: _kept(array) for name, array in arrays.items()} if copied else arrays
+
+
+def _kept(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """The array, if it is one of these already; otherwise a copy, which can only be read."""
+    if array.flags.writeable or not array.flags.owndata:
+        array = np.array(array)
+        array.flags.writeable = False
+    return array
 
 
 def _array(name: str, value: Any) -> np.ndarray[Any, np.dtype[Any]]:

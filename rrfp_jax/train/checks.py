@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +22,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.autodiff.dataflow import output_dependence
+from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.layers import MicrobatchView, Params, zeros
@@ -27,6 +30,7 @@ from rrfp_jax.runtime.model.paths import leaf_path
 from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.library import specs_of
+from rrfp_jax.runtime.settings import is_whole
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.train.report import REPORTED
 
@@ -37,20 +41,51 @@ LARGEST_LOSS_CHECK = 2**30
 """Bytes of logits and fields up to which the loss is tried out on two rows at start."""
 
 
-def check_types(pipe: Any, mesh: Any, split: Any) -> None:
+def check_types(pipe: Any, mesh: Any, split: Any, init: Any, on_step: Any, delays: Any) -> None:
     """Refuse arguments of a Trainer that have been mixed up.
 
     Raises:
         UsageError: naming the argument.
     """
-    for name, value, wanted in (("first argument", pipe, Pipeline), ("mesh", mesh, Mesh)):
-        if not isinstance(value, wanted):
+    wanted = {"first argument": (pipe, Pipeline), "mesh": (mesh, Mesh), "delays": (delays, Delays)}
+    for name, (value, kind) in wanted.items():
+        if not isinstance(value, kind):
             raise UsageError(
-                f"Trainer: the {name} is of type {type(value).__name__}, not {wanted.__name__}: "
+                f"Trainer: the {name} is of type {type(value).__name__}, not {kind.__name__}: "
                 f"Trainer(rrfp.Pipeline(layers, loss), optimizer, mesh=rrfp.Mesh(pp=4), ...)"
             )
     if split not in (None, "auto") and (isinstance(split, str) or not isinstance(split, Sequence)):
         raise UsageError(f"split={split!r}: give 'auto', or a list with the number of layers of each stage")
+    if init is not None and not callable(init):
+        raise UsageError(f"init={init!r}: give a function init(path, spec) -> array, or leave it out")
+    if on_step is not None and not callable(on_step):
+        raise UsageError(f"on_step={on_step!r}: give a function of a step's report, or leave it out")
+
+
+def check_count(call: str, name: str, value: Any, least: int) -> None:
+    """Refuse what is no whole number, or below `least`.
+
+    Raises:
+        UsageError: naming the method that was called, and its argument.
+    """
+    if not is_whole(value) or value < least:
+        raise UsageError(f"Trainer.{call}({name}={value!r}): give a whole number, at least {least}")
+
+
+def folder_of(call: str, given: Any) -> Path:
+    """A folder that a method was given; it need not be there.
+
+    Raises:
+        UsageError: it is no path, or one of something else.
+    """
+    if not isinstance(given, (str, PathLike)) or not str(given):
+        raise UsageError(
+            f"Trainer.{call}({given!r}): give a folder of checkpoints, such as 'runs/checkpoints'"
+        )
+    path = Path(given)
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"Trainer.{call}({str(given)!r}): is a file; give a folder of checkpoints")
+    return path
 
 
 def check_optimizer(

@@ -19,7 +19,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.sim.ahead import Planned
-from rrfp_jax.train.checks import check_losses, check_model, check_order
+from rrfp_jax.train.checks import check_count, check_losses, check_model, check_order, folder_of
 from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.train.named import planned_or_schedule
 from rrfp_jax.train.reference import CheckReport, compare
@@ -83,13 +83,16 @@ class Session:
         """Train `count` further steps on the trainer's data, giving each one's report.
 
         Raises:
-            UsageError: no data or no optimizer.
+            UsageError: no data or no optimizer; at once.
             TrainingError: a loss or gradient is not finite (see `on_nonfinite`), a program failed, or nothing
                 moves any more; parameters are those before the step.
         """
-        data = self._own_data("steps")
+        check_count("steps", "count", count, 0)
         self._require_optimizer()
-        self.start()
+        return self._steps(self._own_data("steps"), count)
+
+    def _steps(self, data: Data, count: int) -> Iterator[Report]:
+        self._start(data)
         for left in reversed(range(count)):
             yield self._train(data, more=left > 0)
 
@@ -125,8 +128,7 @@ class Session:
         """
         data = as_data(data)
         count = getattr(data, "steps", 1) if steps is None else steps
-        if count < 1:
-            raise UsageError(f"evaluate(steps={count}): there must be at least one step")
+        check_count("evaluate", "steps", count, 1)
         self._start(data)
         found = []
         for step in range(count):
@@ -226,16 +228,13 @@ class Session:
         """
         if not self._engine.stages:
             raise UsageError("Trainer.save: nothing to save before the first step; call start() first")
-        self._stepper.saves.save(Path(folder), keep, on_error, self._stepper.state(config))
+        check_count("save", "keep", keep, 1)
+        self._stepper.saves.save(folder_of("save", folder), keep, on_error, self._stepper.state(config))
         if wait:
             self.finish_saving()
 
     def finish_saving(self) -> None:
-        """Wait for a checkpoint that is being written.
-
-        Raises:
-            TrainingError: see `save`.
-        """
+        """Wait for a checkpoint that is being written; raises as `save` does."""
         self._stepper.saves.finish()
 
     def restore(self, folder: str | Path, step: int | None = None) -> bool:
@@ -256,8 +255,11 @@ class Session:
             TrainingError: there are only damaged ones.
         """
         data = self._own_data("restore")
+        path = folder_of("restore", folder)
+        if step is not None:
+            check_count("restore", "step", step, 0)
         self._start(data)
-        found = self._stepper.saves.restore(Path(folder), step)
+        found = self._stepper.saves.restore(path, step)
         if found is None:
             return False
         if not self._stepper.go_on_from(*found, data) and self._world.rank == 0:

@@ -83,8 +83,8 @@ class Trainer(Session):
         agreement: CarrierName = "kv",
         protocol: GroupProtocol = "leader",
     ) -> None:
-        mesh = mesh or Mesh()
-        check_types(pipe, mesh, split)
+        mesh, delays = Mesh() if mesh is None else mesh, Delays() if delays is None else delays
+        check_types(pipe, mesh, split, init, on_step, delays)
         settings = Settings(
             numerics=Numerics(
                 accumulation=accumulation,
@@ -102,7 +102,7 @@ class Trainer(Session):
             execution=Execution(
                 stall_seconds=stall_seconds,
                 executables=executables,
-                delays=delays or Delays(),
+                delays=delays,
                 terms=Terms(agreement=agreement, protocol=protocol),
             ),
         )

@@ -22,11 +22,12 @@ PACKAGE = REPOSITORY / "rrfp_jax"
 ARROWS = {
     "errors": set(),
     "files": set(),
+    "user_code": {"errors"},
     "core": set(),
     "sim": {"core"},
     "schedules": {"core", "sim"},
     "views": {"core", "errors"},
-    "data": {"core", "errors"},
+    "data": {"core", "user_code"},
     # The runtime: what one process knows of others ...
     "runtime._jax": set(),
     "runtime.processes": {"core", "errors", "runtime._jax"},

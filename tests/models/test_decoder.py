@@ -117,8 +117,9 @@ def test_parallel_halves_read_the_same():
         (QWEN, jnp.zeros((2, 3, 4), jnp.int32), None, "rank"),
         (QWEN, TOKENS, jnp.zeros((2, 1), jnp.int32), "shape"),
         (QWEN, TOKENS, jnp.zeros((1, 12), jnp.int32), "shape"),
+        (replace(QWEN, attention="xla"), TOKENS, jnp.zeros((1, 12), jnp.int32), "shape"),
     ],
-    ids=["longer than positions", "rank", "one segment a sequence", "segments of one sequence"],
+    ids=["longer than positions", "rank", "one segment a sequence", "of one sequence", "of one, xla"],
 )
 def test_what_would_be_broadcast_or_clipped_in_silence_is_refused(cfg, tokens, segments, said):
     with pytest.raises(AssertionError, match=said):

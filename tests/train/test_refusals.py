@@ -91,7 +91,7 @@ class TestSettings:
             next(make(data=None).steps(1))
 
     def test_no_steps_of_evaluation(self):
-        with refused("steps=0", "at least one"):
+        with refused("evaluate(steps=0)", "at least 1"):
             make().evaluate(BATCH, steps=0)
 
 

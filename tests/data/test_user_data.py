@@ -1,0 +1,205 @@
+"""Data that users write: buffers that are filled again, and what it raises, which is told as theirs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import rrfp_jax as rrfp
+from tests.support import toy
+from tests.train.test_processes import command
+
+ROOT = Path(__file__).parents[2]
+STEPS, COUNT = 4, 3
+
+
+def fresh(step):
+    return toy.microbatches(COUNT, seed=step)
+
+
+def losses(data):
+    return [report.loss for report in toy.trainer(2, data=data).steps(STEPS)]
+
+
+class Reusing:
+    """Loads every microbatch into the same buffers, as many loaders do."""
+
+    def __init__(self):
+        self.buffers = {
+            name: np.zeros(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+            for name, value in fresh(0)[0].items()
+        }
+
+    def plan(self, step):
+        fields = {name: jax.ShapeDtypeStruct(b.shape, b.dtype) for name, b in self.buffers.items()}
+        return [rrfp.Microbatch(fields, source=(step, j)) for j in range(COUNT)]
+
+    def load(self, microbatch, fields):
+        step, j = microbatch.source
+        for name, value in fresh(step)[j].items():
+            self.buffers[name][...] = value
+        return self.buffers  # more than was asked for
+
+
+class Yielding:
+    """A function of the step that yields the same buffers for every microbatch."""
+
+    def __init__(self):
+        self.buffers = {name: value.copy() for name, value in fresh(0)[0].items()}
+
+    def __call__(self, step):
+        for mb in fresh(step):
+            for name, value in mb.items():
+                self.buffers[name][...] = value
+            yield self.buffers
+
+
+class Drawing(Reusing):
+    """Draws anew at each load, into the same buffers."""
+
+    random = np.random.default_rng(0)
+
+    def load(self, microbatch, fields):
+        super().load(microbatch, fields)
+        self.buffers["labels"][...] = self.random.integers(0, toy.VOCABULARY, self.buffers["labels"].shape)
+        return self.buffers
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return losses(fresh)
+
+
+@pytest.mark.parametrize("data", [Reusing, Yielding])
+def test_buffers_may_be_filled_again_as_soon_as_they_have_been_given(data, expected):
+    assert losses(data()) == expected
+    trainer = toy.trainer(2, data=data())
+    assert trainer.check().ok
+    assert trainer.evaluate(data(), steps=2) == toy.trainer(2, data=fresh).evaluate(fresh, steps=2)
+
+
+def test_what_a_step_was_given_may_change_while_the_next_ones_run(expected):
+    trainer, found = toy.trainer(2, data=None), []
+    for step in range(STEPS):
+        batch = fresh(step)
+        found.append(trainer.step(batch).loss)
+        for mb in batch:
+            for value in mb.values():
+                value[...] = 0
+    assert found == expected
+
+
+def test_a_load_that_draws_anew_into_one_buffer_is_found_out():
+    with pytest.raises(rrfp.UsageError, match="different values for field 'labels'"):
+        toy.trainer(2, data=Drawing())
+
+
+# What it raises.
+
+
+class Failing(Reusing):
+    """Fails in its own way at one step, when it is asked for a plan, or for arrays."""
+
+    def __init__(self, fail, step, where):
+        super().__init__()
+        self.fail, self.step, self.where = fail, step, where
+
+    def plan(self, step):
+        if self.where == "plan" and step == self.step:
+            self.fail()
+        return super().plan(step)
+
+    def load(self, microbatch, fields):
+        if self.where == "load" and microbatch.source[0] == self.step:
+            self.fail()
+        return super().load(microbatch, fields)
+
+
+def disk():
+    raise OSError("disk of the user")
+
+
+def ends():
+    next(iter(()))
+
+
+def leaves():
+    sys.exit(0)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("where", ["plan", "load"])
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        (disk, "raised OSError: disk of the user"),
+        (ends, "raised StopIteration: it has come to its end"),
+        (leaves, r"called sys.exit\(0\)"),
+    ],
+)
+def test_what_data_raises_is_told_with_step_and_their_own_traceback(fail, said, where, step):
+    data = Failing(fail, step, where)
+    named = rf"step {step}: the data's {where}\(.*\).* {said}"
+    with pytest.raises(rrfp.TrainingError, match=named) as raised:
+        losses(data)
+    text = str(raised.value)
+    assert f"in {fail.__name__}" in text and f"in {where}" in text
+    assert str(ROOT / "rrfp_jax") not in text, text  # only their files
+
+
+def test_what_the_data_itself_refuses_stays_a_refusal():
+    def data(step):
+        raise rrfp.UsageError("give more text")
+
+    with pytest.raises(rrfp.UsageError, match=r"^give more text$"):
+        toy.trainer(2, data=data)
+
+
+@pytest.mark.parametrize("given", [[1, 2], None, "tokens"])
+def test_a_load_that_gives_no_dict_is_refused(given):
+    data = Reusing()
+    data.load = lambda microbatch, fields: given
+    with pytest.raises(rrfp.UsageError, match=f"load.. gave {type(given).__name__}, not arrays by the names"):
+        toy.trainer(2, data=data)
+
+
+ENDS = """
+import sys
+from tests.support import toy
+
+def data(step):
+    if step == 2:
+        sys.exit()
+    return toy.microbatches(2, seed=step)
+
+for report in toy.trainer(2, data=data).steps(5):
+    print("done", report.step, flush=True)
+"""
+
+
+def test_a_script_whose_data_exits_does_not_look_as_if_it_had_ended_well(tmp_path):
+    (tmp_path / "train.py").write_text(ENDS)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "train.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 1 and "done 1" in done.stdout and "done 2" not in done.stdout
+    assert "step 2: the data's plan(2) called sys.exit()" in done.stderr
+
+
+def test_of_several_processes_the_rank_is_told_too(tmp_path):
+    (tmp_path / "train.py").write_text(
+        ENDS.replace("if step", "import os\n    if os.environ['RRFP_RANK'] == '1' and step")
+    )
+    status, said = command("rrfp_jax.commands.launch", "-n", 2, tmp_path / "train.py", folder=tmp_path)
+    assert status == 1, said
+    assert "rank 1" in said and "step 2: the data's plan(2) called sys.exit()" in said
