@@ -4,7 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.py
 
-.PHONY: train test lint format clean
+# What one runs while working: the core, the simulator, and one Trainer in this process; no other processes.
+FAST := tests/core tests/sim tests/views tests/models tests/forecast tests/house/test_layering.py \
+	tests/data/test_buckets.py tests/data/test_sources.py tests/data/test_text.py \
+	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
+	$(addprefix tests/train/test_,parity.py trainer.py refusals.py)
+
+.PHONY: train test test-fast lint format clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
@@ -12,6 +18,9 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not optimized" $(ARGS)
 	RRFP_TEST_OPTIMIZED=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m optimized $(ARGS)
+
+test-fast: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(FAST) $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

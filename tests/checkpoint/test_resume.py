@@ -1,7 +1,7 @@
 """Training that is stopped and goes on: in the same way, on other stages, by another schedule."""
 
+import chex
 import jax
-import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
@@ -21,10 +21,6 @@ def shorter():
 
 def state(trainer):
     return jax.device_get([trainer.params, *(own.state for own in trainer._engine.optimizers)])
-
-
-def equal(a, b):
-    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
 
 
 def numbers(report):
@@ -49,7 +45,7 @@ def test_it_goes_on_to_the_bit(saved):
     own = trainer()
     assert own.restore(folder, step=STEPS // 2)
     assert list(map(numbers, own.steps(STEPS - STEPS // 2))) == list(map(numbers, reports[STEPS // 2 :]))
-    assert equal(state(own), last)
+    chex.assert_trees_all_equal(state(own), last)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +56,8 @@ def test_on_another_mesh_by_another_schedule(saved, mesh, schedule):
     folder, _, halfway, _ = saved
     own = trainer(mesh=mesh, schedule=schedule)
     own.restore(folder, step=STEPS // 2)
-    assert equal(own.params, halfway) and own.steps_done == STEPS // 2
+    chex.assert_trees_all_equal(own.params, halfway)
+    assert own.steps_done == STEPS // 2
     batch = toy.microbatches(8, seed=9)
     assert toy.worst_leaf(own.value_and_grad(batch)[1], toy.reference(halfway, batch)[1]) <= 1e-5
 
@@ -79,7 +76,7 @@ def test_steps_taken_beside_the_writing_change_nothing_that_is_saved(tmp_path):
     own.finish_saving()
     other = trainer(2)
     assert other.restore(tmp_path) and other.steps_done == 2
-    assert equal(other.params, before)
+    chex.assert_trees_all_equal(other.params, before)
 
 
 def test_nothing_there(tmp_path):

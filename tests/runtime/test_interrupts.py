@@ -6,8 +6,8 @@ import signal
 import threading
 import time
 
+import chex
 import jax
-import numpy as np
 import pytest
 
 from tests.support import toy
@@ -43,8 +43,7 @@ def check_goes_on(trainer, undisturbed):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rrfp")]
     list(trainer.steps(1))
     list(undisturbed.steps(trainer.steps_done - undisturbed.steps_done))
-    pairs = zip(*(jax.tree.leaves(jax.device_get(t.params)) for t in (trainer, undisturbed)), strict=True)
-    assert all(np.array_equal(a, b) for a, b in pairs)
+    chex.assert_trees_all_equal(*(jax.device_get(t.params) for t in (trainer, undisturbed)))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a layer may be and do: flax modules and functions, auxiliary terms, random keys, odd carries."""
 
+import chex
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
@@ -363,7 +364,7 @@ class TestInitialValues:
             "3.out": ((WIDTH, toy.VOCABULARY), np.float32),
         }
         assert (params["2"]["scales"].pop(1) == 7).all() and (own["2"]["scales"].pop(1) != 7).all()
-        assert all(map(np.array_equal, jax.tree.leaves(params), jax.tree.leaves(own)))
+        chex.assert_trees_all_equal(params, own)
 
     def test_all_are_given_and_no_layer_makes_its_own(self, monkeypatch):
         monkeypatch.setattr(rrfp.Pipeline, "init_layer", lambda *args: pytest.fail("initialised a layer"))

@@ -5,8 +5,8 @@ import random
 import time
 from itertools import pairwise
 
+import chex
 import jax
-import numpy as np
 import pytest
 
 from rrfp_jax.core.measure.trace import Part
@@ -106,7 +106,7 @@ def test_other_delays_other_orders_same_gradients(trainer):
     assert orders[0] != orders[1]
     for trace in traces:
         assert skipped_although_ready(trace) == []
-    assert all(map(np.array_equal, jax.tree.leaves(gradients[0]), jax.tree.leaves(gradients[1])))
+    chex.assert_trees_all_equal(*gradients)
 
 
 def test_the_trace_check_can_fail(trainer):

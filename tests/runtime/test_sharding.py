@@ -1,5 +1,6 @@
 """Stages of several devices and several replicas, all in one process."""
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -171,8 +172,7 @@ def test_replicas_share_the_microbatches_and_end_with_equal_parameters():
     own.step(toy.microbatches(8))
     stages = own._engine.stages
     for stage_replica in (0, 1):
-        pairs = zip(stages[stage_replica].leaves[0], stages[stage_replica + 2].leaves[0], strict=True)
-        assert all(np.array_equal(a, b) for a, b in pairs)
+        chex.assert_trees_all_equal(stages[stage_replica].leaves[0], stages[stage_replica + 2].leaves[0])
 
 
 def test_results_are_equal_to_the_bit_from_run_to_run():

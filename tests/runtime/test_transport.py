@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ class TestOrderedLink:
             stages = trainer._engine.stages.values()
             gradients.append(jax.device_get([stage.gradients for stage in stages]))
             trainer._engine.reset_gradients()
-        assert all(map(np.array_equal, *map(jax.tree.leaves, gradients)))
+        chex.assert_trees_all_equal(*gradients)
         assert len(transport.order) == 2 * 3 * 8
         assert transport.patience() is None
 

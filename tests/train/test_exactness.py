@@ -2,8 +2,8 @@
 
 import random
 
+import chex
 import jax
-import numpy as np
 import optax
 import pytest
 
@@ -76,8 +76,7 @@ def test_equal_to_the_bit_within_a_placement(runs):
         for schedule in schedules:
             for other_losses, other_params, _ in runs[name, schedule]:
                 assert other_losses == losses, (name, schedule)
-                pairs = zip(jax.tree.leaves(params), jax.tree.leaves(other_params), strict=True)
-                assert all(np.array_equal(a, b) for a, b in pairs), (name, schedule)
+                chex.assert_trees_all_equal(params, other_params, custom_message=f"{name}, {schedule}")
 
 
 def test_hints_ran_in_other_orders(runs):

@@ -1,5 +1,6 @@
 """The pipeline against one unpipelined `jax.value_and_grad` over the whole batch."""
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -43,7 +44,7 @@ def test_gradients_are_those_of_the_whole_batch(stages, split):
         assert leaf_error <= 1e-5, name
         gradients.append(trainer.value_and_grad(batch)[1])
     for other in gradients[1:]:  # and, added in microbatch order, equal to the bit across schedules
-        assert all(map(np.array_equal, jax.tree.leaves(gradients[0]), jax.tree.leaves(other)))
+        chex.assert_trees_all_equal(gradients[0], other)
 
 
 class TestBrokenVariantsAreCaught:
@@ -112,8 +113,7 @@ def trainer_params(trainer):
 
 @pytest.mark.parametrize("stages", [1, 3])
 def test_initial_values_do_not_depend_on_the_split(stages, four_stages):
-    pairs = zip(*map(jax.tree.leaves, (trainer_params(toy.trainer(stages)), four_stages.params)), strict=True)
-    assert all(np.array_equal(a, b) for a, b in pairs)
+    chex.assert_trees_all_equal(trainer_params(toy.trainer(stages)), four_stages.params)
 
 
 def test_check_agrees_and_tells_bytes(four_stages, capsys):
