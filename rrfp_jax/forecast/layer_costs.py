@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from rrfp_jax.core.buckets import Bucket
@@ -24,6 +23,7 @@ from rrfp_jax.runtime.memory.ledger import BucketLedger
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.programs.liveness import Liveness, footprint_of, program_of
 from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
@@ -211,7 +211,7 @@ def _state(
         parameters=sum(leaf.size for leaf in leaves),
         weight_bytes=nbytes(leaves),
         optimizer_bytes=nbytes(state),
-        sum_bytes=sum(leaf.size * jnp.promote_types(leaf.dtype, jnp.float32).itemsize for leaf in trained),
+        sum_bytes=nbytes([wide(leaf) for leaf in trained]),
         gradient_bytes=nbytes(trained),
     )
 

@@ -17,6 +17,7 @@ from rrfp_jax.core.tasks import Kind, Placement, Task
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.driver.device import DeviceQueue, Running
 from rrfp_jax.runtime.driver.paced import JitteredQueue, PacedQueue
+from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.transport.protocol import (
     NOBODY,
     Arrival,
@@ -24,7 +25,6 @@ from rrfp_jax.runtime.transport.protocol import (
     Key,
     Transport,
     Witness,
-    nbytes,
 )
 
 QueueFactory: TypeAlias = Callable[[str, Callable[[], None]], DeviceQueue]

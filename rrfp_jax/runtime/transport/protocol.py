@@ -94,8 +94,3 @@ class Transport(Protocol):
 
     def reset(self) -> None:
         """Forget everything that was offered or pulled, after a round that was broken off."""
-
-
-def nbytes(arrays: Sequence[jax.Array]) -> int:
-    """Bytes of all arrays."""
-    return sum(array.nbytes for array in arrays)
