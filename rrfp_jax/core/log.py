@@ -1,7 +1,8 @@
 """The latest events of a stage, always kept: errors quote them, and `replay` tells them to a new scheduler.
 
-Only what changed the scheduler is kept: inputs that arrived, and room that was used, each with its answer.
-What is kept are references to what exists anyway, in a ring.
+Only what changed the scheduler is kept: inputs that arrived, and room that was used, with the task that got
+it. (Which gradients were added then, follows from the tasks.) An arrival or a dispatch costs one reference to
+what exists anyway.
 """
 
 from __future__ import annotations
@@ -9,53 +10,60 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from rrfp_jax.core.events import Arrived, Dispatch, Event
+from rrfp_jax.core.events import ROOM, Arrived, Event
+from rrfp_jax.core.tasks import Task
 
 KEPT = 4096
-"""Events of a stage: a whole step of 1,000 microbatches on one chunk, with arrivals of all F's and B's."""
+"""Entries of a stage. A microbatch leaves about four on each chunk: two inputs and two tasks."""
 
 QUOTED = 12
-"""Of these, as many as a message quotes."""
+"""Of the latest events, as many as a message quotes."""
 
 
 class EventLog:
-    """A ring of events and their answers, the oldest first.
+    """A ring of events and the tasks dispatched on them, the oldest first.
 
     Attributes:
-        events: what the scheduler was told.
-        answers: what it answered to each.
+        entries: an arrival; or a task, after the event that led to its dispatch unless that is plain room.
     """
 
-    __slots__ = ("answers", "events")
+    __slots__ = ("entries",)
 
     def __init__(self, kept: int | None = KEPT) -> None:
-        self.events: deque[Event] = deque(maxlen=kept)
-        self.answers: deque[Dispatch | None] = deque(maxlen=kept)
+        self.entries: deque[Event | Task] = deque(maxlen=kept)
 
-    def __iter__(self) -> Iterator[tuple[Event, Dispatch | None]]:
-        return zip(self.events, self.answers, strict=True)
+    def __iter__(self) -> Iterator[tuple[Event, Task | None]]:
+        """Events with what was dispatched on them."""
+        event: Event = ROOM
+        for entry in self.entries:
+            if isinstance(entry, Arrived):
+                yield entry, None
+            elif isinstance(entry, Task):
+                yield event, entry
+                event = ROOM
+            else:
+                event = entry
 
     @property
     def whole(self) -> bool:
         """Whether nothing can have been dropped."""
-        return len(self.events) != self.events.maxlen
+        return len(self.entries) != self.entries.maxlen
 
     def recently(self) -> str:
         """The latest events in words."""
-        first = max(len(self.events) - QUOTED, 0)
-        return _in_words(entry for at, entry in enumerate(self) if at >= first)
+        return _in_words(list(self)[-QUOTED:])
 
     def story(self, microbatch: int) -> str:
         """What is kept of one microbatch, in words."""
         return _in_words(entry for entry in self if _microbatch(*entry) == microbatch)
 
 
-def _microbatch(event: Event, answer: Dispatch | None) -> int | None:
+def _microbatch(event: Event, task: Task | None) -> int | None:
     if isinstance(event, Arrived):
         return event.input.microbatch
-    return None if answer is None else answer.task.microbatch
+    return None if task is None else task.microbatch
 
 
-def _in_words(entries: Iterable[tuple[Event, Dispatch | None]]) -> str:
-    words = (str(event) if answer is None else f"dispatched {answer.task}" for event, answer in entries)
+def _in_words(entries: Iterable[tuple[Event, Task | None]]) -> str:
+    words = (str(event) if task is None else f"dispatched {task}" for event, task in entries)
     return ", ".join(words) or "nothing yet"

@@ -1,13 +1,4 @@
-"""How far a stage is in its step: the state of each of its tasks, by the dependency rules.
-
-    WAITING --(input arrived / own predecessor dispatched)--> READY --(dispatched)--> DISPATCHED
-
-  task              is ready when
-  F, first virtual  at once: its input is data
-  F, elsewhere      its activation has arrived
-  B or I, last      its own F has been dispatched (the device is in order)
-  B or I, else      its gradient has arrived (so its own F was dispatched long before)
-  W                 its own I has been dispatched
+"""How far a stage is in its step: the state of each of its tasks, by the tables of `transitions`.
 
 Tasks are filed in *rows*, one for each direction and chunk. A chunk's B or I of a microbatch, whichever it
 has, is in the row of BACKWARD. A row has one byte per microbatch, so the lowest ready one is found by a
@@ -20,8 +11,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Input, Kind, Placement, Task
+from rrfp_jax.core.transitions import DISPATCHED, READY, RULES, TRANSITIONS, WAITING, Cause, Refusal, cause
 
-WAITING, READY, DISPATCHED = range(3)
+ARRIVAL = Cause.ARRIVAL
+BEFORE_ARRIVAL, _ = TRANSITIONS[ARRIVAL]
 
 Names = Mapping[Kind, Sequence[Sequence[Task]]]
 """`[kind][chunk][microbatch]`: all tasks that there may be in a step."""
@@ -38,36 +31,32 @@ class Row:
     Attributes:
         tasks: by microbatch, as they are called on this stage.
         states: by microbatch, WAITING, READY or DISPATCHED.
-        first: the ready task of the lowest microbatch, or None.
-        arrives: whether their inputs come from another virtual stage.
+        ready: how many are ready.
+        lowest: the lowest microbatch that is ready, -1 if none is.
+        cause: what makes them ready.
+        predecessor: the row of the tasks that are dispatched before them, if there are any.
         mixed: whether both B's and I's are among them.
     """
 
-    __slots__ = ("arrives", "first", "mixed", "states", "tasks")
+    __slots__ = ("cause", "lowest", "mixed", "predecessor", "ready", "states", "tasks")
 
-    def __init__(self, tasks: Sequence[Task], arrives: bool, mixed: bool = False) -> None:
-        self.tasks = tasks
-        self.arrives = arrives
+    def __init__(
+        self, tasks: Sequence[Task], cause: Cause, predecessor: Row | None = None, mixed: bool = False
+    ) -> None:
+        self.tasks, self.cause, self.predecessor, self.mixed = tasks, cause, predecessor, mixed
         self.states = bytearray(len(tasks))
-        self.first: Task | None = None
-        self.mixed = mixed
+        self.ready, self.lowest = 0, -1
 
     def make_ready(self, microbatch: int) -> None:
         """Note that a waiting task can run."""
         self.states[microbatch] = READY
-        if self.first is None or microbatch < self.first.microbatch:
-            self.first = self.tasks[microbatch]
-
-    def dispatch(self, microbatch: int) -> None:
-        """Note that a ready task runs."""
-        self.states[microbatch] = DISPATCHED
-        if self.first is not None and microbatch == self.first.microbatch:
-            following = self.states.find(READY, microbatch + 1)
-            self.first = self.tasks[following] if following >= 0 else None
+        self.ready += 1
+        if self.lowest < 0 or microbatch < self.lowest:
+            self.lowest = microbatch
 
     def __iter__(self) -> Iterator[Task]:
         """The ready tasks, the lowest microbatch first."""
-        at = -1 if self.first is None else self.first.microbatch
+        at = self.lowest
         while at >= 0:
             yield self.tasks[at]
             at = self.states.find(READY, at + 1)
@@ -77,8 +66,8 @@ class Progress:
     """The states of one stage's tasks.
 
     Attributes:
-        forwards, backwards, weights: their rows by chunk.
-        ranked: the same by direction, the best chunk first.
+        rows: their rows by kind, then by chunk; B and I have the same ones.
+        ranked: the rows by direction, the best chunk first.
         splits: how many backwards run as I and W.
 
     Args:
@@ -102,42 +91,57 @@ class Progress:
             splits[chunk] += backwards[chunk][microbatch].kind is BACKWARD
             backwards[chunk][microbatch] = names[INPUT][chunk][microbatch]
         self.splits = sum(splits)
-        self.forwards = [Row(tasks, placement.needs_arrival(stage, tasks[0])) for tasks in names[FORWARD]]
+
+        def causes(kind: Kind) -> Iterator[Cause]:
+            tasks = (row[0] for row in names[kind])
+            return (cause(kind, placement.needs_arrival(stage, task)) for task in tasks)
+
+        self.forwards = [Row(*row) for row in zip(names[FORWARD], causes(FORWARD), strict=True)]
         self.backwards = [
-            Row(tasks, placement.needs_arrival(stage, tasks[0]), mixed=0 < count < len(tasks))
-            for tasks, count in zip(backwards, splits, strict=True)
+            Row(tasks, why, forward, mixed=0 < count < len(tasks))
+            for tasks, why, forward, count in zip(
+                backwards, causes(BACKWARD), self.forwards, splits, strict=True
+            )
         ]
-        self.weights = [Row(tasks, False) for tasks in names[WEIGHT]]
-        self.ranked = {  # best chunk first, by the paper's tie order (appendix A)
-            Direction.FORWARD: self.forwards,
-            Direction.BACKWARD: self.backwards[::-1],
-            Direction.WEIGHT: self.weights[::-1],
-        }
+        self.weights = [Row(*row) for row in zip(names[WEIGHT], causes(WEIGHT), self.backwards, strict=True)]
         self._of = {
             Direction.FORWARD: self.forwards,
             Direction.BACKWARD: self.backwards,
             Direction.WEIGHT: self.weights,
         }
-        self._rows = {
-            FORWARD: self.forwards,
-            BACKWARD: self.backwards,
-            INPUT: self.backwards,
-            WEIGHT: self.weights,
+        self.rows = {kind: self._of[kind.direction] for kind in Kind}
+        self.ranked = {  # best chunk first, by the paper's tie order (appendix A)
+            Direction.FORWARD: self.forwards,
+            Direction.BACKWARD: self.backwards[::-1],
+            Direction.WEIGHT: self.weights[::-1],
         }
         self._chunks, self._microbatches = placement.chunks, len(names[FORWARD][0])
         self._forward_only = forward_only
-        if not self.forwards[0].arrives:
-            for j in reversed(range(self._microbatches)):
-                self.forwards[0].make_ready(j)
+        self._dispatches = {  # by kind and chunk: the task's row, and those in which another becomes ready
+            kind: [(row, self._unlocked(kind, c)) for c, row in enumerate(rows)]
+            for kind, rows in self.rows.items()
+        }
+        for row in self.forwards:
+            if row.cause is Cause.BEGINNING:
+                for j in range(self._microbatches):
+                    row.make_ready(j)
+
+    def _unlocked(self, kind: Kind, chunk: int) -> list[Row]:
+        """The rows in which the dispatch of a task makes that of the same microbatch ready."""
+        if self._forward_only:
+            return []
+        ways = {after.direction for after in Kind if RULES[after].predecessor is kind}
+        rows = (self._of[way][chunk] for way in Direction if way in ways)
+        return [row for row in rows if row.cause is Cause.PREDECESSOR]
 
     def state(self, task: Task) -> int:
         """WAITING, READY or DISPATCHED; WAITING for a B that is an I here, and for an I that is a B."""
-        row = self._rows[task.kind][task.chunk]
+        row = self.rows[task.kind][task.chunk]
         return row.states[task.microbatch] if row.tasks[task.microbatch] == task else WAITING
 
     def __contains__(self, task: Task) -> bool:
         known = 0 <= task.chunk < self._chunks and 0 <= task.microbatch < self._microbatches
-        return known and self._rows[task.kind][task.chunk].tasks[task.microbatch] == task
+        return known and self.rows[task.kind][task.chunk].tasks[task.microbatch] == task
 
     def key(self) -> bytes:
         """The states of all tasks; two stages that differ in nothing else are as far as each other."""
@@ -153,28 +157,27 @@ class Progress:
         if not (0 <= chunk < self._chunks and 0 <= microbatch < self._microbatches):
             return f"chunk < {self._chunks} and microbatch < {self._microbatches}"
         row = self._of[direction][chunk]
-        if not row.arrives:
-            return "F or B whose input comes from another virtual stage"
-        if row.states[microbatch] != WAITING:
-            return "each input once"
-        if direction is Direction.BACKWARD:
-            if self.forwards[chunk].states[microbatch] != DISPATCHED:
-                return "a gradient only after the microbatch's own forward"
+        if row.cause is not ARRIVAL:
+            return Refusal.ELSEWHERE.value
+        if row.states[microbatch] != BEFORE_ARRIVAL:
+            return Refusal.ONCE.value
+        if row.predecessor is not None:
+            if row.predecessor.states[microbatch] != DISPATCHED:
+                return Refusal.EARLY.value
             if self._forward_only:
-                return "no gradient in a forward-only pass"
+                return Refusal.NO_BACKWARD.value
         row.make_ready(microbatch)
         return None
 
-    def dispatch(self, task: Task) -> None:
+    def dispatch(self, kind: Kind, chunk: int, microbatch: int) -> None:
         """Note that a ready task runs, and what becomes ready by that on this stage."""
-        kind, chunk, microbatch = task
-        row = self._rows[kind][chunk]
-        row.dispatch(microbatch)
-        if kind is FORWARD:
-            if not self.backwards[chunk].arrives and not self._forward_only:
-                self.backwards[chunk].make_ready(microbatch)
-        elif kind is INPUT:
-            self.weights[chunk].make_ready(microbatch)
+        row, unlocked = self._dispatches[kind][chunk]
+        row.states[microbatch] = DISPATCHED
+        row.ready -= 1
+        if microbatch == row.lowest:
+            row.lowest = row.states.find(READY, microbatch + 1) if row.ready else -1
+        for later in unlocked:
+            later.make_ready(microbatch)
 
     def ready_tasks(self) -> list[Task]:
         """The ready tasks in tie order: forwards, then backwards, then weight gradients."""
@@ -182,14 +185,13 @@ class Progress:
 
     def missing(self) -> list[Task]:
         """The tasks whose inputs have not arrived, though nothing on this stage stands in their way."""
-        found = [task for row in self.forwards for task in row.tasks if self.state(task) == WAITING]
-        if self._forward_only:
-            return found
-        return found + [
+        rows = self.forwards if self._forward_only else self.forwards + self.backwards
+        return [
             task
-            for forward, row in zip(self.forwards, self.backwards, strict=True)
+            for row in rows
             for j, task in enumerate(row.tasks)
-            if forward.states[j] == DISPATCHED and row.states[j] == WAITING
+            if row.states[j] == WAITING
+            and (row.predecessor is None or row.predecessor.states[j] == DISPATCHED)
         ]
 
     def check_invariants(self) -> None:
@@ -197,9 +199,12 @@ class Progress:
         for row in chain(self.forwards, self.backwards, self.weights):
             ready = [task for task, state in zip(row.tasks, row.states, strict=True) if state == READY]
             assert list(row) == ready
-            assert row.first == next(iter(ready), None)
-        for forward, backward, weight in zip(self.forwards, self.backwards, self.weights, strict=True):
-            for j, task in enumerate(backward.tasks):
-                assert backward.states[j] == WAITING or forward.states[j] == DISPATCHED, "B before its F"
-                halfway = task.kind is INPUT and backward.states[j] == DISPATCHED
-                assert halfway == (weight.states[j] != WAITING), "W is ready when its I is dispatched"
+            assert row.ready == len(ready)
+            assert row.lowest == (ready[0].microbatch if ready else -1)
+            for j, task in enumerate(row.tasks if row.predecessor else ()):
+                assert row.predecessor is not None
+                before, rule = row.predecessor.tasks[j], RULES[task.kind]
+                past = row.predecessor.states[j] == DISPATCHED and before.kind is rule.predecessor
+                assert past or row.states[j] == WAITING, f"{task} before {before}"
+                if row.cause is Cause.PREDECESSOR and not self._forward_only:
+                    assert past == (row.states[j] != WAITING), f"{task} is ready when {before} is dispatched"

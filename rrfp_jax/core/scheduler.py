@@ -21,14 +21,17 @@ from typing import Any, ClassVar
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission, ByChunk, Whole
-from rrfp_jax.core.events import Chosen, Dispatch, Event, IllegalEvent, Room, ScheduleError
+from rrfp_jax.core.events import ROOM, Chosen, Dispatch, Event, IllegalEvent, Room, ScheduleError
 from rrfp_jax.core.hints import Only
 from rrfp_jax.core.log import KEPT, EventLog
 from rrfp_jax.core.orders import FixedOrder, planned_order
-from rrfp_jax.core.progress import DISPATCHED, READY, Progress
+from rrfp_jax.core.progress import Progress
 from rrfp_jax.core.runnable import RunnableTasks
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Direction, Task
+from rrfp_jax.core.transitions import ADDS, ADMITTED, DISPATCHED, FORWARD_ONLY, FUSED, READY
+
+_new = tuple.__new__  # a named tuple's own takes twice as long
 
 
 class StageScheduler:
@@ -38,7 +41,7 @@ class StageScheduler:
         stage, rules, budget: as given.
         tasks: how many there are in the step.
         view: what its hint sees of it; asking changes nothing.
-        log: its latest events and answers.
+        log: its latest events, and what was dispatched on them.
         by_chunk, whole: the rules of admission; the tests try unsafe ones.
         kept: events that the log holds; None for all.
     """
@@ -83,10 +86,10 @@ class StageScheduler:
         self.view = RunnableTasks(self._progress, self._admissions, self._accumulator)
         self._forward_only = rules.forward_only
         self._to_run = [placement.chunks] * microbatches  # in a forward-only pass
-        per_microbatch = placement.chunks * (1 if rules.forward_only else 2)
-        self.tasks = self._remaining = microbatches * per_microbatch + self._progress.splits
+        own = len(FORWARD_ONLY if rules.forward_only else FUSED)
+        self.tasks = self._remaining = microbatches * placement.chunks * own + self._progress.splits
         self.log = EventLog(self.kept)
-        self._note_event, self._note_answer = self.log.events.append, self.log.answers.append
+        self._note = self.log.entries.append
 
     @property
     def finished(self) -> bool:
@@ -141,8 +144,7 @@ class StageScheduler:
         expected = self._progress.arrive(event.input)
         if expected is not None:
             raise self.illegal(event, expected)
-        self._note_event(event)
-        self._note_answer(None)
+        self._note(event)
         return None
 
     def choice(self) -> Task | None:
@@ -189,7 +191,10 @@ class StageScheduler:
                 )
             return None
         if choice[0] not in self.view:
-            raise ScheduleError(f"{self._hint} chose {choice[0]} on stage {self.stage}, which cannot run now")
+            raise ScheduleError(
+                f"{self._hint} chose {choice[0]} on stage {self.stage}, which cannot run now; recently: "
+                f"{self.log.recently()}"
+            )
         return choice
 
     def _obey(self, event: Chosen) -> Dispatch | None:
@@ -200,22 +205,23 @@ class StageScheduler:
 
     def _dispatch(self, task: Task, event: Event) -> Dispatch:
         kind, chunk, microbatch = task
-        additions: tuple[int, ...] = ()
         self._remaining -= 1
-        self._progress.dispatch(task)
-        if kind is FORWARD:
+        self.view.known = None
+        self._progress.dispatch(kind, chunk, microbatch)
+        additions: tuple[int, ...] = ()
+        if ADMITTED[kind]:
             for admission in self._admissions:
                 admission.admit(chunk, microbatch)
             if self._forward_only:
                 self._leave(microbatch)
-        elif kind is not INPUT:
+        elif ADDS[kind]:
             for admission in self._admissions:
                 admission.release(chunk, microbatch)
             additions = self._accumulator.add(chunk, microbatch)
-        dispatch = Dispatch(task, additions)
-        self._note_event(event)
-        self._note_answer(dispatch)
-        return dispatch
+        if event is not ROOM:
+            self._note(event)
+        self._note(task)
+        return _new(Dispatch, (task, additions))
 
     def _leave(self, microbatch: int) -> None:
         """Release a microbatch of a forward-only pass once all of it has run."""

@@ -61,6 +61,9 @@ DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.BACKWARD, Directi
 
 FORWARD, BACKWARD, INPUT, WEIGHT = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
 
+FLOW = (1, -1, -1, 0)
+"""By kind: how many virtual stages further a task's output goes, and its input has come from."""
+
 Shape: TypeAlias = Literal["looped", "v"]
 
 
@@ -135,28 +138,24 @@ class Placement:
 
     def needs_arrival(self, stage: int, task: Task) -> bool:
         """Whether the task's input comes from another virtual stage, not from data or its own F or I."""
-        v = self.virtual_stage(stage, task.chunk)
-        if task.kind is FORWARD:
-            return v > 0
-        return task.kind is not WEIGHT and v < self.last
+        flow = FLOW[task.kind]
+        return flow != 0 and 0 <= self.virtual_stage(stage, task.chunk) - flow <= self.last
 
     def destination(self, stage: int, task: Task) -> tuple[int, Input] | None:
         """The stage that needs this task's output, and what it is there; None if no virtual stage does."""
-        direction = task.kind.direction
-        if direction is Direction.WEIGHT:
-            return None
-        v = self.virtual_stage(stage, task.chunk) + (1 if direction is Direction.FORWARD else -1)
-        if not 0 <= v <= self.last:
+        kind, chunk, microbatch = task
+        v = self.virtual_stage(stage, chunk) + FLOW[kind]
+        if not FLOW[kind] or not 0 <= v <= self.last:
             return None
         to, chunk = self.place(v)
-        return to, Input(direction, chunk, task.microbatch)
+        return to, Input(DIRECTIONS[kind], chunk, microbatch)
 
     def source(self, stage: int, wanted: Input) -> tuple[int, Output] | None:
         """The stage that sends an input, and what it is there; None at the ends of the model."""
         direction, chunk, microbatch = wanted
-        if not self.needs_arrival(stage, Task(Kind(direction), chunk, microbatch)):
+        v = self.virtual_stage(stage, chunk) - FLOW[direction]
+        if not FLOW[direction] or not 0 <= v <= self.last:
             return None
-        v = self.virtual_stage(stage, chunk) - (1 if direction is Direction.FORWARD else -1)
         sender, chunk = self.place(v)
         return sender, Output(direction, chunk, microbatch)
 

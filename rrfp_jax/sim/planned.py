@@ -31,7 +31,7 @@ from rrfp_jax.core.orders import FixedOrder, ListedOrder
 from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
-from rrfp_jax.core.tasks import BACKWARD, WEIGHT
+from rrfp_jax.core.transitions import ADDS
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.links import Links
 from rrfp_jax.sim.moves import Rows, relabelled, reranked
@@ -201,7 +201,7 @@ class _Planner:
                     return f"exceeds the limit {what} on stage {stage}"
             accumulator = Accumulator(chunks, rules.accumulation, rules.spare_gradients)
             for kind, chunk, microbatch in row:
-                if kind is BACKWARD or kind is WEIGHT:
+                if ADDS[kind]:
                     if not accumulator.accepts(chunk, microbatch):
                         return f"has no place for a gradient on stage {stage}"
                     accumulator.add(chunk, microbatch)

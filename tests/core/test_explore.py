@@ -21,7 +21,7 @@ SLICE = 8
 """Cases of each size; as they are shuffled, all kinds are among them."""
 MOST_STATES = 20_000
 
-ASIDE = {"log", "_note_event", "_note_answer", "_needed", "at"}
+ASIDE = {"log", "known", "_note", "_needed", "at"}
 """What a machine keeps for messages, or so as not to search twice."""
 
 
@@ -122,7 +122,7 @@ def memory(value):
     if isinstance(value, dict):
         return {key: memory(each) for key, each in value.items()}
     if isinstance(value, Row):
-        return memory(value.tasks), bytes(value.states), value.first
+        return memory(value.tasks), bytes(value.states), value.lowest
     if type(value).__module__.startswith("rrfp_jax.core") and hasattr(value, "__dict__"):
         return {name: memory(each) for name, each in vars(value).items() if name not in ASIDE}
     return copy.copy(value)

@@ -13,7 +13,7 @@ from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.replay import ReplayError, replay
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
-from rrfp_jax.core.tasks import BACKWARD, FORWARD
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.runtime.transport.local import LocalTransport
 from tests.support import toy
 
@@ -69,11 +69,11 @@ def test_a_real_run_replays_to_the_same_instructions(trainer, schedule, monkeypa
     assert len(schedulers) == 4
     for scheduler in schedulers:
         assert replay(scheduler).finished
-        ran = [answer.task for _, answer in scheduler.log if answer is not None]
+        ran = [task for _, task in scheduler.log if task is not None]
         assert ran == trace.order(scheduler.stage)
-    answers = schedulers[2].log.answers
-    at = next(at for at, answer in enumerate(answers) if answer is not None)
-    answers[at] = None
+    entries = schedulers[2].log.entries
+    at = next(at for at, entry in enumerate(entries) if isinstance(entry, Task))
+    entries[at] = entries[at]._replace(microbatch=99)
     with pytest.raises(ReplayError, match=rf"stage 2, event {at}, room"):
         replay(schedulers[2])
 
