@@ -101,11 +101,6 @@ class StageScheduler:
         """How many chunks of microbatches are charged."""
         return self._admissions[0].held
 
-    @property
-    def bytes_in_flight(self) -> int:
-        """What they cost by the budget; 0 without one."""
-        return 0 if self.budget is None else self._admissions[1].held
-
     def ready_tasks(self) -> list[Task]:
         """The ready tasks, runnable or not, in tie order: forwards, then backwards, then weight gradients."""
         return self._progress.ready_tasks()

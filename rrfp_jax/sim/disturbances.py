@@ -9,15 +9,11 @@ under one seed meet the same disturbances.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rrfp_jax.core.measure.costs import Costs
-from rrfp_jax.core.measure.jitter import Jitter, Level, uniforms
+from rrfp_jax.core.measure.jitter import Jitter, Level
 from rrfp_jax.core.tasks import Task
-
-LINKS = -1
-"""Stands for the step in the draws of links, which so differ from those of tasks under the same seed."""
 
 
 @dataclass(frozen=True)
@@ -101,69 +97,6 @@ class LateReadiness(Disturbed):
     def transfer(self, stage: int, task: Task) -> float:
         """See `Costs.transfer`."""
         return self.inner.transfer(stage, task) + self.seconds
-
-
-@dataclass(frozen=True)
-class LinkJitter(Disturbed):
-    """Every transfer takes a log-normal factor of mean 1 as long; `sigma` is the logarithm's sd.
-
-    Measured ratios of p99 to p50 are 1.05 to 3.2 (StragglerAnalysis), which is a sigma of 0.02 to 0.5.
-
-    Raises:
-        ValueError: a sigma that is not finite and at least 0.
-    """
-
-    sigma: float
-    seed: int
-
-    def __post_init__(self) -> None:
-        _require(self.sigma, "sigma", "the standard deviation of a logarithm")
-
-    def transfer(self, stage: int, task: Task) -> float:
-        """See `Costs.transfer`."""
-        return self.inner.transfer(stage, task) * self._factor(stage, task)
-
-    def occupancy(self, stage: int, task: Task) -> float:
-        """See `Costs.occupancy`."""
-        return self.inner.occupancy(stage, task) * self._factor(stage, task)
-
-    def _factor(self, stage: int, task: Task) -> float:
-        one, other = uniforms(self.seed, LINKS, stage, task)
-        normal = math.sqrt(-2 * math.log(1 - one)) * math.cos(2 * math.pi * other)  # Box and Muller
-        return math.exp(self.sigma * normal - self.sigma**2 / 2)
-
-
-@dataclass(frozen=True)
-class SizedTransfers(Disturbed):
-    """Transfers by size: `latency` + bytes / `bandwidth`; a serial link is taken for the second part only.
-
-    Args:
-        sizes: of a microbatch's activation, and so of its gradient, between any two stages (bytes).
-        latency: seconds.
-        bandwidth: bytes/s.
-
-    Raises:
-        ValueError: a bandwidth that is not above 0, a latency or size that is not finite and at least 0.
-    """
-
-    sizes: Sequence[float]
-    latency: float
-    bandwidth: float
-
-    def __post_init__(self) -> None:
-        if not self.bandwidth > 0:
-            raise ValueError(f"bandwidth={self.bandwidth}: give bytes per second, more than 0")
-        _require(self.latency, "latency", "seconds")
-        for j, size in enumerate(self.sizes):
-            _require(size, f"sizes[{j}]", "bytes")
-
-    def transfer(self, stage: int, task: Task) -> float:
-        """See `Costs.transfer`."""
-        return self.latency + self.occupancy(stage, task)
-
-    def occupancy(self, stage: int, task: Task) -> float:
-        """See `Costs.occupancy`."""
-        return self.sizes[task.microbatch] / self.bandwidth
 
 
 def _require(value: float, name: str, unit: str) -> None:
