@@ -18,6 +18,7 @@ from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
 from rrfp_jax.launcher.supervisor import PASSED_ON, Patience, Supervisor, recording_of
 from rrfp_jax.runtime.lifecycle.last_words import read_all
+from rrfp_jax.runtime.processes import token
 from rrfp_jax.runtime.processes.coordinator import Coordinator, reserved_port
 from rrfp_jax.runtime.processes.gpus import gpu_environment
 from rrfp_jax.runtime.processes.signals import Signals, collected_signals
@@ -37,8 +38,8 @@ def spawn(
 ) -> int:
     """Run a command once per rank; must be called from the main thread, for it handles signals meanwhile.
 
-    Each rank finds RRFP_COORDINATOR, RRFP_PROCESSES, RRFP_RANK, RRFP_FOLDER and RRFP_RESTARTS in its
-    environment, and the launcher, not rank 0, sees to the coordination service. What they print goes to
+    Each rank finds RRFP_COORDINATOR, RRFP_PROCESSES, RRFP_RANK, RRFP_FOLDER, RRFP_TOKEN and RRFP_RESTARTS in
+    its environment, and the launcher, not rank 0, sees to the coordination service. What they print goes to
     `rank-<r>.log` and, with the rank before each line, to stdout. None of them, nor of their groups, is left
     at the end. If they fail they are started again, as `restarts.py` has it; what the attempt before has left
     is then in `attempt-<number>/`.
@@ -97,9 +98,9 @@ def _attempt(
             stack.callback(coordinator.close)
             supervisor = Supervisor(patience, folder, signals)
             stack.callback(supervisor.close)
-            where = folder.path
+            where, secret = folder.path, token.new_token()
             for rank in range(count):
-                one = _environment(env, address, count, rank, where)
+                one = _environment(env, address, count, rank, where, secret)
                 supervisor.start(rank, argv, one, where)
         except (OSError, RuntimeError) as error:
             raise TrainingError(f"cannot start the ranks: {error}") from None
@@ -108,7 +109,7 @@ def _attempt(
 
 
 def _environment(
-    base: Mapping[str, str], address: str, count: int, rank: int, folder: Path
+    base: Mapping[str, str], address: str, count: int, rank: int, folder: Path, secret: str
 ) -> dict[str, str]:
     """What a rank is told by its environment."""
     flags = base.get("XLA_FLAGS", "")
@@ -122,6 +123,7 @@ def _environment(
         "RRFP_PROCESSES": str(count),
         "RRFP_RANK": str(rank),
         "RRFP_FOLDER": str(folder),
+        token.NAME: secret,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }

@@ -29,8 +29,19 @@ LAST = {**STEP, "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 
 
 def test_a_task_knows_its_place():
-    assert SlurmStep.of(LAST) == SlurmStep("n1:61446", 4, 3, 1, 1, (2, 2))
+    assert SlurmStep.of(LAST) == SlurmStep("6-0-0", "n1:61446", 4, 3, 1, 1, (2, 2))
     assert SlurmStep.of(LAST).tasks_here == 2
+
+
+def test_a_step_on_one_node_needs_no_port_that_others_reach():
+    one = {**LAST, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0"}
+    assert SlurmStep.of(one).coordinator == "127.0.0.1:61446"
+    assert SlurmStep.of({**one, "SLURM_STEP_NUM_NODES": "2"}).coordinator == "n1:61446"
+
+
+def test_every_attempt_of_a_step_has_a_name_of_its_own():
+    steps = [LAST, {**LAST, "SLURM_STEP_ID": "1"}, {**LAST, "SLURM_RESTART_COUNT": "1"}]
+    assert len({SlurmStep.of(step).name for step in steps}) == 3
 
 
 ALONE = {

@@ -1,5 +1,6 @@
 """Every transport passes the same scenarios, inside one process and between several."""
 
+import itertools
 import json
 import os
 import signal
@@ -87,6 +88,7 @@ def between(tmp_path_factory):
     """All scenarios between two processes, which are started once; errors by transport and scenario."""
     with reserved_port() as port:
         place = {"RRFP_COORDINATOR": f"127.0.0.1:{port}", "RRFP_PROCESSES": "2", "RRFP_BIND": "127.0.0.1"}
+        place["RRFP_TOKEN"] = "0123456789abcdef" * 4
         ranks = [("tests.support.transport_process", place | {"RRFP_RANK": str(rank)}) for rank in range(2)]
         statuses, said, logs = run(ranks, tmp_path_factory.mktemp("between"))
     found = [{(line["transport"], line["scenario"]): line["error"] for line in lines} for lines in said]
@@ -165,6 +167,21 @@ def test_a_process_that_is_ready_first_may_send_at_once(two_worlds):
     ends.round = 7
     ends.until(lambda: key in ends.arrived)
     assert ends.arrived[key].arrays[0].tolist() == [0, 1, 2]
+
+
+def test_what_is_offered_cannot_be_guessed(two_worlds):
+    """Whoever knows an offer's number and reaches the transfer server may pull its arrays."""
+    offers = []
+    for world in two_worlds:
+        world.mailbox.on = lambda kind, handler, channel: None
+        world.mailbox.post = lambda rank, offer, channel: offers.append(offer)
+        world.gather = lambda what, value, limit: [value, value]
+    transport = SocketTransport(two_worlds[0], [[0], [1]])
+    transport.begin(1, {0: jax.devices()[:1]})
+    for n in range(20):
+        transport.offer(Key(1, 1, Task(FORWARD, 0, n).input), [jax.numpy.ones(3)])
+    numbers = sorted(offer.uuid for offer in offers)
+    assert len(set(numbers)) == 20 and min(b - a for a, b in itertools.pairwise(numbers)) > 2**32
 
 
 class TestOrderedLink:

@@ -103,6 +103,7 @@ def run_by_hand(cell: Cell, silence: float, folder: Path) -> Outcome:
     mark = uuid.uuid4().hex
     with reserved_port() as port:
         place = {"RRFP_COORDINATOR": f"127.0.0.1:{port}", "RRFP_PROCESSES": str(COUNT), "TP": str(cell.tp)}
+        place["RRFP_TOKEN"] = uuid.uuid4().hex
         command = [sys.executable, *_script(cell, mark)]
         ranks = {
             rank: _start(command, folder, silence, f"rank-{rank}", place | {"RRFP_RANK": str(rank)})

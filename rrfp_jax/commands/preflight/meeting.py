@@ -125,7 +125,7 @@ def _met(place: Place, host: str, listener: socket.socket, line: Line, deadline:
     hosts, addresses = [one[0] for one in all_ranks], [(one[1], one[2]) for one in all_ranks]
     sees = _sees(Path(mark))
     try:
-        for connection in connect(listener, addresses, place.rank, token, CONNECT_SECONDS).values():
+        for connection in connect(listener, addresses, place.rank, token.encode(), CONNECT_SECONDS).values():
             connection.close()
     finally:
         line.send(sees)

@@ -42,7 +42,8 @@ def check_other_launchers(found: Surroundings) -> Finding | None:
         several = found.environment.get(size, "1") != "1"
         if found.place is None and several:
             said = f"{launcher} started {found.environment[size]} processes, each of them a run alone"
-            fix = f"export RRFP_COORDINATOR=host0:9876 RRFP_PROCESSES=${size} RRFP_RANK=${rank}"
+            place = f"RRFP_COORDINATOR=host0:9876 RRFP_PROCESSES=${size} RRFP_RANK=${rank}"
+            fix = f"export {place} RRFP_TOKEN_FILE=run.token"
             return Finding("FAIL", "launcher", said, fix)
     return None
 

@@ -25,7 +25,6 @@ from rrfp_jax.core.group.messages import Answer, Decision, Message, Proposal, Re
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime._jax import key_value_store
 from rrfp_jax.runtime.group.carrier import Carrier, Plain, SocketCarrier
 from rrfp_jax.runtime.group.dispatch_hash import OrderHash, check_orders
 from rrfp_jax.runtime.group.store_carrier import StoreCarrier
@@ -187,10 +186,8 @@ class Agreement:
 def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrier:
     if name == "socket":
         return SocketCarrier(world, partners)
-    assert world.mailbox is not None
+    assert world.mailbox is not None and world.store is not None
     number, ring = world.next_round(), world.mailbox.ring
-    carrier = StoreCarrier(
-        key_value_store(), f"group/{number}", world.rank, partners, ring, world.silence_seconds
-    )
+    carrier = StoreCarrier(world.store, f"group/{number}", world.rank, partners, ring, world.silence_seconds)
     world.leaving.at_last(carrier.leave)
     return carrier

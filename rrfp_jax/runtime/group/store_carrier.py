@@ -17,13 +17,14 @@ from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.group.carrier import Plain
 from rrfp_jax.runtime.processes.frames import encoded
+from rrfp_jax.runtime.processes.sealed_store import Store
 
 POLL_SECONDS = 2.0
 """How long one call waits for a batch before it asks anew."""
@@ -35,22 +36,6 @@ LOOK_SECONDS = 1.0
 
 BLOCK = 64
 """Batches that are deleted together."""
-
-
-class Store(Protocol):
-    """What is needed of the store's client. Calls may come from several threads, and raise RuntimeError."""
-
-    def key_value_set_bytes(self, key: str, value: bytes) -> None:
-        """Write a key that there is not."""
-
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        """Wait until there is a key, and read it; DEADLINE_EXCEEDED if there is none in time."""
-
-    def key_value_dir_get_bytes(self, key: str) -> object:
-        """Read all that is below a key."""
-
-    def key_value_delete(self, key: str) -> None:
-        """Delete a key, or all below it."""
 
 
 class StoreCarrier:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 import socket
 import sys
 import threading
@@ -26,7 +25,9 @@ from rrfp_jax.runtime.processes.handshake import connect, listen
 from rrfp_jax.runtime.processes.heartbeat import Beat
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 from rrfp_jax.runtime.processes.proxies import directly
+from rrfp_jax.runtime.processes.sealed_store import SealedStore
 from rrfp_jax.runtime.processes.slurm import SlurmStep
+from rrfp_jax.runtime.processes.token import FILE, HOW, SharedToken, take_token
 from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
 from rrfp_jax.runtime.processes.world import World
 
@@ -46,18 +47,29 @@ CLOCK_SECONDS = 10.0
 CLOCK_ROUNDS = 10
 """Round trips to rank 0 at the start, to know its clock."""
 
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+"""Hosts of a coordinator that nobody outside this machine need reach."""
+
 CONNECT_SECONDS = 60.0
 """Limit for all processes to have connected to each other, once all have been started."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the environment says about this process's place in a run."""
+    """What the environment says about this process's place in a run.
+
+    Attributes:
+        coordinator: host:port of the coordination service.
+        processes, rank: in the run, and which this is.
+        folder: in which the launcher collects what ranks leave.
+        token: where the run's token is if the environment does not tell it.
+    """
 
     coordinator: str
     processes: int
     rank: int
     folder: Path | None
+    token: SharedToken | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place | None:
@@ -122,6 +134,7 @@ def join() -> World:
         if place is None or folder is None
         else FlightRecorder(folder / f"flight-{place.rank}", place.rank, "")
     )
+    token = take_token(os.environ)
     coordinator = None
     if place is not None and place.processes > 1 and _jax.place_in_run() is None:
         if _jax.in_use():
@@ -129,15 +142,32 @@ def join() -> World:
                 "JAX was in use before this process joined the others, so it cannot join them any more: make "
                 "the rrfp.Trainer before the first JAX computation"
             )
+        if token is None and place.token is None:
+            raise UsageError(f"no token says who is of this run: on every rank set {FILE} to the same: {HOW}")
         coordinator = _meet(place)
     found = _jax.place_in_run()
     if found is None or found[1] == 1:
         return World(folder=folder, recorder=recorder)
     rank, size = found
-    world = World(rank, size, _connect(rank, size), folder, recorder, silence)
+    shared = place.token if place is not None and token is None else None
+    token = token or _shared_token(shared, rank)
+    store = SealedStore(_jax.key_value_store(), token)
+    world = World(rank, size, _connect(rank, size, token, store), folder, recorder, silence, store)
+    if shared is not None and rank == 0:
+        shared.remove()  # all ranks have proved to have it
     Farewell(world, coordinator)
     _learn_clock(world)
     return world
+
+
+def _shared_token(shared: SharedToken | None, rank: int) -> bytes:
+    """The token of a SLURM step, which its first task hands out."""
+    if shared is None:
+        raise UsageError(
+            f"jax.distributed was initialized, but no token says who is of this run: on every rank set "
+            f"{FILE} to the same: {HOW}"
+        )
+    return shared.write() if rank == 0 else shared.read(CONNECT_SECONDS)
 
 
 def _learn_clock(world: World) -> None:
@@ -165,15 +195,16 @@ def _place_in_step() -> Place | None:
     if step is None:
         return None
     os.environ.update(step_gpus(os.environ, step))
-    return Place(step.coordinator, step.processes, step.rank, folder=None)
+    return Place(step.coordinator, step.processes, step.rank, folder=None, token=SharedToken(step.name))
 
 
 def _meet(place: Place) -> Coordinator | None:
     """Wait for all processes of the run, and serve them if this is rank 0 and there is no launcher."""
     try:
         serves = place.rank == 0 and place.folder is None
-        port = place.coordinator.rpartition(":")[2]
-        coordinator = Coordinator(f"[::]:{port}", place.processes) if serves else None
+        host, _, port = place.coordinator.rpartition(":")
+        everywhere = host if host in LOOPBACK else "[::]"
+        coordinator = Coordinator(f"{everywhere}:{port}", place.processes) if serves else None
     except RuntimeError as error:
         raise TrainingError(f"this process cannot join its run: {error}") from None
     where = place.coordinator
@@ -197,9 +228,8 @@ def in_company() -> bool:
     return found is not None and found[1] > 1
 
 
-def _connect(rank: int, size: int) -> Mailbox:
-    """Connections to all other ranks; addresses and the token go through the key-value store."""
-    store = _jax.key_value_store()
+def _connect(rank: int, size: int, token: bytes, store: SealedStore) -> Mailbox:
+    """Connections to all other ranks, whose addresses are in the key-value store."""
     address = own_address()
     try:
         listener = listen(address)
@@ -208,23 +238,21 @@ def _connect(rank: int, size: int) -> Mailbox:
             f"rank {rank} cannot listen on {address}: {error.strerror}; set RRFP_BIND to an address of "
             f"this machine that the other ranks reach"
         ) from None
-    if rank == 0:
-        store.key_value_set("rrfp/token", secrets.token_hex(32))
     host, port = listener.getsockname()[:2]
-    store.key_value_set(f"rrfp/address/{rank}", f"{host} {port}")
+    store.key_value_set_bytes(f"rrfp/address/{rank}", f"{host} {port}".encode())
     limit = int(1000 * CONNECT_SECONDS)
     addresses = []
     try:
         for other in range(size):
-            host, port = store.blocking_key_value_get(f"rrfp/address/{other}", limit).split()
+            value = store.blocking_key_value_get_bytes(f"rrfp/address/{other}", limit)
+            host, port = value.decode().split()
             addresses.append((host, int(port)))
-        token = store.blocking_key_value_get("rrfp/token", limit)
     except RuntimeError as error:
         raise TrainingError(
             f"rank {rank}: rank {len(addresses) % size} has not said within {CONNECT_SECONDS:.0f} s where it "
             f"listens; see its output ({str(error).splitlines()[0]})"
         ) from None
-    return Mailbox(rank, connect(listener, addresses, rank, token.encode(), CONNECT_SECONDS))
+    return Mailbox(rank, connect(listener, addresses, rank, token, CONNECT_SECONDS))
 
 
 def own_address() -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
+
+import msgspec
 
 Why = Literal["failed", "refused", "peer lost", "interrupted"]
 
@@ -68,21 +69,6 @@ def read_all(folder: Path) -> dict[int, LastWords]:
 
 def _read(path: Path) -> LastWords | None:
     try:
-        values = json.loads(path.read_bytes())
-        words = LastWords(**{**values, "waiting": tuple(values["waiting"])})
-    except (OSError, ValueError, TypeError, KeyError):
+        return msgspec.json.decode(path.read_bytes(), type=LastWords)
+    except (OSError, msgspec.DecodeError):
         return None
-    return words if _is_valid(words) else None
-
-
-def _is_valid(words: LastWords) -> bool:
-    """Whether what came from outside has the types it is declared with."""
-    texts: Sequence[object] = (words.stages, words.sentence, words.doing, *words.waiting)
-    return (
-        all(isinstance(text, str) for text in texts)
-        and isinstance(words.rank, int)
-        and isinstance(words.time, (int, float))
-        and words.kind in get_args(Why)
-        and (words.culprit is None or isinstance(words.culprit, int))
-        and (words.traceback is None or isinstance(words.traceback, str))
-    )

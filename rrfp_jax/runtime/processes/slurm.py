@@ -24,12 +24,15 @@ class SlurmStep:
     """One task of a step with several.
 
     Attributes:
-        coordinator: host:port, on the step's first node, where task 0 is; equal for all tasks.
+        name: of the step and how often its job was started again; no other one has it.
+        coordinator: host:port, on the step's first node, where task 0 is; equal for all tasks. On loopback if
+            there is no other node.
         processes, rank: tasks in the step, and which one this is.
         local_rank, node: which one of its node, and which node of the step.
         tasks_per_node: for each node of the step.
     """
 
+    name: str
     coordinator: str
     processes: int
     rank: int
@@ -54,8 +57,12 @@ class SlurmStep:
         job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID", default=0)
         usual = FIRST_PORT + (job + ANOTHER_STEP * step) % PORTS
         port = _number(environment, "JAX_COORDINATOR_PORT", default=usual)
+        one_node = environment.get("SLURM_STEP_NUM_NODES") == "1"  # then nobody else need reach the ports
+        host = "127.0.0.1" if one_node else first_host(environment["SLURM_STEP_NODELIST"])
+        restart = _number(environment, "SLURM_RESTART_COUNT", default=0)
         return cls(
-            coordinator=f"{first_host(environment['SLURM_STEP_NODELIST'])}:{port}",
+            name=f"{job}-{step}-{restart}",
+            coordinator=f"{host}:{port}",
             processes=processes,
             rank=_number(environment, "SLURM_PROCID"),
             local_rank=_number(environment, "SLURM_LOCALID"),

@@ -25,6 +25,7 @@ from rrfp_jax.runtime.processes.heartbeat import Heartbeat
 from rrfp_jax.runtime.processes.leaving import Leaving
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 from rrfp_jax.runtime.processes.roster import Roster
+from rrfp_jax.runtime.processes.sealed_store import Store
 from rrfp_jax.runtime.processes.stop import Stop
 from rrfp_jax.runtime.processes.waits import Wait, Waits, What
 
@@ -42,6 +43,7 @@ class World:
             without one.
         recorder: of what this process last did.
         silence_seconds: after so long a silence whoever must answer is given up.
+        store: the run's key-value store, sealed; None when alone.
 
     Attributes:
         folder_descriptor: of the folder; it still leads there when that has been renamed.
@@ -56,8 +58,9 @@ class World:
         folder: Path | None = None,
         recorder: FlightRecorder | None = None,
         silence_seconds: float = inf,
+        store: Store | None = None,
     ) -> None:
-        self.rank, self.size, self.mailbox = rank, size, mailbox
+        self.rank, self.size, self.mailbox, self.store = rank, size, mailbox, store
         self.folder, self.silence_seconds = folder, silence_seconds
         self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self.recorder = recorder or FlightRecorder(None, rank, "")

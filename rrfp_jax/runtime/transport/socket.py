@@ -8,6 +8,7 @@ before the data exists. It looks for the arrival only once the sender has said t
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from rrfp_jax.runtime.processes.frames import Message
 from rrfp_jax.runtime.processes.waits import pause
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
 from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness
+
+UUID_BITS = 63
 
 
 class Offer(Message, frozen=True):
@@ -67,7 +70,6 @@ class SocketTransport:
     def __init__(self, world: World, receivers: Sequence[Sequence[int]]) -> None:
         assert world.mailbox is not None
         self._world, self._mailbox, self._receivers = world, world.mailbox, receivers
-        self._uuids = itertools.count(1)
         self._round = 0
         self._witness: Witness = NOBODY
         self._over = False  # the round was broken off
@@ -114,7 +116,7 @@ class SocketTransport:
         specs = [(tuple(array.shape), array.dtype.name) for array in arrays]
         full = [array for array in arrays if array.size]
         for rank in receivers:
-            uuid = next(self._uuids)
+            uuid = secrets.randbits(UUID_BITS)  # whoever could guess it could pull the arrays
             self._held[uuid] = key
             if full:
                 self._server.await_pull(uuid, full)

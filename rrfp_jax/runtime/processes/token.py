@@ -1,0 +1,133 @@
+"""The run's token: who has it is of this run. It is handed out beside the key-value store, open to all.
+
+The launcher gives it to its ranks by their environment, which only their user may read. By hand it is a file
+that only its user may read. A SLURM step has it from the environment of its job, or in such a file in the
+user's own folder, which all its nodes must share.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import MutableMapping
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+
+from rrfp_jax.errors import TrainingError, UsageError
+
+NAME, FILE = "RRFP_TOKEN", "RRFP_TOKEN_FILE"
+
+SHORTEST = 32
+"""Characters: 128 bits if they are hexadecimal digits."""
+
+POLL_SECONDS = 0.05
+
+HOW = (
+    f"(umask 077; head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' > run.token); export {FILE}=run.token"
+)
+"""The commands that make one by hand."""
+
+
+def new_token() -> str:
+    """A token that nobody has seen."""
+    return secrets.token_hex(32)
+
+
+def take_token(environment: MutableMapping[str, str]) -> bytes | None:
+    """The token that the environment holds, or that is in the file it names; None if it says neither.
+
+    It is taken out of the environment, so that what this process starts does not have it.
+
+    Raises:
+        UsageError: it is too short, or the file cannot be read, or others may read it.
+    """
+    if text := environment.pop(NAME, ""):
+        return _checked(text, NAME)
+    if path := environment.get(FILE, ""):
+        return _checked(_read(Path(path)), f"{FILE}={path}")
+    return None
+
+
+class SharedToken:
+    """The token of a SLURM step, as a file in the user's own folder while its tasks meet.
+
+    Args:
+        name: of the step and its attempt; no other one has it.
+        folder: that all nodes share.
+    """
+
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        self._path = (folder or Path.home() / ".rrfp") / f"{name}.token"
+
+    def write(self) -> bytes:
+        """Make it; one task does.
+
+        Raises:
+            UsageError: that cannot be done.
+        """
+        token = new_token()
+        try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            self.remove()  # of a run that was killed before all had met
+            part = self._path.with_suffix(".part")
+            part.unlink(missing_ok=True)
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(token)
+            part.rename(self._path)
+        except OSError as error:
+            raise UsageError(f"{self._path}: {error.strerror}: {_remedy()}") from None
+        return token.encode()
+
+    def read(self, seconds: float) -> bytes:
+        """Wait for it.
+
+        Raises:
+            TrainingError: it does not come in time.
+            UsageError: others may read it.
+        """
+        deadline = monotonic() + seconds
+        while not self._path.exists():
+            if monotonic() > deadline:
+                raise TrainingError(
+                    f"{self._path} has not come in {seconds:.0f} s: rank 0 writes the run's token there, so "
+                    f"all nodes must share that folder; or {_remedy()}"
+                )
+            sleep(POLL_SECONDS)
+        return _checked(_read(self._path), str(self._path))
+
+    def remove(self) -> None:
+        """Remove it, once all have it."""
+        with suppress(OSError):
+            self._path.unlink()
+
+
+def _remedy() -> str:
+    return f"give all ranks the same {NAME}, or {FILE}, before srun: {HOW}"
+
+
+def _read(path: Path) -> str:
+    """A file of this user that nobody else may read or write; asked of what was opened, not of its name."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not be waited for
+    except OSError as error:
+        raise UsageError(f"the token's file {path}: {error.strerror}") from None
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"the token's file {path} is no file")
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise UsageError(
+                f"the token's file {path} may be read by others, who could take a rank's place: make a new "
+                f"one: {HOW}"
+            )
+        return os.read(file, 4096).decode("utf-8", "replace").strip()
+    finally:
+        os.close(file)
+
+
+def _checked(text: str, where: str) -> bytes:
+    if len(text) < SHORTEST:
+        raise UsageError(f"{where}: a token of {len(text)} characters; at least {SHORTEST} are needed: {HOW}")
+    return text.encode("utf-8", "replace")
