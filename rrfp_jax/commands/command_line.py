@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
+from rrfp_jax.fields import check_path
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
 
@@ -63,6 +64,7 @@ def check_output(file: Path) -> None:
     Raises:
         UsageError: it is a folder, or in none.
     """
+    check_path("output", file)
     if not file.parent.is_dir():
         raise UsageError(f"{file}: there is no folder {file.parent}")
     if file.is_dir():

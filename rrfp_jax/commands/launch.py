@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, exit_status
 from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.fields import check_name, check_path
 
 COMMAND = "rrfp-launch"
 
@@ -48,8 +49,8 @@ def _launch(arguments: Sequence[str]) -> int:
     if options.n < 1:
         raise UsageError(f"-n {options.n}: a run needs at least one process")
     name = stem if options.name is None else options.name
-    if not name or "/" in name or name.startswith("."):
-        raise UsageError(f"--name={name}: give a plain file name, for {options.directory}/<name>/")
+    check_path("--directory", options.directory)
+    check_name("--name", name, options.directory)
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts={options.max_restarts}: give a number of restarts, 0 for none")
     from rrfp_jax.launcher.folders import RunFolder  # these import JAX

@@ -19,7 +19,9 @@ from ml_collections import config_dict, config_flags
 
 from rrfp_jax.commands.command_line import HELP
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runs.config import RunConfig, fields_of, load_config, plain
+from rrfp_jax.runs.config import RunConfig, fields_of, plain
+from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.user_code import called
 
 T = TypeVar("T")
 
@@ -80,12 +82,13 @@ def override(config: T, argv: Sequence[str]) -> T:
     cleared = [a.removeprefix("--config.").removesuffix("=none") for a in argv if a.endswith("=none")]
     cleared = [name for name in cleared if isinstance(_field_type(config, name), types.UnionType)]
     full = ["rrfp", *(a for a in argv if a.removeprefix("--config.").removesuffix("=none") not in cleared)]
-    try:
-        config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=full)
-        values(full)
-        return _rebuild(config, tree, frozenset(cleared))
-    except (flags.Error, ValueError, TypeError) as error:
-        raise UsageError(f"{error}") from error
+    with called(type(config).__name__, UsageError):
+        try:
+            config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=full)
+            values(full)
+            return _rebuild(config, tree, frozenset(cleared))
+        except (flags.Error, ValueError, TypeError) as error:
+            raise UsageError(f"{error}") from error
 
 
 def _mutable(config: Any) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: in
     devices = Devices(
         accelerator=accelerator, link=link, memory=memory, setting=settings.memory.budget, shared=shared
     )
-    model, data = (config.pipeline(), config.optimizer()), as_data(config.train_data())
+    model, data = (config.made("pipeline"), config.made("optimizer")), as_data(config.made("train_data"))
     estimate = estimate_of(*model, data, settings, config.mesh, schedule, devices)
     given = config.layers_per_virtual_stage
     own = None if given == AUTO else estimate.forecast(given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,6 +37,9 @@ from rrfp_jax.views.trace_file import write_trace
 PLANNED = "planned"
 BASELINE = "1f1b"
 POLICIES = (BASELINE, "bf")
+
+MOST_FORWARDS, MOST_SEEDS = 1_000_000, 10_000
+"""Stages x microbatches x chunks of one simulated step, and how many of them."""
 
 
 class Comparison(Mapping[str, Outcome]):
@@ -178,6 +182,9 @@ def simulate(
     _check_counts(1, stages=stages, microbatches=microbatches, seeds=seeds, chunks=chunks)
     _check_counts(1, evaluations=evaluations, limit=limit, byte_limit=byte_limit)
     _check_counts(0, spare_gradients=spare_gradients)
+    _check_sizes(stages=stages, microbatches=microbatches, chunks=chunks)
+    if seeds > MOST_SEEDS:
+        raise UsageError(f"seeds={seeds}: give at most {MOST_SEEDS}")
     policies = [policies] if isinstance(policies, str | Hint | FixedOrder | Planned) else policies
     if not policies:
         raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
@@ -205,6 +212,12 @@ def _check_counts(least: int, **counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and (type(value) is not int or value < least):
             raise UsageError(f"{name}={value!r}: give a whole number, at least {least}")
+
+
+def _check_sizes(**sizes: int) -> None:
+    if prod(sizes.values()) > MOST_FORWARDS:
+        given = ", ".join(f"{name}={value}" for name, value in sizes.items())
+        raise UsageError(f"{given}: a simulated step has at most {MOST_FORWARDS:,} forwards")
 
 
 def _steps(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import numpy as np
 import optax
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields, check_name, check_path
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.group.agreement import Terms
@@ -27,6 +25,7 @@ from rrfp_jax.train.auto_split import AUTO
 from rrfp_jax.train.pace import Pace
 from rrfp_jax.train.settings import Numerics, Settings
 from rrfp_jax.train.trainer import Trainer
+from rrfp_jax.user_code import called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +76,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     directory: str = "runs"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if isinstance(self.split, str):  # as a tuple, of which command lines make others
             object.__setattr__(self, "split", (self.split,))
         if self.steps < 1:
@@ -96,8 +96,8 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             )
         if self.mesh.share_devices and (self.link_delay or self.link_bandwidth):
             raise UsageError("link_delay or link_bandwidth with mesh.share_devices: no link is between them")
-        if not self.name or "/" in self.name or self.name.startswith("."):
-            raise UsageError(f"name={self.name!r}: give a plain file name, for {self.directory}/<name>/")
+        check_path("directory", self.directory)
+        check_name("name", self.name, self.directory)
 
     @abstractmethod
     def pipeline(self) -> Pipeline:
@@ -119,12 +119,21 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         """Initial values from elsewhere, as from `rrfp_jax.weights.pretrained`; None for the layers' own."""
         return None
 
+    def made(self, what: str) -> Any:
+        """What the method of this name makes.
+
+        Raises:
+            UsageError: what it raised, with its own traceback.
+        """
+        with called(f"{type(self).__name__}.{what}()", UsageError):
+            return getattr(self, what)()
+
     @property
     def layers_per_virtual_stage(self) -> Any:
         """What `split` is to a Trainer."""
         return AUTO if self.split == (AUTO,) else self.split or None
 
-    @cached_property
+    @property
     def settings(self) -> Settings:
         """Its settings in groups, as a Trainer's."""
         execution = Execution(
@@ -149,41 +158,15 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     def trainer(self) -> Trainer:
         """The run's Trainer."""
         return Trainer(
-            self.pipeline(),
-            self.optimizer(),
-            data=self.train_data(),
+            self.made("pipeline"),
+            self.made("optimizer"),
+            data=self.made("train_data"),
             mesh=self.mesh,
             schedule=self.schedule,
             split=self.layers_per_virtual_stage,
-            init=self.init(),
+            init=self.made("init"),
             **self.settings.flat(),
         )
-
-
-def load_config(path: str) -> RunConfig:
-    """The `get_config()` of a Python file.
-
-    Raises:
-        UsageError: no such file, no `get_config` in it, or one that returns no RunConfig.
-    """
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"--config={path}: no such file; give a Python file with get_config(), see configs/")
-    spec = importlib.util.spec_from_file_location(f"_rrfp_config_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except (SyntaxError, ImportError) as error:
-        raise UsageError(f"--config={path}: cannot be read: {type(error).__name__}: {error}") from error
-    if not hasattr(module, "get_config"):
-        raise UsageError(f"--config={path}: the file has no function get_config()")
-    config = module.get_config()
-    if not isinstance(config, RunConfig):
-        kind = type(config).__name__
-        raise UsageError(f"--config={path}: get_config() returned {kind}, not a rrfp.RunConfig")
-    return config
 
 
 def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

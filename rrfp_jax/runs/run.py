@@ -40,7 +40,7 @@ def train(config: RunConfig) -> None:
         _run_paced(config)
         return
     trainer = config.trainer()
-    validation = config.validation_data()
+    validation = config.made("validation_data")
     if validation is not None:
         plan_step(as_data(validation), 0)  # so that missing data is refused now
     world = join()
@@ -74,7 +74,7 @@ def train(config: RunConfig) -> None:
         found = _steps(config, trainer, validation, saver, files, display)
     if found is not None:
         say(f"validation loss {found.loss:.4f} nats per token over {found.weight:,.0f} tokens")
-        data = config.train_data()
+        data = config.made("train_data")
         if world.rank == 0 and isinstance(data, ByteText) and isinstance(validation, ByteText):
             say(f"           beside it {bigram_loss(data, validation):.4f}: a byte bigram model, same files")
     say(

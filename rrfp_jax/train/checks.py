@@ -21,6 +21,7 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.fields import check_path
 from rrfp_jax.runtime.autodiff.dataflow import output_dependence
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.engine import Engine
@@ -82,6 +83,7 @@ def folder_of(call: str, given: Any) -> Path:
         raise UsageError(
             f"Trainer.{call}({given!r}): give a folder of checkpoints, such as 'runs/checkpoints'"
         )
+    check_path(f"Trainer.{call}: folder", given)
     path = Path(given)
     if path.exists() and not path.is_dir():
         raise UsageError(f"Trainer.{call}({str(given)!r}): is a file; give a folder of checkpoints")

@@ -123,6 +123,13 @@ def test_pictures_and_traces(folder):
         (["--workload=w.json", "--stages=3"], "--stages is for --family"),
         (["--workload=huge.json"], "the times are too large"),
         (["--family=constant", "--stages=0"], "stages=0: give a whole number, at least 1"),
+        (
+            ["--family=constant", "--stages=10000000"],
+            "a simulated step has at most 1,000,000",
+        ),
+        (["--family=constant", "--seeds=10000000"], "seeds=10000000: give at most 10000"),
+        (["--family=constant", f"--microbatches={10**30}"], "at most 1,000,000 forwards"),
+        (["--family=constant", "--out=a\x1b.json"], "has the character '\\x1b', which cannot be printed"),
         (["--family=constant", "--seeds=0"], "seeds=0: give a whole number, at least 1"),
         (["--workload=w.json", "--policy=fastest"], "or planned"),
         (["--workload=w.json", "--policy=bf", "--limit=-1"], "limit=-1: give a whole number"),

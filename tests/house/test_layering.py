@@ -23,6 +23,7 @@ ARROWS = {
     "errors": set(),
     "files": set(),
     "user_code": {"errors"},
+    "fields": {"errors"},
     "core": set(),
     "sim": {"core"},
     "schedules": {"core", "sim"},
@@ -49,10 +50,10 @@ ARROWS = {
     # What is made of it.
     "forecast": {"runtime.memory", "runtime.programs", "sim"},
     "checkpoint": {"files", "runtime.processes"},
-    "train": {"checkpoint", "data", "forecast", "runtime.engine", "views"},
+    "train": {"checkpoint", "data", "fields", "forecast", "runtime.engine", "views"},
     "runs": {"train"},
     "launcher": {"files", "runtime.group", "runtime.lifecycle"},
-    "commands": {"launcher", "runs"},
+    "commands": {"fields", "launcher", "runs"},
     # What users import.
     "weights": {"train"},
     "__init__": {"commands", "schedules"},

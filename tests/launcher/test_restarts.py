@@ -20,7 +20,7 @@ from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS, NO_STEP, after_attempt
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
-from rrfp_jax.runs.config import load_config
+from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read

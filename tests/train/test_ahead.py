@@ -19,7 +19,7 @@ from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import InMemory, buckets_of
-from rrfp_jax.runs.config import load_config
+from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.schedules import BF, BFW, Planned
 from rrfp_jax.sim.engine import simulate

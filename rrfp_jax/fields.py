@@ -1,0 +1,99 @@
+"""Values of dataclasses held against their declared types, and names against what a file system takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+from collections.abc import Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any
+
+from rrfp_jax.errors import UsageError
+
+LARGEST = 2**63 - 1
+
+LONGEST_NAME, LONGEST_PATH = 200, 3000
+"""In bytes; file systems take 255 and 4095, and names get endings."""
+
+
+def check_fields(config: Any) -> None:
+    """Refuse a field of another type than it is declared with, or a number that no machine counts to.
+
+    Only types that can be told are looked at: numbers, text, None, tuples of these, classes. Literals are
+    left to whoever knows what the words mean.
+
+    Raises:
+        UsageError: naming the field, its value and what it may be.
+    """
+    hints = typing.get_type_hints(type(config))
+    for item in dataclasses.fields(config):
+        value, hint = getattr(config, item.name), hints[item.name]
+        if not _fits(value, hint):
+            raise UsageError(
+                f"{item.name}={value!r}: is of type {type(value).__name__}; give {' or '.join(_words(hint))}"
+            )
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise UsageError(
+                f"{item.name}={value}: is beyond what a machine counts to; give at most {LARGEST}"
+            )
+
+
+def check_path(name: str, given: Any) -> None:
+    """Refuse a path with characters that cannot be printed, or one that is too long.
+
+    Raises:
+        UsageError: beginning with `name`.
+    """
+    text = str(given)
+    odd = next((letter for letter in text if not letter.isprintable()), None)
+    if odd is not None:
+        raise UsageError(f"{name}={text!r}: has the character {odd!r}, which cannot be printed; leave it out")
+    longest = max((len(os.fsencode(part)) for part in Path(text).parts), default=0)
+    if longest > LONGEST_NAME or len(os.fsencode(text)) > LONGEST_PATH:
+        raise UsageError(
+            f"{name}={text[:40]}...: is too long; give at most {LONGEST_NAME} bytes a name, "
+            f"{LONGEST_PATH} in all"
+        )
+
+
+def check_name(name: str, given: str, folder: str) -> None:
+    """Refuse a run's name that is no plain file name in that folder.
+
+    Raises:
+        UsageError: beginning with `name`.
+    """
+    if not given or "/" in given or given.startswith("."):
+        raise UsageError(f"{name}={given!r}: give a plain file name, for {folder}/<name>/")
+    check_path(name, given)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    fits = True  # of types that cannot be told
+    if origin in (typing.Union, UnionType):
+        fits = any(_fits(value, choice) for choice in choices)
+    elif hint in (int, float):
+        kind = Integral if hint is int else Real
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+    elif hint is str:
+        fits = isinstance(value, (str, os.PathLike))
+    elif origin is tuple:
+        several = isinstance(value, Sequence) and not isinstance(value, str)
+        fits = several and (choices[1:] != (...,) or all(_fits(own, choices[0]) for own in value))
+    elif isinstance(hint, type) and origin is None:
+        fits = isinstance(value, hint)
+    return fits
+
+
+def _words(hint: Any) -> list[str]:
+    """What a type is called in messages."""
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return [word for choice in choices for word in _words(choice)]
+    if origin is tuple:
+        return ["several of them in brackets"]
+    known = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}
+    return [known.get(hint, getattr(hint, "__name__", str(hint)))]

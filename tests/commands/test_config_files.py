@@ -1,0 +1,118 @@
+"""Config files that raise, miss something or hold what cannot be: a sentence, and their own traceback."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.commands.train import main
+
+ROOT = Path(__file__).parents[2]
+
+START = """\
+from configs.quickstart import get_config as quickstart
+from dataclasses import dataclass, replace
+"""
+
+FILES = {
+    "import": (
+        "import no_such_module",
+        "the file raised ModuleNotFoundError: No module named 'no_such_module'",
+    ),
+    "syntax": ("def get_config(:", "the file raised SyntaxError: invalid syntax"),
+    "bytes": ("\0", "the file raised"),
+    "name": ("steps = unknown + 1", "the file raised NameError: name 'unknown' is not defined"),
+    "exit": ("import sys\nsys.exit(0)", r"the file called sys.exit\(0\)"),
+    "raises": ("def get_config():\n    return 1 / 0", r"get_config\(\) raised ZeroDivisionError"),
+    "ends": ("def get_config():\n    return next(iter(()))", r"get_config\(\) raised StopIteration"),
+    "exits": ("def get_config():\n    raise SystemExit('bye')", r"get_config\(\) called sys.exit\('bye'\)"),
+    "argument": ("def get_config(size):\n    return size", r"get_config\(\) raised TypeError: .* 'size'"),
+    "recursion": ("def get_config():\n    return get_config()", r"get_config\(\) raised RecursionError"),
+    "nothing": ("def get_config():\n    pass", r"get_config\(\) returned NoneType"),
+    "number": ("get_config = 3", r"has no function get_config\(\)"),
+    "class": (
+        f"{START}\ndef get_config():\n    return type(quickstart())()",
+        r"get_config\(\) raised TypeError",
+    ),
+    "type": (
+        f"{START}\ndef get_config():\n    return replace(quickstart(), steps='3')",
+        "steps='3': is of type str",
+    ),
+    "unknown": (
+        f"{START}\ndef get_config():\n    return replace(quickstart(), stps=3)",
+        "raised TypeError: .*stps",
+    ),
+    "pipeline": (
+        f"{START}\n@dataclass(frozen=True, kw_only=True)\nclass Own(type(quickstart())):\n"
+        "    def pipeline(self):\n        return {}['layers']\n"
+        "def get_config():\n    return Own(**vars(quickstart()))",
+        r"Own.pipeline\(\) raised KeyError: 'layers'",
+    ),
+    "data": (
+        f"{START}\n@dataclass(frozen=True, kw_only=True)\nclass Own(type(quickstart())):\n"
+        "    def train_data(self):\n        return open('/no/such/file')\n"
+        "def get_config():\n    return Own(**vars(quickstart()))",
+        r"Own.train_data\(\) raised FileNotFoundError",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def search_path(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_does_not_work_gets_one_sentence_and_its_own_traceback(name, tmp_path, capsys):
+    text, said = FILES[name]
+    file = tmp_path / "own.py"
+    file.write_text(text)
+    status = main([f"--config={file}"])
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    first, *frames = err.splitlines()
+    assert re.search(said, first), err
+    shown = {line.split('"')[1] for line in frames if line.startswith("  File ")}
+    ours = {place for place in shown if place.startswith(str(ROOT / "rrfp_jax"))}
+    assert ours <= {str(ROOT / "rrfp_jax" / "runs" / "config.py")}  # `RunConfig` refuses in their constructor
+    assert "Traceback" not in err and len(frames) < 25, err
+
+
+def test_a_folder_or_a_file_of_another_kind_is_no_config(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    for given, said in ((tmp_path, "no such file"), (tmp_path / "config.json", "must end with .py")):
+        assert main([f"--config={given}"]) == 2
+        assert said in capsys.readouterr().err
+
+
+WRONG = [
+    ({"steps": "3"}, "steps='3': is of type str; give a whole number"),
+    ({"steps": 3.0}, "steps=3.0: is of type float; give a whole number"),
+    ({"steps": True}, "steps=True: is of type bool; give a whole number"),
+    ({"steps": 10**30}, "beyond what a machine counts to"),
+    ({"seed": "x"}, "seed='x': is of type str; give a whole number"),
+    ({"mesh": 4}, "mesh=4: is of type int; give Mesh"),
+    ({"clip_norm": "1"}, "clip_norm='1': is of type str; give a number or None"),
+    ({"schedule": 3}, "schedule=3: is of type int; give text"),
+    ({"executables": "yes"}, "executables='yes': is of type str; give True or False"),
+    ({"checkpoint": {}}, r"checkpoint=\{\}: is of type dict; give Checkpointing"),
+    ({"model": None}, "model=None: is of type NoneType; give GPTConfig"),
+    ({"learning_rate": "1e-3"}, "learning_rate='1e-3': is of type str; give a number"),
+    ({"name": "a\0b"}, r"name='a\\x00b': has the character '\\x00'"),
+    ({"name": "a\nb"}, r"name='a\\nb': has the character '\\n'"),
+    ({"name": "\x1b[2J"}, r"has the character '\\x1b'"),
+    ({"name": "a" * 250}, "name=aaaa.*: is too long; give at most 200 bytes a name"),
+    ({"directory": "a/" * 3000}, "directory=a/a/.*: is too long"),
+    ({"directory": "a\0b"}, r"directory='a\\x00b': has the character '\\x00'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), WRONG, ids=[str(changes)[:40] for changes, _ in WRONG])
+def test_a_field_of_a_wrong_type_is_named(changes, said):
+    from configs.quickstart import get_config
+
+    with pytest.raises(rrfp.UsageError, match=said):
+        replace(get_config(), **changes)
