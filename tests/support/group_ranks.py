@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
+from rrfp_jax.core.group.group import Alone
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.links import agreement_of
 from rrfp_jax.runtime.group import agreement
@@ -74,7 +75,7 @@ def one_pass(trainer, batch, expected, reference):
 
 if __name__ == "__main__":
     if sys.argv[5:] == ["off"]:
-        agreement.member = lambda scheduler, *others: scheduler
+        agreement.member = lambda scheduler, *others: Alone(scheduler)
     few = [TERMS[0], TERMS[-1]], ("bfw",)
     chosen = few if sys.argv[5:] in (["few"], ["tied"]) else (TERMS, ("bf", "bfw"))
     tied = toy.tied_pipeline(sharding={"*.table": P(None, "tp")})
