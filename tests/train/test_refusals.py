@@ -65,6 +65,10 @@ class TestSettings:
             ({"loss_scale": True}, ["loss_scale=True", "'dynamic'"]),
             ({"executables": True}, ["executables=True", "a folder", "or None"]),
             ({"executables": ""}, ["executables=''", "a folder", "or None"]),
+            ({"init": 3}, ["init=3", "init(path, spec)"]),
+            ({"on_step": 3}, ["on_step=3", "a step's report"]),
+            ({"delays": "J1"}, ["delays is of type str, not Delays"]),
+            ({"mesh": 4}, ["mesh is of type int, not Mesh"]),
             ({"mesh": rrfp.Mesh(pp=2, shape="v")}, ["shape='v'", "chunks=2"]),
             ({"mesh": rrfp.Mesh(pp=2, chunks=2), "schedule": "zb-v"}, ["got looped", "leave the number"]),
         ],
@@ -89,6 +93,21 @@ class TestSettings:
             next(make(optimizer=None).steps(1))
         with refused("steps() needs data", "data="):
             next(make(data=None).steps(1))
+
+    @pytest.mark.parametrize("count", ["a", -1, 1.0, True, None])
+    def test_a_number_of_steps_is_refused_before_the_first_is_asked_for(self, count):
+        with refused(f"steps(count={count!r})", "whole number"):
+            make().steps(count)
+
+    @pytest.mark.parametrize("given", [3, "", None, __file__, "a\0b"])
+    def test_no_folder_of_checkpoints(self, given):
+        with refused("Trainer.restore", "give a folder" if given != "a\0b" else "cannot be printed"):
+            make().restore(given)
+
+    @pytest.mark.parametrize("step", ["1", -1, 0.5])
+    def test_no_step_of_a_checkpoint(self, step, tmp_path):
+        with refused(f"restore(step={step!r})", "whole number"):
+            make().restore(tmp_path, step)
 
     def test_no_steps_of_evaluation(self):
         with refused("evaluate(steps=0)", "at least 1"):
