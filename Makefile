@@ -10,7 +10,7 @@ FAST := tests/core tests/sim tests/views tests/models tests/forecast tests/house
 	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,parity.py trainer.py refusals.py)
 
-.PHONY: train test test-fast lint format clean
+.PHONY: train test test-fast odd-models lint format clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
@@ -21,6 +21,10 @@ test: $(VENV)/.installed
 
 test-fast: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(FAST) $(ARGS)
+
+# Every odd model, on 1, 2 and 4 stages, with and without rematerialisation; `make test` runs a part of that.
+odd-models: $(VENV)/.installed
+	RRFP_ODD_MODELS=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/odd_models $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

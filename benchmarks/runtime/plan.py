@@ -72,7 +72,7 @@ def counted_over_compiled(config: RunConfig) -> dict[str, dict[str, float]]:
     ratios = {}
     for i in (0, 1, len(pipe) - 1):
         shape = VirtualStageShape(pipe=pipe, layers=range(i, i + 1), fields=fields, shapes=shapes)
-        traced = differentiate(shape.flat, *shape.specs(), input_gradient=i > 0)
+        traced = differentiate(shape.flat, *shape.specs())
         for name in ("forward", "backward", "weight"):
             program = getattr(traced, name)
             counted = program_cost(program.closed)

@@ -20,6 +20,7 @@ from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.memory.ledger import BucketLedger
+from rrfp_jax.runtime.model.gradient_flow import gradient_flow
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
@@ -29,6 +30,7 @@ from rrfp_jax.runtime.programs.liveness import Liveness, footprint_of, program_o
 from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
+from rrfp_jax.runtime.stages.whole_optimizer import WholeOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,16 +112,20 @@ class ModelCosts:
             remat: see `autodiff/remat.py`.
 
         Raises:
-            UsageError: a model that does not work; see `Pipeline.shapes` and `Roles.of`.
+            UsageError: a model or optimizer that does not work; see `Pipeline.shapes`, `Roles.of`,
+                `gradient_flow` and `WholeOptimizer.trace`.
         """
         with tracing_alone():
             shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
             params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
             roles = Roles.of(params, pipe.frozen, pipe.tied)
+            own, leaves = roles.leaves(params), jax.tree.leaves(params)
+            updated = own.owned_tree([leaves[place] for place in own.owned])
+            whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)
             layers = {b: _layer_costs(pipe, b, own, roles, kinds, remat) for b, own in shapes.items()}
         return cls(
             layers=layers,
-            states=[_state({layer: own}, roles, optimizer) for layer, own in params.items()],
+            states=[_state({layer: own}, roles, whole) for layer, own in params.items()],
             parameters=sum(
                 leaf.size
                 for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
@@ -158,6 +164,7 @@ def _layer_costs(
 ) -> list[LayerCost]:
     known: dict[Any, LayerCost] = {}
     costs = []
+    flow = gradient_flow(pipe, shapes, specs_of(bucket), roles)
     for i, own in enumerate(shapes):
         trained = set(roles.leaves({str(i): own.params}).trained)
         shape = VirtualStageShape(
@@ -166,12 +173,13 @@ def _layer_costs(
             fields=specs_of(bucket),
             shapes=shapes,
             trainable=[place in trained for place in range(len(jax.tree.leaves(own.params)))],
-            input_gradient=roles.first_trained < i,
+            carry_gradients=flow[i],
+            cotangents=flow[i + 1],
             remat=remat,
         )
         leaves, structure = jax.tree.flatten(own.carry_in)
         last = i == len(pipe) - 1  # which has the loss as well
-        alike = id(pipe.layers[i]), structure, *leaves, *sorted(trained), shape.input_gradient, last
+        alike = id(pipe.layers[i]), structure, *leaves, *sorted(trained), flow[i], flow[i + 1], last
         if alike not in known:
             known[alike] = _layer_cost(shape, kinds)
         costs.append(known[alike])
@@ -180,7 +188,10 @@ def _layer_costs(
 
 def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
     params, carry, inputs = shape.specs()
-    traced = differentiate(shape.flat, params, carry, inputs, shape.trainable, shape.input_gradient)
+    traced = differentiate(
+        *(shape.flat, params, carry, inputs),
+        *(shape.trainable, shape.carry_gradients, shape.cotangents),
+    )
     live = Liveness.unplaced(traced, carry, inputs, kinds)
     tasks = live.task_programs(dict.fromkeys((FORWARD, *kinds)))
     programs = {kind: program_cost(program_of(traced, kind).closed) for kind in tasks}
@@ -199,18 +210,15 @@ def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
     )
 
 
-def _state(
-    params: Mapping[str, Any], roles: Roles, optimizer: optax.GradientTransformation | None
-) -> LayerState:
+def _state(params: Mapping[str, Any], roles: Roles, whole: WholeOptimizer | None) -> LayerState:
     """Of one layer, {index as text: tree}."""
     own, leaves = roles.leaves(params), jax.tree.leaves(params)
-    owned = own.owned_tree([leaves[place] for place in own.owned])
-    state = jax.eval_shape(optimizer.init, owned) if optimizer is not None and own.owned else ()
+    (layer,) = map(int, params)
     trained = [leaves[place] for place in own.trained]
     return LayerState(
         parameters=sum(leaf.size for leaf in leaves),
         weight_bytes=nbytes(leaves),
-        optimizer_bytes=nbytes(state),
+        optimizer_bytes=whole.state_bytes(layer) if whole is not None and own.owned else 0,
         sum_bytes=nbytes([wide(leaf) for leaf in trained]),
         gradient_bytes=nbytes(trained),
     )

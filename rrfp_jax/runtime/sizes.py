@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 
 
 def nbytes(tree: Any) -> int:
@@ -21,6 +22,24 @@ def _nbytes(spec: Any) -> int:
     sharding = getattr(spec, "sharding", None)
     shape = spec.shape if sharding is None else sharding.shard_shape(spec.shape)
     return int(math.prod(shape) * spec.dtype.itemsize)
+
+
+def on_the_way(spec: Any) -> Any:
+    """The spec of an array as it is given to a stage: whole numbers of 4 bits and less have a byte each.
+
+    Arrays of such numbers that come from the host or another device lie in another way than compiled programs
+    expect.
+    """
+    name = spec.dtype.name
+    if not name.endswith(("int4", "int2")):
+        return spec
+    return jax.ShapeDtypeStruct(spec.shape, np.uint8 if name.startswith("u") else np.int8)
+
+
+def as_sent(array: Any) -> Any:
+    """An array of the host as it is given to a stage."""
+    dtype = on_the_way(array).dtype
+    return array if dtype == array.dtype else np.asarray(array).astype(dtype)
 
 
 def temporary_bytes(compiled: Any) -> int:

@@ -45,6 +45,7 @@ def assemble(
         optimizer=optimizer,
         init=init,
         seed=settings.numerics.seed,
+        halves=settings.numerics.equal_schedules,
         memory=settings.memory,
         execution=settings.execution,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import ClosedJaxpr
 
+from rrfp_jax.checkpoint.leaves import keyed
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import check_path
-from rrfp_jax.runtime.autodiff.dataflow import output_dependence
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.model.layers import MicrobatchView, Params, zeros
-from rrfp_jax.runtime.model.paths import leaf_path
+from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.settings import is_whole
-from rrfp_jax.runtime.sizes import nbytes
+from rrfp_jax.runtime.sizes import as_sent, nbytes
 from rrfp_jax.train.report import REPORTED
 
 SUM_TOLERANCE = 0.02
@@ -90,62 +87,6 @@ def folder_of(call: str, given: Any) -> Path:
     return path
 
 
-def check_optimizer(
-    optimizer: optax.GradientTransformation, params: Params, stages: Sequence[Sequence[range]]
-) -> None:
-    """Refuse an optimizer in which one stage's update depends on another stage's gradient.
-
-    Each stage updates its own parameters by itself, so such an optimizer would silently do something else
-    than on one device. `optimizer.update` is traced on the whole model's specs and its dataflow followed.
-
-    Args:
-        optimizer: any optax transformation.
-        params: specs of what is updated of the whole model, {layer index as text: nested dict}.
-        stages: per stage, the layers of each of its chunks.
-
-    Raises:
-        UsageError: naming an update and a gradient or parameter of another stage that it depends on; or
-            the optimizer does not work on a stage's parameters alone.
-    """
-    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
-        raise UsageError(f"optimizer={optimizer!r}: give an optax transformation, such as optax.adamw(3e-4)")
-    closed = _traced_update(optimizer, params, "the whole model")
-    for s, chunks in enumerate(stages):
-        part = {str(i): params[str(i)] for i in chain(*chunks) if str(i) in params}
-        if jax.tree.leaves(part):
-            _traced_update(optimizer, part, f"stage {s}")
-    stage_of = {str(i): s for s, chunks in enumerate(stages) for i in chain(*chunks)}
-    names = [(path[0].key, _name(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    count, inputs = len(names), len(closed.jaxpr.invars)
-    for output, mask in enumerate(output_dependence(closed)):
-        # Inputs are gradients, then the optimizer's state, then parameters; outputs are updates, then state.
-        read = [i for i in range(count) if (mask | mask >> (inputs - count)) >> i & 1]
-        own = [output] if output < count else read[:1]
-        foreign = [i for i in read if stage_of[names[i][0]] != stage_of[names[own[0]][0]]]
-        if foreign:
-            what = f"the update of {names[output][1]}" if output < count else "its state"
-            which = "gradient" if mask >> foreign[0] & 1 else "value"
-            raise UsageError(
-                f"optimizer: {what} depends on the {which} of {names[foreign[0]][1]}, which is on another "
-                f"stage, so stages could not update by themselves. Leave that part out; to clip by the "
-                f"global norm (optax.clip_by_global_norm), use Trainer(clip_norm=...), taken over all stages"
-            )
-
-
-def _traced_update(optimizer: optax.GradientTransformation, params: Params, of: str) -> ClosedJaxpr:
-    """`optimizer.update` traced on specs: (gradients, state, parameters) -> (updates, state)."""
-    try:
-        state = jax.eval_shape(optimizer.init, params)
-        return jax.make_jaxpr(optimizer.update)(params, state, params)
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UsageError(
-            f"optimizer: cannot update the parameters of {of}: {reason}. Each stage updates its own "
-            f"{{layer index: parameters}}: give masks and labels as functions of the parameters, and no "
-            f"optimizer that needs the loss value"
-        ) from error
-
-
 def check_order(rules: StepRules) -> None:
     """Refuse a fixed order that does not hold every task once, or that must deadlock.
 
@@ -169,13 +110,16 @@ def check_model(
     """Refuse a model, its loss, or an optimizer that does not work for the microbatches of a first step.
 
     Raises:
-        UsageError: see `Library.examine`, `check_metrics`, `check_optimizer`, `check_loss_is_a_sum`.
+        UsageError: see `Library.examine` and `flow`, `check_metrics`, `Engine.check_optimizer`,
+        `check_loss_is_a_sum`; or a parameter has a name that cannot be stored.
     """
     buckets = buckets_of(plan)
     for bucket in dict.fromkeys(buckets):
         check_metrics(pipe, engine.library.examine(bucket)[-1].carry_out, specs_of(bucket))
+        engine.library.flow(bucket)
+    keyed(engine.library.params, "params")
     if optimizer is not None:
-        check_optimizer(optimizer, engine.library.updated, engine.chunks)
+        engine.check_optimizer()
     last = len(plan) - 1  # the one most likely to differ from the rest
     fields = load_repeatedly(data, 0, last, plan[last])
     carry = engine.library.examine(buckets[last])[-1].carry_out
@@ -230,7 +174,7 @@ def check_loss_is_a_sum(
     Raises:
         UsageError: the total or the weight does not add up.
     """
-    leaves = [leaf for leaf in jax.tree.leaves((carry, dict(fields))) if leaf.shape]
+    leaves = [leaf for leaf in jax.tree.leaves((carry, dict(fields))) if math.prod(leaf.shape) and leaf.shape]
     if not pipe.additive or not leaves:
         return
     rows = Counter(leaf.shape[0] for leaf in leaves).most_common(1)[0][0]  # of the first, if none prevails
@@ -253,7 +197,7 @@ def _losses_of_rows(
 ) -> np.ndarray[Any, Any]:
     """Total and weight of row 0, row 1, and both, at random values of the carry: float32[3, 2].
 
-    If there is but one row, that is both.
+    If there is but one row, that is both. Arrays without any element are left as they are.
     """
     random = np.random.default_rng(0)
     chosen = [0, min(1, rows - 1)]
@@ -270,7 +214,8 @@ def _losses_of_rows(
     has_rows = [_has_rows(leaf, rows) for leaf in leaves]
 
     def loss(pair: Sequence[Any], part: slice) -> list[Any]:
-        own = [leaf[part] if has else leaf for leaf, has in zip(pair, has_rows, strict=True)]
+        typed = [leaf.astype(of.dtype) for leaf, of in zip(pair, leaves, strict=True)]
+        own = [leaf[part] if has else leaf for leaf, has in zip(typed, has_rows, strict=True)]
         carry, fields = jax.tree.unflatten(structure, own)
         found = pipe.apply_loss(carry, MicrobatchView(fields, zeros(IDS), len(pipe)))
         return [jnp.asarray(found.total, jnp.float32), jnp.asarray(found.weight, jnp.float32)]
@@ -279,13 +224,9 @@ def _losses_of_rows(
         return jnp.array([loss(pair, part) for part in (slice(0, 1), slice(1, 2), slice(0, 2))])
 
     values = jax.tree.leaves((jax.tree.map(of_carry, carry), {k: of_field(v) for k, v in fields.items()}))
-    pair = compiler.stage_mesh.put(values)
+    pair = compiler.stage_mesh.put([as_sent(value) for value in values])
     return np.asarray(compiler(losses, pair)(pair))
 
 
 def _has_rows(leaf: Any, rows: int) -> bool:
     return len(leaf.shape) > 0 and leaf.shape[0] == rows
-
-
-def _name(path: Sequence[Any]) -> str:
-    return leaf_path(str(path[0].key), path[1:])

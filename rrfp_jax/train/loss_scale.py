@@ -75,4 +75,4 @@ def loss_scale_of(given: Any) -> LossScale:
         value = 1.0 if given is None else float(given)
     except (TypeError, ValueError):
         raise UsageError(f"loss_scale={given!r}: give None, a number above 0, or 'dynamic'") from None
-    return LossScale(value=value, dynamic=False)
+    return LossScale(value=float(np.float32(value)), dynamic=False)  # as stages have it

@@ -169,7 +169,7 @@ class Session:
         params = self._engine.all_initial_params() if self._world.size > 1 else self.params
         ids = self._stepper.seed, self.steps_done
         report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
-        report = report.of_all(self._world.gather("the check", dict(report.leaf_errors)))
+        report = report.of_all(self._world.gather("the check", report.leaves))
         if self._world.rank == 0:
             print(report)
         return report

@@ -23,6 +23,9 @@ class Numerics:
     Attributes:
         accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever the
             order of tasks; "arrival" adds them as they come.
+        equal_schedules: run every backward as the same two programs, one right after the other where the
+            schedule has it whole, so that all schedules of a placement give equal bits; see `docs/numbers.md`
+            for what it costs.
         clip_norm: scale the gradient down to this norm, taken over all stages; None for no clipping.
         on_nonfinite: what to do with a step whose loss or gradient is not finite: "stop" with a
             TrainingError, or "skip" its update, up to 20 times in a row.
@@ -35,6 +38,7 @@ class Numerics:
     """
 
     accumulation: Accumulation = "index"
+    equal_schedules: bool = False
     clip_norm: float | None = None
     on_nonfinite: OnNonfinite = "stop"
     loss_scale: str | float | LossScale | None = None
@@ -43,6 +47,13 @@ class Numerics:
     def __post_init__(self) -> None:
         if self.accumulation not in ("index", "arrival"):
             raise UsageError(f"accumulation={self.accumulation!r}: choose 'index' or 'arrival'")
+        if not isinstance(self.equal_schedules, bool):
+            raise UsageError(f"equal_schedules={self.equal_schedules!r}: give True or False")
+        if self.equal_schedules and self.accumulation != "index":
+            raise UsageError(
+                f"equal_schedules=True with accumulation={self.accumulation!r}: gradients that are added as "
+                f"they come are not equal to the bit; leave accumulation at 'index'"
+            )
         if self.clip_norm is not None and not is_positive(self.clip_norm):
             raise UsageError(
                 f"clip_norm={self.clip_norm!r}: give a number above 0; leave it out for no clipping"

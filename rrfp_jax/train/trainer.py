@@ -46,7 +46,8 @@ class Trainer(Session):
             None for an even split, "auto" for one by predicted costs (`docs/plan.md`).
         init: `init(path, spec) -> array`, asked on each leaf's stage; or None, to keep the layer's own.
         on_step: called with every `Report`.
-        accumulation, clip_norm, on_nonfinite, loss_scale, seed: what is computed; see `Numerics`.
+        accumulation, equal_schedules, clip_norm, on_nonfinite, loss_scale, seed: what is computed; see
+            `Numerics`.
         remat, max_in_flight, activation_budget, spare_gradients: what is held; see `MemoryPolicy`.
         stall_seconds, executables, delays: see `Execution`.
         agreement, protocol: how the processes of a stage agree on each task. Messages go by "kv" or "socket";
@@ -69,6 +70,7 @@ class Trainer(Session):
         init: InitFunction | None = None,
         on_step: Callable[[Report], None] | None = None,
         accumulation: Accumulation = "index",
+        equal_schedules: bool = False,
         clip_norm: float | None = None,
         on_nonfinite: OnNonfinite = "stop",
         loss_scale: float | str | LossScale | None = None,
@@ -88,6 +90,7 @@ class Trainer(Session):
         settings = Settings(
             numerics=Numerics(
                 accumulation=accumulation,
+                equal_schedules=equal_schedules,
                 clip_norm=clip_norm,
                 on_nonfinite=on_nonfinite,
                 loss_scale=loss_scale,

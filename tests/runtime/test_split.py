@@ -177,7 +177,7 @@ def test_frozen_parameters_have_no_gradient_and_no_products():
 
 
 def test_nothing_is_done_or_saved_below_the_first_trainable_layer():
-    frozen = {"trainable": [False, False, True], "input_gradient": False}
+    frozen = {"trainable": [False, False, True], "carry_gradients": ()}
     every, some = (halved(three_layers, [SQUARE] * 3, [(ROWS, WIDTH)], **kw) for kw in ({}, frozen))
     outputs_equal(every.run("backward")[3:], some.run("backward"))
     assert dot_flops(some.traced.backward.closed) == 2 * ROWS * WIDTH * WIDTH
@@ -186,7 +186,7 @@ def test_nothing_is_done_or_saved_below_the_first_trainable_layer():
 
 
 def test_a_stage_with_nothing_to_train_has_no_backward():
-    frozen = {"trainable": [False] * 3, "input_gradient": False}
+    frozen = {"trainable": [False] * 3, "carry_gradients": ()}
     traced = halved(three_layers, [SQUARE] * 3, [(ROWS, WIDTH)], **frozen).traced
     assert not traced.backward.closed.jaxpr.outvars
     assert len(traced.forward.closed.jaxpr.outvars) == traced.out

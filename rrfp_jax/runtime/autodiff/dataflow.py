@@ -11,15 +11,23 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var, jaxprs_in_params
 
 from rrfp_jax.runtime._jax import live_part
+from rrfp_jax.runtime.autodiff.purity import runs_once
 
 
 def dependence(closed: ClosedJaxpr) -> dict[Var, int]:
-    """For every variable of the program, the mask of the inputs that can change it."""
+    """For every variable of the program, the mask of the inputs that can change it.
+
+    What a function on the host gives, and all that follows from it, has one more bit, `1 << len(inputs)`: it
+    follows from more than the inputs.
+    """
     jaxpr = closed.jaxpr
     known: dict[Var, int] = {var: 1 << i for i, var in enumerate(jaxpr.invars)}
     known.update((var, 0) for var in jaxpr.constvars)
+    host = 1 << len(jaxpr.invars)
     for equation in jaxpr.eqns:
-        known.update(zip(equation.outvars, _outputs(jaxpr, equation, known), strict=True))
+        more = host if runs_once(equation) else 0
+        masks = [mask | more for mask in _outputs(jaxpr, equation, known)]
+        known.update(zip(equation.outvars, masks, strict=True))
     return known
 
 

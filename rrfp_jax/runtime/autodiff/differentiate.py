@@ -99,7 +99,8 @@ def differentiate(
     carry: Specs,
     inputs: Specs,
     trainable: Sequence[bool] | None = None,
-    input_gradient: bool = True,
+    carry_gradients: Sequence[int] | None = None,
+    cotangents: Sequence[int] | None = None,
 ) -> Differentiated:
     """Trace a stage and cut it into prepare, forward and backward.
 
@@ -112,26 +113,28 @@ def differentiate(
         carry: specs of what arrives from the stage before.
         inputs: specs of the microbatch's fields and numbers.
         trainable: for each parameter, whether it has a gradient; all of them if None.
-        input_gradient: whether the carry has one, for anything trainable in the stages before.
+        carry_gradients: indices of the leaves of the carry that have one; all that could if None.
+        cotangents: indices of the leaves sent on whose cotangents arrive; all that could if None.
     """
-    flow_in = moving(carry) if input_gradient else ()
+    flow_in = moving(carry) if carry_gradients is None else tuple(carry_gradients)
     own = tuple(range(len(params))) if trainable is None else tuple(i for i, t in enumerate(trainable) if t)
-    whole, facts = _trace_with_residuals(stage, params, carry, inputs, own, flow_in)
+    whole, facts = _trace_with_residuals(stage, params, carry, inputs, own, flow_in, cotangents)
     kept = facts.out + facts.has_statistics
     plan = plan_residuals(whole, len(params), kept)
     prepare = reduce(quiet(with_given(whole, [], 0, plan.prepared))) if plan.prepared else None
     sent = [*whole.jaxpr.outvars[:kept], *plan.saved]
     before = [*params, *map(spec_of, plan.prepared), *carry, *inputs]
     given = [spec_of(atom) for atom in sent]
-    cotangents, first = [given[i] for i in facts.moving_out], len(before) + len(given)
+    arriving, first = [given[i] for i in facts.moving_out], len(before) + len(given)
 
     def backward(*args: Any) -> list[Any]:
         residuals = plan.residuals(args[: len(before)], args[len(before) : first], len(params))
         vjp = jax.tree.unflatten(facts.structure, residuals)
-        gradients, carry_gradients = vjp((list(args[first:-1]), args[-1] if facts.has_loss else None))
+        scale = None if facts.loss is None else args[-1].astype(facts.loss)
+        gradients, carry_gradients = vjp((list(args[first:-1]), scale))
         return [*carry_gradients, *gradients]
 
-    traced = reduce(jax.make_jaxpr(backward)(*before, *given, *cotangents, SCALE))
+    traced = reduce(jax.make_jaxpr(backward)(*before, *given, *arriving, SCALE))
     fixed = len(params) + len(plan.prepared)
     rest, early = hoist(traced, fixed)
     forward, more = reduce(with_given(whole, plan.prepared, len(params), sent)), 0
@@ -153,11 +156,11 @@ def differentiate(
 
 @dataclass(frozen=True)
 class _Facts:
-    """What tracing a stage tells besides its program; `structure` is that of the residuals."""
+    """What tracing a stage tells besides its program: `loss` is its dtype, `structure` the residuals'."""
 
     out: int
     moving_out: tuple[int, ...]
-    has_loss: bool
+    loss: Any
     has_statistics: bool
     structure: Any
 
@@ -169,12 +172,14 @@ def _trace_with_residuals(
     inputs: Specs,
     own: Sequence[int],
     flow_in: Sequence[int],
+    arriving: Sequence[int] | None,
 ) -> tuple[ClosedJaxpr, _Facts]:
     """The program parameters, carry, inputs -> out, statistics, residuals.
 
     Args:
         own: indices of the parameters that get a gradient.
         flow_in: those of the carry.
+        arriving: of the leaves sent on, those whose cotangents arrive; None for all that could.
     """
     n, m = len(params), len(params) + len(carry)
     facts: Any = None
@@ -189,7 +194,8 @@ def _trace_with_residuals(
             for i, leaf in zip(flow_in, flowing, strict=True):
                 arrived[i] = leaf
             out, loss, statistics = stage(weights, arrived, args[m:])
-            flow_out = moving(out) if own or flow_in else ()  # else nobody sends a cotangent
+            flow_out = moving(out) if arriving is None else tuple(arriving)
+            flow_out = flow_out if own or flow_in else ()  # else nobody sends a cotangent
             still = {i: leaf for i, leaf in enumerate(out) if i not in flow_out}
             return ([out[i] for i in flow_out], loss), (still, flow_out, statistics)
 
@@ -197,7 +203,7 @@ def _trace_with_residuals(
         (moved, loss), vjp, (still, flow_out, statistics) = jax.vjp(objective, chosen, flowing, has_aux=True)
         residuals, structure = jax.tree.flatten(vjp)
         out = still | dict(zip(flow_out, moved, strict=True))
-        facts = _Facts(len(out), flow_out, loss is not None, statistics is not None, structure)
+        facts = _Facts(len(out), flow_out, getattr(loss, "dtype", None), statistics is not None, structure)
         return [*(out[i] for i in range(len(out))), *([] if statistics is None else [statistics]), *residuals]
 
     return jax.make_jaxpr(traced)(*params, *carry, *inputs), facts

@@ -14,6 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from rrfp_jax.runtime.autodiff.inline import BARRIER, inline, without_barriers
+from rrfp_jax.runtime.autodiff.purity import runs_once
 from rrfp_jax.runtime.autodiff.traced import REPEATABLE, Program, Specs, quiet, reduce, with_given
 
 
@@ -56,7 +57,7 @@ def _costly(flat: ClosedJaxpr, weights: list[Var]) -> list[Var]:
             pairs = zip(equation.invars, equation.outvars, strict=True)
             known.update(made for v, made in pairs if v in read and v in known)
             continue
-        if equation.effects or not all(v in known or v in constant for v in read):
+        if runs_once(equation) or not all(v in known or v in constant for v in read):
             read_by_others.update(read)
         elif not any(v in known for v in read):
             constant.update(equation.outvars)

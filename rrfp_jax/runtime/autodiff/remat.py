@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.autodiff.purity import CALLBACKS
 
 NONE, FULL = "none", "full"
 
@@ -37,8 +38,19 @@ def rematerialised(layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
     """
     if remat == NONE:
         return layer
-    if remat == FULL:
-        return jax.checkpoint(layer)  # type: ignore[no-any-return]
     check_remat(remat)
-    policy = getattr(jax.checkpoint_policies, remat)
-    return jax.checkpoint(layer, policy=policy)  # type: ignore[no-any-return]
+    return jax.checkpoint(layer, policy=_saving_callbacks(remat))  # type: ignore[no-any-return]
+
+
+def _saving_callbacks(remat: str) -> Callable[..., Any]:
+    """The policy of a name, except that what a function on the host gives is always saved.
+
+    Such a function may be slow, and if it is not as pure as it should be, a second call gives something else.
+    """
+    name = "nothing_saveable" if remat == FULL else remat
+    policy = getattr(jax.checkpoint_policies, name)
+
+    def saved(primitive: Any, *args: Any, **params: Any) -> Any:
+        return primitive.name in CALLBACKS or policy(primitive, *args, **params)
+
+    return saved

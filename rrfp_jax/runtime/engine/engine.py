@@ -48,7 +48,7 @@ class Engine:
         split: layers per virtual stage, in the model's order; None for an even split.
         optimizer: None if the model is never updated.
         init: initial values from elsewhere, per leaf.
-        seed: of initial values and random keys, 0 <= seed < 2**32.
+        seed, halves: of initial values and random keys; whether all backwards run as I and W.
         memory, execution: settings of the run.
 
     Attributes:
@@ -72,6 +72,7 @@ class Engine:
         optimizer: optax.GradientTransformation | None,
         init: InitFunction | None,
         seed: int,
+        halves: bool,
         memory: MemoryPolicy,
         execution: Execution,
     ) -> None:
@@ -84,9 +85,8 @@ class Engine:
             stage_replica: Compiler(stage_mesh, executables)
             for stage_replica, stage_mesh in layout.stage_meshes.items()
         }
-        self.library = Library(
-            pipe, layout.virtual_stages(placement, self.chunks), self.compilers, memory.remat
-        )
+        own = layout.virtual_stages(placement, self.chunks)
+        self.library = Library(pipe, own, self.compilers, memory.remat, halves)
         self.memory = Memory(memory.budget, layout, self.library)
         self._inputs = Inputs(layout, seed)
         self._staging = Staging(pipe, layout, self.chunks, self.library, executables, optimizer, seed, init)
@@ -123,6 +123,10 @@ class Engine:
         """For programs of this process alone, on its first device."""
         stage_mesh = next(iter(self.layout.stage_meshes.values()))
         return self._staging.compiler(StageMesh((stage_mesh.device,)))
+
+    def check_optimizer(self) -> None:
+        """Refuse an optimizer that cannot run by stages, see `WholeOptimizer`; needs one examined bucket."""
+        _ = self._staging.optimizer_parts
 
     @property
     def distinct(self) -> list[Stage]:

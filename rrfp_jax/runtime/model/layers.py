@@ -196,7 +196,11 @@ def _nnx(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerS
         structure = jax.tree.structure(state)
 
         def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
-            return nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))(carry, mb)
+            leaves = jax.tree.leaves(params)
+            module = nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+            out = module(carry, mb)
+            _refuse_changes(leaves, nnx.state(module, nnx.Param))
+            return out
 
         return apply
 
@@ -219,7 +223,8 @@ def _linen(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> Laye
         return linen.get_partition_spec(jax.eval_shape(boxed, key, carry, mb))  # type: ignore[no-any-return]
 
     def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
-        return module.apply({"params": params}, carry, mb, rngs={"dropout": mb.key})
+        # What a module asks for by another name than these, flax draws from "params".
+        return module.apply({"params": params}, carry, mb, rngs={"dropout": mb.key, "params": mb.key})
 
     return LayerSpec(name, init, lambda: apply, repeat, partition)
 
@@ -238,10 +243,22 @@ def _refuse_state(variables: list[str]) -> None:
     if variables:
         raise UsageError(
             f"holds state that is no parameter: {', '.join(variables)}. Step programs take "
-            f"parameters only: for randomness use mb.key (nnx.Dropout(rate)(x, rngs=nnx.Rngs(mb.key))), "
-            f"for constant tables NumPy arrays, for normalisation a layer without running statistics "
+            f"parameters only: for randomness use mb.key (nnx.Dropout(rate)(x, rngs=nnx.Rngs(mb.key), "
+            f"deterministic=not mb.training)), for constant tables NumPy arrays that are no attributes (made "
+            f"in __call__, or outside the class), for normalisation a layer without running statistics "
             f"(LayerNorm, RMSNorm, GroupNorm)"
         )
+
+
+def _refuse_changes(before: list[Any], after: Any) -> None:
+    """Parameters are the same objects after a call if it has not changed them."""
+    for (path, leaf), given in zip(jax.tree_util.tree_leaves_with_path(after), before, strict=True):
+        if leaf is not given:
+            name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+            raise UsageError(
+                f"changes its parameter {name} when it is called; only the optimizer changes parameters: "
+                f"compute with a local value"
+            )
 
 
 def zeros(spec: Any) -> Any:

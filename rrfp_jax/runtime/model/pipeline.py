@@ -1,19 +1,20 @@
-"""A model as a list of layers with a loss, and runs of its layers as pure functions."""
+"""A model as a list of layers with a loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.autodiff.remat import NONE, rematerialised
+from rrfp_jax.runtime.autodiff.purity import check_pure
+from rrfp_jax.runtime.model.given import check_carry, check_sums, describe, reason_of
 from rrfp_jax.runtime.model.layers import Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
 from rrfp_jax.runtime.model.sharding import WHOLE
 
@@ -28,12 +29,16 @@ IDS = jax.ShapeDtypeStruct((3,), jnp.uint32)
 class LayerShapes:
     """Specs of one layer for one shape bucket: its parameters, and the carry into and out of it.
 
-    `partition` is what the layer itself says of the sharding of its parameters, by their paths in it.
+    Attributes:
+        traced: the layer as a function of flat lists: parameters, carry, fields and numbers -> carry, and
+            total and weight if it has a term of its own.
+        partition: what it says itself of the sharding of its parameters, by their paths in it.
     """
 
     params: Params
     carry_in: Any
     carry_out: Any
+    traced: ClosedJaxpr
     partition: Mapping[str, PartitionSpec] = field(default_factory=dict)
 
 
@@ -109,7 +114,7 @@ class Pipeline:
             self._applies[id(spec)] = spec.make_apply()
         out = self._applies[id(spec)](params, carry, mb)
         if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Loss):
-            _check_sums(out[1])
+            check_sums(out[1])
             return out
         return out, None
 
@@ -123,7 +128,7 @@ class Pipeline:
         if not isinstance(loss, Loss):
             got = describe(loss) if hasattr(loss, "dtype") else type(loss).__name__
             raise UsageError(f"returned {got}; return rrfp.Loss(sum, weight=count)")
-        _check_sums(loss)
+        check_sums(loss)
         return loss
 
     def shapes(self, fields: Specs) -> list[LayerShapes]:
@@ -142,14 +147,28 @@ class Pipeline:
                 known[kind] = self._shapes_of_layer(index, carry, fields)
             shapes.append(known[kind])
             carry = known[kind].carry_out
-        mb = MicrobatchView(fields, IDS, len(self.layers))
+        self.traced_loss(carry, fields)
+        return shapes
+
+    def traced_loss(self, carry: Any, fields: Specs) -> ClosedJaxpr:
+        """The loss as a function of flat lists: carry, fields and numbers -> total, weight.
+
+        Raises:
+            UsageError: see `shapes`.
+        """
+
+        def sums(carry: Any, fields: Specs, ids: Any) -> tuple[Any, Any]:
+            loss = self.apply_loss(carry, MicrobatchView(fields, ids, len(self.layers)))
+            return loss.total, loss.weight
+
         try:
-            jax.eval_shape(self.apply_loss, carry, mb)
+            closed = jax.make_jaxpr(sums)(carry, dict(fields), IDS)
+            check_pure(closed)
         except UsageError as error:
             raise UsageError(f"the loss: {error}") from None
         except Exception as error:
             raise UsageError(self._misfit(len(self.layers), carry, error)) from error
-        return shapes
+        return closed
 
     def _shapes_of_layer(self, index: int, carry: Any, fields: Specs) -> LayerShapes:
         """Specs of a layer that gets `carry`."""
@@ -158,13 +177,24 @@ class Pipeline:
         try:
             params = jax.eval_shape(spec.init, key, carry, mb)
             partition = _partition(spec, key, carry, mb)
-            out, _ = jax.eval_shape(partial(self.apply_layer, index), params, carry, mb)
-            _check_carry(out)
+            closed, out = self._traced_layer(index, params, carry, fields)
+            check_pure(closed)
         except UsageError as error:
             raise UsageError(f"layer {index} ({spec.name}): {error}") from None
         except Exception as error:
             raise UsageError(self._misfit(index, carry, error)) from error
-        return LayerShapes(params, carry, out, partition)
+        return LayerShapes(params, carry, out, closed, partition)
+
+    def _traced_layer(self, index: int, params: Params, carry: Any, fields: Specs) -> tuple[ClosedJaxpr, Any]:
+        """A layer as `LayerShapes.traced`, and the specs of the carry that it gives."""
+
+        def layer(params: Params, carry: Any, fields: Specs, ids: Any) -> tuple[Any, Any]:
+            out, term = self.apply_layer(index, params, carry, MicrobatchView(fields, ids, index))
+            check_carry(out)
+            return out, None if term is None else (term.total, term.weight)
+
+        closed, (out, _) = jax.make_jaxpr(layer, return_shape=True)(params, carry, dict(fields), IDS)
+        return closed, out
 
     def init_layer(
         self, index: int, shapes: LayerShapes, fields: Specs, seed: jax.Array, number: jax.Array
@@ -188,8 +218,7 @@ class Pipeline:
         names = [spec.name for spec in self.layers] + ["the loss"]
         taker = f"layer {index} ({names[index]})" if index < len(self.layers) else "the loss"
         giver = f"layer {index - 1} ({names[index - 1]}) gives" if index else "the first layer gets"
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return f"{taker} cannot take what {giver}, {describe(carry)}: {type(error).__name__}: {reason}"
+        return f"{taker} cannot take what {giver}, {describe(carry)}: {reason_of(error)}"
 
 
 def _partition(spec: LayerSpec, key: Any, carry: Any, mb: MicrobatchView) -> dict[str, PartitionSpec]:
@@ -210,73 +239,5 @@ def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
     return texts
 
 
-def _check_carry(carry: Any) -> None:
-    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in jax.tree.leaves(carry)):
-        raise UsageError(
-            f"gives {describe(carry)}, but random keys cannot be sent: read mb.key where it is used"
-        )
-
-
-def _check_sums(loss: Loss) -> None:
-    for name, value in {"total": loss.total, "weight": loss.weight, **loss.metrics}.items():
-        if jnp.shape(value) != ():
-            raise UsageError(f"Loss {name} has shape {jnp.shape(value)}; it must be a scalar sum: add .sum()")
-
-
-def describe(tree: Any) -> str:
-    """A tree of specs as short text, such as `{'x': float32[2, 16]}`."""
-    if tree is None:
-        return "None"
-    return str(jax.tree.map(lambda leaf: _Bare(f"{leaf.dtype}{list(leaf.shape)}"), tree))
-
-
 def _name(thing: Any) -> str:
     return str(getattr(thing, "name", getattr(thing, "__name__", repr(thing))))
-
-
-class _Bare(str):
-    """Text that prints without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def add_losses(losses: Sequence[Loss]) -> Loss | None:
-    """The sum of several terms, or None if there are none."""
-    if not losses:
-        return None
-    names = sorted({name for loss in losses for name in loss.metrics})
-    return Loss(
-        sum(jnp.asarray(loss.total, jnp.float32) for loss in losses),
-        sum(jnp.asarray(loss.weight, jnp.float32) for loss in losses),
-        {n: sum(jnp.asarray(loss.metrics.get(n, 0.0), jnp.float32) for loss in losses) for n in names},
-    )
-
-
-def run_layers(
-    pipe: Pipeline,
-    layers: range,
-    params: Sequence[Params],
-    carry: Any,
-    fields: Mapping[str, Any],
-    ids: Any,
-    *,
-    training: bool = True,
-    remat: str = NONE,
-) -> tuple[Any, Loss | None]:
-    """Layers in a row, and the loss if they reach the end of the model (the carry is then None).
-
-    Raises:
-        UsageError: `remat` is no name that `rematerialised` knows.
-    """
-    losses = []
-    for index, own in zip(layers, params, strict=True):
-        layer = rematerialised(partial(pipe.apply_layer, index), remat)
-        carry, term = layer(own, carry, MicrobatchView(fields, ids, index, training))
-        losses += [] if term is None else [term]
-    if layers.stop == len(pipe):
-        losses.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe), training)))
-        carry = None
-    return carry, add_losses(losses)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class SumPrograms:
     zero_aliases  -> those of the aliases among them
     accumulate    of each chunk: sums, gradients -> sums                          (sums donated)
     add_aliases   by chunk and place of an owner: its sum, its aliases' -> sum    (its own donated)
-    norms         owned parameters, owned sums -> float32[3]: the largest magnitude of a sum, not finite if
+    norms         owned parameters, owned sums -> 3 numbers: the largest magnitude of a sum, not finite if
                   one is not; squares of sums over that added up, which cannot overflow; those of parameters
 
     Sums are float32 or wider whatever the parameters are: they are taken over many microbatches.
@@ -91,18 +91,30 @@ def _add_aliases(own: Any, theirs: list[Any]) -> Any:
 
 
 def _norms(params: Any, sums: Any) -> Any:
-    magnitudes = [jnp.abs(a).astype(jnp.float32) for a in jax.tree.leaves(sums)]
-    zero = jnp.zeros((), jnp.float32)
+    sums, params = jax.tree.leaves(sums), jax.tree.leaves(params)
+    real = widest(a.dtype for a in sums)
+    magnitudes = [jnp.abs(a).astype(real) for a in sums]
+    zero = jnp.zeros((), real)
     largest = jnp.max(jnp.stack([zero, *(jnp.max(a, initial=0.0) for a in magnitudes)]))
     shares = [jnp.sum(jnp.square(a / jnp.maximum(largest, SMALLEST))) for a in magnitudes]
-    squares = [jnp.sum(jnp.square(jnp.abs(p).astype(jnp.float32))) for p in jax.tree.leaves(params)]
+    squares = [jnp.sum(jnp.square(jnp.abs(p.astype(wide_dtype(p.dtype))).astype(real))) for p in params]
     return jnp.stack([largest, sum(shares, zero), sum(squares, zero)])
 
 
 def wide(spec: Any) -> jax.ShapeDtypeStruct:
     """The spec of a sum of gradients of a parameter."""
-    dtype = jnp.promote_types(spec.dtype, jnp.float32)
-    return jax.ShapeDtypeStruct(spec.shape, dtype, sharding=spec.sharding)
+    return jax.ShapeDtypeStruct(spec.shape, wide_dtype(spec.dtype), sharding=spec.sharding)
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """Of sums of values of a dtype, float32 or wider; float8 has no common dtype with others by itself."""
+    return jnp.dtype(jnp.float32) if dtype.itemsize < 4 else dtype
+
+
+def widest(dtypes: Iterable[Any]) -> Any:
+    """The dtype of real numbers about values of these dtypes: float64 if one of them is, else float32."""
+    wide = {jnp.dtype(jnp.float64), jnp.dtype(jnp.complex128)}
+    return jnp.dtype(jnp.float64 if wide.intersection(dtypes) else jnp.float32)
 
 
 def zeros(specs: Any) -> Any:

@@ -18,7 +18,9 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Kind
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import adopt, settings_here
+from rrfp_jax.runtime.autodiff.purity import check_repeatable
 from rrfp_jax.runtime.autodiff.remat import NONE
+from rrfp_jax.runtime.model.gradient_flow import Border, gradient_flow
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
@@ -42,6 +44,7 @@ class Library:
         virtual_stages: by stage, of all processes, those that it has.
         compilers: by stage replica of this process (see `Layout`).
         remat: what backwards compute again; see `autodiff/remat.py`.
+        halves: whether all backwards are I and W; see `back_to_back.py`.
 
     Attributes:
         compile_seconds: by stage replica, spent so far.
@@ -53,13 +56,15 @@ class Library:
         virtual_stages: Sequence[Sequence[VirtualStage]],
         compilers: Mapping[int, Compiler],
         remat: str = NONE,
+        halves: bool = False,
     ) -> None:
-        self._pipe, self._compilers, self._remat = pipe, compilers, remat
+        self._pipe, self._compilers, self._remat, self._halves = pipe, compilers, remat, halves
         self._virtual_stages = {
             stage_replica: virtual_stages[stage_replica % len(virtual_stages)] for stage_replica in compilers
         }
         self._everywhere = [virtual_stage for own in virtual_stages for virtual_stage in own]
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
+        self._flows: dict[Bucket, list[Border]] = {}
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
         self._complete: set[Bucket] = set()  # those with programs for all these kinds
@@ -151,6 +156,28 @@ class Library:
                 raise
         return self._shapes[bucket]
 
+    def flow(self, bucket: Bucket) -> Sequence[Border]:
+        """Which leaves of the carries have a gradient; see `gradient_flow`. The bucket has been examined.
+
+        Raises:
+            UsageError: a layer that cannot be differentiated, or a loss whose weight depends on parameters.
+        """
+        if bucket not in self._flows:
+            with next(iter(self._compilers.values())).stage_mesh.tracing():
+                fields, shapes = specs_of(bucket), self._shapes[bucket]
+                flow = gradient_flow(self._pipe, shapes, fields, self.roles)
+            if self._remat != NONE:
+                self._check_repeatable(shapes)
+            self._flows[bucket] = flow
+        return self._flows[bucket]
+
+    def _check_repeatable(self, shapes: Sequence[LayerShapes]) -> None:
+        for index, own in enumerate(shapes):
+            try:
+                check_repeatable(own.traced, self._remat)
+            except UsageError as error:
+                raise UsageError(f"layer {index} ({self._pipe.layers[index].name}): {error}") from None
+
     def _check_shardings(self, shapes: Sequence[LayerShapes]) -> None:
         """All processes check all virtual stages, so that all refuse alike."""
         for virtual_stage in self._everywhere:
@@ -174,6 +201,8 @@ class Library:
             return
         for bucket in missing:
             self.examine(bucket)
+            if not rules.forward_only:
+                self.flow(bucket)
         jobs = [
             (b, s, c) for b in missing for s, own in self._virtual_stages.items() for c in range(len(own))
         ]
@@ -211,20 +240,22 @@ class Library:
         layers = virtual_stage.layers
         params = {str(i): self._shapes[bucket][i].params for i in layers}
         trained = set(self.roles.leaves(params).trained)
+        arriving, leaving = (self.flow(bucket)[i] if kinds else None for i in (layers.start, layers.stop))
         shape = VirtualStageShape(
             pipe=self._pipe,
             layers=layers,
             fields=specs_of(bucket),
             shapes=self._shapes[bucket],
             trainable=[i in trained for i in range(len(jax.tree.leaves(params)))],
-            input_gradient=self.roles.first_trained < layers.start,
+            carry_gradients=arriving,
+            cotangents=leaving,
             remat=self._remat,
             sharding=self.sharding(virtual_stage.width),
             ends=virtual_stage.ends,
         )
         with compiler.stage_mesh.tracing():
             if kinds:
-                programs = VirtualStagePrograms.training(shape, compiler, kinds, own)
+                programs = VirtualStagePrograms.training(shape, compiler, kinds, own, self._halves)
             else:
                 programs = VirtualStagePrograms.evaluation(shape, compiler)
         self.compile_seconds[stage_replica] += perf_counter() - began

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 
 from rrfp_jax.core.memory.footprint import Footprint
-from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, reduce
 from rrfp_jax.runtime.model.sharding import WHOLE
+from rrfp_jax.runtime.programs.back_to_back import BackToBack
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, results
 from rrfp_jax.runtime.programs.liveness import (
     Liveness,
@@ -25,7 +26,7 @@ from rrfp_jax.runtime.programs.liveness import (
 )
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
-from rrfp_jax.runtime.sizes import nbytes
+from rrfp_jax.runtime.sizes import nbytes, on_the_way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +61,26 @@ class VirtualStagePrograms:
         compiler: Compiler,
         kinds: Collection[Kind],
         before: VirtualStagePrograms | None = None,
+        halves: bool = False,
     ) -> VirtualStagePrograms:
-        """Trace and compile the forward and these kinds of backward, unless they are there from before."""
+        """Trace and compile the forward and these kinds of backward, unless they are there from before.
+
+        With `halves`, a whole backward is I and W back to back; see `back_to_back.py`.
+        """
         if before is not None and before.traced is not None:
             traced, prepare = before.traced, before.prepare
             compiled = dict(before.compiled)
         else:
-            chosen = shape.trainable, shape.input_gradient
+            chosen = shape.trainable, shape.carry_gradients, shape.cotangents
             traced, prepare, compiled = differentiate(shape.flat, *shape.specs(), *chosen), None, {}
         made = _Chain(traced, shape, compiler)
         prepare = made.prepare(prepare)
-        for kind in (FORWARD, *sorted(kinds)):  # I before W, which takes what it gives
+        for kind in (FORWARD, *sorted({INPUT, WEIGHT} if halves else kinds)):  # W takes what I gives
             compiled[kind] = made.program(kind, compiled.get(kind))
+        if halves and traced.backward.outputs:
+            compiled[BACKWARD] = BackToBack(traced, compiled[INPUT], compiled[WEIGHT])
+        elif halves:
+            compiled[BACKWARD] = None
         params, carry, inputs = shape.specs()
         values = made.values[traced.fixed :]
         live = Liveness(traced, kinds, values, len(carry), len(inputs), shape.ends)
@@ -188,7 +197,7 @@ class _Chain:
 
 def _sent(shape: VirtualStageShape, stage_mesh: StageMesh, count: int) -> list[jax.ShapeDtypeStruct]:
     """What a virtual stage sends on; the model's last virtual stage sends nothing."""
-    leaves = jax.tree.leaves(shape.carry_out)[:count]
+    leaves = list(map(on_the_way, jax.tree.leaves(shape.carry_out)[:count]))
     return stage_mesh.spread(leaves, shape.carry_specs(leaves, shape.ends.after))
 
 

@@ -14,10 +14,12 @@ from jax.sharding import PartitionSpec
 from rrfp_jax.runtime.autodiff.remat import NONE
 from rrfp_jax.runtime.autodiff.traced import Specs
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, run_layers
+from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline
 from rrfp_jax.runtime.model.pipeline import Specs as Fields
+from rrfp_jax.runtime.model.run_layers import run_layers
 from rrfp_jax.runtime.model.sharding import WHOLE, Sharding
 from rrfp_jax.runtime.programs.stage_mesh import Ends, StageMesh
+from rrfp_jax.runtime.sizes import on_the_way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,8 @@ class VirtualStageShape:
         shapes: of all layers of the model.
         remat: what the layers' backwards compute again; see `autodiff/remat.py`.
         trainable: which of the virtual stage's parameters have a gradient; None for all.
-        input_gradient: whether anything before the virtual stage is trained.
+        carry_gradients: which leaves of the carry that arrives have a gradient; None for all that could.
+        cotangents: the same of the carry that leaves; see `gradient_flow.py`.
         sharding: of parameters and carries, where the stage has several devices.
         ends: how the virtual stage meets its neighbours.
     """
@@ -41,7 +44,8 @@ class VirtualStageShape:
     shapes: Sequence[LayerShapes]
     remat: str = NONE
     trainable: Sequence[bool] | None = None
-    input_gradient: bool = True
+    carry_gradients: Sequence[int] | None = None
+    cotangents: Sequence[int] | None = None
     sharding: Sharding = field(default_factory=Sharding)
     ends: Ends = field(default_factory=Ends)
 
@@ -87,18 +91,23 @@ class VirtualStageShape:
     ) -> tuple[Any, Any, Any]:
         """The virtual stage as a function of flat lists; see `differentiate.StageFunction`."""
         tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
-        carry = jax.tree.unflatten(jax.tree.structure(self.carry_in), carry)
-        fields = dict(zip(self.input_names, inputs, strict=False))
+        specs, structure = jax.tree.flatten(self.carry_in)
+        arrived = [a.astype(s.dtype) for a, s in zip(carry, specs, strict=True)]
+        carry = jax.tree.unflatten(structure, arrived)
+        names = zip(self.input_names, inputs, strict=False)
+        fields = {name: value.astype(self.fields[name].dtype) for name, value in names}
         out, loss = self._run([tree[str(i)] for i in self.layers], carry, fields, inputs[-1], training)
+        leaves = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
         if loss is None:
-            return jax.tree.leaves(out), None, None
+            return leaves, None, None
         numbers = [loss.total, loss.weight, *(loss.metrics[name] for name in sorted(loss.metrics))]
-        return jax.tree.leaves(out), loss.total, jnp.stack([jnp.asarray(n, jnp.float32) for n in numbers])
+        real = jnp.result_type(jnp.float32, *numbers)
+        return leaves, loss.total, jnp.stack([jnp.asarray(n, real) for n in numbers])
 
     def specs(self) -> tuple[Specs, Specs, Specs]:
         """Flat specs of parameters, carry and inputs."""
-        inputs = [*(self.fields[name] for name in self.input_names), IDS]
-        return jax.tree.leaves(self.params), jax.tree.leaves(self.carry_in), inputs
+        inputs = [*(on_the_way(self.fields[name]) for name in self.input_names), IDS]
+        return jax.tree.leaves(self.params), list(map(on_the_way, jax.tree.leaves(self.carry_in))), inputs
 
     def placed(self, stage_mesh: StageMesh) -> tuple[Specs, Specs, Specs]:
         """The same with their shardings on a stage's devices."""

@@ -12,6 +12,7 @@ from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.library import StagePrograms
+from rrfp_jax.runtime.sizes import as_sent
 
 Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any]]]
 """The fields wanted of each microbatch -> their arrays by name."""
@@ -50,7 +51,8 @@ class Inputs:
         wanted = [self.reads(bucket, j, programs[j]) for j, bucket in enumerate(buckets)]
         for j, arrays in enumerate(load(wanted)):
             names = [name for name, _, _ in buckets[j]]
-            values = [*(arrays.get(name) for name in names), np.array([self._seed, step, j], IDS.dtype)]
+            given = {name: as_sent(array) for name, array in arrays.items()}
+            values = [*(given.get(name) for name in names), np.array([self._seed, step, j], IDS.dtype)]
             for stage_replica in self._stage_replicas(j):
                 used = frozenset().union(
                     *(virtual_stage.inputs for virtual_stage in programs[j][stage_replica])

@@ -90,7 +90,7 @@ class ModelStep:
             if counts:
                 self.statistics[chunk, microbatch] = outputs[how.sends]
         sent = (stage_mesh.copies if how.sends_once else stage_mesh.shards)(outputs[: how.sends])
-        return sent, outputs[0] if outputs else None
+        return sent, outputs[-1] if outputs else None
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """See `StageStep.accumulate`."""

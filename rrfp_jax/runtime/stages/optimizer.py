@@ -7,51 +7,54 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
-from rrfp_jax.runtime.programs.gradients import where, wide, zeros
+from rrfp_jax.runtime.programs.gradients import where, wide, widest, zeros
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.replicas import apart, together
 from rrfp_jax.runtime.stages.stage import Stage, merged, replace_arrays
+from rrfp_jax.runtime.stages.whole_optimizer import OptimizerPart, WholeOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerPrograms:
-    """What an optimizer does; lists of arrays come per chunk of the stage.
+    """What an optimizer does on a stage; lists of arrays come per chunk.
 
-    init          owned parameters -> optimizer state
-    update        owned parameters, optimizer state, owned sums, scale -> parameters, state, zeroed sums
-                  (all donated); gradients are the sums times `scale`, a float32 scalar
-
-    The optimizer sees a tree of the owned leaves only (`roles.py`).
+    init          owned parameters -> its leaves of the optimizer's state
+    update        owned parameters, state, owned sums, scale -> parameters, state, zeroed sums
+                  (all donated); gradients are the sums times `scale`, a scalar as wide as the widest sum
 
     Attributes:
         owned, sums: specs of parameters and gradient sums, with their shardings.
-        structure: of the state.
+        scale: spec of the scale.
+        structure: of the state of the whole model.
+        places: in it, of the stage's own leaves.
     """
 
     init: Compiled
     update: Compiled
     owned: Sequence[Sequence[Any]]
     sums: Sequence[Sequence[Any]]
+    scale: jax.ShapeDtypeStruct
     structure: Any
+    places: Sequence[int]
 
     @classmethod
     def compile(
         cls,
         chunks: Sequence[Params],
         roles: Sequence[LeafRoles],
-        optimizer: optax.GradientTransformation,
+        whole: WholeOptimizer,
+        part: OptimizerPart,
         compiler: Compiler,
     ) -> OptimizerPrograms | None:
-        """Trace and compile for the parameters of each chunk, given by specs with their shardings.
+        """Compile for the parameters of each chunk, given by specs with their shardings.
 
         Where the compiler's devices are those of several replicas, so is the state spread over them. None if
         the stage owns no parameter.
@@ -61,23 +64,22 @@ class OptimizerPrograms:
         if not any(owned):
             return None
         sums, stage_mesh = [[wide(spec) for spec in own] for own in owned], compiler.stage_mesh
-        tree = merged(_trees(roles, owned))
-        state, structure = jax.tree.flatten(
-            _state_like(
-                jax.eval_shape(optimizer.init, tree), tree, stage_mesh, over_replicas=stage_mesh.replicas > 1
-            )
-        )
-        scale = jax.ShapeDtypeStruct((), jnp.float32)
+        trees = [of.owned_tree(own) for of, own in zip(roles, owned, strict=True)]
+        places = [[part.params[path] for path in leaf_paths(tree)] for tree in trees]
+        state = _placed_state([whole.state[k] for k in part.state], merged(trees), stage_mesh)
+        scale = jax.ShapeDtypeStruct((), widest(spec.dtype for own in sums for spec in own))
         return cls(
-            init=compiler(_init_of(optimizer, roles), owned, out=where(state)),
+            init=compiler(_init_of(part, places), owned, out=where(state)),
             update=compiler(
-                *(_update_of(optimizer, roles, structure), owned, state, sums, scale),
+                *(_update_of(whole, part, places), owned, state, sums, scale),
                 out=where((owned, state, sums)),
                 donate=(0, 1, 2),
             ),
             owned=owned,
             sums=sums,
-            structure=structure,
+            scale=scale,
+            structure=whole.structure,
+            places=part.state,
         )
 
 
@@ -100,8 +102,12 @@ class Optimizer:
 
     @property
     def tree(self) -> Any:
-        """The state as the optimizer has it."""
-        return jax.tree.unflatten(self._programs.structure, self.state)
+        """The state as the optimizer has it, with None for what is another stage's."""
+        programs = self._programs
+        leaves: list[Any] = [None] * programs.structure.num_leaves
+        for place, leaf in zip(programs.places, self.state, strict=True):
+            leaves[place] = leaf
+        return jax.tree.unflatten(programs.structure, leaves)
 
     @property
     def nbytes(self) -> int:
@@ -116,7 +122,7 @@ class Optimizer:
         """One step with the gradient sums times `scale`; zeroes the sums."""
         programs = self._programs
         owned, sums = self._gathered("owned", programs.owned), self._gathered("owned_sums", programs.sums)
-        factor = self.stage_mesh.put(np.float32(scale))
+        factor = self.stage_mesh.put(np.asarray(scale, programs.scale.dtype))
         new, self.state, zeroed = programs.update(owned, self.state, sums, factor)
         parts = zip(self.stages, self._scattered(new), self._scattered(zeroed), strict=True)
         for stage, params, own in parts:
@@ -138,23 +144,24 @@ class Optimizer:
         return [[list(own[k]) for own in chunks] for k in range(len(self.stages))]
 
 
-def _state_like(state: Any, params: Params, stage_mesh: StageMesh, over_replicas: bool) -> Any:
-    """Specs of an optimizer's state with shardings: what has a parameter's name and shape lies as it does.
+def _placed_state(
+    state: Sequence[tuple[Any, Any]], params: Params, stage_mesh: StageMesh
+) -> list[jax.ShapeDtypeStruct]:
+    """Specs of leaves of a state with shardings: what has a parameter's name and shape lies as it does.
 
     An optimizer keeps trees like that of the parameters, so a leaf's path ends with its parameter's.
     """
     known = {_names(path): spec for path, spec in jax.tree_util.tree_leaves_with_path(params)}
-
-    def placed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+    found = []
+    for path, leaf in state:
         names = _names(path)
         ends = (known.get(names[i:]) for i in range(len(names)))
         own = next((spec for spec in ends if spec is not None and spec.shape == leaf.shape), None)
         lies = stage_mesh.whole if own is None else own.sharding
-        if own is not None and over_replicas:
+        if own is not None and stage_mesh.replicas > 1:
             lies = stage_mesh.sharding(_over_replicas(own.sharding.spec, leaf.shape, stage_mesh.replicas))
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies)
-
-    return jax.tree_util.tree_map_with_path(placed, state)
+        found.append(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies))
+    return found
 
 
 def _names(path: Any) -> tuple[str, ...]:
@@ -170,25 +177,35 @@ def _over_replicas(spec: PartitionSpec, shape: Sequence[int], replicas: int) -> 
     return spec
 
 
-def _init_of(optimizer: optax.GradientTransformation, roles: Sequence[LeafRoles]) -> Any:
-    """The function behind `OptimizerPrograms.init`."""
-    return lambda leaves: jax.tree.leaves(optimizer.init(merged(_trees(roles, leaves))))
+def _init_of(part: OptimizerPart, places: Sequence[Sequence[int]]) -> Any:
+    """The function behind `OptimizerPrograms.init`; `places` are those of parameters in the whole model."""
+
+    def init(owned: Any) -> list[Any]:
+        known = _by_place(places, owned)
+        return part.init(*(known[i] for i in part.init.reads))
+
+    return init
 
 
-def _update_of(optimizer: optax.GradientTransformation, roles: Sequence[LeafRoles], structure: Any) -> Any:
-    """The function behind `OptimizerPrograms.update`; `structure` is that of the optimizer's state."""
+def _update_of(whole: WholeOptimizer, part: OptimizerPart, places: Sequence[Sequence[int]]) -> Any:
+    """The function behind `OptimizerPrograms.update`."""
+    count, last = len(whole.paths), len(whole.paths) + len(whole.state)
 
     def update(old: Any, state: list[Any], sums: Any, scale: Any) -> tuple[Any, Any, Any]:
-        gradients = jax.tree.map(lambda a, o: (a * scale).astype(o.dtype), sums, old)
-        trees = _trees(roles, old)
-        state = jax.tree.unflatten(structure, state)
-        changes, after = optimizer.update(merged(_trees(roles, gradients)), state, merged(trees))
-        new = optax.apply_updates(merged(trees), changes)
-        leaves = [jax.tree.leaves({layer: new[layer] for layer in own}) for own in trees]
-        return leaves, jax.tree.leaves(after), zeros(sums)
+        gradients = jax.tree.map(lambda a, o: (a * scale.astype(a.dtype)).astype(o.dtype), sums, old)
+        known = _by_place(places, gradients)
+        known |= {count + k: leaf for k, leaf in zip(part.state, state, strict=True)}
+        known |= {last + i: leaf for i, leaf in _by_place(places, old).items()}
+        found = part.update(*(known[i] for i in part.update.reads))
+        new = dict(zip(sorted(part.params.values()), found, strict=False))
+        return [[new[i] for i in own] for own in places], found[len(new) :], zeros(sums)
 
     return update
 
 
-def _trees(roles: Sequence[LeafRoles], owned: Sequence[Sequence[Any]]) -> list[Params]:
-    return [of.owned_tree(leaves) for of, leaves in zip(roles, owned, strict=True)]
+def _by_place(places: Sequence[Sequence[int]], chunks: Sequence[Sequence[Any]]) -> dict[int, Any]:
+    return {
+        i: leaf
+        for own, leaves in zip(places, chunks, strict=True)
+        for i, leaf in zip(own, leaves, strict=True)
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from rrfp_jax.runtime.programs.virtual_stage import placed_params
 from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPrograms
 from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
+from rrfp_jax.runtime.stages.whole_optimizer import OptimizerPart, WholeOptimizer
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,21 @@ class Staging:
         self._pipe, self._layout, self._chunks, self._library = pipe, layout, chunks, library
         self._executables, self._optimizer, self._seed, self._init = executables, optimizer, seed, init
 
+    @cached_property
+    def optimizer_parts(self) -> tuple[WholeOptimizer, Sequence[OptimizerPart]]:
+        """The optimizer for the whole model, and the part of each stage; needs one examined bucket.
+
+        Raises:
+            UsageError: see `WholeOptimizer.trace` and `part`.
+        """
+        whole = WholeOptimizer.trace(self._optimizer, self._library.updated)
+        layers = [{i for own in chunks for i in own} for chunks in self._chunks]
+        return whole, [whole.part(own, f"stage {s}") for s, own in enumerate(layers)]
+
     def begin(self, pool: ThreadPoolExecutor) -> Callable[[], Made]:
         """Compile and allocate in a pool's threads; what is returned waits for that."""
+        if self._optimizer is not None:
+            _ = self.optimizer_parts  # before several threads ask for them
         stage_meshes, homes = self._layout.stage_meshes, self._layout.homes
         sums = pool.map(self._compile_sums, stage_meshes)
         params = pool.map(self._params_of_chunks, stage_meshes)
@@ -174,7 +189,9 @@ class Staging:
             return None
         stage_replica, stage_mesh = updater
         placed, roles = self._placed(stage_replica, stage_mesh), self._roles(stage_replica)
-        return OptimizerPrograms.compile(placed, roles, self._optimizer, self.compiler(stage_mesh))
+        whole, parts = self.optimizer_parts
+        part = parts[stage_replica % self._layout.stages]
+        return OptimizerPrograms.compile(placed, roles, whole, part, self.compiler(stage_mesh))
 
     def _make_optimizers(
         self, stages: Mapping[int, Stage], programs: Iterable[OptimizerPrograms | None]

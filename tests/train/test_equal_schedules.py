@@ -1,0 +1,81 @@
+"""With `equal_schedules` every schedule of a placement runs the same programs, so its bits are the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT
+from rrfp_jax.runtime.programs.back_to_back import BackToBack
+from tests.support import toy
+from tests.support.refusals import refused
+
+WIDTH, ROWS = 16, 4
+pytestmark = pytest.mark.optimized
+
+SCHEDULES = ["bf", "gpipe", "bfw", "zb-h1", "1f1b"]
+
+
+def linear(params, x, mb):
+    """A bias whose gradient is a sum over rows after a gather, which XLA may do in several orders."""
+    x = mb["x"] if x is None else x
+    y = (x @ params["w"] + params["b"]).reshape(ROWS, 4, WIDTH // 4)
+    return jnp.tanh(y[:, mb["picks"]]).reshape(ROWS, WIDTH)
+
+
+def init(key):
+    return {"w": jax.random.normal(key, (WIDTH, WIDTH)) / 4, "b": jnp.zeros(WIDTH)}
+
+
+def batch(count=6):
+    draw = np.random.default_rng(0)
+    return [
+        {
+            "x": draw.standard_normal((ROWS, WIDTH)).astype(np.float32),
+            "picks": draw.integers(0, 4, 4).astype(np.int32),
+        }
+        for _ in range(count)
+    ]
+
+
+def loss(x, mb):
+    return rrfp.Loss((x**3).sum(), weight=x.shape[0])
+
+
+@pytest.fixture(scope="module", params=["none", "full"])
+def trainer(request):
+    pipe = rrfp.Pipeline([rrfp.layer(linear, init=init, repeat=8)], loss)
+    return rrfp.Trainer(
+        pipe, data=batch(), mesh=rrfp.Mesh(pp=4), schedule="bf", equal_schedules=True, remat=request.param
+    )
+
+
+def test_gradients_are_equal_to_the_bit_under_all_schedules_and_those_of_plain_jax(trainer):
+    assert trainer.check().ok
+    expected = None
+    for schedule in SCHEDULES:
+        trainer.schedule = schedule
+        found = jax.device_get(trainer.value_and_grad(batch()))
+        expected = expected or found
+        assert found[0] == expected[0], schedule
+        pairs = zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1]), strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs), schedule
+
+
+def test_a_whole_backward_is_its_halves_one_after_the_other(trainer):
+    trainer.schedule = "bf"
+    trainer.value_and_grad(batch())
+    (programs,) = trainer._engine.library.all_programs("train")
+    for own in programs.values():
+        whole = own[0].compiled[BACKWARD]
+        assert isinstance(whole, BackToBack)
+        assert (whole.input, whole.weight) == (own[0].compiled[INPUT], own[0].compiled[WEIGHT])
+        assert own[0].footprint.temporary_bytes["B"] >= 0
+
+
+def test_it_goes_with_adding_in_order_only():
+    with refused("equal_schedules=True", "accumulation='arrival'", "'index'"):
+        toy.trainer(2, equal_schedules=True, accumulation="arrival")
+    with refused("equal_schedules='yes'", "True or False"):
+        toy.trainer(2, equal_schedules="yes")
