@@ -34,7 +34,7 @@ CLIENTS = ((1, 1), (4, 1), (8, 2))
 CALLS = 400
 """Of each client; of deletions there is one a block."""
 
-PARCEL = b"x" * 40
+BATCH = b"x" * 40
 
 PULSES, ROUNDS = 60, 5
 """How often a leader tells its followers something; of these rounds the quietest counts."""
@@ -97,16 +97,16 @@ def _client(kind: str, folder: str) -> list[Callable[[], object]]:
     store = key_value_store()
     if kind == "set":
         return [
-            lambda n=n: store.key_value_set_bytes(f"{folder}/{n // BLOCK}/{n}", PARCEL)  # type: ignore[misc]
+            lambda n=n: store.key_value_set_bytes(f"{folder}/{n // BLOCK}/{n}", BATCH)  # type: ignore[misc]
             for n in range(CALLS)
         ]
     if kind == "get":
-        store.key_value_set_bytes(f"{folder}/0", PARCEL)
+        store.key_value_set_bytes(f"{folder}/0", BATCH)
         return [lambda: store.blocking_key_value_get_bytes(f"{folder}/0", 2000)] * CALLS
     blocks = range(max(CALLS // BLOCK, 1))
     for block in blocks:
         for n in range(BLOCK):
-            store.key_value_set_bytes(f"{folder}/{block}/{n}", PARCEL)
+            store.key_value_set_bytes(f"{folder}/{block}/{n}", BATCH)
     return [lambda b=b: store.key_value_delete(f"{folder}/{b}") for b in blocks]  # type: ignore[misc]
 
 

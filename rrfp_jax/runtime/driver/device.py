@@ -100,7 +100,7 @@ class DeviceQueue:
         self._last_watched = None
         assert self._thread is not None
         # After an error the program may never end; its thread is a daemon and must not hold the error back.
-        self._thread.join(None if kind is None else LONGEST_JOIN_SECONDS)
+        self._thread.join(LONGEST_JOIN_SECONDS)
 
     def submit(self, running: Running) -> None:
         """Note a program that has just been dispatched."""
