@@ -83,8 +83,8 @@ def _fits(value: Any, hint: Any) -> bool:
     elif origin is tuple:
         several = isinstance(value, Sequence) and not isinstance(value, str)
         fits = several and (choices[1:] != (...,) or all(_fits(own, choices[0]) for own in value))
-    elif isinstance(hint, type) and origin is None:
-        fits = isinstance(value, hint)
+    elif isinstance(hint, type) and origin is None and hint is not Any:
+        fits = getattr(hint, "_is_protocol", False) or isinstance(value, hint)
     return fits
 
 

@@ -2,13 +2,17 @@
 
 import re
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.commands.train import main
+from rrfp_jax.fields import check_fields
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,3 +120,37 @@ def test_a_field_of_a_wrong_type_is_named(changes, said):
 
     with pytest.raises(rrfp.UsageError, match=said):
         replace(get_config(), **changes)
+
+
+class Sized(Protocol):
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    anything: Any = None
+    sized: Sized | None = None
+    some: Callable[[], int] | None = None
+    words: tuple[str, ...] = ()
+    pair: tuple[int, str] = (1, "a")
+    kinds: Mapping[str, int] | None = None
+    literal: Literal["a"] = "a"
+    rate: float = 1.0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"anything": 3}, {"sized": 3}, {"some": 3}, {"pair": (1, 2)}, {"kinds": 3}, {"literal": "b"}),
+        *({"words": ["a"]}, {"rate": 1}, {"rate": np.float32(1)}),
+    ],
+    ids=str,
+)
+def test_types_that_cannot_be_told_are_left_alone(given):
+    check_fields(Fields(**given))
+
+
+@pytest.mark.parametrize("given", [{"words": (1,)}, {"words": "a"}, {"pair": 1}, {"rate": None}], ids=str)
+def test_types_that_can_be_told_are(given):
+    with pytest.raises(rrfp.UsageError, match=f"{next(iter(given))}="):
+        check_fields(Fields(**given))
