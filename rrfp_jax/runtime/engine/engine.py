@@ -229,6 +229,7 @@ class Engine:
             programs=programs,
             memory=memory,
             load_seconds=load_seconds,
+            inputs=inputs,
         )
 
     def _settle(self, run: StepRun, records: Sequence[TaskRecord]) -> Sums:

@@ -29,6 +29,7 @@ class StepRun:
         programs: by microbatch, those of this process's stages.
         memory: what the stages may hold.
         load_seconds: that loading the data took.
+        inputs: the data by stage replica, held until the step has ended, which is what ledgers count.
     """
 
     step: int
@@ -38,6 +39,7 @@ class StepRun:
     programs: Sequence[StagePrograms]
     memory: StepMemory
     load_seconds: float
+    inputs: Mapping[int, Any]
 
     def results(
         self, stages: Mapping[int, Stage], layout: Layout, records: Sequence[TaskRecord]
