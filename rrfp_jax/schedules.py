@@ -8,7 +8,7 @@ from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B,
 from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Placement, Task
-from rrfp_jax.core.v_blocks import VHalf, VMin
+from rrfp_jax.core.v_blocks import VZB, VHalf, VMin
 from rrfp_jax.core.v_orders import ZBV, DualPipeV
 from rrfp_jax.sim.ahead import Planned
 
@@ -19,6 +19,7 @@ __all__ = [
     "FB",
     "FORWARD",
     "INPUT",
+    "VZB",
     "WEIGHT",
     "ZBH1",
     "ZBH2",

@@ -19,7 +19,7 @@ from functools import partial
 from statistics import median
 
 from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
-from benchmarks.studies.simulated import Cell
+from benchmarks.studies.cells import Cell
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.sim.compare import Settings, compare
 

@@ -81,6 +81,8 @@ class Ranked(Hint):
         order, rank, at = state.order, state.rank, state.at
         while at < len(order) and ready.was_dispatched(order[at]):
             at += 1
+        if at < len(order) and order[at] in ready:
+            return order[at], _Line(order, rank, state.ascending, at + 1)
         ahead: list[Task] = []  # of the order, up to the task that is looked at
         seen = at
         for task in sorted(_candidates(state, ready), key=rank.__getitem__):

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint
 from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
 from rrfp_jax.core.ranked import Ranked
-from rrfp_jax.core.v_blocks import VHalf, VMin
+from rrfp_jax.core.v_blocks import VZB, VHalf, VMin
 from rrfp_jax.core.v_orders import ZBV, DualPipeV
 
 Schedule: TypeAlias = Hint | FixedOrder
@@ -26,6 +26,7 @@ NAMED: dict[str, Schedule] = {
     "zb-v": ZBV(),
     "v-half": VHalf(),
     "v-min": VMin(),
+    "v-zb": VZB(),
     "dualpipe-v": DualPipeV(),
 }
 

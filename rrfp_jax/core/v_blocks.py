@@ -1,4 +1,4 @@
-"""V-Min and V-Half: orders that hold a third, or half, of what 1F1B holds (arXiv:2405.15362).
+"""V-Min, V-Half, V-ZB: orders that hold a third, half, or all of what 1F1B holds (arXiv:2405.15362).
 
 Theory of operation. Let every task of a chunk take one unit of time. Microbatch j does on every stage what
 microbatch 0 does there, `PERIOD` units later for each microbatch in between. A stage has six tasks of each,
@@ -16,6 +16,7 @@ p stages it holds about p (down + up) / 6 microbatches.
     block     down  up   holds at most, in microbatches
     V-Min     1     1    (p + 4) // 3
     V-Half    1     2    (p + 2) // 2
+    V-ZB      3     3    p
 
 A chunk's W falls on one of the two units that the others leave free, whichever comes sooner after its I.
 """
@@ -104,3 +105,19 @@ class VHalf(_Block):
         # F1 and I0 approach F0 and I1 by 3 units a stage, so F0 and I1 must be 3 units apart in the period:
         # I1 runs on the first stage 3 p units after F0, and the waits before it.
         return 1, 0 if stages % 2 else 3, 0
+
+
+@dataclass(frozen=True)
+class VZB(_Block):
+    """Two chunks in a V at 1F1B's memory, spread evenly: a message may take two units without delay.
+
+    That is as long as a forward of both chunks. So as a hint it is a little ahead of ZB-V, which packs its
+    tasks closer, where transfers are as long or longer.
+    """
+
+    name: ClassVar[str] = "V-ZB"
+    slopes: ClassVar[tuple[int, int]] = (3, 3)
+
+    def _waits(self, stages: int) -> tuple[int, int, int]:
+        # All four tasks keep their distance from stage to stage: 0, 1, 2 and 3 units in the period.
+        return 0, 0, 0

@@ -42,9 +42,9 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             empty for an even split; "auto" for one by predicted costs.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v,
-            v-half, v-min, dualpipe-v; planned or planned-split, by what was measured or by the costs in a
-            file (planned:FILE); csv:FILE, an order in a file; or ranked: and the name of an order, readiness
-            first by that order, which reserves its memory.
+            v-half, v-min, v-zb, dualpipe-v; planned or planned-split, by what was measured or by the costs in
+            a file (planned:FILE); csv:FILE, an order in a file; or ranked: and the name of an order,
+            readiness first by that order, which reserves its memory.
         validate_every: steps between validations; 0 for one at the end.
         stall_seconds: a step without progress for so long is given up.
         jitter, late_readiness, skew, link_delay, link_bandwidth: delays to inject; see `Delays`.

@@ -124,7 +124,7 @@ def _outcome(schedule: Schedule | None, steps: Sequence[Step], settings: Setting
     held: list[float] = []
     for number, step in enumerate(steps):
         chunks = (schedule or BF()).placement_for(step.actual.stages, settings.chunks).chunks
-        budgets = _budgets(step.actual, settings.byte_limit, chunks)
+        budgets = byte_budgets(step.actual, settings.byte_limit, chunks)
         ours = schedule or _planned(step, budgets, settings)
         rules = _rules(ours, step, settings)
         plain = WorkloadCosts(step.actual, rules.placement)
@@ -161,7 +161,7 @@ def _rules(schedule: Schedule, step: Step, settings: Settings) -> StepRules:
     )
 
 
-def _budgets(workload: Workload, limit: int | None, chunks: int) -> list[Budget] | None:
+def byte_budgets(workload: Workload, limit: int | None, chunks: int) -> list[Budget] | None:
     """The limit in bytes for every stage, whose chunks hold equal parts of a microbatch, in whole bytes."""
     if limit is None:
         return None

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.harness import put_figures
 from benchmarks.runtime.paced import PacedCase
 from benchmarks.studies import budgets, reordering
+from benchmarks.studies.cells import Cell as Steps
 from benchmarks.studies.reordering import CONTROL, LINKS, Cell
-from benchmarks.studies.simulated import Cell as Steps
 
 
 @pytest.mark.parametrize(("link", "spread"), [("measured", 3.2), ("exponential", 6.6), ("heavy", 33)])

@@ -112,6 +112,7 @@ def test_any_order_may_be_a_ranking(case, seed, limit, reserve, data):
 
 CHUNKS_HELD = {
     "zb-v": lambda p: 2 * p,
+    "v-zb": lambda p: 2 * p,
     "v-half": lambda p: 2 * ((p + 2) // 2),
     "v-min": lambda p: 2 * ((p + 4) // 3),
     "dualpipe-v": lambda p: 2 * p + 1,

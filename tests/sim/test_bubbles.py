@@ -70,7 +70,7 @@ def test_dual_pipe_in_a_v(stages):
 
 
 @pytest.mark.parametrize(
-    ("name", "chunks"), [*FORMULAS, ("zb-v", 2), ("v-half", 2), ("v-min", 2), ("dualpipe-v", 2)]
+    ("name", "chunks"), [*FORMULAS, ("zb-v", 2), ("v-half", 2), ("v-min", 2), ("v-zb", 2), ("dualpipe-v", 2)]
 )
 def test_the_bubble_does_not_grow_with_the_step(name, chunks):
     assert len({bubble(step(name, chunks, 4, microbatches, (4, 4, 4))) for microbatches in (8, 16, 40)}) == 1
