@@ -214,9 +214,8 @@ class Engine:
             own = [of[stage_replica] for of in of_bucket]
             share = self.layout.share(stage_replica, numbers)
             parts[stage_replica] = ModelStep(stage, phase, own, share, inputs[stage_replica])
-        # So that the last update counts neither as idle nor as compute.
-        leaves = jax.tree.leaves([stage.leaves for stage in self.stages.values()])
-        self.world.await_ready("the parameters of the last update", leaves)
+        params = jax.tree.leaves([stage.leaves for stage in self.stages.values()])
+        self.world.await_ready("the last update", params)  # which is neither idle time nor compute
         if phase == "train":
             if self._has_gradients:  # of a step that was broken off, or not applied
                 self.reset_gradients()
