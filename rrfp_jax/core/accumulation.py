@@ -37,7 +37,8 @@ class Accumulator:
     def accepts(self, chunk: int, microbatch: int) -> bool:
         """Whether there is somewhere to put the gradient if this backward runs now.
 
-        If the lowest microbatch that is ready in a chunk is refused, so are all: the turn is never higher.
+        The turn is at most the lowest ready microbatch; so if that one is refused, no higher one is in turn,
+        and all are refused.
         """
         return not self._ordered or microbatch == self._turn[chunk] or self.parked < self.spare
 

@@ -37,7 +37,9 @@ from rrfp_jax.core.tasks import FORWARD, INPUT, Task
 
 
 class Admission(ABC):
-    """What one stage holds, and what fits beside it. A limit that holds the whole step is none.
+    """What one stage holds, and what fits beside it.
+
+    A limit that the whole step fits into is treated as no limit.
 
     Args:
         costs: `[chunk][microbatch]`, in whatever unit the limit has: 1 each, or bytes.
@@ -68,7 +70,7 @@ class Admission(ABC):
 
     @abstractmethod
     def refuses_beyond(self, chunk: int, microbatch: int) -> bool:
-        """Whether the F of this microbatch and those of all higher ones are refused on a chunk."""
+        """Whether it is certain that this F and all higher ones are refused; False proves nothing."""
 
     @abstractmethod
     def admit(self, chunk: int, microbatch: int) -> None:

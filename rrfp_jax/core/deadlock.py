@@ -1,4 +1,4 @@
-"""Whether the stages can follow their fixed orders to the end together, or must wait for each other."""
+"""Whether the stages can follow their fixed orders to the end together, or must wait for ever."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from rrfp_jax.core.step_rules import StepRules
 def check_can_end(rules: StepRules) -> None:
     """Run the step without time: whatever a stage can do it does, until all is done or nobody can go on.
 
-    Durations cannot matter: a fixed order has no choice, so whoever waits for ever here waits for ever.
+    Durations cannot matter: a fixed order has no choice, so whoever waits for ever here waits for ever. A
+    stage waits for the input of its next task, or, if that is a B or W, for a place for its gradient: then
+    its own order parks more gradients than there are spare buffers.
 
     Raises:
-        ValueError: an incomplete order, or orders that wait for each other, saying who for what.
+        ValueError: an incomplete order, or orders that wait for ever, saying who for what.
     """
     stages = [StageScheduler(stage, rules) for stage in range(rules.placement.stages)]
     todo = list(range(len(stages)))

@@ -21,7 +21,8 @@ class Room(NamedTuple):
     """The device can take one more task now. Not kept: unused room is offered again by the driver.
 
     Attributes:
-        late: tasks to leave for when nothing else can run.
+        late: tasks to take only if the hint chooses none of the others. A fixed order has no choice, and does
+            not look at them.
     """
 
     late: Collection[Task] = ()
@@ -31,7 +32,11 @@ class Room(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The device can take one more task now, and the stage's group runs `task` next (core/group/group.py)."""
+    """The device can take one more task now, and the stage's group runs `task` next (core/group/group.py).
+
+    Not kept: told while the task is waiting, it does nothing and must be told again. Illegal under a fixed
+    order.
+    """
 
     task: Task
 
@@ -40,7 +45,7 @@ class Chosen(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """The one instruction: run the program of `task`, then add gradients of its chunk to the accumulator.
+    """The one instruction: run the program of `task`, then add gradients to its chunk's gradient sums.
 
     The task's output, if another stage needs it, is offered at once.
 

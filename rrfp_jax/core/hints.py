@@ -1,9 +1,12 @@
-"""Hints: they rank what is ready, and never make a stage wait.
+"""Hints: they rank what is runnable. Under a hint a stage does not idle while a task is runnable.
 
 A hint is a frozen object with two pure methods: `start` gives its state at the beginning of a step, and
 `choose(state, ready)` gives the task to run and the state after it, or None. `ready` is a view of the stage
-that only answers questions: for the best task of a direction that may run, or about a given task. A task that
-cannot run now is not in it, so a hint cannot wait.
+that only answers questions: for the best runnable task of a direction, or about a given task. A task that is
+not runnable now is not in it, so a hint cannot wait for one.
+
+Two may choose nothing though a task is runnable (`Hint.waits`): a ranking that reserves (`ranked.py`; it
+never holds back the stage's lowest unfinished microbatch), and the drain (`drain.py`).
 
 Within a direction, ties go as in the paper's appendix A: forward the lowest chunk first, backward the
 highest, then the lowest microbatch.
@@ -83,11 +86,11 @@ class Only:
 
 
 class Hint(ABC):
-    """Readiness first: the schedule ranks the ready tasks and never makes a stage wait."""
+    """Readiness first: the schedule ranks the runnable tasks, and one of them runs (but see `waits`)."""
 
     @property
     def waits(self) -> bool:
-        """Whether it may choose nothing though a task can run; only hints that save memory may."""
+        """Whether it may choose nothing though a task is runnable; only hints that save memory may."""
         return False
 
     @property
@@ -109,12 +112,12 @@ class Hint(ABC):
 
     @abstractmethod
     def choose(self, state: Any, ready: HintView) -> tuple[Task, Any] | None:
-        """The task to run now and the state once it has been dispatched; None if nothing is runnable."""
+        """The task to run now and the state after it; None if nothing is runnable (but see `waits`)."""
 
 
 @dataclass(frozen=True)
 class _Rounds(Hint):
-    """Rounds of one ready task of each of two directions; with one of them ready, that one."""
+    """Rounds of one runnable task of each of two directions; with one of them runnable, that one."""
 
     first: Direction
     second: Direction
@@ -135,7 +138,7 @@ class _Rounds(Hint):
 
 @dataclass(frozen=True)
 class BF(_Rounds):
-    """Rounds of one ready B, then one ready F; with one direction ready, that one (paper, section 5)."""
+    """Rounds of one runnable B, then one F; with one direction runnable, that one (paper, section 5)."""
 
     first: Direction = Direction.BACKWARD
     second: Direction = Direction.FORWARD
@@ -143,7 +146,7 @@ class BF(_Rounds):
 
 @dataclass(frozen=True)
 class FB(_Rounds):
-    """Rounds of one ready F, then one ready B (paper, Table 7)."""
+    """Rounds of one runnable F, then one runnable B (paper, Table 7)."""
 
     first: Direction = Direction.FORWARD
     second: Direction = Direction.BACKWARD
@@ -151,7 +154,7 @@ class FB(_Rounds):
 
 @dataclass(frozen=True)
 class BFW(BF):
-    """As BF, the backward split; when neither B nor F is ready one W, then a new round (paper, section 5).
+    """As BF, the backward split; when no B, I or F is runnable one W, then a new round (paper, section 5).
 
     The first virtual stage, for whose input gradient nobody waits, runs the fused backward, ranked as B.
     """
@@ -185,13 +188,13 @@ class _Priority(Hint):
 
 @dataclass(frozen=True)
 class BPriority(_Priority):
-    """A ready B before any F (paper, Table 7)."""
+    """A runnable B before any F (paper, Table 7)."""
 
     directions: tuple[Direction, ...] = (Direction.BACKWARD, Direction.FORWARD)
 
 
 @dataclass(frozen=True)
 class FPriority(_Priority):
-    """A ready F before any B (paper, Table 7)."""
+    """A runnable F before any B (paper, Table 7)."""
 
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)

@@ -1,8 +1,8 @@
 """The latest events of a stage, always kept: errors quote them, and `replay` tells them to a new scheduler.
 
-Only what changed the scheduler is kept: inputs that arrived, and room that was used, with the task that got
-it. (Which gradients were added then, follows from the tasks.) An arrival or a dispatch costs one reference to
-what exists anyway.
+Only what changed the scheduler is kept: inputs that arrived, and room, or a choice, that was used, with the
+task that got it. (Which gradients were added then, follows from the tasks.) An arrival or a dispatch costs
+one reference to what exists anyway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Readiness first by a fixed order: the order ranks what is ready, and reserves the memory that it needs.
+"""Readiness first by a fixed order: the order ranks what is runnable, and reserves the memory that it needs.
 
 Whatever runs ahead of the order takes room, and without a reserve that may be the room of what the order has
 next. So an F that is not next in the order runs only if
@@ -6,7 +6,10 @@ next. So an F that is not next in the order runs only if
     what the order has from its first task that is not past up to that F would still fit beside it,
 
 each F charged and each B or W freed in turn, or if it belongs to the stage's lowest unfinished microbatch.
-I, B and W may always run ahead: they free. Where there is no limit, nothing is reserved.
+I, B and W need no room, so the reserve never holds them back. Where there is no limit, nothing is reserved.
+
+If the order has the tasks of each kind and chunk in microbatch order, as usual, then of each chunk only the
+lowest admitted F may run ahead. Where that is held back, no higher one of the chunk is tried.
 
 The exception is what keeps stages from waiting for each other, also where the order itself does not fit the
 limit: by admission (`admission.py`), the tasks of the step's lowest unfinished microbatch can always run, and
@@ -42,7 +45,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class Ranked(Hint):
-    """Any fixed order as a ranking: the first of its tasks that is ready (paper, section 5).
+    """Any fixed order as a ranking: the first of its tasks that is runnable (paper, section 5).
 
     Attributes:
         order: any; with its placement.

@@ -6,9 +6,10 @@ and W. An arriving gradient is the same event for both.
 
 On `Room` the scheduler dispatches at most one task. With a `Hint`, that is the hint's choice among the
 *runnable* tasks: ready, and admitted (F) or with a place for its gradient (B, W). With a `FixedOrder` it is
-the next task of the list if that is ready, and nothing otherwise; limits on what is in flight are not applied
-to fixed orders, whose peak is known beforehand. `Chosen` dispatches a task that another rank of the stage's
-group has chosen by these rules, as soon as it is ready here. Everything else is common to all three.
+the next task of the list if that is runnable (ready and, for B or W, with a place for its gradient), and
+nothing otherwise; limits on what is in flight are not applied to fixed orders, whose peak is known
+beforehand. `Chosen` dispatches a task that another rank of the stage's group has chosen by a hint, if it is
+ready here. Everything else is common to all three.
 
 A chunk of a microbatch is in flight from the dispatch of its F to that of its B or W. Under a hint that is
 charged whole, and in a forward-only pass, a microbatch is in flight from its first F to its last task here.
@@ -122,7 +123,9 @@ class StageScheduler:
         return f"the input of {', '.join(missing[:3])}{more}"
 
     def handle(self, event: Event) -> Dispatch | None:
-        """Take in one event; what the driver must do now, if anything. Only room leads to a dispatch.
+        """Take in one event; what the driver must do now, if anything.
+
+        Only `Room` and `Chosen` lead to a dispatch.
 
         Raises:
             IllegalEvent: the event cannot happen in a correct run; the state is unchanged.
@@ -169,7 +172,7 @@ class StageScheduler:
         return self._progress.task_for(direction, chunk, microbatch)
 
     def _choose(self, late: Collection[Task] = ()) -> tuple[Task, Any] | None:
-        """The task to run now and the hint's state after it, the late ones only if nothing else can run."""
+        """The task to run now and the hint's state after it, late ones only if it chooses no other."""
         if self._hint is None:
             task = self._order[self.tasks - self._remaining] if self._remaining else None
             return (task, None) if task is not None and task in self.view else None
@@ -193,6 +196,8 @@ class StageScheduler:
         return choice
 
     def _obey(self, event: Chosen) -> Dispatch | None:
+        if self._hint is None:
+            raise self.illegal(event, "arrivals and room, as the order is fixed")
         state = self._progress.state(event.task) if event.task in self._progress else DISPATCHED
         if state == DISPATCHED:
             raise self.illegal(event, "a task of the step, each once")

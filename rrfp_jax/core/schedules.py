@@ -1,4 +1,4 @@
-"""All schedules by name: hints, which rank what is ready, and fixed orders, which are followed."""
+"""All schedules by name: hints, which rank what is runnable, and fixed orders, which are followed."""
 
 from __future__ import annotations
 

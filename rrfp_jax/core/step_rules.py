@@ -38,12 +38,13 @@ class StepRules:
     """What all stages of a step agree on.
 
     Attributes:
-        limit: most microbatches in flight on a stage under a hint; None for no limit. Each of a stage's
-            chunks counts by itself: twice as many may be in flight on one of two.
+        limit: on what is in flight on a stage under a hint; None for no limit. L is, charged whole (also in a
+            forward-only pass), L microbatches; by chunk, L times the chunks of a stage, in chunks of any
+            microbatches. For the drain it is L chunks, which a stage of several may exceed by their number.
         backpressure: what keeps a hint within the limit: admission (core/admission.py) or, for comparison,
             the paper's drain (core/drain.py).
         spare_gradients: gradients that may be parked on a stage until their turn comes.
-        forward_only: evaluation: no backward; a microbatch leaves when its forward is dispatched.
+        forward_only: evaluation: no backward; a microbatch leaves when its last F on the stage is dispatched.
 
     Raises:
         ValueError: no microbatches, or an unknown backpressure.
@@ -66,7 +67,7 @@ class StepRules:
 
     @property
     def hint(self) -> Hint | None:
-        """What ranks the ready tasks; None for a fixed order."""
+        """What ranks the runnable tasks; None for a fixed order."""
         if isinstance(self.schedule, FixedOrder):
             return None
         if self.limit is None or not self.drains:

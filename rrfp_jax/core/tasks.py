@@ -62,7 +62,7 @@ DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.BACKWARD, Directi
 FORWARD, BACKWARD, INPUT, WEIGHT = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
 
 FLOW = (1, -1, -1, 0)
-"""By kind: how many virtual stages further a task's output goes, and its input has come from."""
+"""By kind: F sends to v + 1, B and I to v - 1, W to nobody; inputs come from the opposite side."""
 
 Shape: TypeAlias = Literal["looped", "v"]
 

@@ -39,7 +39,8 @@ TRANSITIONS: Mapping[Cause, tuple[int, int]] = MappingProxyType(
         Cause.CHOICE: (READY, DISPATCHED),
     }
 )
-"""From which state to which; in any other state the event is illegal."""
+"""From which state to which. An arrival in any other state is illegal. `Chosen` for a task that was
+dispatched is illegal, too; for a waiting task it does nothing and must be told again."""
 
 
 class Rule(NamedTuple):
@@ -93,7 +94,7 @@ def cause(kind: Kind, arrives: bool) -> Cause:
 class Refusal(Enum):
     """What was expected instead of an arrival that is illegal, in the order in which it is checked."""
 
-    ELSEWHERE = "F or B whose input comes from another virtual stage"
+    ELSEWHERE = "F, B or I whose input comes from another virtual stage"
     ONCE = "each input once"
     EARLY = "a gradient only after the microbatch's own forward"
     NO_BACKWARD = "no gradient in a forward-only pass"
@@ -131,7 +132,7 @@ def _by_kind() -> str:
         "input from",
         "output to",
         "once ready, may run if",
-        "frees what F was charged",
+        "ends its chunk's charge (charged whole: the microbatch's, if the last)",
     )
     return _table(heads, rows)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import rrfp_jax.core
-from rrfp_jax.core.events import ROOM, Arrived, IllegalEvent
+from rrfp_jax.core.events import ROOM, Arrived, Chosen, IllegalEvent
 from rrfp_jax.core.hints import BF, BFW
+from rrfp_jax.core.orders import OneFOneB
 from rrfp_jax.core.progress import Progress, all_tasks
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
@@ -129,3 +130,11 @@ def test_each_refusal(refusal, stage, events, forward_only):
     with pytest.raises(IllegalEvent, match=f"expected {refusal.value};"):
         scheduler.handle(events[-1])
     assert (scheduler.key(), list(scheduler.log)) == before
+
+
+def test_a_fixed_order_is_told_no_choice():
+    rules = StepRules(placement=Placement(1), microbatches=2, schedule=OneFOneB())
+    scheduler = StageScheduler(0, rules)
+    with pytest.raises(IllegalEvent, match="expected arrivals and room, as the order is fixed;"):
+        scheduler.handle(Chosen(Task(FORWARD, 0, 0)))
+    assert str(scheduler.handle(ROOM).task) == "F0"

@@ -10,12 +10,12 @@ one another. Stages that follow a fixed order need none of this.
 *Leader*. Rank 0 chooses when its device has room, by the scheduler's rules. It publishes each `Decision`
 before it runs the task. The other ranks run the decisions in order, each one as soon as they have their own
 input of it. They ask neither hint nor admission: what is held follows from what was dispatched, which is
-equal on all. They report what arrives. Among the tasks that can run, rank 0 takes one whose input has not
-reached all ranks only if there is no other. It does not wait for that input. The rank that lacks it waits for
-that one transfer, and the others wait for the rank inside the program; to wait before the program would idle
-all of them. Nobody can wait in a circle: whatever a decision needs was decided before it, on whichever stage,
-so every rank can follow the order in which the leaders decided to the end. A driver hides the time that a
-decision takes to arrive by giving rank 0 room early.
+equal on all. They report what arrives. Among the runnable tasks, rank 0 takes one whose input has not reached
+all ranks only if the hint chooses none of the others. It does not wait for that input. The rank that lacks it
+waits for that one transfer, and the others wait for the rank inside the program; to wait before the program
+would idle all of them. Nobody can wait in a circle: whatever a decision needs was decided before it, on
+whichever stage, so every rank can follow the order in which the leaders decided to the end. A driver hides
+the time that a decision takes to arrive by giving rank 0 room early.
 
 *Unanimous* (the paper, section 4.2 and appendix D). A rank that has room proposes the task that it would run,
 or none. A round ends when the proposals of all are there. If all name the same task, all run it. If not,

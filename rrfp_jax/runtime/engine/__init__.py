@@ -1,4 +1,4 @@
-"""A pipeline on this process's devices: puts the rooms of the runtime together, and runs steps on them.
+"""A pipeline on this process's devices: puts the folders of the runtime together, and runs steps on them.
 
 Begin with `engine`.
 """
