@@ -133,7 +133,7 @@ class Engine:
         """This process's stages, of one replica where it has several."""
         found: dict[int, Stage] = {}
         for stage_replica, stage in self.stages.items():
-            found.setdefault(stage_replica % self.layout.stages, stage)
+            found.setdefault(self.layout.place(stage_replica)[1], stage)
         return list(found.values())
 
     def all_initial_params(self) -> Params:
@@ -245,9 +245,7 @@ class Engine:
     def _add_replicas(self) -> None:
         """Give every replica of this process's stages the sum of all replicas' gradients."""
         for stage, reduction in self._reductions.items():
-            own = [
-                of for stage_replica, of in self.stages.items() if stage_replica % self.layout.stages == stage
-            ]
+            own = [self.stages[number] for number in self.layout.replicas_of(stage)]
             for of, totals in zip(own, reduction([of.sums for of in own]), strict=True):
                 of.replace_sums(totals)
         if self._reductions:

@@ -75,7 +75,7 @@ class StepRun:
         """
         found = []
         for stage_replica, own in vectors.items():
-            replica, stage = divmod(stage_replica, layout.stages)
+            replica, stage = layout.place(stage_replica)
             for (chunk, i), vector in own.items():
                 microbatch = i * layout.replicas + replica
                 names = self.programs[microbatch][stage_replica][chunk].statistics
@@ -99,6 +99,6 @@ def _by_replica(records: Sequence[TaskRecord], layout: Layout) -> list[Any]:
         return [(0, Part.of(records, *clock).plain())]
     own: dict[int, list[TaskRecord]] = {}
     for record in records:
-        replica, stage = divmod(record.stage, layout.stages)
+        replica, stage = layout.place(record.stage)
         own.setdefault(replica, []).append(record._replace(stage=stage))
     return [(replica, Part.of(found, *clock).plain()) for replica, found in own.items()]

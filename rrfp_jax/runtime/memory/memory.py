@@ -38,10 +38,8 @@ class Memory:
     def limited(self) -> bool:
         """Whether what is in flight is limited in bytes."""
         if self._setting == "auto":
-            return any(
-                memory_limit(stage_mesh.device) is not None
-                for stage_mesh in self._layout.stage_meshes.values()
-            )
+            stage_meshes = self._layout.stage_meshes.values()
+            return any(memory_limit(stage_mesh.device) is not None for stage_mesh in stage_meshes)
         return self._setting is not None
 
     def start(self, stages: Sequence[Stage], optimizers: Sequence[Optimizer], rules: StepRules) -> None:

@@ -67,8 +67,8 @@ class Layout:
 
     @property
     def devices(self) -> Mapping[int, Sequence[jax.Device]]:
-        """Of this process's stage replicas, its own."""
-        return {stage_replica: stage_mesh.own for stage_replica, stage_mesh in self.stage_meshes.items()}
+        """By stage replica of this process, its devices here."""
+        return {number: stage_mesh.own for number, stage_mesh in self.stage_meshes.items()}
 
     @property
     def group(self) -> Sequence[int]:
@@ -112,13 +112,26 @@ class Layout:
             [virtual_stage(stage, chunk) for chunk in range(len(own))] for stage, own in enumerate(chunks)
         ]
 
+    def place(self, stage_replica: int) -> tuple[int, int]:
+        """Replica and stage."""
+        return divmod(stage_replica, self.stages)
+
+    def replicas_of(self, stage: int) -> list[int]:
+        """This process's stage replicas of a stage."""
+        return [number for number in self.stage_meshes if self.place(number)[1] == stage]
+
+    def stages_of(self, replica: int) -> list[int]:
+        """This process's stage replicas of a replica of the model."""
+        return [number for number in self.stage_meshes if self.place(number)[0] == replica]
+
     def name(self, stage_replica: int) -> str:
         """A stage replica as messages name it."""
         return stage_replica_name(stage_replica, self.stages)
 
     def share(self, stage_replica: int, microbatches: Sequence[Item]) -> Sequence[Item]:
         """Of what there is one of per microbatch of a step, what a stage replica gets."""
-        return microbatches[stage_replica // self.stages :: self.replicas]
+        replica, _ = self.place(stage_replica)
+        return microbatches[replica :: self.replicas]
 
     def count_of(self, microbatches: int) -> int:
         """How many of a step's microbatches each replica gets.

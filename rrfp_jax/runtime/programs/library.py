@@ -59,9 +59,7 @@ class Library:
         halves: bool = False,
     ) -> None:
         self._pipe, self._compilers, self._remat, self._halves = pipe, compilers, remat, halves
-        self._virtual_stages = {
-            stage_replica: virtual_stages[stage_replica % len(virtual_stages)] for stage_replica in compilers
-        }
+        self._virtual_stages = {s: virtual_stages[s % len(virtual_stages)] for s in compilers}
         self._everywhere = [virtual_stage for own in virtual_stages for virtual_stage in own]
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._flows: dict[Bucket, list[Border]] = {}
@@ -98,21 +96,14 @@ class Library:
             for i, layer in enumerate(shapes)
             for path, spec in layer.partition.items()
         }
-        layers = {
-            i
-            for virtual_stage in self._everywhere
-            if virtual_stage.width == width
-            for i in virtual_stage.layers
-        }
+        layers = {i for own in self._everywhere if own.width == width for i in own.layers}
         pipe, owners = self._pipe, self.roles.owners
         return Sharding.of(self.params, layers, metadata, pipe.sharding, pipe.carry, owners, width)
 
     @property
     def spread(self) -> Set[str]:
         """The paths of parameters that are not whole on every device of their stage."""
-        return {
-            path for virtual_stage in self._everywhere for path in self.sharding(virtual_stage.width).params
-        }
+        return {path for own in self._everywhere for path in self.sharding(own.width).params}
 
     @property
     def params(self) -> Params:
@@ -190,10 +181,8 @@ class Library:
 
         What was compiled stays, so that a change of schedule back and forth compiles once.
         """
-        kinds = {
-            stage_replica: rules.backward_kinds(stage_replica % rules.placement.stages)
-            for stage_replica in self._virtual_stages
-        }
+        stages = rules.placement.stages
+        kinds = {s: rules.backward_kinds(s % stages) for s in self._virtual_stages}
         if kinds != self._kinds:
             self._kinds, self._complete = kinds, set()
         missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import jax
@@ -12,6 +12,7 @@ from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.library import StagePrograms
+from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.runtime.sizes import as_sent
 
 Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any]]]
@@ -31,9 +32,7 @@ class Inputs:
 
     def reads(self, bucket: Bucket, microbatch: int, programs: StagePrograms) -> frozenset[str]:
         """The names of the fields of a microbatch that any program here reads; none of another replica's."""
-        used: set[int] = set()
-        for stage_replica in self._stage_replicas(microbatch):
-            used.update(*(virtual_stage.inputs for virtual_stage in programs[stage_replica]))
+        used = _read_by([own for number in self._that_see(microbatch) for own in programs[number]])
         return frozenset(name for i, (name, _, _) in enumerate(bucket) if i in used)
 
     def load(
@@ -47,27 +46,22 @@ class Inputs:
             buckets, programs: of each microbatch.
             load: asked once, for all microbatches.
         """
-        host: dict[int, list[list[Any]]] = {stage_replica: [] for stage_replica in self._layout.stage_meshes}
+        host: dict[int, list[list[Any]]] = {number: [] for number in self._layout.stage_meshes}
         wanted = [self.reads(bucket, j, programs[j]) for j, bucket in enumerate(buckets)]
         for j, arrays in enumerate(load(wanted)):
             names = [name for name, _, _ in buckets[j]]
             given = {name: as_sent(array) for name, array in arrays.items()}
             values = [*(given.get(name) for name in names), np.array([self._seed, step, j], IDS.dtype)]
-            for stage_replica in self._stage_replicas(j):
-                used = frozenset().union(
-                    *(virtual_stage.inputs for virtual_stage in programs[j][stage_replica])
-                )
-                host[stage_replica].append([value if i in used else None for i, value in enumerate(values)])
-        return {
-            stage_replica: self._layout.stage_meshes[stage_replica].put(values)
-            for stage_replica, values in host.items()
-        }
+            for number in self._that_see(j):
+                used = _read_by(programs[j][number])
+                host[number].append([value if i in used else None for i, value in enumerate(values)])
+        return {number: self._layout.stage_meshes[number].put(values) for number, values in host.items()}
 
-    def _stage_replicas(self, microbatch: int) -> list[int]:
-        """Those of this process that see a microbatch."""
-        replica = microbatch % self._layout.replicas
-        return [
-            stage_replica
-            for stage_replica in self._layout.stage_meshes
-            if stage_replica // self._layout.stages == replica
-        ]
+    def _that_see(self, microbatch: int) -> list[int]:
+        """The stage replicas of this process that see a microbatch."""
+        return self._layout.stages_of(microbatch % self._layout.replicas)
+
+
+def _read_by(virtual_stages: Sequence[VirtualStagePrograms]) -> Set[int]:
+    """Indices of the inputs that any of their programs reads."""
+    return {index for own in virtual_stages for index in own.inputs}

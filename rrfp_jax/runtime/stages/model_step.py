@@ -50,10 +50,7 @@ class ModelStep:
         inputs: Sequence[Sequence[jax.Array | None]],
     ) -> None:
         self.stage, self.phase, self.buckets = stage, phase, buckets
-        self.meter = Meter(
-            [[virtual_stage.footprint for virtual_stage in virtual_stages] for virtual_stages in programs],
-            buckets,
-        )
+        self.meter = Meter([[chunk.footprint for chunk in chunks] for chunks in programs], buckets)
         self.statistics: dict[tuple[int, int], jax.Array] = {}
         self._bound: dict[tuple[int, int, Kind], _Bound] = {}
         for bucket, virtual_stages in enumerate(programs):

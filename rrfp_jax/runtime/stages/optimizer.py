@@ -97,7 +97,7 @@ class Optimizer:
 
     def __init__(self, programs: OptimizerPrograms, stage_mesh: StageMesh, stages: Sequence[Stage]) -> None:
         self._programs, self.stage_mesh, self.stages = programs, stage_mesh, stages
-        self._sites = [stage.stage_mesh for stage in stages]
+        self._meshes = [stage.stage_mesh for stage in stages]
         self.state: list[jax.Array] = programs.init(self._gathered("owned", programs.owned))
 
     @property
@@ -131,16 +131,16 @@ class Optimizer:
     def _gathered(self, name: str, specs: Sequence[Sequence[Any]]) -> list[list[jax.Array]]:
         """What the stages have, by chunk, as arrays of this stage mesh."""
         own = [getattr(stage, name)() for stage in self.stages]
-        if self._sites == [self.stage_mesh]:
+        if self._meshes == [self.stage_mesh]:
             return own[0]  # type: ignore[no-any-return]
         chunks = range(len(specs))
-        return [together(self.stage_mesh, self._sites, [of[c] for of in own], specs[c]) for c in chunks]
+        return [together(self.stage_mesh, self._meshes, [of[c] for of in own], specs[c]) for c in chunks]
 
     def _scattered(self, arrays: Sequence[Sequence[jax.Array]]) -> list[list[list[jax.Array]]]:
         """The inverse: by stage, by chunk."""
-        if self._sites == [self.stage_mesh]:
+        if self._meshes == [self.stage_mesh]:
             return [[list(own) for own in arrays]]
-        chunks = [apart(self.stage_mesh, self._sites, own) for own in arrays]
+        chunks = [apart(self.stage_mesh, self._meshes, own) for own in arrays]
         return [[list(own[k]) for own in chunks] for k in range(len(self.stages))]
 
 

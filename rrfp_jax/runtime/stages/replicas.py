@@ -36,7 +36,7 @@ class Reduction:
         sums: Sequence[Any],
         partition: Sequence[PartitionSpec],
     ) -> None:
-        self._sites, self._home = [compiler.stage_mesh for compiler in replicas], home.stage_mesh
+        self._meshes, self._home = [compiler.stage_mesh for compiler in replicas], home.stage_mesh
         beside = [jax.ShapeDtypeStruct((home.stage_mesh.replicas, *s.shape), s.dtype) for s in sums]
         self._beside = home.stage_mesh.spread(beside, [PartitionSpec("dp", *spec) for spec in partition])
         alone = [jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for s in sums]
@@ -51,8 +51,8 @@ class Reduction:
     def __call__(self, sums: Sequence[Arrays]) -> list[Arrays]:
         """The totals for each of this process's replicas, from its sums, which are donated."""
         lifted = [lift(list(own)) for lift, own in zip(self._lifts, sums, strict=True)]
-        totals = self._add(together(self._home, self._sites, lifted, self._beside))
-        return apart(self._home, self._sites, totals)
+        totals = self._add(together(self._home, self._meshes, lifted, self._beside))
+        return apart(self._home, self._meshes, totals)
 
 
 def together(

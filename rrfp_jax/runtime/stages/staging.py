@@ -88,18 +88,10 @@ class Staging:
         optimizers = pool.map(self._compile_optimizer, self._updaters())
 
         def finish() -> Made:
+            parts = zip(stage_meshes.items(), params, sums, strict=True)
             stages = {
-                stage_replica: Stage(
-                    stage_replica,
-                    self._chunks_of(stage_replica),
-                    stage_mesh,
-                    own,
-                    self._roles(stage_replica),
-                    programs,
-                )
-                for (stage_replica, stage_mesh), own, programs in zip(
-                    stage_meshes.items(), params, sums, strict=True
-                )
+                number: Stage(number, self._chunks_of(number), stage_mesh, own, self._roles(number), programs)
+                for (number, stage_mesh), own, programs in parts
             }
             made = self._make_optimizers(stages, optimizers)
             return Made(stages, made, dict(zip(homes, reductions, strict=True)))
@@ -108,12 +100,9 @@ class Staging:
 
     def connect(self) -> None:
         """Have all communicators made before a step, in one order everywhere."""
-        homes = [stage_mesh for _, stage_mesh in sorted(self._layout.homes.items())]
-        for stage_mesh in [
-            *(stage_mesh for _, stage_mesh in sorted(self._layout.stage_meshes.items())),
-            *homes,
-        ]:
-            connect(self.compiler(stage_mesh))
+        for stage_meshes in (self._layout.stage_meshes, self._layout.homes):
+            for _, stage_mesh in sorted(stage_meshes.items()):
+                connect(self.compiler(stage_mesh))
 
     def compiler(self, stage_mesh: StageMesh) -> Compiler:
         """For a set of devices."""
@@ -135,7 +124,8 @@ class Staging:
         return made.of(layers)
 
     def _chunks_of(self, stage_replica: int) -> Sequence[range]:
-        return self._chunks[stage_replica % self._layout.stages]
+        _, stage = self._layout.place(stage_replica)
+        return self._chunks[stage]
 
     def _specs(self, stage_replica: int) -> list[Params]:
         """Of the parameters of each chunk."""
@@ -144,10 +134,8 @@ class Staging:
 
     def _placed(self, stage_replica: int, stage_mesh: StageMesh) -> list[Params]:
         """The same, with where they lie."""
-        return [
-            placed_params(own, stage_mesh, self._library.sharding(stage_mesh.width))
-            for own in self._specs(stage_replica)
-        ]
+        sharding = self._library.sharding(stage_mesh.width)
+        return [placed_params(own, stage_mesh, sharding) for own in self._specs(stage_replica)]
 
     def _roles(self, stage_replica: int) -> list[LeafRoles]:
         return [self._library.roles.leaves(specs) for specs in self._specs(stage_replica)]
@@ -159,16 +147,11 @@ class Staging:
 
     def _compile_sums(self, stage_replica: int) -> SumPrograms:
         stage_mesh = self._layout.stage_meshes[stage_replica]
-        return SumPrograms.compile(
-            self._placed(stage_replica, stage_mesh), self._roles(stage_replica), self.compiler(stage_mesh)
-        )
+        placed, roles = self._placed(stage_replica, stage_mesh), self._roles(stage_replica)
+        return SumPrograms.compile(placed, roles, self.compiler(stage_mesh))
 
     def _reduction(self, stage: int) -> Reduction:
-        own = [
-            stage_mesh
-            for stage_replica, stage_mesh in self._layout.stage_meshes.items()
-            if stage_replica % self._layout.stages == stage
-        ]
+        own = [self._layout.stage_meshes[number] for number in self._layout.replicas_of(stage)]
         specs: list[Any] = []
         partition: list[Any] = []
         sharding = self._library.sharding(self._layout.widths[stage])
@@ -198,17 +181,8 @@ class Staging:
     ) -> list[Optimizer]:
         found, count = [], self._layout.stages
         for (first, stage_mesh), own in zip(self._updaters(), programs, strict=True):
-            stage_replicas = range(first, first + stage_mesh.replicas * count, count)
+            numbers = range(first, first + stage_mesh.replicas * count, count)
             if own is not None:
-                found.append(
-                    Optimizer(
-                        own,
-                        stage_mesh,
-                        [
-                            stages[stage_replica]
-                            for stage_replica in stage_replicas
-                            if stage_replica in stages
-                        ],
-                    )
-                )
+                updated = [stages[number] for number in numbers if number in stages]
+                found.append(Optimizer(own, stage_mesh, updated))
         return found

@@ -53,9 +53,8 @@ def add_up(
     peaks = dict(tuple(own) for result in results for own in result["peaks"])
     totals = [0.0] * microbatches
     sums = {"weight": 0.0}
-    for _, j, names, vector in sorted(
-        tuple(virtual_stage) for result in results for virtual_stage in result["virtual_stages"]
-    ):
+    found = sorted(tuple(own) for result in results for own in result["virtual_stages"])
+    for _, j, names, vector in found:
         totals[j] += vector[0]
         for name, value in zip(names[1:], vector[1:], strict=True):
             sums[name] = sums.get(name, 0.0) + value
@@ -68,9 +67,7 @@ def add_up(
         squared_norm=sum(largest**2 * share for largest, share, _ in norms),
         squared_parameter_norm=sum(squares for _, _, squares in norms),
         trace=trace,
-        peak_bytes=[
-            max(peaks[stage_replica] for stage_replica in range(s, len(peaks), stages)) for s in range(stages)
-        ],
+        peak_bytes=[max(peaks[number] for number in range(s, len(peaks), stages)) for s in range(stages)],
         budget_bytes=[_least(budgets[s::stages]) for s in range(stages)],
         load_seconds=max(result["load_seconds"] for result in results),
     )
