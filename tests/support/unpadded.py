@@ -40,12 +40,12 @@ def alone(run, params, data, plan):
         mb = {"tokens": tokens[None, :-1], "labels": tokens[None, 1:], "mask": np.float32(1)}
         return toy.sums(run(params, mb), mb)[0]
 
-    plain, virtual_stages = jax.device_get(params), data.virtual_stages
+    plain, pieces = jax.device_get(params), data.pieces
     total, gradient, weight = 0.0, jax.tree.map(np.zeros_like, plain), 0
     for row in (row for mb in plan for row in mb.source[2:]):
-        for virtual_stage in data.rows_of_split.virtual_stages(row):
-            begin, size = int(virtual_stages.begin[virtual_stage]), int(virtual_stages.size[virtual_stage])
-            tokens = data.corpus.tokens(int(virtual_stages.document[virtual_stage]), begin, begin + size + 1)
+        for piece in data.rows_of_split.pieces(row):
+            begin, size = int(pieces.begin[piece]), int(pieces.size[piece])
+            tokens = data.corpus.tokens(int(pieces.document[piece]), begin, begin + size + 1)
             value, own = step(plain, tokens.astype(np.int32))
             total, weight = total + float(value), weight + size
             gradient = jax.tree.map(lambda a, b: a + np.asarray(b), gradient, own)
