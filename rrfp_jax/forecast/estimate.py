@@ -19,7 +19,7 @@ from rrfp_jax.forecast.layer_costs import LayerState, ModelCosts
 from rrfp_jax.forecast.layer_times import LayerTimes
 from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
 from rrfp_jax.runtime.memory.budget import MARGIN, StepMemory, memory_of_step
-from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.memory.ledger import StageLedger, parked_bytes
 from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.runtime.sizes import in_words
 from rrfp_jax.sim.engine import simulate
@@ -151,7 +151,9 @@ class Estimate:
         return LayerTimes(self.model, self.devices.accelerator)
 
     def _fixed_bytes(self, state: LayerState) -> int:
-        parked = self.rules.unadded_gradients * state.gradient_bytes
+        """Of a layer. Its stage's chunks park in the same places: a layer needs its chunk's share of them."""
+        parked = parked_bytes(self.rules.unadded_gradients, [state.gradient_bytes])
+        parked //= self.rules.placement.chunks
         return state.weight_bytes + state.optimizer_bytes + state.sum_bytes + parked
 
     def _in_flight(self) -> tuple[list[int], list[int]]:
@@ -179,8 +181,10 @@ class Estimate:
             weight_bytes=sum(state.weight_bytes for state in states),
             optimizer_bytes=sum(state.optimizer_bytes for state in states),
             accumulator_bytes=sum(state.sum_bytes for state in states),
-            parked_gradient_bytes=self.rules.unadded_gradients
-            * sum(state.gradient_bytes for state in states),
+            parked_gradient_bytes=parked_bytes(
+                self.rules.unadded_gradients,
+                [sum(self.model.states[i].gradient_bytes for i in layers) for layers in chunks],
+            ),
             device_limit_bytes=self.devices.memory,
             compile_seconds=0.0,
             buckets={bucket_name(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct},

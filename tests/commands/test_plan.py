@@ -22,6 +22,8 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import as_data, buckets_of, plan_step
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS
+from rrfp_jax.forecast.estimate import Estimate
+from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.layer_costs import ModelCosts
 from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.train.named import schedule_of
@@ -88,6 +90,8 @@ class TestLedger:
         rules = trainer._stepper.rules(len(data), "train")
         kinds = {kind for s in range(2) for own in rules.backward_kinds(s) for kind in own}
         model = ModelCosts.of(pipe, buckets, optimizer, kinds=kinds, remat=remat)
+        devices = Devices(accelerator=H100, link=NVLINK, memory=None, setting=None)
+        estimate = Estimate(model=model, buckets=buckets, rules=rules, devices=devices)
         for s, chunks in enumerate(layers_of_chunks(len(pipe), rules.placement, None)):
             ledger, kinds = found[s], rules.backward_kinds(s)
             states = [model.states[i] for layers in chunks for i in layers]
@@ -97,6 +101,8 @@ class TestLedger:
                 ("sum_bytes", ledger.accumulator_bytes),
             ):
                 assert sum(getattr(state, name) for state in states) == expected
+            assert sum(map(estimate._fixed_bytes, states)) <= estimate._ledger(s, chunks).fixed_bytes
+            assert estimate._ledger(s, chunks).parked_gradient_bytes == ledger.parked_gradient_bytes
             predicted = model.bucket_ledger(buckets[0], chunks, kinds)
             actual = ledger.buckets[bucket_name(buckets[0])]
             counters = 4 * len(states)  # of Adam, one a layer here and one a stage there

@@ -17,6 +17,16 @@ from rrfp_jax.runtime.sizes import memory_limit, nbytes
 from rrfp_jax.runtime.stages.stage import Stage
 
 
+def parked_bytes(unadded_gradients: int, gradient_bytes: Sequence[int]) -> int:
+    """What gradients that are not added yet take at most.
+
+    Args:
+        unadded_gradients: how many a stage may have, whichever of its chunks they are of; see `StepRules`.
+        gradient_bytes: of one microbatch's gradient of each chunk.
+    """
+    return unadded_gradients * max(gradient_bytes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BucketLedger:
     """What one shape bucket needs on a stage.
@@ -133,7 +143,7 @@ class StageLedger:
             weight_bytes=nbytes(leaves),
             optimizer_bytes=optimizer_bytes,
             accumulator_bytes=nbytes(stage.gradients),
-            parked_gradient_bytes=unadded_gradients * stage.gradient_bytes,
+            parked_gradient_bytes=parked_bytes(unadded_gradients, stage.gradient_bytes),
             device_limit_bytes=memory_limit(stage.stage_mesh.device),
             compile_seconds=compile_seconds,
             buckets={

@@ -77,10 +77,10 @@ class Stage:
         self._sums = [list(islice(rest, len(own))) for own in self._sums]
 
     @property
-    def gradient_bytes(self) -> int:
-        """Of a microbatch's gradients of the chunk that has most."""
+    def gradient_bytes(self) -> list[int]:
+        """Of a microbatch's gradients of each chunk."""
         pairs = zip(self._roles, self.leaves, strict=True)
-        return max(nbytes([own[place] for place in roles.trained]) for roles, own in pairs)
+        return [nbytes([own[place] for place in roles.trained]) for roles, own in pairs]
 
     def replace(self, params: Params) -> None:
         """Take other values for parameters.
