@@ -13,7 +13,7 @@ from rrfp_jax.commands.simulation import PLANNED, POLICIES, Comparison, simulate
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS
 from rrfp_jax.core.measure.jitter import LEVELS
 from rrfp_jax.core.measure.workload import Workload
-from rrfp_jax.core.schedules import NAMED
+from rrfp_jax.core.schedules import NAMED, RANKED
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.links import NETWORKS
@@ -130,7 +130,8 @@ def _parser() -> Parser:
         "--policy",
         action="append",
         metavar="NAME",
-        help=f"again for each: {', '.join(NAMED)}, {PLANNED}, {CSV}FILE ({' and '.join(POLICIES)})",
+        help=f"again for each: {', '.join(NAMED)}, {RANKED}ORDER, {PLANNED}, {CSV}FILE "
+        f"({' and '.join(POLICIES)})",
     )
     rules.add_argument(
         "--limit", type=int, default=32, metavar="N", help="most microbatches in flight (32); 0 for no limit"

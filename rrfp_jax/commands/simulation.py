@@ -20,7 +20,7 @@ from rrfp_jax.core.measure.jitter import Level
 from rrfp_jax.core.measure.jitter import by_name as jitter_by_name
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.schedules import Schedule, by_name, name_of
+from rrfp_jax.core.schedules import RANKED, Schedule, by_name, name_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
@@ -164,7 +164,7 @@ def simulate(
     Args:
         workload: tables of seconds (`docs/paced.md`): as a file, or as what `json.load` makes of one; or the
             name of a family of workloads (`rrfp_jax/sim/families.py`).
-        policies: names of schedules, "planned", "csv:FILE", or schedules.
+        policies: names of schedules, "ranked:ORDER", "planned", "csv:FILE", or schedules.
         stages, microbatches: of a family's steps.
         seeds: how many steps are drawn; all schedules get the same.
         limit: most microbatches in flight on a stage under a hint or a plan, each counted until its last
@@ -251,7 +251,7 @@ def _schedule(policy: str | Schedule) -> Schedule | None:
     try:
         return schedule_of(policy)
     except UsageError as error:
-        known = isinstance(policy, str) and policy.startswith(CSV)
+        known = isinstance(policy, str) and policy.removeprefix(RANKED).startswith(CSV)
         raise (error if known else UsageError(f"{error}, or {PLANNED}")) from None
 
 

@@ -13,6 +13,7 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax.commands.sim import main
 from rrfp_jax.core.measure.workload import constant, log_normal
+from rrfp_jax.core.schedules import NAMED
 
 ROOT = Path(__file__).parents[2]
 STEP = log_normal(3, 6, forward=0.01, sigma=0.4, shared=0.5, seed=1, transfer=0.001)
@@ -135,6 +136,7 @@ def test_pictures_and_traces(folder):
         (["--workload=w.json", "--policy=bf", "--limit=-1"], "limit=-1: give a whole number"),
         (["--workload=w.json", "--policy=1f1b", "--byte-limit=-1"], "byte_limit=-1: give"),
         (["--workload=w.json", "--policy=csv:absent.csv"], "csv:absent.csv: cannot be read"),
+        (["--workload=w.json", "--policy=ranked:csv:absent.csv"], "No such file or directory\n"),
         (["--workload=w.json", "--policy=csv:w.json"], "csv:w.json: line 1, cell 1"),
         (["--workload=w.json", "--policy=csv:stuck.csv"], "the order must deadlock: stage 0 waits for"),
         (
@@ -170,6 +172,12 @@ def test_refusals_are_one_line(folder, arguments, reason, capsys):
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith("rrfp-sim: ") and printed.err.count("\n") == 1
     assert reason in printed.err
+
+
+def test_help_names_every_policy(capsys):
+    assert main(["--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(f" {name}" in told for name in [*NAMED, "ranked:ORDER", "planned", "csv:FILE"])
 
 
 def test_a_reader_that_leaves_costs_nothing(folder):
