@@ -13,7 +13,6 @@ from rrfp_jax.runtime.lifecycle.join import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.lifecycle.watchdog import Watchdog
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.frames import pack
-from rrfp_jax.runtime.processes.heartbeat import Heartbeat
 from rrfp_jax.runtime.processes.mailbox import Failed, Goodbye, Mailbox
 from rrfp_jax.runtime.processes.world import World
 from tests.verification.failure_cell import Cell, run_by_hand, run_launched
@@ -74,10 +73,10 @@ def test_nonsense_as_the_limit_on_silence_is_refused(text, monkeypatch, tmp_path
 
 @pytest.fixture
 def watched():
-    """A mailbox of rank 3 with its peers' ends, and whom its watchdog has given up."""
+    """The world of rank 3 with its peers' ends, and whom its watchdog has given up."""
     pairs = [socket.socketpair() for _ in range(3)]
     mailbox = Mailbox(3, {rank: ours for rank, (ours, _) in enumerate(pairs)})
-    heartbeat, given_up = Heartbeat(mailbox), []
+    world, given_up = World(3, 4, mailbox), []
     came = threading.Event()
 
     def give_up(gone):
@@ -86,8 +85,8 @@ def watched():
 
     def start():
         nonlocal watchdog
-        watchdog = Watchdog(mailbox, heartbeat, FlightRecorder(None, 3, "stage 3"), 60.0, give_up)
-        return mailbox, [theirs for _, theirs in pairs], given_up, came
+        watchdog = Watchdog(mailbox, world.heartbeat, FlightRecorder(None, 3, "stage 3"), 60.0, give_up)
+        return world, [theirs for _, theirs in pairs], given_up, came
 
     watchdog = None
     yield start
@@ -100,38 +99,36 @@ def watched():
 
 
 def test_one_lost_peer_is_left_to_the_main_thread(watched):
-    mailbox, peers, _, came = watched()
+    world, peers, _, came = watched()
     peers[1].close()
     assert not came.wait(0.7)
-    assert mailbox.departures.gone[1].how == "lost" and not mailbox.departures.is_cut_off()
+    assert world.mailbox.departures.gone[1].how == "lost" and not world.mailbox.departures.is_cut_off()
 
 
 def test_one_that_has_left_is_not_given_up(watched):
-    mailbox, peers, _, came = watched()
+    world, peers, _, came = watched()
     peers[0].sendall(pack(Goodbye()))
     peers[0].close()
     assert not came.wait(0.7)
-    assert mailbox.departures.gone[0].how == "left"
+    assert world.mailbox.departures.gone[0].how == "left"
 
 
 def test_who_is_cut_off_says_so_at_once(watched):
-    mailbox, peers, given_up, came = watched()
+    world, peers, given_up, came = watched()
     for peer in peers:
         peer.close()
     assert came.wait(0.3)
-    words = last_words(World(3, 4, mailbox), PeerLost(given_up[0].sentence, given_up[0].culprit))
+    words = last_words(world, PeerLost(given_up[0].sentence, given_up[0].culprit))
     assert (words.kind, words.culprit) == ("peer lost", 3)
     assert words.sentence.startswith("lost all other processes at once")
 
 
 def test_peers_that_say_why_they_end_do_not_cut_anybody_off(watched):
-    mailbox, peers, _, came = watched()
+    world, peers, _, came = watched()
     for peer in peers:
         peer.sendall(pack(Failed(1, "rank 1 raised it")))
         peer.close()
     assert not came.wait(0.7)
-    words = last_words(
-        World(3, 4, mailbox),
-        PeerLost(mailbox.departures.gone[0].sentence, mailbox.departures.gone[0].culprit),
-    )
+    gone = world.mailbox.departures.gone[0]
+    words = last_words(world, PeerLost(gone.sentence, gone.culprit))
     assert (words.culprit, words.sentence) == (1, "rank 1 raised it")

@@ -83,7 +83,7 @@ def carriers(request, all_closed):
         if request.param == "kv":
             yield store_carriers(stack, FakeStore())[0]
         else:
-            worlds = [World(r, RANKS, mailbox) for r, mailbox in enumerate(all_joined(RANKS))]
+            worlds = [World(r, RANKS, box) for r, box in enumerate(all_joined(RANKS, beats=False))]
             yield [SocketCarrier(world, partners(world.rank)) for world in worlds]
 
 

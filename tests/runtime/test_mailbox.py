@@ -31,6 +31,16 @@ from tests.support.mailboxes import (
 pytestmark = pytest.mark.usefixtures("all_closed")
 
 
+def test_a_kind_has_one_handler_a_channel():
+    mailbox, _ = joined()
+    listening(mailbox)
+    with pytest.raises(ValueError, match="'Note' on channel 0 have a handler already"):
+        listening(mailbox)
+    with pytest.raises(ValueError, match="'Goodbye' on channel 0"):
+        mailbox.on_reading(Goodbye, lambda peer, said: None)
+    mailbox.on(Note, lambda rank, said: None, channel=1)
+
+
 class TestDelivery:
     def test_in_order_whoever_reads(self):
         """Three processes post to each other while each one's watchdog reads, too."""

@@ -34,10 +34,11 @@ def noted(*content):
 made: list[Mailbox] = []
 
 
-def opened(rank, sockets):
-    """A mailbox that is closed at the end of the test."""
+def opened(rank, sockets, beats=True):
+    """A mailbox that is closed at the end of the test; a `World` gives it a heartbeat itself."""
     mailbox = Mailbox(rank, sockets)
-    mailbox.heartbeat = Heartbeat(mailbox)
+    if beats:
+        mailbox.heartbeat = Heartbeat(mailbox)
     made.append(mailbox)
     return mailbox
 
@@ -51,12 +52,12 @@ def joined(rank=0, others=(1,)):
     return mailbox, {other: theirs for other, (_, theirs) in pairs.items()}
 
 
-def all_joined(count):
+def all_joined(count, beats=True):
     """Mailboxes of so many ranks."""
     sockets = [{} for _ in range(count)]
     for a, b in itertools.combinations(range(count), 2):
         sockets[a][b], sockets[b][a] = socket.socketpair()
-    return [opened(rank, own) for rank, own in enumerate(sockets)]
+    return [opened(rank, own, beats) for rank, own in enumerate(sockets)]
 
 
 def listening(mailbox):

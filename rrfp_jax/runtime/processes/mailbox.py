@@ -82,12 +82,20 @@ class Mailbox:
         return self.connections.keys()
 
     def on(self, kind: type[M], handler: Callable[[int, M], None], channel: int = 0) -> None:
-        """Have messages of a kind handled by `handler(rank, message)`, in the thread that pumps."""
-        self._kinds[kind.__name__, channel] = msgspec.msgpack.Decoder(kind), handler, False
+        """Have messages of a kind handled by `handler(rank, message)`, in the thread that pumps.
+
+        Raises:
+            ValueError: a class of this name has a handler on this channel.
+        """
+        self._register(kind, handler, channel, False)
 
     def on_reading(self, kind: type[M], handler: Callable[[Connection, M], None]) -> None:
-        """Have messages of a kind handled at once by whoever reads, who holds the lock."""
-        self._kinds[kind.__name__, 0] = msgspec.msgpack.Decoder(kind), handler, True
+        """Have messages of a kind handled at once by whoever reads, who holds the lock.
+
+        Raises:
+            ValueError: see `on`.
+        """
+        self._register(kind, handler, 0, True)
 
     def post(self, rank: int, message: Message, channel: int = 0) -> None:
         """Send a message to a process; returns at once, also if that process is gone."""
@@ -153,6 +161,12 @@ class Mailbox:
             self._ring_end.close()
             for connection in self.connections.values():
                 connection.socket.close()
+
+    def _register(self, kind: type[M], handler: Callable[..., None], channel: int, at_once: bool) -> None:
+        known = kind.__name__, channel
+        if known in self._kinds:
+            raise ValueError(f"messages {kind.__name__!r} on channel {channel} have a handler already")
+        self._kinds[known] = msgspec.msgpack.Decoder(kind), handler, at_once
 
     def _all_sent(self) -> bool:
         return not any(connection.unsent for connection in self.connections.values())
