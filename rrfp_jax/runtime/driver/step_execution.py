@@ -101,7 +101,7 @@ class StepExecution:
         self._total = sum(scheduler.tasks for scheduler in self._schedulers.values())
 
     def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
-        """To the end of this process\'s part; `interrupted` tells whether to break it off."""
+        """To the end of this process's part; `interrupted` tells whether to break it off."""
         with self._means.world.waits_for(self._waiting, self._means.stall_seconds) as wait:
             self._wait = wait
             while len(self._records) < self._total:

@@ -21,7 +21,7 @@ import msgspec
 
 from rrfp_jax.core.events import Dispatch, Event, Room
 from rrfp_jax.core.group.group import Alone, GroupProtocol, Member, member, partners
-from rrfp_jax.core.group.messages import Answer, Decision, Message, Proposal, Report
+from rrfp_jax.core.group.messages import Answer, Message
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.errors import UsageError
@@ -40,7 +40,7 @@ LONGEST_LEAD_SECONDS = 0.05
 MEASURED = 256
 """Latest messages whose way counts."""
 
-KINDS: Sequence[type[Message]] = (Report, Decision, Proposal)
+KINDS: Sequence[type[Message]] = get_args(Message)
 """A message travels as its number here and its fields."""
 
 

@@ -74,9 +74,8 @@ class SocketTransport:
         self._witness: Witness = NOBODY
         self._over = False  # the round was broken off
         self._shardings: Mapping[int, Sequence[SingleDeviceSharding]] = {}
-        self._early: list[
-            tuple[Callable[..., None], int, Message]
-        ] = []  # what came for a round that has not begun here
+        # What came for a round that has not begun here.
+        self._early: list[tuple[Callable[..., None], int, Message]] = []
         self._offered: set[Key] = set()  # in this round
         self._held: dict[int, Key] = {}  # by uuid what has not been delivered
         self._left: dict[Key, int] = {}  # to how many ranks not yet
