@@ -22,6 +22,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from models import gpt
+from rrfp_jax.core.schedules import NAMED
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "rrfp_jax"
@@ -182,6 +183,19 @@ def test_every_measurement_and_verification_is_listed(folder):
     }
     assert len(commands) >= 5
     assert commands - listed == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "begin", "end"),
+    [
+        ("README.md", "| hints |", "| planned |"),
+        ("docs/simulator.md", "| `--policy=NAME` |", "\n"),
+        ("rrfp_jax/runs/config.py", "        schedule: ", "planned or"),
+    ],
+)
+def test_lists_of_schedules_name_every_one(file, begin, end):
+    text = text_of(REPOSITORY / file).partition(begin)[2].partition(end)[0]
+    assert sorted(NAMED.keys() - re.findall(r"[\w-]+", text)) == []
 
 
 def test_phony_targets_have_rules():
