@@ -25,7 +25,7 @@ from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
 REPOSITORY = Path(__file__).parents[2]
 
 NEEDED = {  # msgspec, and what jax, flax, optax, chex, absl-py and NumPy consist of and import
-    *("jax", "jaxlib", "flax", "optax", "chex", "absl", "numpy", "ml_dtypes", "opt_einsum", "scipy"),
+    *("jax", "jaxlib", "flax", "optax", "chex", "toolz", "absl", "numpy", "ml_dtypes", "opt_einsum", "scipy"),
     *(
         "msgspec",
         "msgpack",

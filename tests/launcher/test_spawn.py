@@ -336,7 +336,7 @@ def test_the_command_runs_scripts_and_modules(tmp_path, marker, monkeypatch, cap
         (["-n", "2", "absent.py"], "absent.py: no such file"),
         (["-n", "2", "-m", "absent"], "-m absent: no such module"),
         (["-n", "2", "-m"], "no module given"),
-        (["-n", "2", "--name=a/b", "conftest.py"], "--name=a/b"),
+        (["-n", "2", "--name=a/b", "conftest.py"], "--name='a/b'"),
         (["--nam=x", "-n", "2", "conftest.py"], "--nam=x"),
         (["-n", "2", "--max-restarts=-1", "conftest.py"], "--max-restarts=-1"),
         (["-n", "2", "--directory=conftest.py/x", "conftest.py"], "cannot be written"),
