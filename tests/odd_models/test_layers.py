@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 
 from tests.odd_models.odd import ROWS, WIDTH, Odd, dense, enter, held_against_plain_jax, matrix, rows, squares
@@ -169,7 +170,7 @@ LAYERS = {  # of their matrix, what arrives and the microbatch
     "a function on the host, of nothing": lambda w, x, mb: (
         x @ w + jax.pure_callback(lambda: np.float32(3), jax.ShapeDtypeStruct((), np.float32))
     ),
-    "named": lambda w, x, mb: jax.ad_checkpoint.checkpoint_name(jnp.sin(x @ w), "sine") @ w,
+    "named": lambda w, x, mb: checkpoint_name(jnp.sin(x @ w), "sine") @ w,
 }
 
 
