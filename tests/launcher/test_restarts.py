@@ -176,8 +176,8 @@ def when(happened, *numbers):
 
 
 def both_say(text, folder):
-    """Whether it is in both ranks' logs."""
-    return lambda: sum(text in path.read_text() for path in folder.rglob("rank-*.log")) == 2
+    """Whether both ranks' logs have this line, whole: what is printed reaches a log before its newline does."""
+    return lambda: sum(f"{text}\n" in path.read_text() for path in folder.rglob("rank-*.log")) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
