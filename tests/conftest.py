@@ -19,9 +19,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 # Many programs are those of another test.
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".pytest_cache" / "jax"))
+KEPT = Path(__file__).parent.parent / ".pytest_cache"
+jax.config.update("jax_compilation_cache_dir", str(KEPT / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# What tests store is sealed with a key of theirs, here and in the processes that they start.
+os.environ.setdefault("RRFP_KEY_FILE", str(KEPT / "programs.key"))
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +48,16 @@ def all_closed():
     yield
     while mailboxes.made:
         mailboxes.made.pop().close()
+
+
+@pytest.fixture
+def jax_keeps_nothing():
+    """JAX's own cache of compiled programs, which the other tests use, is off."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    folder = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", folder)
+    compilation_cache.reset_cache()

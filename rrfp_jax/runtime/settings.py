@@ -69,7 +69,7 @@ class Execution:
     Attributes:
         stall_seconds: without any progress for so long (s), a step is given up, naming what it waited for.
         executables: a folder to keep compiled programs in, so that another start compiles nothing; None to
-            compile at every start. Nobody else may be able to write to it: loading can run code from a file.
+            compile at every start. Nobody else may be able to write to it: see `docs/security.md`.
         terms: by which the processes of a stage agree, where there are several.
         delays: to inject, for experiments.
 

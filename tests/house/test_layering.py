@@ -31,7 +31,7 @@ ARROWS = {
     "data": {"core", "user_code"},
     # The runtime: what one process knows of others ...
     "runtime._jax": set(),
-    "runtime.processes": {"core", "errors", "runtime._jax"},
+    "runtime.processes": {"core", "errors", "files", "runtime._jax"},
     "runtime.lifecycle": {"runtime.processes"},
     "runtime.transport": {"runtime.lifecycle"},
     "runtime.group": {"runtime.processes"},
@@ -39,7 +39,7 @@ ARROWS = {
     "runtime.sizes": set(),
     "runtime.autodiff": {"errors", "runtime._jax", "runtime.sizes"},
     "runtime.model": {"core", "runtime.autodiff"},
-    "runtime.programs": {"runtime.model"},
+    "runtime.programs": {"files", "runtime.model"},
     "runtime.mesh": {"runtime.programs", "runtime.lifecycle"},
     "runtime.stages": {"runtime.mesh", "runtime.programs", "runtime.transport"},
     "runtime.memory": {"runtime.stages"},

@@ -176,7 +176,7 @@ def when(happened, *numbers):
 
 
 def both_say(text, folder):
-    """Whether both ranks' logs have this line, whole: what is printed reaches a log before its newline does."""
+    """Whether both ranks' logs have this line, whole: what is printed comes before its newline does."""
     return lambda: sum(f"{text}\n" in path.read_text() for path in folder.rglob("rank-*.log")) == 2
 
 

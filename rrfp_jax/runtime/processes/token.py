@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.files import OTHERS_READ, OTHERS_WRITE, open_own
 
 NAME, FILE = "RRFP_TOKEN", "RRFP_TOKEN_FILE"
 
@@ -108,23 +108,15 @@ def _remedy() -> str:
 
 
 def _read(path: Path) -> str:
-    """A file of this user that nobody else may read or write; asked of what was opened, not of its name."""
+    """A file of this user that nobody else may read or write."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not be waited for
+        with os.fdopen(open_own(path, OTHERS_READ | OTHERS_WRITE), "rb") as file:
+            return file.read(4096).decode("utf-8", "replace").strip()
     except OSError as error:
-        raise UsageError(f"the token's file {path}: {error.strerror}") from None
-    try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"the token's file {path} is no file")
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise UsageError(
-                f"the token's file {path} may be read by others, who could take a rank's place: make a new "
-                f"one: {HOW}"
-            )
-        return os.read(file, 4096).decode("utf-8", "replace").strip()
-    finally:
-        os.close(file)
+        raise UsageError(
+            f"the token's file {path}: {error.strerror}; who has a token can take a rank's place, so make "
+            f"one that is yours alone: {HOW}"
+        ) from None
 
 
 def _checked(text: str, where: str) -> bytes:

@@ -11,7 +11,6 @@ import hashlib
 import os
 import pickle
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ import jax
 from jax.experimental import serialize_executable
 
 from rrfp_jax.runtime._jax import calls_python
+from rrfp_jax.runtime.programs.sealed_files import NotSealed, SealedFiles
 
 COMPILER_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
@@ -40,11 +40,7 @@ COMPILER_SETTINGS = (
 )
 """Those that tell the compiler something; all others show in the program's text."""
 
-PART = ".part"
-
-SEAL_BYTES = 32
-"""A file begins with the SHA-256 of its key and its content."""
-
+ENDING = ".executable"
 
 KEPT_DAYS = 30
 """A file that nobody has used for so long is removed."""
@@ -68,12 +64,13 @@ jax.monitoring.register_event_listener(_cache_hits)
 class Executables:
     """Compiled programs, each made once, and kept in a folder that several processes may use at once.
 
-    Loading a file can run code that is in it: one that another user has written, or may, is not used.
+    Loading a file can run code that is in it. So nothing of a file is looked at unless this user alone can
+    have written it; see `SealedFiles`.
 
     Args:
         folder: made when it is needed; None to keep nothing.
         environment: variables of this process.
-        say: what to do with a line about a file that cannot be used.
+        say: what to do with a line about a file that cannot be used. For each reason there is one.
 
     Attributes:
         compiles: how many programs have been compiled.
@@ -87,10 +84,11 @@ class Executables:
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self._environment, self._say = environment, say
-        self._folder = None if folder is None else Path(folder)
+        self._files = None if folder is None else SealedFiles(Path(folder), environment)
         self._writable = True
         self._lock = threading.Lock()
         self._made: dict[str, Future[jax.stages.Compiled]] = {}
+        self._reasons: set[str] = set()  # that have been said
         self.compiles = self.loads = 0
 
     def compiled(self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
@@ -119,17 +117,13 @@ class Executables:
 
     def remove_unused(self) -> None:
         """Remove the files that have not been used for `KEPT_DAYS`, as far as that is allowed."""
-        oldest = time.time() - KEPT_DAYS * 24 * 3600
-        for file in self._folder.iterdir() if self._folder is not None and self._folder.is_dir() else ():
-            with suppress(OSError):  # several processes may do this at once
-                if file.suffix in (".executable", PART) and file.stat().st_mtime < oldest:
-                    file.unlink()
+        if self._files is not None:
+            self._files.remove_unused(ENDING, time.time() - KEPT_DAYS * 24 * 3600)
 
     def _obtain(
         self, key: str, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]
     ) -> jax.stages.Compiled:
-        file = None if self._folder is None else self._folder / f"{key}.executable"
-        found = file and self._load(file, key, devices)
+        found = self._files and self._load(self._files, key, devices)
         if found:
             with self._lock:
                 self.loads += 1
@@ -138,8 +132,8 @@ class Executables:
         found = _compile(lowered, devices)
         with self._lock:
             self.compiles += 1
-        if file is not None and self._writable and not _kept_by_jax(_cache_hits.count > before):
-            self._store(file, key, found)
+        if self._files is not None and self._writable and not _kept_by_jax(_cache_hits.count > before):
+            self._store(self._files, key, found)
         return found
 
     def _key(self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> str:
@@ -161,43 +155,39 @@ class Executables:
         ]
         return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
-    def _load(self, file: Path, key: str, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
+    def _load(
+        self, files: SealedFiles, key: str, devices: Sequence[jax.Device]
+    ) -> jax.stages.Compiled | None:
+        """A program from its file; the only place where anything that was read is unpickled."""
+        name = key + ENDING
         try:
-            content, status = file.read_bytes(), file.stat()
-            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                raise PermissionError(0, "it is not of this user alone, and loading it can run code")
-            seal, program = content[:SEAL_BYTES], content[SEAL_BYTES:]
-            if seal != _seal(key, program):
-                raise ValueError("it is damaged, or of another program")
+            sealed = files.read(name)
+            if sealed is None:
+                return None
             load = serialize_executable.deserialize_and_load
-            serialized, inputs, outputs = pickle.loads(program)
-            loaded = load(serialized, inputs, outputs, execution_devices=devices)
-            with suppress(OSError):  # somebody else's file, perhaps
-                os.utime(file)
-            return loaded  # type: ignore[no-any-return]
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+            serialized, inputs, outputs = pickle.loads(sealed)
+            return load(serialized, inputs, outputs, execution_devices=devices)  # type: ignore[no-any-return]
         except Exception as error:
-            self._say(f"{file} is not used, the program is compiled anew: {_first_line(error)}")
+            self._complain(files.folder / name, "not used, the program is compiled anew", error)
             return None
 
-    def _store(self, file: Path, key: str, compiled: jax.stages.Compiled) -> None:
-        """Write a program's file, whole or not at all; whatever prevents it is said once."""
+    def _store(self, files: SealedFiles, key: str, compiled: jax.stages.Compiled) -> None:
+        """Write a program's file, whole or not at all."""
+        name = key + ENDING
         try:
-            content = pickle.dumps(serialize_executable.serialize(compiled))
-            file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=PART)
-            try:
-                with os.fdopen(descriptor, "wb") as out:
-                    out.write(_seal(key, content) + content)
-                os.replace(part, file)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(part)
-                raise
+            files.write(name, pickle.dumps(serialize_executable.serialize(compiled)))
         except Exception as error:
-            self._writable = not isinstance(error, OSError)
-            self._say(f"{file}: this program cannot be stored: {_first_line(error)}")
+            self._writable = self._writable and not isinstance(error, (OSError, NotSealed))
+            self._complain(files.folder / name, "not stored", error)
+
+    def _complain(self, file: Path, what: str, error: Exception) -> None:
+        """Say what becomes of a file and why, unless that was said of another file."""
+        reason = _first_line(error)
+        with self._lock:
+            known = reason in self._reasons
+            self._reasons.add(reason)
+        if not known:
+            self._say(f"{file} is {what}: {reason}")
 
 
 def _compile(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
@@ -217,12 +207,10 @@ def _kept_by_jax(hit: bool) -> bool:
     return used and (hit or jax.process_index() == 0)
 
 
-def _seal(key: str, content: bytes) -> bytes:
-    return hashlib.sha256(key.encode() + content).digest()
-
-
 def _first_line(error: Exception) -> str:
-    text = str(error.strerror) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, NotSealed):
+        return str(error)
+    text = str(error.strerror or error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return text.splitlines()[0]
 
 
