@@ -199,11 +199,7 @@ def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
     footprint = footprint_of(tasks, carry, live.sent, live.cotangents, live.gradients_sent)
     return LayerCost(
         programs=programs,
-        footprint=replace(
-            footprint,
-            temporary_bytes=temporary,
-            transient_bytes={k: size + footprint.transient_bytes[k] for k, size in temporary.items()},
-        ),
+        footprint=replace(footprint, temporary_bytes=temporary),
         prepared_bytes=0 if traced.prepare is None else nbytes(traced.prepare.outputs),
         inputs=live.inputs,
         carry_bytes=nbytes(traced.forward.outputs[: traced.out]),
@@ -227,7 +223,6 @@ def _state(params: Mapping[str, Any], roles: Roles, whole: WholeOptimizer | None
 def _joined(layers: Sequence[Footprint], kinds: Collection[Kind]) -> Footprint:
     """Of layers in a row, between which activations and gradients are temporary."""
     first, last, letters = layers[0], layers[-1], [kind.letter for kind in (FORWARD, *kinds)]
-    temporary = {kind: max(layer.temporary_bytes[kind] for layer in layers) for kind in letters}
     halfway = sum(layer.held_after_input_bytes for layer in layers)
     return Footprint(
         activation_in_bytes=first.activation_in_bytes,
@@ -236,14 +231,14 @@ def _joined(layers: Sequence[Footprint], kinds: Collection[Kind]) -> Footprint:
         gradient_out_bytes=first.gradient_out_bytes,
         held_after_forward_bytes=sum(layer.held_after_forward_bytes for layer in layers),
         held_after_input_bytes=halfway if INPUT in kinds else 0,
-        temporary_bytes=temporary,
-        transient_bytes={kind: size + _dropped(kind, layers) for kind, size in temporary.items()},
+        temporary_bytes={kind: max(layer.temporary_bytes[kind] for layer in layers) for kind in letters},
+        dropped_bytes={kind: _dropped(kind, layers) for kind in letters},
     )
 
 
 def _dropped(kind: str, layers: Sequence[Footprint]) -> int:
     """Arguments of a virtual stage's program that nobody needs after it."""
-    own = [layer.transient_bytes[kind] - layer.temporary_bytes[kind] for layer in layers]
+    own = [layer.dropped_bytes[kind] for layer in layers]
     if kind == FORWARD.letter:
         return own[0]
     if kind == WEIGHT.letter:

@@ -96,8 +96,6 @@ def _messages(size: int) -> Footprint:
         gradient_out_bytes=size,
         held_after_forward_bytes=0,
         held_after_input_bytes=0,
-        temporary_bytes={},
-        transient_bytes={},
     )
 
 

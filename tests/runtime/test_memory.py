@@ -139,7 +139,7 @@ def ledger(stage, device="a", limit=None, held=100, message=10):
         gradient_out_bytes=0 if first else message,
         held_after_forward_bytes=held,
         held_after_input_bytes=0,
-        transient_bytes={"F": 7, "B": 50},
+        dropped_bytes={"F": 7, "B": 50},
     )
     return StageLedger(
         device=device,

@@ -84,8 +84,6 @@ def footprints(workload: Workload) -> tuple[list[list[Chunks]], list[int]]:
             gradient_out_bytes=0 if first else message,
             held_after_forward_bytes=16 * message,
             held_after_input_bytes=10 * message,
-            temporary_bytes={},
-            transient_bytes={},
         )
 
     return [[[chunk(stage, size)] for size in range(8)] for stage in range(workload.stages)], buckets

@@ -36,12 +36,12 @@ while it runs is not counted here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 from rrfp_jax.core.step_rules import Budget
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Footprint:
         held_after_forward_bytes: from F to B or I.
         held_after_input_bytes: from I to W.
         temporary_bytes: of the program of each kind ("F", "B", "I", "W"), besides arguments and results.
-        transient_bytes: the same, and those of its arguments that are not held after it.
+        dropped_bytes: of those of its arguments that are not held after it.
     """
 
     activation_in_bytes: int
@@ -66,13 +66,22 @@ class Footprint:
     gradient_out_bytes: int
     held_after_forward_bytes: int
     held_after_input_bytes: int
-    temporary_bytes: Mapping[str, int]
-    transient_bytes: Mapping[str, int]
+    temporary_bytes: Mapping[str, int] = field(default_factory=dict)
+    dropped_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def transient_bytes(self, kind: Kind) -> int:
+        """What the program of this kind needs only while it runs."""
+        return self.temporary_bytes.get(kind.letter, 0) + self.dropped_bytes.get(kind.letter, 0)
 
     @property
     def most_transient_bytes(self) -> int:
         """Of the program that needs most."""
-        return max(self.transient_bytes.values(), default=0)
+        return max(map(self.transient_bytes, Kind))
+
+    def held_change(self, kind: Kind) -> int:
+        """By how much a dispatch of this kind changes what is held between programs."""
+        whole, half = self.held_after_forward_bytes, self.held_after_input_bytes
+        return {FORWARD: whole, BACKWARD: -whole, INPUT: half - whole, WEIGHT: -half}[kind]
 
     @property
     def forward_bytes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rrfp_jax.core.memory.footprint import Chunks, Footprint
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Input, Kind, Output, Task
+from rrfp_jax.core.tasks import Direction, Input, Kind, Output, Task
 
 
 class Meter:
@@ -64,11 +64,9 @@ def _by_direction(activation: int, gradient: int) -> dict[Direction, int]:
 
 
 def _changes(chunk: Footprint) -> dict[Kind, tuple[int, int]]:
-    """By kind: how a dispatch changes what is held, and what it needs besides for a while."""
-    whole, half = chunk.held_after_forward_bytes, chunk.held_after_input_bytes
-    held = {FORWARD: whole, BACKWARD: -whole, INPUT: half - whole, WEIGHT: -half}
+    """By kind: how a dispatch changes what there is, and what it needs besides for a while."""
     inputs, outputs = _inputs(chunk), _outputs(chunk)
     sent = {way: outputs[way] - inputs[way] for way in outputs}
     return {
-        kind: (held[kind] + sent[kind.direction], chunk.transient_bytes.get(kind.letter, 0)) for kind in held
+        kind: (chunk.held_change(kind) + sent[kind.direction], chunk.transient_bytes(kind)) for kind in Kind
     }

@@ -242,7 +242,6 @@ def footprint_of(
         sent: of what the forward only sends on.
         cotangents, gradients_sent: of the gradients that arrive and are sent.
     """
-    temporary = {kind.letter: task.temporary_bytes for kind, task in tasks.items()}
     return Footprint(
         activation_in_bytes=nbytes(carry),
         activation_out_bytes=nbytes(sent),
@@ -250,8 +249,8 @@ def footprint_of(
         gradient_out_bytes=nbytes(gradients_sent),
         held_after_forward_bytes=tasks[FORWARD].held_bytes,
         held_after_input_bytes=tasks[INPUT].held_bytes if INPUT in tasks else 0,
-        temporary_bytes=temporary,
-        transient_bytes={k.letter: temporary[k.letter] + task.dropped_bytes for k, task in tasks.items()},
+        temporary_bytes={kind.letter: task.temporary_bytes for kind, task in tasks.items()},
+        dropped_bytes={kind.letter: task.dropped_bytes for kind, task in tasks.items()},
     )
 
 

@@ -125,8 +125,7 @@ def footprints_of(
                     gradient_out_bytes=gradients[v][bucket] if v > 0 else 0,
                     held_after_forward_bytes=unit * draw.randint(0, 4),
                     held_after_input_bytes=unit * draw.randint(0, 5),
-                    temporary_bytes={},
-                    transient_bytes={"F": unit * draw.randint(0, 2), "B": unit * draw.randint(0, 2)},
+                    dropped_bytes={"F": unit * draw.randint(0, 2), "B": unit * draw.randint(0, 2)},
                 )
                 for v in places
             ]
