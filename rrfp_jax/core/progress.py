@@ -153,6 +153,14 @@ class Progress:
 
     def arrive(self, arrived: Input) -> str | None:
         """File the arrival of an input; what was expected instead, if it cannot happen now."""
+        expected = self.refusal(arrived)
+        if expected is None:
+            direction, chunk, microbatch = arrived
+            self._of[direction][chunk].make_ready(microbatch)
+        return expected
+
+    def refusal(self, arrived: Input, coming: Task | None = None) -> str | None:
+        """What is expected instead of an arrival that cannot happen now, nor after the dispatch of a task."""
         direction, chunk, microbatch = arrived
         if not (0 <= chunk < self._chunks and 0 <= microbatch < self._microbatches):
             return f"chunk < {self._chunks} and microbatch < {self._microbatches}"
@@ -162,11 +170,11 @@ class Progress:
         if row.states[microbatch] != BEFORE_ARRIVAL:
             return Refusal.ONCE.value
         if row.predecessor is not None:
-            if row.predecessor.states[microbatch] != DISPATCHED:
+            before = row.predecessor
+            if before.states[microbatch] != DISPATCHED and before.tasks[microbatch] != coming:
                 return Refusal.EARLY.value
             if self._forward_only:
                 return Refusal.NO_BACKWARD.value
-        row.make_ready(microbatch)
         return None
 
     def dispatch(self, kind: Kind, chunk: int, microbatch: int) -> None:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission, ByChunk, Whole
-from rrfp_jax.core.events import ROOM, Chosen, Dispatch, Event, IllegalEvent, Room, ScheduleError
+from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, IllegalEvent, Room, ScheduleError
 from rrfp_jax.core.hints import Only
 from rrfp_jax.core.log import KEPT, EventLog
 from rrfp_jax.core.orders import FixedOrder, planned_order
@@ -153,6 +153,15 @@ class StageScheduler:
         """
         choice = self._choose()
         return None if choice is None else choice[0]
+
+    def require_possible(self, event: Arrived, coming: Task | None) -> None:
+        """Refuse an arrival that can happen neither now nor after the dispatch of a task; changes nothing.
+
+        Raises:
+            IllegalEvent: saying what was expected instead.
+        """
+        if (expected := self._progress.refusal(event.input, coming)) is not None:
+            raise self.illegal(event, expected)
 
     def illegal(self, event: object, expected: str) -> IllegalEvent:
         """The error for an event that the rules exclude, with what came before it."""

@@ -171,6 +171,31 @@ class TestUnanimous:
         with pytest.raises(IllegalEvent, match="one proposal a round"):
             voter.handle(Proposal(1, 1, F(2)))
 
+    def test_an_input_that_comes_twice_is_refused_and_takes_nothing_with_it(self):
+        voter = self.voter()
+        told(voter, Arrived(F(0).input), ROOM, Arrived(F(1).input))
+        for again in (F(0), F(1)):
+            with pytest.raises(IllegalEvent, match="each input once"):
+                voter.handle(Arrived(again.input))
+        assert told(voter, Proposal(0, 1, F(0))) == [Dispatch(F(0))]
+        assert voter.scheduler.ready_tasks() == [F(1), B(0)]
+
+    def test_an_input_that_is_refused_is_no_reason_to_propose_anew(self):
+        voter = self.voter()
+        told(voter, Arrived(F(0).input), ROOM, Proposal(0, 1, F(1)))
+        with pytest.raises(IllegalEvent, match="each input once"):
+            voter.handle(Arrived(F(0).input))
+        assert told(voter, ROOM) == []
+
+    def test_a_gradient_may_come_before_this_rank_knows_that_all_ran_the_forward(self):
+        voter = self.voter(stage=0)
+        told(voter, ROOM)
+        with pytest.raises(IllegalEvent, match="only after the microbatch's own forward"):
+            voter.handle(Arrived(B(1).input))
+        told(voter, Arrived(B(0).input))
+        assert told(voter, Proposal(0, 1, F(0))) == [Dispatch(F(0))]
+        assert B(0) in voter.scheduler.ready_tasks()
+
     def test_illegal(self):
         for event in (Proposal(0, 0, None), Proposal(0, 2, None), Decision(0, F(0))):
             with pytest.raises(IllegalEvent, match="expected"):

@@ -5,6 +5,7 @@ import random
 import socket
 import threading
 import time
+import weakref
 from contextlib import ExitStack
 
 import pytest
@@ -39,6 +40,24 @@ def test_a_kind_has_one_handler_a_channel():
     with pytest.raises(ValueError, match="'Goodbye' on channel 0"):
         mailbox.on_reading(Goodbye, lambda peer, said: None)
     mailbox.on(Note, lambda rank, said: None, channel=1)
+
+
+def test_a_channel_that_has_ended_lets_go_of_its_handlers_and_drops_what_still_comes():
+    class Owner:
+        def hear(self, rank, said):
+            raise AssertionError("heard")
+
+    mailbox, others = joined()
+    heard, owner = listening(mailbox), Owner()
+    gone = weakref.ref(owner)
+    mailbox.on(Note, owner.hear, channel=7)
+    mailbox.off(7)
+    mailbox.off(7)
+    del owner
+    assert gone() is None
+    others[1].sendall(pack(note("late"), 7) + noted("after it"))
+    pump_until(mailbox, lambda: heard)
+    assert heard == [(1, "after it")] and not mailbox.departures.gone
 
 
 class TestDelivery:

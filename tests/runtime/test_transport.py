@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -182,6 +183,21 @@ def test_what_is_offered_cannot_be_guessed(two_worlds):
         transport.offer(Key(1, 1, Task(FORWARD, 0, n).input), [jax.numpy.ones(3)])
     numbers = sorted(offer.uuid for offer in offers)
     assert len(set(numbers)) == 20 and min(b - a for a, b in itertools.pairwise(numbers)) > 2**32
+
+
+def test_one_that_is_closed_is_gone(two_worlds):
+    """Its transfer server, too, and with that an open port."""
+    world = two_worlds[0]
+    world.gather = lambda what, value, limit: [value, value]
+    transport = SocketTransport(world, [[0], [1]])
+    host, port = transport._server.address().rsplit(":", 1)
+    gone = weakref.ref(transport)
+    transport.close()
+    transport.close()
+    del transport
+    assert gone() is None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=5.0).close()
 
 
 class TestOrderedLink:

@@ -1,5 +1,6 @@
 """One rank of a parity run: every case of a world shape in one launch. Writes parity-<rank>.json."""
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -62,6 +63,9 @@ def main(folder: Path) -> None:
         "skipped": [r.step for r in reports if not r.applied],
         "tables": [np.asarray(layer["table"]).tolist() for layer in tied.params.values() if "table" in layer],
     }
+    del swapped
+    gc.collect()
+    result["channels"] = len(trainer._world.mailbox._channels)
     (folder / f"parity-{rank}.json").write_text(json.dumps(result))
 
 

@@ -86,10 +86,17 @@ class OrderedTransport:
     def patience(self):
         return SHORTEST_PAUSE if any(link.busy for link in self._links.values()) else None
 
+    def end(self):
+        self._witness = NOBODY
+
     def reset(self):
+        self._witness = NOBODY
         self._offered.clear()
         self._waiting.clear()
         self._links.clear()
+
+    def close(self):
+        pass
 
     def _receive(self, link, key):
         link.post_receive(key, *self._devices[key.stage])

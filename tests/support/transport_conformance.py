@@ -6,6 +6,7 @@ it skips. So the same lines test a transport inside one process and one between 
 
 import gc
 import time
+import weakref
 from functools import partial
 
 import jax
@@ -221,6 +222,34 @@ def memory_is_witnessed(ends):
     assert sorted(ends.memory) == sorted(expected)
 
 
+class Forgetful:
+    """A witness that remembers nothing."""
+
+    def coming(self, key):
+        pass
+
+    def delivered(self, key):
+        pass
+
+
+def witness_is_let_go(ends):
+    """When a round has ended, or was broken off: a witness knows all that a step has held."""
+    for over in (ends.transport.end, ends.transport.reset):
+        witness = Forgetful()
+        gone = weakref.ref(witness)
+        ends.begin(witness)
+        for n in range(2):
+            ends.offer(n, numbers(n))
+            ends.produced(n)
+        ends.receive(range(2))
+        ends.meet()
+        over()
+        del witness
+        assert gone() is None
+        ends.meet()
+    ends.poll()
+
+
 def patience(ends):
     """None when nothing is on its way, so that one sleeps until a message comes."""
     ends.begin()
@@ -298,6 +327,7 @@ ANYWHERE = [
     still_computed,
     sender_forgets,
     memory_is_witnessed,
+    witness_is_let_go,
     patience,
     when_produced,
 ]

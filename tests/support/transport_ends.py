@@ -29,11 +29,13 @@ class Ends:
         self.targets = range(1, len(owners))
         self._forget()
 
-    def begin(self):
+    def begin(self, witness=None):
         """The next round."""
         self.round = self.round + 1 if self.world is None else self.world.next_round()
         self._forget()
-        self.transport.begin(self.round, {stage: (own,) for stage, own in self.devices.items()}, self)
+        self.transport.begin(
+            self.round, {stage: (own,) for stage, own in self.devices.items()}, witness or self
+        )
 
     def _forget(self):
         self.arrived, self.memory = {}, []

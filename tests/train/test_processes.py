@@ -104,6 +104,10 @@ class TestParity:
             assert rank["tied"]["agrees"] and rank["tied"]["skipped"] == [2]
             np.testing.assert_allclose(rank["tied"]["steps"], expected, rtol=1e-5)
 
+    def test_what_connected_trainers_that_are_gone_is_gone(self, parity):
+        """Two are left, with a channel each beside that of all processes."""
+        assert all(rank["channels"] == 3 for rank in parity)
+
     def test_a_wrong_loss_would_be_caught(self, parity):
         assert parity[0]["wrong"] > 1e-3
 

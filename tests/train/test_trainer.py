@@ -1,8 +1,11 @@
 """The Trainer as an object that is used, misused and used again."""
 
 import dataclasses
+import gc
 import threading
 import time
+import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 
 import jax
@@ -16,6 +19,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.programs import programs
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.stages.model_step import ModelStep
@@ -279,3 +283,50 @@ def test_a_schedule_that_does_not_split_holds_no_more_after_one_that_does():
         (programs,) = trainer._engine.library.all_programs("train")
         kinds.append([set(virtual_stage.tasks) for stage in programs.values() for virtual_stage in stage])
     assert kinds[0] == kinds[2] != kinds[1]
+
+
+class TestWhatIsLeftOfAStep:
+    """Its data, and what was prepared from weights: nothing, and no garbage collection is needed for that."""
+
+    @pytest.fixture
+    def parts(self, monkeypatch):
+        """What each step has held, as weak references."""
+        found, make = [], ModelStep.__init__
+
+        def noted(self, *arguments):
+            make(self, *arguments)
+            found.append(weakref.ref(self))
+
+        monkeypatch.setattr(ModelStep, "__init__", noted)
+        gc.collect()
+        gc.disable()
+        yield found
+        gc.enable()
+
+    def test_when_it_has_ended(self, trainer, parts):
+        trainer.step(toy.microbatches())
+        trainer.evaluate(toy.microbatches())
+        assert len(parts) == 4 and not any(part() for part in parts)
+
+    def test_when_it_was_broken_off(self, trainer, parts, monkeypatch):
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+            patched.setattr(ModelStep, "accumulate", interrupted)
+            trainer.step(toy.microbatches())
+        assert len(parts) == 2 and not any(part() for part in parts)
+        assert not any(queue.running for queue in trainer._engine.driver._queues)
+        assert trainer.step(toy.microbatches()).applied
+
+
+def test_a_trainer_that_is_gone_has_closed_what_connected_it(monkeypatch):
+    closed = []
+    monkeypatch.setattr(Driver, "close", lambda driver: closed.append(weakref.ref(driver)))
+    trainer = toy.trainer(2)
+    trainer.start()
+    engine = weakref.ref(trainer._engine)
+    del trainer
+    gc.collect()
+    assert engine() is None
+    assert len(closed) == 1 and closed[0]() is None

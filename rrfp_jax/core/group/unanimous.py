@@ -8,6 +8,7 @@ from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Event, Room
 from rrfp_jax.core.group.messages import NOTHING, Answer, Message, Proposal
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.transitions import Refusal
 
 
 class Unanimous:
@@ -38,10 +39,10 @@ class Unanimous:
             return Answer(self._close())
         if isinstance(event, Arrived):
             if self._pending:
-                self._later.append(event)
-                return NOTHING
-            self._in_vain = False
-            self.scheduler.handle(event)
+                self._defer(event)
+            else:
+                self.scheduler.handle(event)
+                self._in_vain = False
             return NOTHING
         raise self.scheduler.illegal(event, "arrivals, room and proposals")
 
@@ -60,6 +61,13 @@ class Unanimous:
     @property
     def _pending(self) -> bool:
         return self.rank in self._proposals[self._round]
+
+    def _defer(self, event: Arrived) -> None:
+        """Keep an arrival for the end of the round, when what this rank proposes may have been dispatched."""
+        if event in self._later:
+            raise self.scheduler.illegal(event, Refusal.ONCE.value)
+        self.scheduler.require_possible(event, self._proposals[self._round][self.rank])
+        self._later.append(event)
 
     def _propose(self) -> Answer:
         proposals, choice = self._proposals[self._round], self.scheduler.choice()

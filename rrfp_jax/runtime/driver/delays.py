@@ -129,10 +129,18 @@ class DelayedTransport:
         own = max(self._held[0][0] - perf_counter(), 0.0)
         return own if inner is None else min(own, inner)
 
+    def end(self) -> None:
+        """See `Transport.end`."""
+        self._inner.end()
+
     def reset(self) -> None:
         """See `Transport.reset`."""
         self._held.clear()
         self._inner.reset()
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._inner.close()
 
 
 class _Links:

@@ -98,6 +98,7 @@ class DeviceQueue:
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         self._watched.put(None)
         self._last_watched = None
+        self._running.clear()  # of a step that was broken off: what its programs compute can go
         assert self._thread is not None
         # After an error the program may never end; its thread is a daemon and must not hold the error back.
         self._thread.join(LONGEST_JOIN_SECONDS)

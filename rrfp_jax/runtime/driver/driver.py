@@ -92,10 +92,18 @@ class Driver:
             try:
                 under_way = StepExecution(self._means(), rules, step, round, parts, budgets)
                 self.transport.begin(round, self.devices, under_way)
-                return under_way.run(interrupted)
+                records = under_way.run(interrupted)
             except BaseException:
                 self.transport.reset()
                 raise
+            self.transport.end()
+            return records
+
+    def close(self) -> None:
+        """No step follows; returns at once, and does nothing the second time."""
+        self.transport.close()
+        if self.agreement is not None:
+            self.agreement.close()
 
     def _means(self) -> Means:
         return Means(

@@ -102,20 +102,25 @@ class StepExecution:
 
     def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
         """To the end of this process's part; `interrupted` tells whether to break it off."""
-        with self._means.world.waits_for(self._waiting, self._means.stall_seconds) as wait:
-            self._wait = wait
-            while len(self._records) < self._total:
-                if interrupted():
-                    raise KeyboardInterrupt
-                moved = self._collect()
-                moved |= self._fill()
-                if moved:
-                    wait.progressed()
-                elif wait.left <= 0:
-                    raise TrainingError(self._stalled())
-                if len(self._records) < self._total:
-                    self._sleep()
+        try:
+            with self._means.world.waits_for(self._waiting, self._means.stall_seconds) as self._wait:
+                self._run(interrupted)
+        finally:
+            del self._wait  # it knows this step: both, and all arrays, would stay until garbage is collected
         return self._records
+
+    def _run(self, interrupted: Callable[[], bool]) -> None:
+        while len(self._records) < self._total:
+            if interrupted():
+                raise KeyboardInterrupt
+            moved = self._collect()
+            moved |= self._fill()
+            if moved:
+                self._wait.progressed()
+            elif self._wait.left <= 0:
+                raise TrainingError(self._stalled())
+            if len(self._records) < self._total:
+                self._sleep()
 
     def _collect(self) -> bool:
         """Note the programs that have ended and the inputs that have arrived."""

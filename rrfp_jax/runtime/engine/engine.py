@@ -161,8 +161,7 @@ class Engine:
         transport = transport_of(self.layout, self.placement)
         self._exchange = exchange_of(self.layout, transport, self._execution.stall_seconds)
         self._driver = driver_of(self.layout, transport, self.placement, self._execution)
-        if self._driver.agreement is not None:  # messages still know the driver when the engine is gone
-            weakref.finalize(self, self._driver.agreement.close).atexit = False
+        weakref.finalize(self, self._driver.close).atexit = False  # the mailbox knows its parts until then
         self.memory.start(list(made.stages.values()), made.optimizers, rules)
         self._staging.connect()
         self.stages = made.stages  # last: says that everything has been started

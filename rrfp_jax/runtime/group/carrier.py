@@ -92,7 +92,8 @@ class SocketCarrier:
         """See `Carrier.forget`."""
 
     def close(self) -> None:
-        """See `Carrier.close`: there is nothing to end, and a late message still has its handler."""
+        """See `Carrier.close`. What still comes is dropped."""
+        self._mailbox.off(self._channel)
 
     def __enter__(self) -> SocketCarrier:
         return self

@@ -62,7 +62,9 @@ class Mailbox:
         self.departures = Departures(self.ranks)
         self.lock = threading.Lock()
         self._inbox: deque[tuple[Callable[[int, Any], None], int, Message]] = deque()
-        self._kinds: dict[tuple[str, int], tuple[msgspec.msgpack.Decoder[Any], Any, bool]] = {}
+        # By channel, then by kind: what decodes it, its handler, whether that is called at once.
+        self._channels: dict[int, dict[str, tuple[msgspec.msgpack.Decoder[Any], Any, bool]]] = {}
+        self._ended: set[int] = set()  # channels
         self._closed = False
         self._selector = selectors.DefaultSelector()
         self._wake_end, self._ring_end = socket.socketpair()
@@ -96,6 +98,11 @@ class Mailbox:
             ValueError: see `on`.
         """
         self._register(kind, handler, 0, True)
+
+    def off(self, channel: int) -> None:
+        """Let go of a channel's handlers for good; what still comes there is dropped. From any thread."""
+        self._ended.add(channel)  # first: a message must find one or the other
+        self._channels.pop(channel, None)
 
     def post(self, rank: int, message: Message, channel: int = 0) -> None:
         """Send a message to a process; returns at once, also if that process is gone."""
@@ -163,10 +170,10 @@ class Mailbox:
                 connection.socket.close()
 
     def _register(self, kind: type[M], handler: Callable[..., None], channel: int, at_once: bool) -> None:
-        known = kind.__name__, channel
-        if known in self._kinds:
+        known = self._channels.setdefault(channel, {})
+        if kind.__name__ in known:
             raise ValueError(f"messages {kind.__name__!r} on channel {channel} have a handler already")
-        self._kinds[known] = msgspec.msgpack.Decoder(kind), handler, at_once
+        known[kind.__name__] = msgspec.msgpack.Decoder(kind), handler, at_once
 
     def _all_sent(self) -> bool:
         return not any(connection.unsent for connection in self.connections.values())
@@ -199,7 +206,9 @@ class Mailbox:
             self.departures.lost(connection.rank, str(lost))
 
     def _file(self, connection: Connection, frame: Frame) -> None:
-        known = self._kinds.get((frame.kind, frame.channel))
+        known = self._channels.get(frame.channel, {}).get(frame.kind)
+        if known is None and frame.channel in self._ended:
+            return
         if known is None:
             raise ConnectionLost(f"sent an unknown message {frame.kind!r}")
         decoder, handler, at_once = known

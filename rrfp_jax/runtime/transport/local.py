@@ -63,7 +63,15 @@ class LocalTransport:
         """See `Transport.patience`."""
         return SHORTEST_PAUSE if self._moving or self._here else None
 
+    def end(self) -> None:
+        """See `Transport.end`."""
+        self._witness = NOBODY
+
     def reset(self) -> None:
         """See `Transport.reset`."""
+        self._witness = NOBODY
         for pending in (self._offered, self._waiting, self._moving, self._here):
             pending.clear()
+
+    def close(self) -> None:
+        """See `Transport.close`: there is nothing to end."""

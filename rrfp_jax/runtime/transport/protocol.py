@@ -92,5 +92,11 @@ class Transport(Protocol):
     def patience(self) -> float | None:
         """How long one may sleep (s) before `poll` is worth calling; None: until something else happens."""
 
+    def end(self) -> None:
+        """The round has ended here: all has arrived. Its witness is told no more, and let go."""
+
     def reset(self) -> None:
         """Forget everything that was offered or pulled, after a round that was broken off."""
+
+    def close(self) -> None:
+        """No round follows; returns at once, and does nothing the second time."""

@@ -39,10 +39,20 @@ class RoutedTransport:
         known = [t for t in (self._local.patience(), self._remote.patience()) if t is not None]
         return min(known, default=None)
 
+    def end(self) -> None:
+        """See `Transport.end`."""
+        self._local.end()
+        self._remote.end()
+
     def reset(self) -> None:
         """See `Transport.reset`."""
         self._local.reset()
         self._remote.reset()
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._local.close()
+        self._remote.close()
 
     def _route(self, key: Key) -> Transport:
         return self._local if key.stage in self._devices else self._remote

@@ -150,11 +150,19 @@ class SocketTransport:
             return None
         return pause(perf_counter() - max(heard for _, _, heard in self._moving.values()))
 
+    def end(self) -> None:
+        """See `Transport.end`."""
+        self._witness = NOBODY
+
     def reset(self) -> None:
         """See `Transport.reset`. What other processes were offered stays with the server until they pull."""
-        self._over = True
+        self._over, self._witness = True, NOBODY
         self._pulls.clear()
         self._moving.clear()
+
+    def close(self) -> None:
+        """See `Transport.close`. What still comes, as of a process that is a little behind, is dropped."""
+        self._mailbox.off(self._number)
 
     def _on_offer(self, rank: int, offer: Offer) -> None:
         key = offer.key
