@@ -15,7 +15,7 @@ from pathlib import Path
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
-from rrfp_jax.runtime.lifecycle.join import SILENCE_SECONDS, silence_seconds
+from rrfp_jax.runtime.lifecycle.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
 from rrfp_jax.runtime.processes.flight_recorder import Recording
 from rrfp_jax.runtime.processes.flight_recorder import read as read_recording

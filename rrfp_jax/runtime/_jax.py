@@ -22,6 +22,9 @@ try:
 except ImportError:
     flattree = None
 
+LONGEST_SECONDS = 10**6
+"""JAX counts milliseconds in 32 bits."""
+
 Settings: TypeAlias = Sequence[tuple[Any, Any]]
 """States of JAX's configuration, each with its value on a thread."""
 
@@ -102,7 +105,7 @@ def place_in_run() -> tuple[int, int] | None:
     return None if state.client is None else (state.process_id, state.num_processes)
 
 
-def join_run(coordinator: str, processes: int, rank: int) -> None:
+def join_run(coordinator: str, processes: int, rank: int, seconds: float) -> None:
     """`jax.distributed.initialize`, such that the death of another process is no death sentence for this one.
 
     Whatever proxy the environment names, the coordinator is called directly. JAX looks for no cluster: in a
@@ -113,6 +116,10 @@ def join_run(coordinator: str, processes: int, rank: int) -> None:
         coordinator: host:port of the coordination service, which runs already, or will.
         processes: in the run.
         rank: of this process.
+        seconds: within which all must have come.
+
+    Raises:
+        RuntimeError: they have not, or the service refuses this one.
     """
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
@@ -120,7 +127,13 @@ def join_run(coordinator: str, processes: int, rank: int) -> None:
     start_service = _jax.get_distributed_runtime_service  # which rank 0 would call
     _jax.get_distributed_runtime_service = lambda *args, **kwargs: None
     try:
-        jax.distributed.initialize(coordinator, processes, rank, cluster_detection_method="deactivate")
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            rank,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(min(seconds, LONGEST_SECONDS)),
+        )
     finally:
         _jax.get_distributed_runtime_service = start_service
 

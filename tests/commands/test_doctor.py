@@ -15,11 +15,12 @@ from rrfp_jax.commands.preflight.examination import CHECKS, examine
 from rrfp_jax.commands.preflight.findings import Finding
 from rrfp_jax.commands.preflight.meeting import meet
 from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Surroundings, found_place
-from rrfp_jax.runtime.lifecycle.join import Place
+from rrfp_jax.runtime.lifecycle.place import Place
+from rrfp_jax.runtime.processes.address import Address
 from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
 from tests.launcher.test_slurm_step import BATCH, JOB, LAST, STEP
 
-PLACE = Place("n1:7000", 4, 0, folder=None)
+PLACE = Place(Address("n1", 7000), 4, 0, folder=None)
 MET = Meeting(hosts=("n1", "n1", "n2", "n2"))
 LOST = Meeting(error="rank 0 cannot be reached")
 VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2"}
@@ -44,7 +45,7 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
         ({"environment": BATCH}, "warn", "in job 6 of 4 tasks but no task of srun", "srun python"),
         ({"place_error": "RRFP_RANK is missing"}, "FAIL", "RRFP_RANK is missing", "unset"),
         (
-            {**in_step(), "place": Place("n1:1", 4, 0, Path("runs"))},
+            {**in_step(), "place": Place(Address("n1", 1), 4, 0, Path("runs"))},
             "FAIL",
             "launcher of its own",
             "ntasks=1",
@@ -221,7 +222,7 @@ def met(ranks, folder, port, limit=20.0, count=3, sees=None):
     found = {}
 
     def one(rank):
-        place = Place(f"127.0.0.1:{port}", count, rank, folder=None)
+        place = Place(Address("127.0.0.1", port), count, rank, folder=None)
         found[rank] = meet(place, f"n{rank // 2}", "127.0.0.1", folder, limit)
 
     threads = [threading.Thread(target=one, args=[rank]) for rank in ranks]

@@ -9,7 +9,7 @@ import pytest
 from rrfp_jax.commands.launch import main
 from rrfp_jax.errors import PeerLost, UsageError
 from rrfp_jax.runtime.lifecycle.failure import last_words
-from rrfp_jax.runtime.lifecycle.join import SILENCE_SECONDS, silence_seconds
+from rrfp_jax.runtime.lifecycle.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.lifecycle.watchdog import Watchdog
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.frames import pack

@@ -3,6 +3,7 @@
 import pytest
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.processes.address import Address
 from rrfp_jax.runtime.processes.gpus import MEMORY, step_gpus
 from rrfp_jax.runtime.processes.proxies import directly, proxy_for
 from rrfp_jax.runtime.processes.slurm import SlurmStep, first_host, tasks_per_node
@@ -29,14 +30,14 @@ LAST = {**STEP, "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 
 
 def test_a_task_knows_its_place():
-    assert SlurmStep.of(LAST) == SlurmStep("6-0-0", "n1:61446", 4, 3, 1, 1, (2, 2))
+    assert SlurmStep.of(LAST) == SlurmStep("6-0-0", Address("n1", 61446), 4, 3, 1, 1, (2, 2))
     assert SlurmStep.of(LAST).tasks_here == 2
 
 
 def test_a_step_on_one_node_needs_no_port_that_others_reach():
     one = {**LAST, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0"}
-    assert SlurmStep.of(one).coordinator == "127.0.0.1:61446"
-    assert SlurmStep.of({**one, "SLURM_STEP_NUM_NODES": "2"}).coordinator == "n1:61446"
+    assert str(SlurmStep.of(one).coordinator) == "127.0.0.1:61446"
+    assert str(SlurmStep.of({**one, "SLURM_STEP_NUM_NODES": "2"}).coordinator) == "n1:61446"
 
 
 def test_every_attempt_of_a_step_has_a_name_of_its_own():
@@ -69,8 +70,8 @@ def test_half_of_a_step_with_several_tasks_is_refused(name, value):
 def test_ports():
     ports = [SlurmStep.of({**STEP, "SLURM_STEP_ID": step}).coordinator for step in ("0", "1")]
     assert len(set(ports)) == 2
-    assert SlurmStep.of({**STEP, "JAX_COORDINATOR_PORT": "7000"}).coordinator == "n1:7000"
-    assert SlurmStep.of({**STEP, "SLURM_JOB_ID": "4095"}).coordinator == "n1:65535"
+    assert str(SlurmStep.of({**STEP, "JAX_COORDINATOR_PORT": "7000"}).coordinator) == "n1:7000"
+    assert str(SlurmStep.of({**STEP, "SLURM_JOB_ID": "4095"}).coordinator) == "n1:65535"
 
 
 @pytest.mark.parametrize(

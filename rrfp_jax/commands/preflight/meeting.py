@@ -19,7 +19,8 @@ from typing import Any
 
 from rrfp_jax.commands.preflight.surroundings import Meeting
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.lifecycle.join import Place
+from rrfp_jax.runtime.lifecycle.place import Place
+from rrfp_jax.runtime.processes.address import Address
 from rrfp_jax.runtime.processes.handshake import connect, listen
 
 ANSWER_SECONDS = 5.0
@@ -45,7 +46,7 @@ def meet(place: Place, host: str, address: str, folder: Path, limit: float) -> M
     server = None
     if place.rank == 0:
         try:
-            door = _door(int(place.coordinator.rpartition(":")[2]))
+            door = _door(place.coordinator)
         except OSError as error:
             reason = error.strerror or str(error)
             return Meeting(error=f"rank 0 could not serve: {reason}", port_taken=reason)
@@ -89,17 +90,20 @@ class Line:
             raise TrainingError(f"{what} has not come") from None
 
 
-def _door(port: int) -> socket.socket:
-    """As the coordinator's: on all addresses of this node."""
+def _door(coordinator: Address) -> socket.socket:
+    """As the coordinator's: on all addresses of this node, unless all ranks are on it."""
+    port = coordinator.port
+    if coordinator.is_loopback:
+        family = socket.AF_INET6 if ":" in coordinator.host else socket.AF_INET
+        return socket.create_server((coordinator.host, port), family=family)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
 
 
-def _call(coordinator: str, deadline: float) -> Line:
+def _call(coordinator: Address, deadline: float) -> Line:
     """Rank 0, which may not be there yet."""
-    host, _, port = coordinator.rpartition(":")
-    where = (host.strip("[]"), int(port))
+    where = (coordinator.host, coordinator.port)
     while True:
         left = deadline - time.monotonic()
         try:

@@ -6,6 +6,7 @@ from ipaddress import ip_address
 
 from rrfp_jax.commands.preflight.findings import Finding
 from rrfp_jax.commands.preflight.surroundings import Surroundings
+from rrfp_jax.runtime.processes.address import Address
 from rrfp_jax.runtime.processes.proxies import proxy_for
 
 SKEW_SECONDS = 1.0
@@ -28,13 +29,17 @@ def check_port(found: Surroundings) -> Finding | None:
     """Whether rank 0 can serve the others at the coordinator's port."""
     if found.place is None or found.meeting is None or found.place.rank:
         return None
-    host, _, port = found.place.coordinator.rpartition(":")
+    port, other = found.place.coordinator.port, _another_port(found.place.coordinator)
     if not found.meeting.port_taken:
         return Finding("ok", "port", f"{port} is free for the coordinator")
-    fix = f"export JAX_COORDINATOR_PORT={1024 + (int(port) + 4321) % 60000}"
+    fix = f"export JAX_COORDINATOR_PORT={other.port}"
     if found.step is None:
-        fix = f"export RRFP_COORDINATOR={host}:{1024 + (int(port) + 4321) % 60000} on all ranks"
+        fix = f"export RRFP_COORDINATOR={other} on all ranks"
     return Finding("FAIL", "port", f"cannot serve at {port}: {found.meeting.port_taken}", fix)
+
+
+def _another_port(address: Address) -> Address:
+    return Address(address.host, 1024 + (address.port + 4321) % 60000)
 
 
 def check_peers(found: Surroundings) -> Finding | None:
@@ -49,7 +54,7 @@ def check_peers(found: Surroundings) -> Finding | None:
 
 def check_proxy(found: Surroundings) -> Finding:
     """Whether a proxy stands between a rank and the coordinator."""
-    host = "" if found.place is None else found.place.coordinator.rpartition(":")[0].strip("[]")
+    host = "" if found.place is None else found.place.coordinator.host
     proxy = proxy_for(host, found.environment) if host else None
     if proxy is None:
         return Finding("ok", "proxy", "none between the ranks")

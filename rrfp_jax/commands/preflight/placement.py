@@ -27,7 +27,7 @@ def check_place(found: Surroundings) -> Finding:
     if place is not None and place.processes > 1:
         by = "srun" if step is not None else "RRFP_RANK"
         said = f"rank {place.rank} of {place.processes} on {found.host}, by {by}; all meet at "
-        return Finding("ok", "place", said + place.coordinator)
+        return Finding("ok", "place", f"{said}{place.coordinator}")
     job, tasks = environment.get("SLURM_JOB_ID"), environment.get("SLURM_NTASKS", "1")
     if place is None and job and tasks != "1":
         said = f"this is in job {job} of {tasks} tasks but no task of srun: a run here is alone"

@@ -15,7 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.lifecycle.join import Place, address_towards
+from rrfp_jax.runtime.lifecycle.join import address_towards
+from rrfp_jax.runtime.lifecycle.place import Place
+from rrfp_jax.runtime.processes.address import Address
 from rrfp_jax.runtime.processes.gpus import PROC, step_gpus
 from rrfp_jax.runtime.processes.handshake import listen
 from rrfp_jax.runtime.processes.slurm import SlurmStep
@@ -111,7 +113,7 @@ def found_place(environment: Mapping[str, str]) -> tuple[Place | None, SlurmStep
     except UsageError as error:
         return None, None, str(error)
     if place is None and step is not None:
-        place = Place(step.coordinator, step.processes, step.rank, folder=None)
+        place = Place.in_step(step)
     return place, step, ""
 
 
@@ -166,9 +168,9 @@ def found_folder(name: str) -> Folder:
         return Folder(name, error.strerror or str(error))
 
 
-def found_address(coordinator: str | None) -> tuple[str, str]:
+def found_address(coordinator: Address | None) -> tuple[str, str]:
     """The address that this process would listen on, and why it cannot, if so."""
-    host = "localhost" if coordinator is None else coordinator.rpartition(":")[0].strip("[]")
+    host = "localhost" if coordinator is None else coordinator.host
     address = ""
     try:
         address = address_towards(host)
