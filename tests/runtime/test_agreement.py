@@ -1,5 +1,6 @@
 """Processes that share a stage: one order on all of them, whatever arrives when; and what happens without."""
 
+import functools
 import json
 import re
 
@@ -13,37 +14,55 @@ from tests.verification.failures import END_SECONDS, faults_of
 SILENCE = 10.0
 
 SIZES = {
-    "2 2 1": (4, 8),
-    "1 2 1 few": (2, 2),
-    "2 1 2": (4, 2),
-    "2 2 2 few": (8, 2),
-    "2 2 1 tied": (4, 2),
-    "2 2,4 1 few": (3, 2),  # two devices each: one process, then two
+    4: {"2 2 1": 8, "2 1 2": 2, "2 2 1 tied": 2},
+    2: {"1 2 1 few": 2},
+    8: {"2 2 2 few": 2},
+    3: {"2 2,4 1 few": 2},  # two devices each: one process, then two
 }
-"""Of meshes, with the number of processes and that of the cases that group_ranks.py goes through."""
+"""By number of processes the meshes that one launch goes through; the number of cases of each."""
 
 
-def launched(folder, count, *arguments):
-    ranks = ("-n", count, "-m", "tests.support.group_ranks", folder, *arguments)
+def launched(folder, count, *meshes):
+    ranks = ("-n", count, "-m", "tests.support.group_ranks", folder, *meshes)
     return command("rrfp_jax.commands.launch", *ranks, folder=folder, limit=500.0)
 
 
-@pytest.fixture(scope="module", params=SIZES)
-def size(request):
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory):
+    """The folder of a launch of so many processes; each is launched once."""
+
+    @functools.cache
+    def launch(count):
+        folder = tmp_path_factory.mktemp("groups")
+        status, said = launched(folder, count, *SIZES[count])
+        assert status == 0, said
+        return folder
+
+    return launch
+
+
+@pytest.fixture(
+    params=[(count, size) for count, sizes in SIZES.items() for size in sizes], ids=lambda of: of[1]
+)
+def mesh(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def ranks(size, tmp_path_factory):
-    """What every rank of a launch found, by the stage and replica that it belongs to."""
-    folder = tmp_path_factory.mktemp("groups")
-    count, cases = SIZES[size]
-    status, said = launched(folder, count, *size.split())
-    assert status == 0, said
+@pytest.fixture
+def size(mesh):
+    return mesh[1]
+
+
+@pytest.fixture
+def ranks(mesh, launch):
+    """What every rank found, by the stage and replica that it belongs to."""
+    count, size = mesh
     groups = {}
-    for file in sorted(folder.glob("ranks-*.json")):
+    files = sorted((launch(count) / size).glob("ranks-*.json"))
+    assert len(files) == count
+    for file in files:
         found = json.loads(file.read_text())
-        assert len(found["cases"]) == cases
+        assert len(found["cases"]) == SIZES[count][size]
         groups.setdefault(found["stages"], []).append(found)
     return groups
 
@@ -84,7 +103,7 @@ def test_training_is_that_of_one_process(size, ranks):
 
 
 def test_without_agreement_the_run_ends_with_ranks_position_and_tasks_named(tmp_path):
-    status, said = launched(tmp_path, 4, "2", "2", "1", "off")
+    status, said = launched(tmp_path, 4, "2 2 1 off")
     found = re.search(
         r"^rrfp-launch: rank (\d) \(stage (\d)\) and rank (\d) \(stage (\d)\) dispatched different tasks as "
         r"number (\d+), in step (\d+): the first ([FB]\d), the second ([FB]\d); ",

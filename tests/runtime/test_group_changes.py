@@ -14,23 +14,33 @@ from tests.train.test_processes import command
 RANKS = 4
 
 
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each of four ranks found in one launch that goes through all changes."""
+    folder = tmp_path_factory.mktemp("changes")
+    ranks = ("-n", RANKS, "-m", "tests.support.group_changes", folder)
+    status, said = command("rrfp_jax.commands.launch", *ranks, folder=folder, limit=400.0)
+    assert status == 0, said
+    return [json.loads((folder / f"ranks-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
 @pytest.fixture
-def changed(tmp_path):
-    """Goes through a change with four ranks; what each of them found, step by step."""
+def changed(found):
+    """What each rank found in a change, step by step."""
 
-    def run(change):
-        ranks = ("-n", RANKS, "-m", "tests.support.group_changes", tmp_path, change)
-        status, said = command("rrfp_jax.commands.launch", *ranks, folder=tmp_path, limit=400.0)
-        assert status == 0, said
-        found = [json.loads((tmp_path / f"ranks-{rank}.json").read_text()) for rank in range(RANKS)]
-        for one, other in ((found[0], found[1]), (found[2], found[3])):
-            assert [step["order"] for step in one["steps"]] == [step["order"] for step in other["steps"]]
-        for rank in found:
-            assert [step["loss"] for step in rank["steps"]] == [step["loss"] for step in found[0]["steps"]]
-            assert rank["left"] == 0
-        return [rank["steps"] for rank in found]
+    def of(change):
+        steps = [rank[change] for rank in found]
+        for one, other in (steps[:2], steps[2:]):
+            assert [step["order"] for step in one] == [step["order"] for step in other]
+        for own in steps:
+            assert [step["loss"] for step in own] == [step["loss"] for step in steps[0]]
+        return steps
 
-    return run
+    return of
+
+
+def test_nothing_is_left_of_the_messages_once_the_trainers_are_gone(found):
+    assert [rank["left"] for rank in found] == [0] * RANKS
 
 
 def losses_of_one_process(count):

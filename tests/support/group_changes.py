@@ -1,9 +1,9 @@
-"""One of four ranks, two to a stage, through changes: `-m tests.support.group_changes FOLDER CHANGE`.
+"""One of four ranks, two to a stage, through changes: `-m tests.support.group_changes FOLDER`.
 
-CHANGE: schedules (hints and fixed orders in turns), chunks (two a stage, looped and as a v), budgets (in
-bytes), sigterm (to rank 1, between two tasks of a step). Inputs arrive at different times on every rank.
-Writes ranks-<rank>.json: a list of steps, each with its loss, what the rank dispatched, and whatever the
-change is about; then what is left of the messages once the trainers are gone.
+One after the other: schedules (hints and fixed orders in turns), chunks (two a stage, looped and as a v),
+budgets (in bytes), sigterm (to rank 1, between two tasks of a step). Inputs arrive at different times.
+Writes ranks-<rank>.json: by change a list of steps, each with its loss, what the rank dispatched, and
+whatever the change is about; then what is left of the messages once the trainers are gone.
 """
 
 import gc
@@ -104,8 +104,8 @@ def left():
     return len(threads) + len(key_value_store().key_value_dir_get_bytes("rrfp/group/"))
 
 
-def main(folder, change):
-    found = {"steps": list(change())}
+def main(folder):
+    found = {change.__name__: list(change()) for change in (schedules, chunks, budgets, sigterm)}
     gc.collect()
     deadline = time.monotonic() + GONE_SECONDS
     while left() and time.monotonic() < deadline:
@@ -115,4 +115,4 @@ def main(folder, change):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), {f.__name__: f for f in (schedules, chunks, budgets, sigterm)}[sys.argv[2]])
+    main(Path(sys.argv[1]))

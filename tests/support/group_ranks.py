@@ -1,10 +1,11 @@
-"""A rank of stages of several devices: `-m tests.support.group_ranks FOLDER PP TP[,TP...] DP [few|tied|off]`.
+"""A rank of stages of several devices: `-m tests.support.group_ranks FOLDER MESH...`.
 
-Inputs arrive at different times on every rank. Goes through all ways to agree, with BF and BFW, some passes
-each over one batch, then trains two steps. Writes ranks-<rank>.json: by case, what the rank dispatched in
-each pass, the loss, how far its gradients are from plain JAX, and their hash; then the losses of two steps.
-With "few" it goes through two ways, with BFW; with "tied" too, with a model whose head is its embedding; with
-"off" every rank decides for itself.
+MESH: "PP TP[,TP...] DP [few|tied|off]". Goes through one after the other in the same processes. Inputs arrive
+at different times on every rank. On each mesh it goes through all ways to agree, with BF and BFW, some passes
+each over one batch, then trains two steps. Writes FOLDER/MESH/ranks-<rank>.json: by case, what the rank
+dispatched in each pass, the loss, how far its gradients are from plain JAX, and their hash; then the losses
+of two steps. With "few" it goes through two ways, with BFW; with "tied" too, with a model whose head is its
+embedding; with "off" every rank decides for itself.
 """
 
 import hashlib
@@ -32,7 +33,13 @@ TERMS = [Terms(agreement=carrier, protocol=protocol) for carrier, protocol in WA
 PASSES = 2
 
 
-def main(folder, mesh, pipe, terms, schedules):
+def main(folder, size, word=""):
+    """One mesh; `word` says what is special about it."""
+    terms, schedules = ([TERMS[0], TERMS[-1]], ["bfw"]) if word in ("few", "tied") else (TERMS, ["bf", "bfw"])
+    pipe = toy.tied_pipeline(sharding={"*.table": P(None, "tp")}) if word == "tied" else pipeline()
+    pp, tp, dp = size.split()
+    widths = [int(width) for width in tp.split(",")]
+    mesh = rrfp.Mesh(pp=int(pp), tp=widths if len(widths) > 1 else widths[0], dp=int(dp))
     delays = Delays(skew=0.01, seed=1)
     trainer = toy.trainer(
         pipe=pipe,
@@ -56,6 +63,7 @@ def main(folder, mesh, pipe, terms, schedules):
         cases[f"{way.agreement} {way.protocol} {schedule}"] = passes
     found = {"cases": cases, "losses": [report.loss for report in trainer.steps(2)]}
     found["stages"] = trainer._world.roster.stages[trainer._world.rank]
+    folder.mkdir(exist_ok=True)
     (folder / f"ranks-{trainer._world.rank}.json").write_text(json.dumps(found))
 
 
@@ -74,12 +82,8 @@ def one_pass(trainer, batch, expected, reference):
 
 
 if __name__ == "__main__":
-    if sys.argv[5:] == ["off"]:
-        agreement.member = lambda scheduler, *others: Alone(scheduler)
-    few = [TERMS[0], TERMS[-1]], ("bfw",)
-    chosen = few if sys.argv[5:] in (["few"], ["tied"]) else (TERMS, ("bf", "bfw"))
-    tied = toy.tied_pipeline(sharding={"*.table": P(None, "tp")})
-    pipe = tied if sys.argv[5:] == ["tied"] else pipeline()
-    pp, *tp, dp = (int(size) for argument in sys.argv[2:5] for size in argument.split(","))
-    mesh = rrfp.Mesh(pp=pp, tp=tp if len(tp) > 1 else tp[0], dp=dp)
-    main(Path(sys.argv[1]), mesh, pipe, *chosen)
+    for given in sys.argv[2:]:
+        *size, word = given.split() if given[-1].isalpha() else [*given.split(), ""]
+        if word == "off":
+            agreement.member = lambda scheduler, *others: Alone(scheduler)
+        main(Path(sys.argv[1]) / given, " ".join(size), word)
