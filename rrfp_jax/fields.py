@@ -13,10 +13,13 @@ from typing import Any
 
 from rrfp_jax.errors import UsageError
 
-LARGEST = 2**63 - 1
+LARGEST = 2**64 - 1
 
 LONGEST_NAME, LONGEST_PATH = 200, 3000
 """In bytes; file systems take 255 and 4095, and names get endings."""
+
+LONGEST_REASON = 1000
+"""Letters of a reason that is told; what stands in a file may be of any length."""
 
 
 def check_fields(config: Any) -> None:
@@ -32,13 +35,24 @@ def check_fields(config: Any) -> None:
     for item in dataclasses.fields(config):
         value, hint = getattr(config, item.name), hints[item.name]
         if not _fits(value, hint):
-            raise UsageError(
-                f"{item.name}={value!r}: is of type {type(value).__name__}; give {' or '.join(_words(hint))}"
-            )
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise UsageError(
-                f"{item.name}={value}: is beyond what a machine counts to; give at most {LARGEST}"
-            )
+            kind, wanted = type(value).__name__, " or ".join(_words(hint))
+            raise UsageError(f"{item.name}={shown(value)}: is of type {kind}; give {wanted}")
+    check_numbers(config)
+
+
+def check_numbers(config: Any) -> None:
+    """Refuse a field with a whole number that no machine counts to.
+
+    Raises:
+        UsageError: naming the field.
+    """
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        for number in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(number, int) and abs(number) > LARGEST:
+                raise UsageError(
+                    f"{item.name}={shown(value)}: is beyond what a machine counts to; give at most {LARGEST}"
+                )
 
 
 def check_path(name: str, given: Any) -> None:
@@ -59,6 +73,18 @@ def check_path(name: str, given: Any) -> None:
         )
 
 
+def path_of(what: str, given: Any) -> Path:
+    """What was given as the path of a file.
+
+    Raises:
+        UsageError: it is none, or one that `check_path` refuses; the message begins with `what`.
+    """
+    if not isinstance(given, (str, os.PathLike)) or not os.fspath(given):
+        raise UsageError(f"{what}={given!r}: give the path of a file")
+    check_path(what, given)
+    return Path(given)
+
+
 def check_name(name: str, given: str, folder: str) -> None:
     """Refuse a run's name that is no plain file name in that folder.
 
@@ -68,6 +94,20 @@ def check_name(name: str, given: str, folder: str) -> None:
     if not given or "/" in given or given.startswith("."):
         raise UsageError(f"{name}={given!r}: give a plain file name, for {folder}/<name>/")
     check_path(name, given)
+
+
+def printable(text: str) -> str:
+    """A reason that may quote a file: on one line, without characters that command a terminal, and short."""
+    plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return plain if len(plain) <= LONGEST_REASON else f"{plain[:LONGEST_REASON]}..."
+
+
+def shown(value: Any) -> str:
+    """A value as messages have it; Python writes no number of more than 4,300 digits."""
+    try:
+        return printable(repr(value))
+    except ValueError:
+        return f"<{type(value).__name__} of too many digits>"
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -84,8 +124,18 @@ def _fits(value: Any, hint: Any) -> bool:
         several = isinstance(value, Sequence) and not isinstance(value, str)
         fits = several and (choices[1:] != (...,) or all(_fits(own, choices[0]) for own in value))
     elif isinstance(hint, type) and origin is None and hint is not Any:
-        fits = getattr(hint, "_is_protocol", False) or isinstance(value, hint)
+        fits = _answers(value, hint) if getattr(hint, "_is_protocol", False) else isinstance(value, hint)
     return fits
+
+
+def _answers(value: Any, protocol: type) -> bool:
+    """Whether there is all that a protocol names; asked of the class, as an instance might begin to work."""
+    if hasattr(type(value), "__getattr__"):
+        return True
+    names = {*vars(protocol), *vars(protocol).get("__annotations__", {})}
+    wanted = [name for name in names if not name.startswith("_") or name == "__call__"]
+    own = getattr(value, "__dict__", {})
+    return all(name in own or hasattr(type(value), name) for name in wanted)
 
 
 def _words(hint: Any) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 OTHERS_WRITE, OTHERS_READ = 0o022, 0o044
@@ -12,17 +14,38 @@ OTHERS_WRITE, OTHERS_READ = 0o022, 0o044
 
 
 def move_away(folder: Path) -> Path:
-    """Rename a folder to the first free `<name>.<number>`, which is returned."""
+    """Rename a folder, or a file, to the first free `<name>.<number>`, which is returned."""
     number = 1
     while (new := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
     return folder.rename(new)
 
 
+def open_regular(path: str | Path, folder: int | None = None) -> int:
+    """Open a file for reading; the descriptor of it.
+
+    Reading a pipe or a device might never end, so they are refused. What was opened is asked, not its name,
+    which may be another file's by then.
+
+    Args:
+        path: of the file.
+        folder: descriptor of the folder that the path begins at; None for the current one.
+
+    Raises:
+        OSError: it cannot be opened, or is something else; `strerror` says why.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)
+    except ValueError:  # of the name itself
+        raise OSError(errno.EINVAL, "no file can have such a name", repr(path)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, and no file", str(path))
+    return descriptor
+
+
 def open_own(path: str | Path, refused: int, folder: int | None = None) -> int:
     """Open a file of this user for reading; the descriptor of it.
-
-    What was opened is asked, not its name, which may be another file's by then.
 
     Args:
         path: of the file.
@@ -30,13 +53,11 @@ def open_own(path: str | Path, refused: int, folder: int | None = None) -> int:
         folder: descriptor of the folder that the path begins at; None for the current one.
 
     Raises:
-        OSError: it cannot be opened, or is no file.
+        OSError: see `open_regular`.
         PermissionError: it belongs to another user, or others may read or write it.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)  # a pipe must not be waited for
+    descriptor = open_regular(path, folder)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no file")
         require_own(descriptor, refused)
     except BaseException:
         os.close(descriptor)
@@ -56,3 +77,26 @@ def require_own(descriptor: int, refused: int) -> None:
     if found.st_mode & refused:
         may = "read" if found.st_mode & refused & OTHERS_READ else "write"
         raise PermissionError(errno.EPERM, f"others may {may} it (mode {stat.S_IMODE(found.st_mode):o})")
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[int]:
+    """A file, opened for reading, as a descriptor; raises as `open_regular` does."""
+    descriptor = open_regular(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_whole(path: str | Path, most: int) -> bytes:
+    """The content of a file of at most so many bytes.
+
+    Raises:
+        OSError: it cannot be read, is no file, or has more bytes; `strerror` says why.
+    """
+    with opened(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than the {most} bytes that are read", str(path))
+    return content

@@ -21,7 +21,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.driver.device import LEAD_SECONDS
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.views.trace_file import read_trace
+from rrfp_jax.views.trace_reading import read_trace
 
 STEPS = 4
 RUN_SECONDS = 300.0

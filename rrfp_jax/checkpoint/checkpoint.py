@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import jax
+import msgspec
 import numpy as np
 
-from rrfp_jax.checkpoint.folder import CheckpointFolder, RunState
+from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.leaves import Key, name_of
-from rrfp_jax.checkpoint.orbax_files import METADATA, Damaged, Leaf, joined, write_leaf
+from rrfp_jax.checkpoint.manifest import METADATA, Leaf, RunState
+from rrfp_jax.checkpoint.orbax_files import Damaged, joined, write_leaf
 from rrfp_jax.checkpoint.parts import Parts, Place, shards_to_write
 from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Restored, misfits_of, read_all
 from rrfp_jax.errors import TrainingError, UsageError
@@ -154,16 +156,16 @@ class Checkpoints:
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             return list(pool.map(lambda pair: write_leaf(staging, *pair), arrays))
 
-    def _merged(self, parts: Sequence[Sequence[Leaf]]) -> dict[str, Leaf]:
-        """All ranks' leaves by name.
+    def _merged(self, parts: Sequence[Any]) -> dict[str, Leaf]:
+        """All ranks' leaves by name; each rank's are a list, plain data if they came from another process.
 
         Raises:
             TrainingError: two have the same name and other contents.
         """
         found: dict[str, list[tuple[int, Leaf]]] = {}
         for rank, part in enumerate(parts):
-            for leaf in part:
-                found.setdefault(name_of(leaf["key"]), []).append((rank, leaf))
+            for leaf in msgspec.convert(part, list[Leaf]):
+                found.setdefault(name_of(leaf.key), []).append((rank, leaf))
         merged = {}
         for name, own in found.items():
             try:
@@ -194,13 +196,19 @@ class Checkpoints:
 
     # Restoring.
 
-    def restore(self, wanted: Mapping[Key, Any], step: int | None = None) -> Restored | None:
+    def restore(
+        self,
+        wanted: Mapping[Key, Any],
+        step: int | None = None,
+        check: Callable[[RunState], object] = lambda run: None,
+    ) -> Restored | None:
         """The latest checkpoint, or that of a step. One that is damaged is passed over, and that is said.
 
         Args:
             wanted: specs (shape, dtype, sharding) of this process's leaves, or arrays like them; what its
                 devices have of them is read, however they lay when they were saved.
             step: of the checkpoint; None for the latest.
+            check: raises `ValueError` for a state that nobody could go on from.
 
         Returns:
             None if there is no checkpoint.
@@ -220,19 +228,25 @@ class Checkpoints:
         parts = self._world.gather("the leaves to restore", own, START_SECONDS)
         everything = {name: spec for part in parts for name, spec in part.items()}
         for candidate in sorted(steps if step is None else [step], reverse=True):
-            found = self._read(candidate, wanted, everything)
+            found = self._read(candidate, wanted, everything, check)
             if found is not None:
                 return found
         if steps:
             raise TrainingError(f"{self._folder.path}: no checkpoint is intact; to begin anew, move it away")
         return None
 
-    def _read(self, step: int, wanted: Mapping[Key, Any], everything: Mapping[str, Any]) -> Restored | None:
+    def _read(
+        self,
+        step: int,
+        wanted: Mapping[Key, Any],
+        everything: Mapping[str, Any],
+        check: Callable[[RunState], object],
+    ) -> Restored | None:
         """This process's leaves of a checkpoint; None if it is damaged for any process."""
         folder, found, damage = self._folder.final(step), None, ""
         misfits: Sequence[str] = ()
         try:
-            run, leaves = self._folder.open(step)
+            run, leaves = self._folder.open(step, check)
             misfits = misfits_of(leaves, everything)
             if not misfits:
                 found = Restored(folder=folder, run=run, leaves=read_all(folder, leaves, wanted))

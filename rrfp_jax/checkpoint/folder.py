@@ -9,40 +9,39 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.checkpoint.orbax_files import METADATA, Damaged, Leaf, read_file, tree_metadata, write_file
+import msgspec
+
+from rrfp_jax.checkpoint.manifest import (
+    METADATA,
+    Content,
+    Files,
+    Leaf,
+    Metadata,
+    RunState,
+    Sealed,
+    content_of,
+    run_state,
+    unknown_keys,
+)
+from rrfp_jax.checkpoint.orbax_files import Damaged, read_small, tree_metadata, write_file
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import printable
 from rrfp_jax.files import move_away
+from rrfp_jax.json_files import Unreadable, as_kind, parse_json, read_json
 
 MANIFEST = "rrfp.json"
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunState:
-    """What a run needs besides its arrays to go on as if it had never stopped; plain data.
-
-    Attributes:
-        step: steps done, hence the number of the next one, from which its random keys follow.
-        data: the position in the data, as the data sees it.
-        seed: of initial values, random keys and data order.
-        standing: how training stands otherwise (loss scale, steps left out).
-        config: of the run.
-        plan_hash: of the last step's microbatches.
-    """
-
-    step: int
-    data: Any = None
-    seed: int = 0
-    standing: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
-    plan_hash: str = ""
+STEP = re.compile("0|[1-9][0-9]{0,17}")
+"""The name of a checkpoint: its step, in one way only."""
 
 
 class CheckpointFolder:
@@ -58,7 +57,7 @@ class CheckpointFolder:
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, in order."""
         with suppress(OSError):
-            return sorted(int(path.name) for path in self.path.iterdir() if path.name.isdecimal())
+            return sorted(int(path.name) for path in self.path.iterdir() if STEP.fullmatch(path.name))
         return []
 
     def final(self, step: int) -> Path:
@@ -91,11 +90,12 @@ class CheckpointFolder:
         """
         staging, final = self.staging(run.step), self.final(run.step)
         for leaf in leaves.values():
-            for path, (size, _) in leaf["files"].items():
+            for path, (size, _) in leaf.files.items():
                 if (staging / path).stat().st_size != size:
                     raise OSError(errno.EIO, "not as its rank wrote it; do all share it?", staging / path)
-        metadata = tree_metadata([tuple(leaf["key"]) for leaf in leaves.values()], asdict(run))
-        content = {"files": {METADATA: write_file(staging / METADATA, metadata)}, "leaves": leaves}
+        metadata = tree_metadata([leaf.key for leaf in leaves.values()], asdict(run))
+        files = Files(metadata=write_file(staging / METADATA, metadata))
+        content = msgspec.to_builtins(Content(files=files, leaves=dict(leaves)))
         sealed = {"crc32": _checksum(content), "content": content}
         write_file(staging / MANIFEST, json.dumps(sealed).encode())
         if final.exists():
@@ -112,35 +112,48 @@ class CheckpointFolder:
         """Remove what there is of an unfinished checkpoint, if that is possible."""
         shutil.rmtree(path, ignore_errors=True)
 
-    def open(self, step: int) -> tuple[RunState, Mapping[str, Leaf]]:
+    def open(
+        self, step: int, check: Callable[[RunState], object] = lambda run: None
+    ) -> tuple[RunState, Mapping[str, Leaf]]:
         """A checkpoint's state, and its leaves by name.
 
+        Args:
+            step: of the checkpoint.
+            check: raises `ValueError` for a state that nobody could go on from.
+
         Raises:
-            Damaged: the manifest or the metadata are not as they were written.
+            Damaged: the manifest or the metadata are not as they were written, or not of this step.
             UsageError: a later version wrote it, and keeps more than this one knows.
         """
-        manifest = self.final(step) / MANIFEST
-        intact = False
+        manifest, metadata = self.final(step) / MANIFEST, self.final(step) / METADATA
         try:
-            sealed = json.loads(manifest.read_bytes())
-            intact = sealed["crc32"] == _checksum(sealed["content"])
-        except OSError as error:
-            raise Damaged(f"{manifest} cannot be read: {error.strerror}") from None
-        except (ValueError, TypeError, KeyError):
-            pass
-        if not intact:
+            sealed = read_json(manifest, Sealed)
+        except Unreadable as error:
+            raise Damaged(str(error)) from None
+        if sealed.crc32 != _checksum(sealed.content):
             raise Damaged(f"{manifest} is not as it was written")
-        content = sealed["content"]
-        size, checksum = content["files"][METADATA]
-        metadata = bytearray(size)
-        read_file(self.final(step) / METADATA, checksum, memoryview(metadata))
-        state = json.loads(metadata)["custom_metadata"]
-        if unknown := sorted(state.keys() - {item.name for item in fields(RunState)}):
+        with _damaged_if_wrong(manifest):
+            content = content_of(sealed)
+        stored = read_small(metadata, content.files.metadata)
+        with _damaged_if_wrong(metadata):
+            state = as_kind(parse_json(stored), Metadata).custom_metadata
+        if unknown := unknown_keys(state):
             raise UsageError(
-                f"{self.final(step)} has {', '.join(unknown)}, which this version of rrfp_jax does not know: "
-                f"go on with the version that wrote it"
+                f"{self.final(step)} has {printable(', '.join(unknown))}, which this version of rrfp_jax "
+                f"does not know: go on with the version that wrote it"
             )
-        return RunState(**state), content["leaves"]
+        with _damaged_if_wrong(metadata):
+            check(run := run_state(state, step))
+        return run, content.leaves
+
+
+@contextmanager
+def _damaged_if_wrong(file: Path) -> Iterator[None]:
+    """What cannot be in a file is damage of that file."""
+    try:
+        yield
+    except ValueError as error:
+        raise Damaged(f"{file}: {printable(str(error))}") from None
 
 
 def _remove(checkpoint: Path) -> None:

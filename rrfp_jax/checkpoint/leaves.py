@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -11,6 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import printable
+
+LONGEST_NAME = 255
+"""Bytes of a folder's name that file systems take."""
 
 Key: TypeAlias = tuple[str, ...]
 """The way to a leaf, such as ("params", "3", "attention", "query") or ("optimizer", "0", "count").
@@ -30,16 +35,30 @@ def keyed(tree: Any, *prefix: str) -> list[tuple[Key, Any]]:
     """The leaves of a tree of arrays or specs, with their keys; typed random keys as plain numbers.
 
     Raises:
-        UsageError: two leaves have the same name, or one has a slash in it: names are those of folders.
+        UsageError: two leaves have the same name, or one has a name that no folder can have.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     found = [(_key(prefix, path), _numbers(leaf)) for path, leaf in leaves]
     counted = Counter(name_of(key) for key, _ in found)
     for name, count in counted.items():
-        if "/" in name or count > 1:
-            wrong = "has a slash in it" if "/" in name else f"is that of {count} leaves"
-            raise UsageError(f"the name {name} {wrong}, so it cannot be stored: rename the parameter")
+        wrong = why_unstorable(name) or (f"is that of {count} leaves" if count > 1 else "")
+        if wrong:
+            raise UsageError(
+                f"the name {printable(name)} {wrong}, so it cannot be stored: rename the parameter"
+            )
     return found
+
+
+def why_unstorable(name: str) -> str:
+    """Why no folder can have the name of a leaf, as the end of a sentence; empty if one can."""
+    if "/" in name:
+        return "has a slash in it"
+    if name in ("", ".", ".."):
+        return "is no name of a folder"
+    if not name.isprintable():
+        return "has a character that cannot be printed"
+    length = len(os.fsencode(name))
+    return f"has {length} bytes, of which a folder takes {LONGEST_NAME}" if length > LONGEST_NAME else ""
 
 
 def filled(specs: Any, leaves: Mapping[Key, Any], *prefix: str) -> Any:

@@ -10,27 +10,21 @@ chunk, in a file of its own, for each shard.
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from rrfp_jax.checkpoint.leaves import Key, name_of
+from rrfp_jax.checkpoint.manifest import HEADER, Leaf, Written, file_of
 from rrfp_jax.checkpoint.parts import Parts, Place
-
-METADATA = "_METADATA"
-
-HEADER = ".zarray"
-
-Leaf: TypeAlias = dict[str, Any]
-"""What is known of a stored array, as plain data: key, shape, that of its parts, dtype, and files: {path:
-[bytes, CRC-32]}."""
+from rrfp_jax.files import opened
 
 
 class Damaged(Exception):
@@ -60,14 +54,14 @@ def write_leaf(folder: Path, key: Key, leaf: Parts) -> Leaf:
     for place, array in leaf.arrays.items():
         if array.size:
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-            contents[f"{name}/{_file_of(place)}"] = data
-    return {
-        "key": list(key),
-        "shape": list(leaf.shape),
-        "part": list(leaf.part),
-        "dtype": dtype.name,
-        "files": {path: list(write_file(folder / path, content)) for path, content in contents.items()},
-    }
+            contents[f"{name}/{file_of(place)}"] = data
+    return Leaf(
+        key=key,
+        shape=tuple(leaf.shape),
+        part=tuple(leaf.part),
+        dtype=dtype.name,
+        files={path: write_file(folder / path, content) for path, content in contents.items()},
+    )
 
 
 def read_leaf(
@@ -84,23 +78,19 @@ def read_leaf(
     Raises:
         Damaged: a file is missing, too short or long, or has other bytes.
     """
-    shape, dtype, name = leaf["shape"], np.dtype(leaf["dtype"]), name_of(leaf["key"])
+    shape, dtype, name = leaf.shape, np.dtype(leaf.dtype), name_of(leaf.key)
     part = shape if part is None else part
     places = [(0,) * len(shape)] if places is None else places
-    stored = leaf.get("part") or shape  # the first versions wrote every array in one
+    stored = leaf.stored_part
     found = {place: np.empty(part, dtype) for place in places}
-    grid = [range(-(-n // max(size, 1))) for n, size in zip(shape, stored, strict=True)]
 
-    def read(file: str, into: memoryview) -> None:
-        _, checksum = leaf["files"].get(path := f"{name}/{file}", (0, 0))
-        read_file(folder / path, checksum, into)
-
-    read(HEADER, memoryview(bytearray(leaf["files"][f"{name}/{HEADER}"][0])))
-    for there in itertools.product(*grid) if math.prod(shape) else ():
+    read_small(folder / f"{name}/{HEADER}", leaf.files[f"{name}/{HEADER}"])
+    for there in leaf.places:
         cuts = {place: _overlap(place, part, there, stored) for place in places}
         if any(cuts.values()) or not shape:
             array = np.empty(stored, dtype)
-            read(_file_of(there), array.reshape(-1).view(np.uint8).data)
+            path = f"{name}/{file_of(there)}"
+            read_file(folder / path, leaf.files[path][1], array.reshape(-1).view(np.uint8).data)
             for place, cut in cuts.items():
                 if cut is not None:
                     found[place][cut[0]] = array[cut[1]]
@@ -113,14 +103,14 @@ def joined(parts: Sequence[Leaf]) -> Leaf:
     Raises:
         ValueError: they differ in what they both have written.
     """
-    files: dict[str, Any] = {}
+    files: dict[str, Written] = {}
     for leaf in parts:
-        if {**leaf, "files": None} != {**parts[0], "files": None}:
+        if msgspec.structs.replace(leaf, files={}) != msgspec.structs.replace(parts[0], files={}):
             raise ValueError
-        for path, written in leaf["files"].items():
+        for path, written in leaf.files.items():
             if files.setdefault(path, written) != written:
                 raise ValueError
-    return {**parts[0], "files": files}
+    return msgspec.structs.replace(parts[0], files=files)
 
 
 def _overlap(
@@ -179,21 +169,42 @@ def read_file(path: Path, checksum: int, into: memoryview) -> None:
     """Read a file that fills the buffer.
 
     Raises:
-        Damaged: it is missing, too short or long, or has other bytes.
+        Damaged: it is missing, no file, too short or long, or has other bytes.
     """
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != len(into):
-                raise Damaged(f"{path} has {size} bytes instead of {len(into)}")
-            at = 0
-            while at < size and (count := file.readinto(into[at:])):
-                at += count
-    except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}") from None
+    with _of_size(path, len(into)) as descriptor:
+        _fill(descriptor, into)
     if zlib.crc32(into) != checksum:
         raise Damaged(f"{path} has other bytes than were written")
 
 
-def _file_of(place: Place) -> str:
-    return ".".join(map(str, place)) or "0"
+def read_small(path: Path, written: Written) -> bytes:
+    """A file of known size and checksum; memory is taken once it is known to have that size.
+
+    Raises:
+        Damaged: see `read_file`.
+    """
+    size, checksum = written
+    with _of_size(path, size) as descriptor:
+        _fill(descriptor, memoryview(content := bytearray(size)))
+    if zlib.crc32(content) != checksum:
+        raise Damaged(f"{path} has other bytes than were written")
+    return bytes(content)
+
+
+@contextmanager
+def _of_size(path: Path, size: int) -> Iterator[int]:
+    """A file of so many bytes, opened for reading, as a descriptor."""
+    try:
+        with opened(path) as descriptor:
+            actual = os.fstat(descriptor).st_size
+            if actual != size:
+                raise Damaged(f"{path} has {actual} bytes instead of {size}")
+            yield descriptor
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _fill(descriptor: int, into: memoryview) -> None:
+    at = 0
+    while at < len(into) and (count := os.readv(descriptor, [into[at:]])):
+        at += count

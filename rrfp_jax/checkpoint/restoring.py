@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.checkpoint.folder import RunState
 from rrfp_jax.checkpoint.leaves import Key, name_of
-from rrfp_jax.checkpoint.orbax_files import Leaf, read_leaf
+from rrfp_jax.checkpoint.manifest import Leaf, RunState
+from rrfp_jax.checkpoint.orbax_files import read_leaf
 from rrfp_jax.checkpoint.parts import Parts, places_here
 
 FILES_AT_ONCE = 8
@@ -51,7 +51,7 @@ def _read_like(folder: Path, leaf: Leaf, spec: Any) -> Parts:
 
 def misfits_of(leaves: Mapping[str, Leaf], everything: Mapping[str, Any]) -> list[str]:
     """How the leaves of a checkpoint differ from those wanted, as sentences."""
-    there = {name: f"{leaf['dtype']}{leaf['shape']}" for name, leaf in leaves.items()}
+    there = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves.items()}
     here = {name: f"{dtype}{shape}" for name, (shape, dtype) in everything.items()}
     found = [f"it lacks {name}" for name in here if name not in there]
     found += [f"its {name} is not in the model" for name in there if name not in here]

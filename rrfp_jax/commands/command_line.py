@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -71,18 +70,6 @@ def check_output(file: Path) -> None:
         raise UsageError(f"{file}: is a folder; give a file")
 
 
-def write_json(file: Path, content: Any) -> None:
-    """Write plain data.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    try:
-        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
-
-
 def exit_status(command: str, body: Callable[[], int]) -> int:
     """What a command's body returns; if it raises one of our errors, that in one line, and its status.
 
@@ -96,10 +83,15 @@ def exit_status(command: str, body: Callable[[], int]) -> int:
         if joined is not None and joined.in_company():
             raise
         said = "interrupted" if isinstance(error, KeyboardInterrupt) else error
-        print(f"{command}: {said}", file=sys.stderr)
+        print(f"{command}: {_plain(said)}", file=sys.stderr)
         return {UsageError: REFUSED, KeyboardInterrupt: INTERRUPTED}.get(type(error), FAILED)
     finally:
         warnings.formatwarning = usual
+
+
+def _plain(said: object) -> str:
+    """A message without characters that command a terminal; users' tracebacks have several lines."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in str(said))
 
 
 def _warned(command: str, message: Warning | str, *where: Any, **line: Any) -> str:

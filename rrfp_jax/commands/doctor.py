@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, check_output, exit_status, write_json
+from rrfp_jax.commands.command_line import Parser, check_output, exit_status
 from rrfp_jax.errors import DONE, FAILED, UsageError
+from rrfp_jax.json_files import write_json
 
 COMMAND = "rrfp-doctor"
 
@@ -61,7 +62,7 @@ def _examine(arguments: Sequence[str]) -> int:
             print(f"rank {rank}: {finding}" if several else finding, flush=True)
     if options.json is not None:
         file = options.json if rank == 0 else options.json.with_name(f"{options.json.name}.{rank}")
-        write_json(file, [dataclasses.asdict(finding) for finding in findings])
+        write_json(file, [dataclasses.asdict(finding) for finding in findings], indent=1)
     return FAILED if any(finding.level == "FAIL" for finding in findings) else DONE
 
 

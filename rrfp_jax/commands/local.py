@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,8 +69,8 @@ def _taken(flag: str, things: str, argv: Sequence[str]) -> tuple[int | None, lis
         return None, rest
     joined = "=" in rest[at]
     value = rest[at].partition("=")[2] if joined else "".join(rest[at + 1 : at + 2])
-    if not value.isdecimal():
-        raise UsageError(f"{flag} {value}: give a number of {things}")
+    if not re.fullmatch("[0-9]{1,9}", value):
+        raise UsageError(f"{flag} {value}: give a number of {things}, of at most nine digits")
     return int(value), rest[:at] + rest[at + (1 if joined else 2) :]
 
 

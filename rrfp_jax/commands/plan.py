@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, check_output, exit_status, write_json
+from rrfp_jax.commands.command_line import Parser, check_output, exit_status
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
+from rrfp_jax.json_files import write_json
 from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
 
 COMMAND = "rrfp-plan"
@@ -75,7 +76,7 @@ def _plan(arguments: Sequence[str]) -> int:
         memory = int(memory * (options.memory_share or MEMORY_SHARE))
     planned = plan_run(config, device.at(options.efficiency), link or LINKS[device.link], memory)
     if options.json is not None:
-        write_json(options.json, planned.as_json_object())
+        write_json(options.json, planned.as_json_object(), indent=1)
     print(planned, flush=True)
     return DONE
 

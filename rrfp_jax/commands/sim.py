@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, check_output, exit_status, write_json
+from rrfp_jax.commands.command_line import Parser, check_output, exit_status
 from rrfp_jax.commands.simulation import PLANNED, POLICIES, Comparison, simulate
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS
 from rrfp_jax.core.measure.jitter import LEVELS
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import NAMED, RANKED
 from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.json_files import write_json
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.links import NETWORKS
 from rrfp_jax.sim.planned import EVALUATIONS
@@ -100,17 +101,14 @@ def _workload(options: argparse.Namespace) -> Workload | str:
 
 
 def _write(comparison: Comparison, options: argparse.Namespace) -> None:
-    try:
-        if options.out is not None:
-            found = comparison.as_json_object()
-            only = found if len(found) > 1 else next(iter(found.values()))
-            write_json(options.out, only)
-        if options.trace is not None:
-            comparison.write_trace(options.trace)
-        if options.plot is not None:
-            comparison.draw(options.plot)
-    except OSError as error:
-        raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
+    if options.out is not None:
+        found = comparison.as_json_object()
+        only = found if len(found) > 1 else next(iter(found.values()))
+        write_json(options.out, only, indent=1)
+    if options.trace is not None:
+        comparison.write_trace(options.trace)
+    if options.plot is not None:
+        comparison.draw(options.plot)
 
 
 def _parser() -> Parser:

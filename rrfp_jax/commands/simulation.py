@@ -22,6 +22,7 @@ from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import RANKED, Schedule, by_name, name_of
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import shown
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
 from rrfp_jax.sim.disturbances import Jittered
@@ -77,10 +78,7 @@ class Comparison(Mapping[str, Outcome]):
             UsageError: no way to write there.
         """
         steps = {name: [outcome.trace] for name, outcome in self.items()}
-        try:
-            write_trace(Path(path), steps, clock="virtual")
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+        write_trace(path, steps, clock="virtual")
 
     def draw(self, path: str | Path) -> None:
         """The first step of each schedule as a picture: .png, .svg or .pdf.
@@ -88,7 +86,7 @@ class Comparison(Mapping[str, Outcome]):
         Raises:
             UsageError: another format, too many stages to read, or no way to write there.
         """
-        draw({name: outcome.trace for name, outcome in self.items()}, Path(path))
+        draw({name: outcome.trace for name, outcome in self.items()}, path)
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -184,7 +182,7 @@ def simulate(
     _check_counts(0, spare_gradients=spare_gradients)
     _check_sizes(stages=stages, microbatches=microbatches, chunks=chunks)
     if seeds > MOST_SEEDS:
-        raise UsageError(f"seeds={seeds}: give at most {MOST_SEEDS}")
+        raise UsageError(f"seeds={shown(seeds)}: give at most {MOST_SEEDS}")
     policies = [policies] if isinstance(policies, str | Hint | FixedOrder | Planned) else policies
     if not policies:
         raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
@@ -211,12 +209,12 @@ def simulate(
 def _check_counts(least: int, **counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and (type(value) is not int or value < least):
-            raise UsageError(f"{name}={value!r}: give a whole number, at least {least}")
+            raise UsageError(f"{name}={shown(value)}: give a whole number, at least {least}")
 
 
 def _check_sizes(**sizes: int) -> None:
     if prod(sizes.values()) > MOST_FORWARDS:
-        given = ", ".join(f"{name}={value}" for name, value in sizes.items())
+        given = ", ".join(f"{name}={shown(value)}" for name, value in sizes.items())
         raise UsageError(f"{given}: a simulated step has at most {MOST_FORWARDS:,} forwards")
 
 

@@ -9,40 +9,30 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
 from rrfp_jax.core.tasks import Kind, Placement, Shape, Task
 
-CELL = re.compile(r"(\d+)([FBIW])(\d+)")
+NUMBER = "(0|[1-9][0-9]{0,8})"
+CELL = re.compile(f"{NUMBER}([FBIW]){NUMBER}")
 
 
 def read_csv(text: str) -> ListedOrder:
     """The order that a CSV file describes.
 
     Raises:
-        ValueError: naming line and cell: one that is no task, a virtual stage on a row where neither
-            placement has it, or that is left out; no tasks at all. What each stage must hold is checked by
-            its scheduler.
+        ValueError: naming line and cell: one that is no task, or a virtual stage on a row where neither
+            placement has it; a virtual stage or microbatch that is left out; no tasks at all. What each stage
+            must hold is checked by its scheduler.
     """
-    reader = csv.reader(io.StringIO(text))
-    cells = [
-        [
-            (f"line {reader.line_num}, cell {at}", cell.strip())
-            for at, cell in enumerate(row, 1)
-            if cell.strip()
-        ]
-        for row in reader
-    ]
+    cells = _cells(text)
     found = [[(at, *_parsed(at, cell)) for at, cell in row] for row in cells if row]
     if not found:
         raise ValueError("the CSV holds no tasks: give a row of cells such as 0F0 per stage")
     stages = len(found)
-    present = {v for row in found for _, v, _, _ in row}
-    last = max(present)
-    if len(present) <= last:
-        missing = next(v for v in range(last) if v not in present)
-        raise ValueError(f"virtual stage {missing} has no tasks, although {last} has some")
+    last = _last("virtual stage", {v for row in found for _, v, _, _ in row})
+    microbatches = 1 + _last("microbatch", {j for row in found for *_, j in row})
     chunks = last // stages + 1
     shapes: tuple[Shape, ...] = ("looped", "v")
     wrong = [_misplaced(found, Placement(stages, chunks, shape)) for shape in shapes]
@@ -52,7 +42,7 @@ def read_csv(text: str) -> ListedOrder:
         )
     placement = Placement(stages, chunks, shapes[wrong.index(None)])
     rows = tuple(tuple(Task(kind, v // stages, j) for _, v, kind, j in row) for row in found)
-    return ListedOrder(placement, 1 + max(j for row in found for *_, j in row), rows)
+    return ListedOrder(placement, microbatches, rows)
 
 
 def write_csv(schedule: FixedOrder, placement: Placement, microbatches: int) -> str:
@@ -66,6 +56,27 @@ def write_csv(schedule: FixedOrder, placement: Placement, microbatches: int) -> 
             for kind, chunk, microbatch in tasks
         )
     return out.getvalue()
+
+
+def _cells(text: str) -> list[list[tuple[str, str]]]:
+    """The cells of each row that are not empty, with their places."""
+    reader, rows = csv.reader(io.StringIO(text)), []
+    try:
+        for row in reader:
+            named = [(f"line {reader.line_num}, cell {at}", cell.strip()) for at, cell in enumerate(row, 1)]
+            rows.append([(at, cell) for at, cell in named if cell])
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num} is no CSV: {error}") from None
+    return rows
+
+
+def _last(what: str, present: Collection[int]) -> int:
+    """The highest number of a virtual stage or microbatch, if all below it are there, too."""
+    last = max(present)
+    if len(present) <= last:
+        missing = next(number for number in range(last) if number not in present)
+        raise ValueError(f"{what} {missing} has no tasks, although {last} has some")
+    return last
 
 
 def _parsed(at: str, cell: str) -> tuple[int, Kind, int]:

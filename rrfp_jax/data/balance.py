@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields
 
 Order: TypeAlias = Literal["drawn", "longest", "shortest", "zigzag"]
 """As drawn, by falling or rising cost, or the dearest and the cheapest of those left in turn."""
@@ -38,6 +39,7 @@ class Polynomial:
     square: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if min(self.fixed, self.linear, self.square) < 0 or self.linear + self.square <= 0:
             raise UsageError(f"{self}: costs must not be negative and must grow with tokens")
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Fit:
     multiple: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.buckets is None and self.padding is None:
             raise UsageError(f"{self}: give a number of buckets, a share of padding, or both")
         if self.buckets is not None and self.buckets < 1:

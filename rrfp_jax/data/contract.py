@@ -26,6 +26,9 @@ from rrfp_jax.user_code import called
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
+MOST_TOKENS = 2**30
+"""Of a step; the largest batches that anybody trains with have a tenth of them."""
+
 
 @dataclass(frozen=True)
 class Microbatch:

@@ -7,7 +7,6 @@ import hashlib
 import warnings
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ from rrfp_jax.data.sources import BadDocument, Raw, Source
 from rrfp_jax.data.tokenizers import Bytes, Tokenizer
 from rrfp_jax.data.tokens import offsets_path
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields, path_of
 
 NAMED = 10
 """Bad documents of one kind that a message names; it counts the others."""
@@ -51,6 +51,7 @@ class Corpus:
     bad: Literal["refuse", "skip"] = "refuse"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.bad not in ("refuse", "skip"):
             raise UsageError(f"bad={self.bad!r}: bad documents are 'refuse'd or 'skip'ped")
         if self.tokenizer is not None and self.tokenizer.size > self.vocabulary:
@@ -169,7 +170,7 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
     Raises:
         UsageError: another suffix, which `TokenFile` would take for raw numbers; and what `Corpus` refuses.
     """
-    path = Path(path)
+    path = path_of("path", path)
     if path.suffix != ".npy":
         raise UsageError(f"path={path}: tokens are written as an array; give a name that ends in .npy")
     kept = np.flatnonzero(corpus.lengths)

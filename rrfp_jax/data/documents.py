@@ -24,11 +24,12 @@ from rrfp_jax.data.balance import (
     rows_by_tokens,
 )
 from rrfp_jax.data.buckets import Fit, bucket_of, check_lengths
-from rrfp_jax.data.contract import Arrays, Microbatch
+from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
 from rrfp_jax.data.corpus import Corpus
 from rrfp_jax.data.draw import EMPTY, Draw, Drawn
 from rrfp_jax.data.shuffle import mix
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields
 
 _DTYPES = {"tokens": "int32", "labels": "int32", "mask": "float32"}
 _PACKED_DTYPES = {"segments": "int32", "positions": "int32"}
@@ -80,11 +81,15 @@ class Documents:
     order: Order = "drawn"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("tokens", "rows", "microbatches"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"{name}={value}: a step would hold no token; give {name} >= 1")
         if (self.tokens is None) == (self.rows is None):
             raise UsageError(f"tokens={self.tokens}, rows={self.rows}: give one, the size of a microbatch")
+        longest = self.lengths.longest if isinstance(self.lengths, Fit) else max(check_lengths(self.lengths))
+        if (tokens := self.microbatches * (self.tokens or (self.rows or 1) * longest)) > MOST_TOKENS:
+            raise UsageError(f"{tokens} tokens a step, padding included: give at most {MOST_TOKENS}")
         if self.split not in ("train", "validation"):
             raise UsageError(f"split={self.split!r}: no such split; give 'train' or 'validation'")
         if not 0 < self.validation_share < 1:
@@ -95,8 +100,6 @@ class Documents:
             raise UsageError(
                 f"order={self.order!r}: microbatches come in one of the orders {', '.join(ORDERS)}"
             )
-        if not isinstance(self.lengths, Fit):
-            check_lengths(self.lengths)
 
     @property
     def steps(self) -> int:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rrfp_jax.data.files import find_files
 from rrfp_jax.data.optional import imported
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields
 
 Raw: TypeAlias = "bytes | str | NDArray[Any]"
 """A document as it is read: text, text in UTF-8, or tokens."""
@@ -67,6 +68,7 @@ class TextFiles:
     document: Literal["file", "section"] = "file"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.document not in ("file", "section"):
             raise UsageError(f"document={self.document!r}: no such unit; give 'file' or 'section'")
 
@@ -131,6 +133,9 @@ class JsonLines:
 
     sizes = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def names(self) -> Sequence[str]:
         """`file:line`, counted from 1."""
@@ -145,7 +150,7 @@ class JsonLines:
                 found = json.loads(file.readline())
             except UnicodeDecodeError as error:
                 raise BadDocument("undecodable") from error
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadDocument("not JSON") from error
         return _raw(found, self.field)
 
@@ -182,6 +187,7 @@ class Examples:
     sizes = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not hasattr(self.examples, "__len__") or not hasattr(self.examples, "__getitem__"):
             kind = type(self.examples).__name__
             raise UsageError(f"examples of type {kind}: give something with a length and indices")
@@ -209,7 +215,7 @@ def hugging_face(path: str, field: str = "text", split: str = "train") -> Exampl
     datasets = imported("datasets", f"the dataset {path}")
     try:
         found = datasets.load_from_disk(path)
-    except (FileNotFoundError, ValueError) as error:
+    except Exception as error:  # the package raises no narrower one
         raise UsageError(f"{path}: no dataset written by save_to_disk ({error})") from error
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
@@ -227,7 +233,10 @@ def _raw(example: Any, field: str) -> Raw:
         example = example[field]
     if isinstance(example, (bytes, str)):
         return example
-    array = np.asarray(example) if isinstance(example, (list, tuple, np.ndarray)) else None
+    try:
+        array = np.asarray(example) if isinstance(example, (list, tuple, np.ndarray)) else None
+    except (ValueError, OverflowError) as error:  # ragged
+        raise BadDocument("neither text nor tokens") from error
     if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise BadDocument("neither text nor tokens")
     return array

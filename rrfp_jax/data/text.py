@@ -19,10 +19,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.data.contract import Arrays, Microbatch
+from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
 from rrfp_jax.data.files import TEXT_SUFFIXES, find_files
 from rrfp_jax.data.shuffle import shuffled
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields
 
 _DTYPES = {"tokens": "int32", "labels": "int32", "mask": "float32"}
 
@@ -59,9 +60,15 @@ class ByteText:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("sequence_length", "batch", "microbatches"):
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"{name}={value}: a step would hold no token; give {name} >= 1")
+        if (tokens := self.sequence_length * self.batch * self.microbatches) > MOST_TOKENS:
+            raise UsageError(
+                f"sequence_length={self.sequence_length}, batch={self.batch}, "
+                f"microbatches={self.microbatches}: {tokens} tokens a step; give at most {MOST_TOKENS}"
+            )
         if self.split not in ("train", "validation"):
             raise UsageError(f"split={self.split!r}: no such split; give 'train' or 'validation'")
         if not 0 < self.validation_share < 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +12,11 @@ from numpy.typing import NDArray
 
 from rrfp_jax.data.optional import imported
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields
+from rrfp_jax.files import read_whole
+
+LARGEST_TOKENIZER = 2**30
+"""Bytes of a tokenizer's file."""
 
 
 class Tokenizer(Protocol):
@@ -65,6 +69,9 @@ class TokenizerFile:
 
     path: str
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @functools.cached_property
     def size(self) -> int:
         """With added tokens."""
@@ -98,6 +105,9 @@ class SentencePiece:
 
     path: str
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def size(self) -> int:
         """With control tokens."""
@@ -124,6 +134,6 @@ class SentencePiece:
 
 def _digest(path: str) -> str:
     try:
-        return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+        return hashlib.blake2b(read_whole(path, LARGEST_TOKENIZER), digest_size=8).hexdigest()
     except OSError as error:
         raise UsageError(f"tokenizer {path}: cannot be read: {error.strerror}") from error

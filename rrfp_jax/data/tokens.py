@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields
+from rrfp_jax.files import opened
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class TokenFile:
     path: str
     dtype: DTypeLike = "uint16"
     offsets: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @functools.cached_property
     def names(self) -> Sequence[str]:
@@ -71,9 +76,15 @@ def offsets_path(tokens: Path) -> Path:
 
 def _mapped(path: Path, dtype: DTypeLike, what: str) -> NDArray[Any]:
     try:
-        array = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, dtype, mode="r")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: no array of {what} ({error})") from error
+        with opened(path):  # nothing but a file can be mapped, and a pipe must not be waited for
+            array: NDArray[Any] = (
+                np.lib.format.open_memmap(path, mode="r")
+                if path.suffix == ".npy"
+                else np.memmap(path, dtype, mode="r")
+            )
+    except (OSError, ValueError, TypeError, OverflowError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: no array of {what} ({reason})") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UsageError(
             f"{path}: {array.dtype}{list(array.shape)} cannot be {what}: one axis of integers can"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rrfp_jax.checkpoint.checkpoint import OnError
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Checkpointing:
     resume: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.every_steps < 0 or not self.every_minutes >= 0:
             raise UsageError(
                 f"checkpoint.every_steps={self.every_steps}, every_minutes={self.every_minutes}: give an "

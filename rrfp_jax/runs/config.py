@@ -77,6 +77,8 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_path("directory", self.directory)
+        check_name("name", self.name, self.directory)
         if isinstance(self.split, str):  # as a tuple, of which command lines make others
             object.__setattr__(self, "split", (self.split,))
         if self.steps < 1:
@@ -96,8 +98,6 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             )
         if self.mesh.share_devices and (self.link_delay or self.link_bandwidth):
             raise UsageError("link_delay or link_bandwidth with mesh.share_devices: no link is between them")
-        check_path("directory", self.directory)
-        check_name("name", self.name, self.directory)
 
     @abstractmethod
     def pipeline(self) -> Pipeline:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rrfp_jax.errors import UsageError
-from rrfp_jax.files import move_away
+import msgspec
+
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.files import move_away, read_whole
+from rrfp_jax.json_files import Count, as_kind, parse_json
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runtime.processes.world import World
+
+LARGEST_METRICS = 2**32
+"""Bytes of a `metrics.jsonl` whose lines are kept: some ten million steps."""
+
+
+class MetricsLine(msgspec.Struct, frozen=True):
+    """A line of `metrics.jsonl`, as far as it must be known; its other keys are figures of the step."""
+
+    step: Count
 
 
 class RunFiles:
@@ -50,7 +63,9 @@ class RunFiles:
             self._take_place()
             self.write("config.json", as_json(self._config))
             part, metrics = self.folder / ".metrics.part", self.folder / "metrics.jsonl"
-            part.write_text("".join(_lines_before(self._done, self.folder)), encoding="utf-8")
+            lines = _lines_before(self._done, self.folder)
+            part.unlink(missing_ok=True)  # whatever it may be
+            part.write_text("".join(lines), encoding="utf-8")
             part.replace(metrics)  # whoever is killed here leaves all lines, or none that were cut short
             self._metrics = metrics.open("a", encoding="utf-8")
         except OSError as error:
@@ -61,25 +76,42 @@ class RunFiles:
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file beside the others."""
         if self._world.rank == 0:
-            text = json.dumps(content, indent=2, default=str)
-            (self.folder / name).write_text(text + "\n", encoding="utf-8")
+            with self._written(name):
+                text = json.dumps(content, indent=2, default=str)
+                (self.folder / name).write_text(text + "\n", encoding="utf-8")
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Write a step's line; complete at once, so a run can be watched and nothing is lost."""
         self._steps += 1
         if self._world.rank == 0:
-            self._metrics.write(json.dumps(line) + "\n")
-            self._metrics.flush()
+            with self._written("metrics.jsonl"):
+                self._metrics.write(json.dumps(line) + "\n")
+                self._metrics.flush()
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         if self._world.rank > 0:
             return
         self._metrics.close()
+        failed = ""
         for name, write in self._writes.items():
-            write(self.folder / name)
+            try:
+                write(self.folder / name)
+            except UsageError as refused:
+                failed = str(refused)
+        if kind is None and failed:
+            raise TrainingError(failed)
         if kind is not None:
             how = "interrupted" if kind is KeyboardInterrupt else "broken off"
             print(f"\n{how} after {self._steps} steps; files: {self.folder}/", flush=True)
+
+    @contextmanager
+    def _written(self, name: str) -> Iterator[None]:
+        """Inside, a file is written; if it cannot be, the run breaks off."""
+        try:
+            yield
+        except OSError as error:
+            reason = f"{self.folder / name}: cannot be written: {error.strerror}"
+            raise TrainingError(reason) from None
 
     def _take_place(self) -> None:
         made = self._world.folder
@@ -98,7 +130,7 @@ def _lines_before(step: int, folder: Path) -> list[str]:
     """The complete lines of the steps before this one, from an earlier start of the run.
 
     They are in the run's folder, or else in the latest of those that were moved away: a start that was killed
-    too early to have lines of its own may have taken the place.
+    too early to have lines of its own may have taken the place. A file with other lines is kept beside it.
     """
     if step == 0:
         return []
@@ -107,5 +139,26 @@ def _lines_before(step: int, folder: Path) -> list[str]:
     places = [own] if own.exists() else sorted(moved, key=lambda path: path.stat().st_mtime)
     if not places:
         return []
-    lines = places[-1].read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]
+    found, wrong = _lines_of(places[-1])
+    if wrong:
+        kept = move_away(own) if own.exists() else places[-1]
+        print(f"{places[-1]}: {wrong}; it is kept as {kept}, and the run goes on without that", flush=True)
+    return [line for number, line in found if number < step]
+
+
+def _lines_of(path: Path) -> tuple[list[tuple[int, str]], str]:
+    """The lines of a `metrics.jsonl` with their steps, and what is wrong with the others, if anything is.
+
+    A last line that was cut short is not wrong: somebody was killed while it was written.
+    """
+    try:
+        lines = read_whole(path, LARGEST_METRICS).split(b"\n")[:-1]
+    except OSError as error:
+        return [], f"cannot be read: {error.strerror}"
+    found, wrong = [], ""
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append((as_kind(parse_json(line), MetricsLine).step, f"{line.decode()}\n"))
+        except ValueError as error:
+            wrong = wrong or f"line {number} is no step's: {error}"
+    return found, wrong

@@ -11,6 +11,7 @@ import numpy as np
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_numbers, check_path
 from rrfp_jax.runtime.autodiff.remat import check_remat
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.group.agreement import Terms
@@ -44,6 +45,7 @@ class MemoryPolicy:
     spare_gradients: int = SPARE_GRADIENTS
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         check_remat(self.remat)
         parse_setting(self.activation_budget)
         limit, spare = self.max_in_flight, self.spare_gradients
@@ -83,6 +85,7 @@ class Execution:
     delays: Delays = field(default_factory=Delays)
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not is_positive(self.stall_seconds):
             raise UsageError(f"stall_seconds={self.stall_seconds!r}: give a number of seconds above 0")
         folder = self.executables
@@ -91,6 +94,8 @@ class Execution:
                 f"executables={folder!r}: give a folder to keep compiled programs in, such as "
                 f"'runs/.executables', or None to compile at every start"
             )
+        if folder is not None:
+            check_path("executables", folder)
 
 
 def group_of(kind: type[Group], flat: Any) -> Group:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields
+from rrfp_jax.json_files import Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +37,13 @@ class LossScale:
 
     value: float = 2.0**15
     dynamic: bool = True
-    good_steps: int = 0
-    growth_interval: int = 2000
+    good_steps: Count = 0
+    growth_interval: Count = 2000
     smallest: float = 2.0**-24
     largest: float = 2.0**24
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.value < math.inf:
             raise UsageError(f"loss_scale={self.value}: give a finite number above 0, or 'dynamic'")
         if self.dynamic and not (0 < self.smallest <= self.value <= self.largest < math.inf):

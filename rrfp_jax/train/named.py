@@ -14,10 +14,15 @@ from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import RANKED, Schedule, by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_path, printable
+from rrfp_jax.files import read_whole
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.train.pace import read_costs
 
 CSV = "csv:"
+
+LARGEST_ORDER = 2**24
+"""Bytes of a file with an order; a task takes about six."""
 
 PLANNED: Mapping[str, Planned] = {"planned": Planned(), "planned-split": Planned(base=BFW())}
 """Planned orders by name; "NAME:FILE" has costs of a file."""
@@ -69,12 +74,13 @@ def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:
 
 
 def _order_in(given: str) -> FixedOrder:
+    check_path("schedule", given)
     try:
-        order = read_csv(Path(given.removeprefix(CSV)).read_text(encoding="utf-8"))
+        order = read_csv(read_whole(given.removeprefix(CSV), LARGEST_ORDER).decode())
         rules = StepRules(placement=order.placement, microbatches=order.microbatches, schedule=order)
         check_can_end(rules)
     except OSError as error:
         raise UsageError(f"{given}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise UsageError(f"{given}: {error}") from None
+        raise UsageError(f"{given}: {printable(str(error))}") from None
     return order

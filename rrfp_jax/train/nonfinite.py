@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.json_files import Count
 from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.settings import OnNonfinite
@@ -26,8 +27,8 @@ class Standing:
     """
 
     loss_scale: LossScale
-    skipped: int = 0
-    in_vain: int = 0
+    skipped: Count = 0
+    in_vain: Count = 0
 
     def after(self, finite: bool) -> Standing:
         """After one more step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,8 @@ from typing import TypeVar
 from rrfp_jax.core.measure.cost_table import CostTable
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields, check_path, printable
+from rrfp_jax.json_files import load_json
 
 T = TypeVar("T")
 
@@ -31,12 +32,13 @@ def read_costs(path: Path, where: str) -> CostTable:
 
 
 def _read(path: Path, where: str, parse: Callable[[object], T], what: str) -> T:
+    check_path("file", path)
     try:
-        return parse(json.loads(path.read_text(encoding="utf-8")))
+        return parse(load_json(path))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: no {what}: {error}") from None
+    except ValueError as error:
+        raise UsageError(f"{where}: no {what}: {printable(str(error))}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class Pace:
     message_bytes: int = 65536
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.message_bytes < 1:
             raise UsageError(f"pace.message_bytes={self.message_bytes}: a message has at least one byte")
         if self.workload:

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.files import opened
 from rrfp_jax.runtime.programs.initial import InitFunction
 
 
@@ -91,10 +92,11 @@ def _index(files: Sequence[Path]) -> dict[str, Path]:
     where: dict[str, Path] = {}
     for path in files:
         try:
-            with safe_open(path, "numpy") as file:
+            with opened(path), safe_open(path, "numpy") as file:
                 names = list(file.keys())
         except (OSError, SafetensorError) as error:
-            raise UsageError(f"{path}: cannot be read as safetensors: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"{path}: cannot be read as safetensors: {reason}") from None
         for name in names:
             if name in where:
                 raise UsageError(

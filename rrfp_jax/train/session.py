@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from rrfp_jax.core.measure.cost_table import measured
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.errors import UsageError
+from rrfp_jax.json_files import write_json
 from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.sim.ahead import Planned
@@ -190,16 +190,16 @@ class Session:
         return {k: v for stage in self._engine.distinct for k, v in stage.params.items()}
 
     def write_trace(self, path: str | Path) -> None:
-        """The latest steps as a trace that Perfetto opens."""
-        write_trace(Path(path), {"run": self._stepper.traces})
+        """The latest steps as a trace that Perfetto opens; `UsageError` if it cannot be written."""
+        write_trace(path, {"run": self._stepper.traces})
 
     def write_costs(self, path: str | Path) -> None:
         """What tasks and transfers took in the latest steps, by bucket, for `schedules.Planned`; JSON.
 
-        Nothing is written before the first step.
+        Nothing is written before the first step. Raises as `write_trace` does.
         """
         if (table := measured(self._stepper.measured_steps)) is not None:
-            Path(path).write_text(json.dumps(table.as_json_object(), indent=1), encoding="utf-8")
+            write_json(path, table.as_json_object(), indent=1)
 
     # Saving.
 

@@ -10,6 +10,7 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_numbers
 from rrfp_jax.runtime.settings import Execution, MemoryPolicy, is_positive, is_whole
 from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 
@@ -45,6 +46,7 @@ class Numerics:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.accumulation not in ("index", "arrival"):
             raise UsageError(f"accumulation={self.accumulation!r}: choose 'index' or 'arrival'")
         if not isinstance(self.equal_schedules, bool):

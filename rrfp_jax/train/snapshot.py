@@ -8,14 +8,14 @@ from pathlib import Path
 import jax
 
 from rrfp_jax.checkpoint.checkpoint import Checkpoints, OnError
-from rrfp_jax.checkpoint.folder import RunState
 from rrfp_jax.checkpoint.leaves import Key, filled, keyed
+from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.checkpoint.parts import Parts
 from rrfp_jax.errors import UsageError
+from rrfp_jax.json_files import as_kind
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.nonfinite import Standing
 
 PARAMETERS, OPTIMIZER = "params", "optimizer"
@@ -36,18 +36,26 @@ def put_back(stages: Iterable[Stage], optimizers: Iterable[Optimizer], leaves: M
         optimizer.replace(filled(optimizer.tree, leaves, OPTIMIZER))
 
 
-def standing_of(run: RunState, seed: int) -> Standing:
+def standing_of(run: RunState) -> Standing:
     """How training stood.
 
     Raises:
-        UsageError: the run had another seed.
+        ValueError: it is something else.
+    """
+    return as_kind(dict(run.standing), Standing)
+
+
+def check_seed(run: RunState, seed: int) -> None:
+    """Refuse to go on from a run with another seed.
+
+    Raises:
+        UsageError: it had another.
     """
     if run.seed != seed:
         raise UsageError(
             f"seed={seed}: the checkpoint of step {run.step} is of a run with seed={run.seed}, whose random "
             f"keys and data order follow from it; give that one"
         )
-    return Standing(**{**run.standing, "loss_scale": LossScale(**run.standing["loss_scale"])})
 
 
 class Saves:
@@ -96,9 +104,9 @@ class Saves:
             key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             for key, leaf in leaves_of(stages, optimizers)
         }
-        found = Checkpoints(folder, self._world).restore(wanted, step)
+        found = Checkpoints(folder, self._world).restore(wanted, step, standing_of)
         if found is None:
             return None
-        standing = standing_of(found.run, self._seed)
+        check_seed(found.run, self._seed)
         put_back(stages, optimizers, found.leaves)
-        return found.run, standing
+        return found.run, standing_of(found.run)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-from rrfp_jax.checkpoint.folder import RunState
+from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.schedules import Schedule

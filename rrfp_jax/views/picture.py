@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import path_of
 
 COLOURS = {FORWARD: "#4c8eda", BACKWARD: "#e08e45", INPUT: "#f0b76b", WEIGHT: "#6aa84f"}
 NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: "input gradient", WEIGHT: "weight gradient"}
@@ -50,12 +51,13 @@ def check_picture(path: Path, rows: int) -> None:
         raise UsageError(f"{path}: {rows} rows of stages are too many to read; draw at most {MOST_ROWS}")
 
 
-def draw(steps: Mapping[str, StepTrace], path: Path) -> None:
+def draw(steps: Mapping[str, StepTrace], path: str | Path) -> None:
     """Draw steps by their titles into a file; light seams part tasks, grey is idle time.
 
     Raises:
         UsageError: an unknown format, too many stages, or no way to write there.
     """
+    path = path_of("picture", path)
     check_picture(path, sum(step.stages for step in steps.values()))
     try:
         _figure(steps, _TimeAxis.of(steps)).savefig(path)

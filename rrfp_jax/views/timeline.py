@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import path_of
 from rrfp_jax.views.picture import draw, svg_with_tips
 
 
@@ -21,7 +22,7 @@ class Timeline:
         Raises:
             UsageError: another format, too many stages, or no way to write there.
         """
-        path = Path(path)
+        path = path_of("picture", path)
         if path.suffix.lower() != ".svg":
             draw({self._title: self._trace}, path)
             return path

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
-from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.json_files import write_json
 
 TRACED_STEPS = 20
 """How many of the latest steps are kept to be written."""
@@ -18,11 +17,14 @@ SHORTEST_GAP = 50e-6
 """Idle times below this (s) are left out of the file."""
 
 
-def write_trace(path: Path, groups: Mapping[str, Iterable[StepTrace]], clock: str = "rank 0") -> None:
+def write_trace(path: str | Path, groups: Mapping[str, Iterable[StepTrace]], clock: str = "rank 0") -> None:
     """One track per stage: tasks, the gaps between them with what was awaited, arrows for transfers.
 
     Times in microseconds, on the clock of rank 0; `otherData` says how precisely the others' are known. Each
     group of steps has tracks of its own, under its name, and begins at 0.
+
+    Raises:
+        UsageError: the file cannot be written.
     """
     events: list[dict[str, Any]] = []
     precision = 0.0
@@ -30,42 +32,9 @@ def write_trace(path: Path, groups: Mapping[str, Iterable[StepTrace]], clock: st
         listed = list(steps)
         events += [event | {"pid": pid} for event in _group(pid, group, listed)]
         precision = max([precision, *(part.precision for step in listed for part in step.parts)])
-    path.parent.mkdir(parents=True, exist_ok=True)
     about = {"clock": clock, "clock_precision_us": _microseconds(precision)}
     trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
-    path.write_text(json.dumps(trace), encoding="utf-8")
-
-
-def read_trace(path: Path) -> dict[str, list[StepTrace]]:
-    """The groups of steps that `write_trace` wrote there, in seconds, each from 0, to the nanosecond.
-
-    Raises:
-        ValueError: not such a file.
-    """
-    try:
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-        groups = {e["pid"]: e["args"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
-        steps: dict[int, dict[int, list[TaskRecord]]] = {pid: {} for pid in groups}
-        for event in events:
-            if event.get("cat") == "task" and "kind" in event["args"]:
-                steps[event["pid"]].setdefault(event["args"]["step"], []).append(_record(event))
-        return {
-            group["name"]: [
-                StepTrace(number, Placement(**group["placement"]), [Part.of(records)])
-                for number, records in steps[pid].items()
-            ]
-            for pid, group in groups.items()
-        }
-    except (KeyError, TypeError, AttributeError, StopIteration, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a trace.json of rrfp-train or rrfp-sim: {error!r}") from error
-
-
-def _record(event: Mapping[str, Any]) -> TaskRecord:
-    args = event["args"]
-    kind = next(kind for kind in Kind if kind.letter == args["kind"])
-    times = (args["ready"], args["dispatched"], event["ts"], event["ts"] + event["dur"])
-    task = Task(kind, args["chunk"], args["microbatch"])
-    return TaskRecord(args["stage"], task, args["bucket"], *(time * 1e-6 for time in times))
+    write_json(path, trace)
 
 
 def _group(pid: int, name: str, steps: Sequence[StepTrace]) -> list[dict[str, Any]]:

@@ -16,8 +16,9 @@ import pytest
 
 from rrfp_jax.checkpoint import checkpoint
 from rrfp_jax.checkpoint.checkpoint import Checkpoints
-from rrfp_jax.checkpoint.folder import CheckpointFolder, RunState
+from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.leaves import filled, keyed, name_of
+from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.checkpoint.orbax_files import joined, read_leaf, tree_metadata, write_leaf
 from rrfp_jax.checkpoint.parts import Parts
 from rrfp_jax.errors import TrainingError, UsageError
@@ -182,7 +183,7 @@ class TestOrbax:
         staging = CheckpointFolder(made.folder).staging(5)
         staging.mkdir(parents=True)
         written = [write_leaf(staging, key, Parts.whole(np.asarray(leaf))) for key, leaf in leaves + more]
-        merged = {name_of(leaf["key"]): leaf for leaf in written}
+        merged = {name_of(leaf.key): leaf for leaf in written}
         CheckpointFolder(made.folder).commit(RunState(step=5), merged, keep=1)
         assert plain_orbax(folder) == digests(leaves + more)
 

@@ -126,6 +126,12 @@ class Sized(Protocol):
     size: int
 
 
+class Sizes:
+    @property
+    def size(self):
+        pytest.fail("asked before it is needed")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fields:
     anything: Any = None
@@ -141,7 +147,7 @@ class Fields:
 @pytest.mark.parametrize(
     "given",
     [
-        *({"anything": 3}, {"sized": 3}, {"some": 3}, {"pair": (1, 2)}, {"kinds": 3}, {"literal": "b"}),
+        *({"anything": 3}, {"sized": Sizes()}, {"some": 3}, {"pair": (1, 2)}, {"kinds": 3}, {"literal": "b"}),
         *({"words": ["a"]}, {"rate": 1}, {"rate": np.float32(1)}),
     ],
     ids=str,
@@ -150,7 +156,11 @@ def test_types_that_cannot_be_told_are_left_alone(given):
     check_fields(Fields(**given))
 
 
-@pytest.mark.parametrize("given", [{"words": (1,)}, {"words": "a"}, {"pair": 1}, {"rate": None}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [{"words": (1,)}, {"words": "a"}, {"sized": 3}, {"pair": 1}, {"rate": None}],
+    ids=str,
+)
 def test_types_that_can_be_told_are(given):
     with pytest.raises(rrfp.UsageError, match=f"{next(iter(given))}="):
         check_fields(Fields(**given))

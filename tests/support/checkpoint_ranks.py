@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rrfp_jax.checkpoint.checkpoint import Checkpoints
-from rrfp_jax.checkpoint.folder import RunState
+from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.lifecycle.join import join
 from tests.support import stored

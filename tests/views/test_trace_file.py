@@ -7,7 +7,8 @@ from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.views.trace_file import read_trace, write_trace
+from rrfp_jax.views.trace_file import write_trace
+from rrfp_jax.views.trace_reading import read_trace
 
 
 def step(schedule):

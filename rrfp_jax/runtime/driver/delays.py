@@ -15,6 +15,7 @@ from rrfp_jax.core.measure import jitter
 from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.tasks import Kind, Placement, Task
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_fields
 from rrfp_jax.runtime.driver.device import DeviceQueue, Running
 from rrfp_jax.runtime.driver.paced import JitteredQueue, PacedQueue
 from rrfp_jax.runtime.sizes import nbytes
@@ -43,7 +44,7 @@ class Delays:
         seed: of the jitter.
 
     Raises:
-        UsageError: an unknown level, or a negative number.
+        UsageError: an unknown level, a negative number, or a seed that does not fit 64 signed bits.
     """
 
     jitter: str = "J0"
@@ -54,8 +55,9 @@ class Delays:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         try:
-            jitter.by_name(self.jitter)
+            jitter.Jitter(jitter.by_name(self.jitter), self.seed)
         except ValueError as error:
             raise UsageError(str(error)) from None
         for name in ("late_readiness", "skew", "link_delay", "link_bandwidth"):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import msgspec
+from rrfp_jax.json_files import Unreadable, read_json
 
 Why = Literal["failed", "refused", "peer lost", "interrupted"]
 
@@ -69,6 +69,6 @@ def read_all(folder: Path) -> dict[int, LastWords]:
 
 def _read(path: Path) -> LastWords | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=LastWords)
-    except (OSError, msgspec.DecodeError):
+        return read_json(path, LastWords)
+    except Unreadable:
         return None

@@ -17,6 +17,7 @@ from time import monotonic
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.lifecycle.failure import fail
 from rrfp_jax.runtime.processes.signals import Signals, collected_signals
+from rrfp_jax.runtime.processes.waits import LONGEST_SECONDS
 from rrfp_jax.runtime.processes.world import World
 
 SAVE_SECONDS = 120.0
@@ -34,10 +35,10 @@ def save_seconds(environment: Mapping[str, str]) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not seconds >= 0:  # nor nan
+    if not 0 <= seconds <= LONGEST_SECONDS:  # nor nan
         raise UsageError(
             f"RRFP_SAVE_SECONDS={text}: give the seconds that a run has after SIGTERM to end its step and "
-            f"save, such as {SAVE_SECONDS:g}"
+            f"save, at most {LONGEST_SECONDS:.0f}, such as {SAVE_SECONDS:g}"
         )
     return seconds
 

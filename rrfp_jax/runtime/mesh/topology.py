@@ -12,10 +12,14 @@ import jax
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement, Shape
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import shown
 from rrfp_jax.runtime._jax import provide_cpu_devices
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+
+MOST = 2**16
+"""Devices, and virtual stages, of a mesh: more than anybody has, and few enough to be looked through."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,7 @@ class Mesh:
             turns then, so this is for trying things out, not for speed.
 
     Raises:
-        UsageError: fewer than one stage, device or chunk, or an unknown shape.
+        UsageError: fewer than one stage, device or chunk, more than 65,536 of them, or an unknown shape.
     """
 
     pp: int = 1
@@ -50,22 +54,28 @@ class Mesh:
     def __post_init__(self) -> None:
         if not _is_count(self.pp):
             raise UsageError(
-                f"Mesh(pp={self.pp!r}): a pipeline needs a whole number of stages, at least one stage"
+                f"Mesh(pp={shown(self.pp)}): a pipeline needs a whole number of stages, at least one stage, "
+                f"at most {MOST}"
             )
         if isinstance(self.tp, (list, tuple)):  # command lines make a tuple of one number, too
             object.__setattr__(self, "tp", self.tp[0] if len(self.tp) == 1 else tuple(self.tp))
         if not all(map(_is_count, self.tp if isinstance(self.tp, tuple) else (self.tp,))):
-            raise UsageError(f"Mesh(tp={self.tp!r}): a stage has a whole number of devices, at least one")
+            raise UsageError(
+                f"Mesh(tp={shown(self.tp)}): a stage has a whole number of devices, at least one"
+            )
         if isinstance(self.tp, tuple) and len(self.tp) != self.pp:
             raise UsageError(f"Mesh(pp={self.pp}, tp={self.tp!r}): give one number, or one for each stage")
         if not _is_count(self.dp):
-            raise UsageError(f"Mesh(dp={self.dp!r}): there is a whole number of replicas, at least one")
+            raise UsageError(f"Mesh(dp={shown(self.dp)}): there is a whole number of replicas, at least one")
         if self.chunks is not None and not _is_count(self.chunks):
             raise UsageError(
-                f"Mesh(chunks={self.chunks!r}): every stage has a whole number of them, at least one"
+                f"Mesh(chunks={shown(self.chunks)}): every stage has a whole number of them, at least one"
             )
         if self.shape not in ("looped", "v"):
             raise UsageError(f"Mesh(shape={self.shape!r}): choose 'looped' or 'v'")
+        for what, count in (("devices", self.devices), ("virtual stages", self.pp * (self.chunks or 1))):
+            if count > MOST:
+                raise UsageError(f"{self._named} has {count} {what}: give at most {MOST}")
 
     def placement(self, schedule: Schedule) -> Placement:
         """Which stage has which virtual stages of the model, where it is the schedule's to say.
@@ -83,6 +93,11 @@ class Mesh:
         if self.shape == "v" and placement.shape != "v":
             raise UsageError(f"Mesh(pp={self.pp}, shape='v'): one chunk a stage has no shape; give chunks=2")
         return placement
+
+    @cached_property
+    def _first_devices(self) -> list[int]:
+        """Of each stage of one replica; and how many devices that has."""
+        return [0, *accumulate(self.widths)]
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
@@ -151,7 +166,8 @@ class Mesh:
             return not rest and all(one or other for one, other in zip(whole, parts, strict=True))
 
         if processes > self.devices or not fits(processes):
-            *most, least = [str(number) for number in range(self.devices, 0, -1) if fits(number)]
+            divisors = (number for number in range(self.devices, 0, -1) if self.devices % number == 0)
+            *most, least = [str(number) for number in divisors if fits(number)]
             choices = f"{', '.join(most)} or {least}" if most else least
             parts = "devices: whole stages, or an equal part of one" if max(self.widths) > 1 else "stages"
             raise UsageError(
@@ -164,7 +180,7 @@ class Mesh:
     def _first_device(self, stage_replica: int) -> int:
         """Replicas of a stage are neighbours: they exchange gradients, stages only activations."""
         replica, stage = divmod(stage_replica, self.pp)
-        return self.dp * [0, *accumulate(self.widths)][stage] + replica * self.widths[stage]
+        return self.dp * self._first_devices[stage] + replica * self.widths[stage]
 
     @property
     def _named(self) -> str:
@@ -229,7 +245,7 @@ class Mesh:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST
 
 
 def _devices_of(rank: int) -> list[jax.Device]:

@@ -19,6 +19,10 @@ from flax import linen, nnx
 from flax.core import meta, unfreeze
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import shown
+
+MOST_LAYERS = 2**16
+"""Of a model, each of which is traced if it is unlike the one before it."""
 
 Params: TypeAlias = Any
 """A pytree of arrays, nested dicts as a rule, or of their specs."""
@@ -136,11 +140,14 @@ def layer(
         **kwargs: see `args`.
 
     Raises:
-        UsageError: something that is none of these, or a repeat below 1.
+        UsageError: something that is none of these, or a repeat below 1 or beyond 65,536.
     """
     name = getattr(factory, "__name__", type(factory).__name__)
-    if repeat < 1:
-        raise UsageError(f"layer({name}, repeat={repeat}): a layer must stand there at least once")
+    if not isinstance(repeat, int) or isinstance(repeat, bool) or not 1 <= repeat <= MOST_LAYERS:
+        raise UsageError(
+            f"layer({name}, repeat={shown(repeat)}): a layer must stand there at least once, and at most "
+            f"{MOST_LAYERS:,} times"
+        )
     plain = callable(factory) and not isinstance(factory, (type, linen.Module, nnx.Module))
     if init is not None and plain and not args and not kwargs:
         return _function(name, factory, init, repeat)

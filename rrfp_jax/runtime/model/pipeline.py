@@ -15,7 +15,7 @@ from jax.tree_util import keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.purity import check_pure
 from rrfp_jax.runtime.model.given import check_carry, check_sums, describe, reason_of
-from rrfp_jax.runtime.model.layers import Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
+from rrfp_jax.runtime.model.layers import MOST_LAYERS, Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
 from rrfp_jax.runtime.model.sharding import WHOLE
 
 LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
@@ -65,8 +65,8 @@ class Pipeline:
             sequences, so that each device sends its part. Arrays with fewer dimensions stay whole.
 
     Raises:
-        UsageError: no layers, or something that is not a layer. Names in `frozen`, `tied` and `sharding` are
-            looked up by the Trainer, which knows the parameters.
+        UsageError: no layers, too many, or something that is not a layer. Names in `frozen`, `tied` and
+            `sharding` are looked up by the Trainer, which knows the parameters.
     """
 
     def __init__(
@@ -87,6 +87,8 @@ class Pipeline:
                 raise UsageError(f"Pipeline: {_name(item)} is not a layer; wrap it: rrfp.layer(...)")
         if not layers:
             raise UsageError("Pipeline: no layers; give at least one rrfp.layer(...)")
+        if (count := sum(spec.repeat for spec in layers)) > MOST_LAYERS:
+            raise UsageError(f"Pipeline: {count:,} layers: give at most {MOST_LAYERS:,}")
         self.layers: tuple[LayerSpec, ...] = tuple(spec for spec in layers for _ in range(spec.repeat))
         self.loss = loss
         self.additive = additive

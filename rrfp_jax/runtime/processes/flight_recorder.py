@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rrfp_jax.core.tasks import Kind, Task
+from rrfp_jax.files import read_whole
 
 MAGIC = b"RRFPREC1"
 SIZE = 4096  # bytes: one page
@@ -149,7 +150,7 @@ def read(path: Path) -> Recording:
         ValueError: the file is no flight recorder.
         OSError: it cannot be read.
     """
-    data = path.read_bytes()
+    data = read_whole(path, SIZE)
     if len(data) != SIZE or not data.startswith(MAGIC):
         raise ValueError(f"{path}: not a flight recorder ({len(data)} bytes, beginning with {data[:8]!r})")
     _, rank, pid = HEADER.unpack_from(data, HEADER_AT)

@@ -26,6 +26,9 @@ STALL_SECONDS = 300.0
 LONGEST_SLEEP_SECONDS = 1.0
 """Whoever sleeps looks around at least so often."""
 
+LONGEST_SECONDS = 366 * 86400.0
+"""Of a limit that a system call gets: a year."""
+
 What: TypeAlias = str | Callable[[], Sequence[str]]
 """What is waited for; or what gives that as it is just now, with whom and since when, an item a line."""
 

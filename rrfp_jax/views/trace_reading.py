@@ -1,0 +1,137 @@
+"""Trace files read again: the form in which `trace_file` writes them, as schemas."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
+from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.json_files import Seconds, Unreadable, as_kind, load_json
+
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+"""Of a stage, a task or a step, as records have it."""
+
+Microseconds: TypeAlias = Seconds
+Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""In microseconds; what a step begins with may have been ready before it."""
+
+KINDS = {kind.letter: kind for kind in Kind}
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A schema whose keys are all that there may be."""
+
+
+class _Name(msgspec.Struct, frozen=True, kw_only=True, tag_field="ph", tag="M"):
+    """The name of a group of steps, or of a stage."""
+
+    name: Literal["process_name", "thread_name"]
+    pid: Number
+    args: dict[str, Any]
+
+
+class _Group(_Strict, frozen=True, kw_only=True):
+    """What a group's name comes with; no placement if it has no steps."""
+
+    name: str
+    placement: dict[str, Any] | None
+
+    @property
+    def placed(self) -> Placement | None:
+        """Where its virtual stages are."""
+        return None if self.placement is None else as_kind(self.placement, Placement)
+
+
+class _Slice(msgspec.Struct, frozen=True, kw_only=True, tag_field="ph", tag="X"):
+    """A task, or a time in which nothing was done."""
+
+    name: str
+    cat: Literal["task"]
+    pid: Number
+    tid: Number
+    ts: Moment
+    dur: Microseconds
+    args: dict[str, Any]
+
+
+class _Task(_Strict, frozen=True, kw_only=True):
+    """What a task's slice comes with."""
+
+    kind: Literal["F", "B", "I", "W"]
+    stage: Number
+    chunk: Number
+    microbatch: Number
+    bucket: Number
+    step: Number
+    ready: Moment
+    dispatched: Moment
+
+
+class _Leaves(msgspec.Struct, frozen=True, tag_field="ph", tag="s"):
+    """Where an arrow begins: a transfer, of which tasks say all."""
+
+
+class _Comes(msgspec.Struct, frozen=True, tag_field="ph", tag="f"):
+    """Where an arrow ends."""
+
+
+class _Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole file."""
+
+    events: list[_Name | _Slice | _Leaves | _Comes] = msgspec.field(name="traceEvents")
+
+
+def read_trace(path: Path) -> dict[str, list[StepTrace]]:
+    """The groups of steps that `write_trace` wrote there, in seconds, each from 0, to the nanosecond.
+
+    Raises:
+        Unreadable: not such a file.
+    """
+    try:
+        return _groups(as_kind(load_json(path), _Trace).events)
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise Unreadable(f"{path} is not a trace.json of rrfp-train or rrfp-sim: {error}") from None
+
+
+def _groups(events: Sequence[Any]) -> dict[str, list[StepTrace]]:
+    named = [event for event in events if isinstance(event, _Name) and event.name == "process_name"]
+    groups = {event.pid: as_kind(event.args, _Group) for event in named}
+    placements = {pid: group.placed for pid, group in groups.items()}
+    steps: dict[int, dict[int, list[TaskRecord]]] = {pid: {} for pid in groups}
+    for event in events:
+        if isinstance(event, _Slice) and event.name != "idle":
+            if event.pid not in groups:
+                raise ValueError(f"{event.name} is of process {event.pid}, which has no name")
+            args = as_kind(event.args, _Task)
+            record = _record(event, args, placements[event.pid])
+            steps[event.pid].setdefault(args.step, []).append(record)
+    found = {group.name: _traces(placements[pid], steps[pid]) for pid, group in groups.items()}
+    if len(found) < len(named):
+        raise ValueError("two groups of steps have the same name or number")
+    return found
+
+
+def _traces(placement: Placement | None, steps: Mapping[int, Sequence[TaskRecord]]) -> list[StepTrace]:
+    if placement is None:
+        return []
+    for number, records in steps.items():
+        if len({record[:2] for record in records}) < max(len(records), placement.last + 1):
+            raise ValueError(f"step {number} has a task twice, or a virtual stage without tasks")
+    return [StepTrace(number, placement, [Part.of(records)]) for number, records in steps.items()]
+
+
+def _record(event: _Slice, args: _Task, placement: Placement | None) -> TaskRecord:
+    task = Task(KINDS[args.kind], args.chunk, args.microbatch)
+    if placement is None or args.stage >= placement.stages or args.chunk >= placement.chunks:
+        raise ValueError(f"{event.name} is of stage {args.stage}, chunk {args.chunk}; there is no such place")
+    if (event.name, event.tid) != (str(task), args.stage):
+        raise ValueError(f"{event.name} on track {event.tid} says that it is {task} on stage {args.stage}")
+    times = (args.ready, args.dispatched, event.ts, event.ts + event.dur)
+    return TaskRecord(args.stage, task, args.bucket, *(time * 1e-6 for time in times))

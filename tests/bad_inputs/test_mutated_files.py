@@ -1,0 +1,182 @@
+"""Every file that is read, changed a little: refused in a sentence, or read as what it says."""
+
+import json
+import math
+from dataclasses import asdict
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rrfp_jax as rrfp
+from rrfp_jax.core.csv_order import write_csv
+from rrfp_jax.core.measure.cost_table import CostTable
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import log_normal
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import FORWARD, Placement, Task
+from rrfp_jax.json_files import Unreadable
+from rrfp_jax.runs.files import _lines_of
+from rrfp_jax.runtime.lifecycle.last_words import LastWords
+from rrfp_jax.runtime.lifecycle.last_words import read_all as read_last_words
+from rrfp_jax.runtime.processes import flight_recorder
+from rrfp_jax.sim.engine import simulate
+from rrfp_jax.train.named import schedule_of
+from rrfp_jax.train.pace import read_costs, read_workload
+from rrfp_jax.views.trace_file import write_trace
+from rrfp_jax.views.trace_reading import read_trace
+from tests.support.mutations import changed_bytes, changed_trees
+
+EXAMPLES = settings(max_examples=300, deadline=None, derandomize=True)
+STEP = log_normal(2, 3, forward=0.01, sigma=0.3, shared=0.5, seed=0, transfer=0.001)
+COSTS = CostTable({name: log_normal(2, 1, forward=1.0, sigma=0, shared=0, seed=0) for name in ("a", "b")})
+WORDS = LastWords(rank=1, stages="stage 1", kind="peer lost", sentence="rank 2 was lost", culprit=2, time=1.5)
+TRANSFERS = ("transfer_forward", "transfer_backward")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("mutated")
+
+
+def read(read, path, *errors):
+    """What is read; None if it is refused, in a sentence that names the file."""
+    try:
+        return read()
+    except errors as error:
+        assert str(path) in str(error) and str(error).isprintable() and len(str(error)) < 1500, error
+        return None
+
+
+def same_json(one, other):
+    """Equal as JSON; whole numbers may have become fractions."""
+    return json.loads(json.dumps(one), parse_int=float) == json.loads(json.dumps(other), parse_int=float)
+
+
+def as_it_says(workload, tree):
+    """Whether a workload is that of a file; transfers may be left out, or lack the last row."""
+    plain = workload.as_json_object()
+    left_out = {name: plain[name] for name in TRANSFERS if name not in tree}
+    if len(tree.get("transfer_forward", ())) == workload.stages - 1:
+        left_out["transfer_forward"] = [*tree["transfer_forward"], [0.0] * workload.microbatches]
+    zeros = [rows[-1:] if name in tree else rows for name, rows in left_out.items()]
+    assert not any(time for rows in zeros for row in rows for time in row)
+    return same_json(plain, tree | left_out)
+
+
+class TestWorkloads:
+    @EXAMPLES
+    @given(tree=changed_trees(STEP.as_json_object()))
+    def test_trees(self, folder, tree):
+        path = folder / "w.json"
+        path.write_text(json.dumps(tree))
+        found = read(partial(read_workload, path, str(path)), path, rrfp.UsageError)
+        assert found is None or as_it_says(found, tree)
+
+    @EXAMPLES
+    @given(content=changed_bytes(json.dumps(STEP.as_json_object()).encode()))
+    def test_bytes(self, folder, content):
+        path = folder / "w.json"
+        path.write_bytes(content)
+        found = read(partial(read_workload, path, str(path)), path, rrfp.UsageError)
+        assert found is None or as_it_says(found, json.loads(content))
+
+
+class TestCosts:
+    @EXAMPLES
+    @given(tree=changed_trees(COSTS.as_json_object()))
+    def test_trees(self, folder, tree):
+        path = folder / "c.json"
+        path.write_text(json.dumps(tree))
+        found = read(partial(read_costs, path, str(path)), path, rrfp.UsageError)
+        if found is not None:
+            assert found.buckets.keys() == tree.keys()
+            assert all(as_it_says(found.buckets[name], tree[name]) for name in tree)
+
+
+def cells(text):
+    return [[cell.strip() for cell in row.split(",") if cell.strip()] for row in text.splitlines()]
+
+
+@EXAMPLES
+@given(content=changed_bytes(write_csv(by_name("zb-h1"), Placement(3), 4).encode()))
+def test_orders(folder, content):
+    path = folder / "order.csv"
+    path.write_bytes(content)
+    found = read(partial(schedule_of, f"csv:{path}"), path, rrfp.UsageError)
+    if found is not None:
+        written = write_csv(found, found.placement, found.microbatches)
+        plain = content.decode().replace('"', "").replace("\r", "\n")
+        assert [row for row in cells(written) if row] == [row for row in cells(plain) if row]
+
+
+def a_trace():
+    rules = StepRules(placement=by_name("zb-v").placement_for(2), microbatches=3, schedule=by_name("zb-v"))
+    return simulate(rules, WorkloadCosts(STEP, rules.placement))
+
+
+@EXAMPLES
+@given(data=st.data())
+def test_traces(folder, data):
+    path = folder / "trace.json"
+    write_trace(path, {"order": [a_trace()]})
+    tree = data.draw(changed_trees(json.loads(path.read_text())))
+    path.write_text(json.dumps(tree))
+    found = read(partial(read_trace, path), path, Unreadable)
+    if found is None:
+        return
+    said = [e for e in tree["traceEvents"] if e.get("cat") == "task" and e["name"] != "idle"]
+    records = [record for steps in found.values() for step in steps for record in step.records]
+    (named,) = (e["args"] for e in tree["traceEvents"] if e.get("name") == "process_name")
+    assert [asdict(step.placement) for steps in found.values() for step in steps] == [named["placement"]]
+    assert len(records) == len(said)
+    for event, record in zip(sorted(said, key=lambda e: e["ts"] + e["dur"]), records, strict=True):
+        args = event["args"]
+        kind = (record.task.kind.letter, record.task.chunk, record.task.microbatch)
+        assert kind == (args["kind"], args["chunk"], args["microbatch"])
+        times = (args["ready"], args["dispatched"], event["ts"], event["ts"] + event["dur"])
+        close = partial(math.isclose, rel_tol=1e-9, abs_tol=1e-9)
+        assert all(map(close, record[3:], [time * 1e-6 for time in times]))
+
+
+@EXAMPLES
+@given(data=st.data())
+def test_last_words(folder, data):
+    WORDS.write(folder)
+    path = folder / "last-words-1.json"
+    tree = data.draw(changed_trees(json.loads(path.read_text())))
+    path.write_text(json.dumps(tree))
+    for words in read_last_words(folder).values():
+        assert same_json({**vars(words), "waiting": list(words.waiting)}, tree)
+
+
+@EXAMPLES
+@given(data=st.data())
+def test_flight_recorders(folder, data):
+    """Whatever a torn page holds, the launcher reads something of it."""
+    recorder = flight_recorder.FlightRecorder(folder / "flight", 1, "stage 1")
+    recorder.phase("step 3")
+    for j in range(4):
+        recorder.dispatched(3, 1, Task(FORWARD, 0, j))
+    content = data.draw(changed_bytes((folder / "flight").read_bytes()[:700])).ljust(
+        flight_recorder.SIZE, b"\0"
+    )
+    (folder / "other").write_bytes(content)
+    found = read(partial(flight_recorder.read, folder / "other"), folder / "other", ValueError, OSError)
+    assert found is None or isinstance(found.sentence(0.0), str)
+
+
+@EXAMPLES
+@given(data=st.data())
+def test_metrics(folder, data):
+    lines = [{"step": step, "loss": 1.5, "bubble": [0.1, 0.2]} for step in range(4)]
+    path = folder / "metrics.jsonl"
+    content = data.draw(changed_bytes("".join(f"{json.dumps(line)}\n" for line in lines).encode()))
+    path.write_bytes(content)
+    found, wrong = _lines_of(path)
+    assert wrong.isprintable()
+    assert wrong or len(found) == content.count(b"\n")
+    for step, line in found:
+        assert line.encode() in content and json.loads(line)["step"] == step >= 0
