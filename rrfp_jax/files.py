@@ -40,7 +40,7 @@ def open_regular(path: str | Path, folder: int | None = None) -> int:
         raise OSError(errno.EINVAL, "no file can have such a name", repr(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, and no file", str(path))
+        raise OSError(errno.EINVAL, "it is no file, but a folder, a pipe or a device", str(path))
     return descriptor
 
 

@@ -298,7 +298,7 @@ def test_what_is_no_file_is_not_read(folder, name, make):
     path = folder / "20" / name
     path.unlink()
     make(path)
-    passed_over(folder, f"{path} cannot be read: it is a folder, a pipe or a device, and no file")
+    passed_over(folder, f"{path} cannot be read: it is no file, but a folder, a pipe or a device")
 
 
 TEXTS = {
