@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import flax
 import jax
 
 from rrfp_jax.data.contract import as_data, plan_step
@@ -48,7 +48,7 @@ def train(config: RunConfig) -> None:
     say = _say_on_rank_0(world)
     processes = f" of {world.size} processes" if world.size > 1 else ""
     say(
-        f"rrfp_jax on jax {jax.__version__}, flax {flax.__version__}; {config.name}: {config.steps} steps, "
+        f"rrfp_jax on jax {jax.__version__}, flax {version('flax')}; {config.name}: {config.steps} steps, "
         f"{_sizes(config.mesh)} on {', '.join(map(str, jax.devices()))}{processes}, "
         f"schedule {config.schedule}"
     )

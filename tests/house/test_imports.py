@@ -52,6 +52,18 @@ except ImportError as error:
     assert python(code).splitlines() == ["['1f1b', 'bf'] True", "True"]
 
 
+def test_layers_that_are_functions_need_no_flax():
+    code = """
+import sys
+import rrfp_jax as rrfp
+layer = rrfp.layer(lambda carry, mb: carry)
+rrfp.Trainer
+print("flax" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n", done.stderr
+
+
 @pytest.mark.parametrize("command", ["launch", "sim", "doctor", "plan", "train"])
 def test_help_is_told_at_once(command):
     code = f"import rrfp_jax.commands.{command} as command\nassert command.main(['--help']) == 0"
