@@ -87,4 +87,4 @@ def _like(spec: Any, leaf: Any) -> Any:
         return leaf
     kinds: list[Any] = []  # only a value, or a tracer, tells its kind
     jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), spec)
-    return jax.random.wrap_key_data(jnp.asarray(np.asarray(leaf)), impl=kinds[0])
+    return jax.random.wrap_key_data(jax.device_put(np.asarray(leaf)), impl=kinds[0])

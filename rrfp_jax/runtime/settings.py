@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS
@@ -112,3 +113,30 @@ def is_positive(value: Any) -> bool:
     """Whether it is a number above 0; True is none."""
     number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     return bool(number and value > 0)
+
+
+GUARDS = (
+    "jax_transfer_guard",
+    "jax_transfer_guard_host_to_device",
+    "jax_transfer_guard_device_to_device",
+    "jax_transfer_guard_device_to_host",
+)
+
+
+def check_jax_settings() -> None:
+    """Refuse settings of JAX's own under which no stage can run.
+
+    Raises:
+        UsageError: naming the setting.
+    """
+    if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 (JAX's types lack it)
+        raise UsageError(
+            "jax_disable_jit=True: stages are programs that are compiled before they run, so nothing could "
+            "run; unset it (JAX_DISABLE_JIT), and to step through a layer call it in plain JAX"
+        )
+    for name in GUARDS:
+        if getattr(jax.config, name) == "disallow_explicit":
+            raise UsageError(
+                f"{name}='disallow_explicit': data and messages must get to devices; use 'disallow', under "
+                f"which only transfers that nobody asked for fail"
+            )

@@ -12,6 +12,7 @@ from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
+from rrfp_jax.runtime.settings import check_jax_settings
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.train.auto_split import auto_split
 from rrfp_jax.train.settings import Settings
@@ -31,8 +32,9 @@ def assemble(
     """Lay the stages out on the mesh and join the other processes; the arguments are those of a Trainer.
 
     Raises:
-        UsageError: see `Mesh.lay_out`, `auto_split`, `Engine`.
+        UsageError: see `check_jax_settings`, `Mesh.lay_out`, `auto_split`, `Engine`.
     """
+    check_jax_settings()
     layout, order = mesh.lay_out(), base_of(schedule)
     layout.world.waits.stall_seconds = settings.execution.stall_seconds
     if isinstance(split, str):  # "auto"

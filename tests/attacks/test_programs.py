@@ -4,6 +4,7 @@ Every file of an attacker here is a pickle that leaves a mark when it is unpickl
 what is refused is told once and does not hold up the run.
 """
 
+import errno
 import hmac
 import os
 import pickle
@@ -376,3 +377,18 @@ def test_a_folder_that_cannot_be_is_told(tmp_path, own, folder):
     device = jax.devices()[0]
     assert programs.result(store.compiled(programs.lowered(device), [device]), device)
     assert said and all("is not" in line for line in said)
+
+
+@pytest.mark.usefixtures("jax_keeps_nothing")
+def test_a_disk_without_room_is_told_once_and_nothing_is_left_half(store, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (store.folder / NAME).unlink()
+    said, device = [], jax.devices()[0]
+    monkeypatch.setattr(os, "replace", full)
+    kept = Executables(store.folder, store._environment, say=said.append)
+    compiled = [kept.compiled(programs.lowered(device, factor), [device]) for factor in (1.0, 2.0)]
+    assert all(programs.result(one, device) for one in compiled)
+    assert [line.endswith("is not stored: No space left on device") for line in said] == [True]
+    assert not list(store.folder.iterdir())

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import jax
+
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
@@ -88,6 +90,8 @@ class Driver:
             agreed = self.agreement
             if agreed is not None and not agreed.alone and rules.hint is not None:  # else nothing is said
                 open_queues.enter_context(agreed.carrier)
+            # Copies between stages are meant, whatever guard a user has set against those that are not.
+            open_queues.enter_context(jax.transfer_guard_device_to_device("allow"))
             round = self._world.next_round()
             try:
                 under_way = StepExecution(self._means(), rules, step, round, parts, budgets)

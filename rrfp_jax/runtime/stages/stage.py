@@ -13,7 +13,7 @@ from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.programs.gradients import SumPrograms
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh, from_shards
 from rrfp_jax.runtime.sizes import nbytes
 
 Arrays: TypeAlias = Sequence[jax.Array]
@@ -177,7 +177,7 @@ def replace_arrays(arrays: list[jax.Array], values: Sequence[Any]) -> None:
         if isinstance(new, jax.Array):
             arrays[i] = jax.device_put(new, old.sharding)
         else:
-            arrays[i] = jax.make_array_from_callback(old.shape, old.sharding, new.__getitem__)
+            arrays[i] = from_shards(old.shape, old.sharding, new.__getitem__)
 
 
 def _is_finite(leaf: jax.Array) -> bool:

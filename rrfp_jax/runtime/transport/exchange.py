@@ -51,7 +51,8 @@ def exchange(
     def described() -> list[str]:
         return [f"{pending.described()}, since {wait.waited:.1f} s"]
 
-    with world.waits_for(described, stall_seconds) as wait, interrupts_held() as interrupted:
+    allowed = jax.transfer_guard_device_to_device("allow")  # as in `Driver.run`
+    with allowed, world.waits_for(described, stall_seconds) as wait, interrupts_held() as interrupted:
         try:
             transport.begin(round, devices)
             keys = {place: Key(round, place[0], Input(Direction.WEIGHT, 0, place[1])) for place in sends}
