@@ -13,30 +13,16 @@ import jax
 import pytest
 
 from benchmarks import gpu_check
-from benchmarks.gpu import (
-    run_part,
-    supervise,
-)
-from benchmarks.gpu.findings import Findings, Unavailable
+from benchmarks.gpu import run_part, supervise
 from benchmarks.gpu.parts import PARTS, Part
-from benchmarks.harness import Aim
 from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
 
 REPOSITORY = Path(__file__).parents[2]
 
 NEEDED = {  # msgspec, and what jax, flax, optax, chex, absl-py and NumPy consist of and import
     *("jax", "jaxlib", "flax", "optax", "chex", "toolz", "absl", "numpy", "ml_dtypes", "opt_einsum", "scipy"),
-    *(
-        "msgspec",
-        "msgpack",
-        "etils",
-        "treescope",
-        "typing_extensions",
-        "rich",
-        "pygments",
-        "yaml",
-        "cython_runtime",
-    ),
+    *("msgspec", "msgpack", "etils", "treescope", "typing_extensions", "rich", "pygments", "yaml"),
+    "cython_runtime",
 }
 OURS = {"rrfp_jax", "benchmarks", "models", "configs"}
 
@@ -301,34 +287,3 @@ class TestCommand:
         run_part.main("benchmarks.gpu.costs", str(tmp_path / "found.json"), str(tmp_path), "10", "full")
         found = json.loads((tmp_path / "found.json").read_text())
         assert found["verdict"] == "failed: JAX found no GPU here, only cpu; --quick runs on one"
-
-
-class TestFindings:
-    def findings(self, tmp_path, quick=False):
-        return Findings(tmp_path / "found.json", tmp_path, quick=quick, seconds=60)
-
-    def verdict(self, tmp_path):
-        return json.loads((tmp_path / "found.json").read_text())["verdict"]
-
-    def test_a_missed_aim_fails_at_full_size_only(self, tmp_path):
-        for quick, expected in (
-            (False, "failed: MISSED share: 0.960 (aim: at least 0.97)"),
-            (True, "passed"),
-        ):
-            found = self.findings(tmp_path, quick)
-            found.aim(Aim("share", 0.96, 0.97, "", at_least=True))
-            found.conclude()
-            assert self.verdict(tmp_path) == expected
-
-    def test_nothing_but_skipped_sections_is_skipped(self, tmp_path):
-        found = self.findings(tmp_path)
-        with found.section("a"):
-            raise Unavailable("none here")
-        found.conclude()
-        assert self.verdict(tmp_path) == "skipped: none here"
-
-    def test_what_was_left_out_is_named(self, tmp_path):
-        found = self.findings(tmp_path)
-        found.too_late("the last row")
-        found.conclude()
-        assert self.verdict(tmp_path) == "ran out of time: not measured: the last row"

@@ -7,21 +7,17 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
-from rrfp_jax.commands.launch import main
 from rrfp_jax.files import move_away
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
+from tests.launcher.conftest import LIMIT_SECONDS, processes, until
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 45.0
 HANG_SECONDS = 20.0
 """Longer than any of these runs takes on a busy machine; shorter than they would without the launcher."""
 PATIENT = Patience(grace=HANG_SECONDS, terminate=0.3, silence=1.0, interrupt=1.0)
@@ -42,44 +38,6 @@ def farewell(kind, sentence, status=1, **more):
     LastWords(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, **more).write(Path(here))
     sys.exit(status)
 """
-
-
-def processes(marker):
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        arguments = process.info["cmdline"] or []
-        if marker in arguments and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
-
-
-def until(condition, seconds=30.0):
-    """Wait for a condition; whether it came true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
-
-
-@pytest.fixture
-def marker():
-    """An argument by which all of a test's processes are known; it fails if any is left or takes long."""
-    marker = uuid.uuid4().hex
-    late = []
-
-    def give_up():
-        late.extend(processes(marker))
-        for process in late:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-    limit = threading.Timer(LIMIT_SECONDS, give_up)
-    limit.start()
-    yield marker
-    limit.cancel()
-    left = not until(lambda: not processes(marker), 2.0)
-    give_up()
-    assert not left and not late
 
 
 @pytest.fixture
@@ -310,47 +268,3 @@ def test_a_closed_stdout_does_not_end_the_run(tmp_path, marker):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"[0] 0\n", b"")
     assert (tmp_path / "whole").exists()
     assert (tmp_path / "runs/train/rank-0.log").read_text().endswith("1999\n")
-
-
-def test_the_command_runs_scripts_and_modules(tmp_path, marker, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "train_it.py").write_text("import sys; print(sys.argv[2:]); sys.exit(len(sys.argv) - 3)")
-    assert main(["-n", "1", "train_it.py", marker, "-n"]) == 0
-    assert (
-        main(["-n", "2", "--name=trial", "--directory", "elsewhere", "-m", "train_it", marker, "a", "b"]) == 1
-    )
-    assert (tmp_path / "runs/train_it/rank-0.log").read_text() == "['-n']\n"
-    assert (tmp_path / "elsewhere/trial/rank-1.log").read_text() == "['a', 'b']\n"
-    assert main(["-n", "1", "train_it.py", marker, "-n"]) == 0
-    assert "an earlier run is kept as" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("argv", "reason"),
-    [
-        ([], "-n"),
-        (["-n", "2"], "no script given"),
-        (["-n", "0", "conftest.py"], "-n 0: a run needs at least one process"),
-        (["-n", "two", "conftest.py"], "invalid int value: 'two'"),
-        (["-n", "2", "absent.py"], "absent.py: no such file"),
-        (["-n", "2", "-m", "absent"], "-m absent: no such module"),
-        (["-n", "2", "-m"], "no module given"),
-        (["-n", "2", "--name=a/b", "conftest.py"], "--name='a/b'"),
-        (["--nam=x", "-n", "2", "conftest.py"], "--nam=x"),
-        (["-n", "2", "--max-restarts=-1", "conftest.py"], "--max-restarts=-1"),
-        (["-n", "2", "--directory=conftest.py/x", "conftest.py"], "cannot be written"),
-    ],
-)
-def test_the_command_refuses_in_one_line(argv, reason, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT / "tests")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    assert main(argv) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.startswith("rrfp-launch: ") and printed.err.count("\n") == 1
-    assert reason in printed.err
-
-
-def test_the_command_helps(capsys):
-    assert main(["--help"]) == 0
-    assert "Runs a Python script in N processes" in capsys.readouterr().out

@@ -29,7 +29,7 @@ from rrfp_jax.runtime.transport.socket import SocketTransport
 from tests.support import dying_peer, toy
 from tests.support import transport_conformance as conformance
 from tests.support.ordered_link import Link, OrderedTransport, OrderError
-from tests.support.transport_ends import Ends
+from tests.support.transport_ends import Ends, numbers
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 60.0
@@ -219,7 +219,7 @@ class TestOrderedLink:
         ends = Ends(OrderedTransport(), devices, [0, 0])
         ends.begin()
         for n in range(3):
-            ends.offer(n, conformance.numbers(n))
+            ends.offer(n, numbers(n))
         for n in (2, 0, 1):
             ends.produced(n)
         ends.receive(range(3))
@@ -250,7 +250,7 @@ class TestOrderedLink:
         ends = Ends(Reordering(), devices, [0, 0])
         ends.begin()
         for n in range(5):
-            ends.offer(n, conformance.numbers(n))
+            ends.offer(n, numbers(n))
             ends.produced(n)
         with pytest.raises(OrderError):
             ends.receive(range(5))

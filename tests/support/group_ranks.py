@@ -25,8 +25,8 @@ from rrfp_jax.runtime.engine.links import agreement_of
 from rrfp_jax.runtime.group import agreement
 from rrfp_jax.runtime.group.agreement import Terms
 from rrfp_jax.train.reference import leaf_errors, unpipelined_value_and_grad
-from tests.runtime.test_sharding import pipeline
 from tests.support import toy
+from tests.support.sharded import pipeline
 
 WAYS = itertools.product(("kv", "socket"), ("leader", "unanimous"))
 TERMS = [Terms(agreement=carrier, protocol=protocol) for carrier, protocol in WAYS]

@@ -137,3 +137,8 @@ class Ends:
         for n, arrival in self.receive(numbers).items():
             self.check(arrival, hosts(n))
         self.settle()
+
+
+def numbers(n, size=KIB // 4):
+    """Arrays that differ for every message."""
+    return [np.arange(size, dtype=np.float32) + 1000 * n]
