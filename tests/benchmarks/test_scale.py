@@ -6,7 +6,7 @@ from benchmarks.studies.scale.carriers import Processors, Socket, Store
 from benchmarks.studies.scale.costs import MessageCosts
 from benchmarks.studies.scale.groups import Grouped, simulate
 from rrfp_jax.core.group.group import recipients
-from rrfp_jax.core.group.messages import Decision, Report
+from rrfp_jax.core.group.messages import ArrivalReport, Decision
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.sim.agenda import Agenda
 
@@ -59,7 +59,7 @@ class TestCarriers:
         assert len(heard[1]) == 3 and heard[1][1] == heard[1][2] and store.calls == 5
 
     def test_all_groups_queue_up_at_one_server(self):
-        reports = [(0.0, sender, Report(1, DECISIONS[0].task)) for sender in (1, 3, 5, 7)]
+        reports = [(0.0, sender, ArrivalReport(1, DECISIONS[0].task)) for sender in (1, 3, 5, 7)]
         heard, _ = posted(Store, costs(store_ways=[0.0], set=1.0), 2, *reports)
         assert sorted(at for times in heard.values() for at in times) == [1.0, 2.0, 3.0, 4.0]
         heard, _ = posted(Store, costs(store_ways=[0.0], set=1.0, servers=2), 2, *reports)

@@ -4,7 +4,7 @@ import pytest
 
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, IllegalEvent, Room
 from rrfp_jax.core.group.group import Alone, member, partners, recipients
-from rrfp_jax.core.group.messages import Decision, Proposal, Report
+from rrfp_jax.core.group.messages import ArrivalReport, Decision, Proposal
 from rrfp_jax.core.hints import BF, BPriority
 from rrfp_jax.core.orders import OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
@@ -34,7 +34,7 @@ def told(machine, *events):
 class TestLeader:
     def test_publishes_what_it_runs(self):
         leader = rank(0)
-        events = Arrived(F(1).input), Report(1, F(1).input), ROOM, ROOM
+        events = Arrived(F(1).input), ArrivalReport(1, F(1).input), ROOM, ROOM
         assert told(leader, *events) == [
             *(Decision(0, F(1)), Dispatch(F(1))),
             *(Decision(1, B(1)), Dispatch(B(1))),
@@ -42,14 +42,14 @@ class TestLeader:
 
     def test_prefers_what_has_arrived_on_every_rank(self):
         leader = rank(0)
-        told(leader, Arrived(F(0).input), Arrived(F(1).input), Report(1, F(1).input))
+        told(leader, Arrived(F(0).input), Arrived(F(1).input), ArrivalReport(1, F(1).input))
         assert leader.handle(ROOM).message == Decision(0, F(1))
 
     def test_prefers_it_to_what_its_hint_ranks_higher(self):
         leader = rank(0, stage=0, schedule=BPriority())
         told(leader, ROOM, Arrived(B(0).input))
         assert leader.handle(ROOM).message == Decision(1, F(1))
-        leader.handle(Report(1, B(0).input))
+        leader.handle(ArrivalReport(1, B(0).input))
         assert leader.handle(ROOM).message == Decision(2, B(0))
 
     def test_does_not_wait_for_it(self):
@@ -57,20 +57,31 @@ class TestLeader:
 
     def test_needs_reports_of_all_ranks_and_its_own_arrival(self):
         leader = rank(0, ranks=3)
-        told(leader, Report(2, F(1).input), Report(1, F(1).input), Arrived(F(0).input), Report(1, F(0).input))
+        told(
+            leader,
+            ArrivalReport(2, F(1).input),
+            ArrivalReport(1, F(1).input),
+            Arrived(F(0).input),
+            ArrivalReport(1, F(0).input),
+        )
         assert leader.handle(ROOM).message == Decision(0, F(0))  # F1 is not here yet
-        told(leader, Arrived(F(1).input), Arrived(F(2).input), Report(1, F(2).input))
+        told(leader, Arrived(F(1).input), Arrived(F(2).input), ArrivalReport(1, F(2).input))
         told(leader, ROOM)  # the backward of F0
         assert leader.handle(ROOM).message == Decision(2, F(1))
 
     def test_a_split_backward_is_reported_by_its_arrival(self):
         leader = rank(0, schedule=split_bf(), stage=0)
-        told(leader, ROOM, ROOM, ROOM, Arrived(B(0).input), Arrived(B(1).input), Report(1, B(1).input))
+        told(leader, ROOM, ROOM, ROOM, Arrived(B(0).input), Arrived(B(1).input), ArrivalReport(1, B(1).input))
         assert leader.handle(ROOM).message == Decision(3, Task(INPUT, 0, 1))
 
     def test_illegal(self):
         leader = rank(0)
-        for event in (Report(0, F(0).input), Report(2, F(0).input), Decision(0, F(0)), Chosen(F(0))):
+        for event in (
+            ArrivalReport(0, F(0).input),
+            ArrivalReport(2, F(0).input),
+            Decision(0, F(0)),
+            Chosen(F(0)),
+        ):
             with pytest.raises(IllegalEvent, match="expected"):
                 leader.handle(event)
 
@@ -85,16 +96,16 @@ def split_bf():
 
 class TestFollower:
     def test_reports_what_arrives(self):
-        assert told(rank(1), Arrived(F(2).input)) == [Report(1, F(2).input)]
+        assert told(rank(1), Arrived(F(2).input)) == [ArrivalReport(1, F(2).input)]
 
     def test_runs_decisions_in_order_each_once_its_input_is_there(self):
         follower = rank(1)
-        assert told(follower, Arrived(F(1).input), Decision(1, F(1)), ROOM) == [Report(1, F(1).input)]
+        assert told(follower, Arrived(F(1).input), Decision(1, F(1)), ROOM) == [ArrivalReport(1, F(1).input)]
         assert follower.awaited() == "the leader's decision"
         assert told(follower, Decision(0, F(0)), ROOM) == []
         assert follower.awaited() == "the input of F0, which the leader chose"
         assert told(follower, Arrived(F(0).input), ROOM, ROOM) == [
-            Report(1, F(0).input),
+            ArrivalReport(1, F(0).input),
             Dispatch(F(0)),
             Dispatch(F(1)),
         ]
@@ -115,7 +126,7 @@ class TestFollower:
     def test_illegal(self):
         follower = rank(1)
         told(follower, Arrived(F(0).input), Decision(0, F(0)))
-        for event in (Decision(0, F(1)), Report(1, F(0).input)):
+        for event in (Decision(0, F(1)), ArrivalReport(1, F(0).input)):
             with pytest.raises(IllegalEvent, match="expected"):
                 follower.handle(event)
         told(follower, ROOM, Decision(1, F(0)))
@@ -219,7 +230,7 @@ def test_refused(arguments, said):
 
 
 def test_recipients():
-    assert list(recipients(Report(2, F(0).input), 4)) == [0]
+    assert list(recipients(ArrivalReport(2, F(0).input), 4)) == [0]
     assert list(recipients(Decision(0, F(0)), 4)) == [1, 2, 3]
     assert list(recipients(Proposal(0, 2, None), 4)) == [0, 1, 3]
 

@@ -22,10 +22,10 @@ from typing import Any, Protocol, TypeAlias
 
 from benchmarks.studies.scale.costs import MessageCosts
 from rrfp_jax.core.group.group import recipients
-from rrfp_jax.core.group.messages import Message
+from rrfp_jax.core.group.messages import GroupMessage
 from rrfp_jax.sim.agenda import Agenda
 
-Deliver: TypeAlias = Callable[[float, int, tuple[float, Message]], None]
+Deliver: TypeAlias = Callable[[float, int, tuple[float, GroupMessage]], None]
 """Called with the time, the number of the process, and a message with the time at which it was posted."""
 
 
@@ -57,7 +57,7 @@ class VirtualCarrier(Protocol):
 
     calls: int
 
-    def post(self, now: float, sender: int, message: Message) -> None:
+    def post(self, now: float, sender: int, message: GroupMessage) -> None:
         """Tell it to whom it is for."""
 
 
@@ -91,7 +91,7 @@ class Socket(_Carrier):
         self._free: defaultdict[int, float] = defaultdict(float)  # when a process's driver is
         self._latest: defaultdict[tuple[int, int], float] = defaultdict(float)  # arrival from one at another
 
-    def post(self, now: float, sender: int, message: Message) -> None:
+    def post(self, now: float, sender: int, message: GroupMessage) -> None:
         """See `VirtualCarrier.post`."""
         first = sender - sender % self.size
         for member in recipients(message, self.size):
@@ -102,7 +102,7 @@ class Socket(_Carrier):
             self._latest[pair] = at
             self.agenda.add(at, self._come, first + member, (now, message))
 
-    def _come(self, now: float, to: int, sent: tuple[float, Message]) -> None:
+    def _come(self, now: float, to: int, sent: tuple[float, GroupMessage]) -> None:
         self._free[to] = max(now, self._free[to]) + self.costs.take
         self.agenda.add(self._free[to], self.deliver, to, sent)
 
@@ -116,14 +116,14 @@ class Store(_Carrier):
         rests = [max(way - served, 0.0) for way in self.costs.store_ways]
         self._there = min(rests) / 2  # seconds from a process to the server
         self._backs = [rest - self._there for rest in rests]
-        self._outbox: defaultdict[int, list[tuple[float, Message]]] = defaultdict(list)
+        self._outbox: defaultdict[int, list[tuple[float, GroupMessage]]] = defaultdict(list)
         self._writing: set[int] = set()
         self._written: defaultdict[int, list[Any]] = defaultdict(list)  # batches, by sender
         self._readers: dict[tuple[int, int], _Reader] = {}  # by sender and receiver
         self._waiting: defaultdict[int, list[_Reader]] = defaultdict(list)  # by sender: asked for its next
         self.calls = 0
 
-    def post(self, now: float, sender: int, message: Message) -> None:
+    def post(self, now: float, sender: int, message: GroupMessage) -> None:
         """See `VirtualCarrier.post`."""
         first = sender - sender % self.size
         for member in recipients(message, self.size):

@@ -21,7 +21,7 @@ from benchmarks.studies.scale.carriers import Deliver, Processors, VirtualCarrie
 from benchmarks.studies.scale.costs import MessageCosts
 from rrfp_jax.core.events import ROOM, Arrived
 from rrfp_jax.core.group.group import Alone, GroupProtocol, member
-from rrfp_jax.core.group.messages import Answer, Decision, Message
+from rrfp_jax.core.group.messages import Answer, Decision, GroupMessage
 from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
 from rrfp_jax.core.measure.jitter import uniforms
 from rrfp_jax.core.measure.trace import TaskRecord
@@ -121,7 +121,7 @@ class _Process:
         decides = not isinstance(self.machine, Alone) and (run.protocol == "unanimous" or not self.member)
         self.lead = lead if decides else 0.0
         self.most = DEEPEST if self.lead else MOST_QUEUED
-        self.heard: deque[Message] = deque()
+        self.heard: deque[GroupMessage] = deque()
         self.running: deque[tuple[float, float]] = deque()  # dispatched, seconds
         self.free = 0.0  # since when its device is, unless it runs something
         self.busy = 0.0  # until when its driver is at work
@@ -204,7 +204,7 @@ class _Step:
     def _wake(self, now: float, number: int, what: object) -> None:
         self._woken[number] = None
 
-    def _deliver(self, now: float, number: int, sent: tuple[float, Message]) -> None:
+    def _deliver(self, now: float, number: int, sent: tuple[float, GroupMessage]) -> None:
         at, message = sent
         process = self._processes[number]
         heard = max(now, process.busy)

@@ -33,7 +33,7 @@ from typing import Literal, TypeAlias
 
 from rrfp_jax.core.events import Event
 from rrfp_jax.core.group.leader import Follower, Leader
-from rrfp_jax.core.group.messages import NOTHING, Answer, Message, Proposal, Report
+from rrfp_jax.core.group.messages import NOTHING, Answer, ArrivalReport, GroupMessage, Proposal
 from rrfp_jax.core.group.unanimous import Unanimous
 from rrfp_jax.core.scheduler import StageScheduler
 
@@ -47,9 +47,9 @@ class Alone:
     def __init__(self, scheduler: StageScheduler) -> None:
         self.scheduler = scheduler
 
-    def handle(self, event: Event | Message) -> Answer:
+    def handle(self, event: Event | GroupMessage) -> Answer:
         """See `StageScheduler.handle`."""
-        if isinstance(event, Message):
+        if isinstance(event, GroupMessage):
             raise self.scheduler.illegal(event, "arrivals and room, as there is nothing to agree on")
         dispatch = self.scheduler.handle(event)
         return NOTHING if dispatch is None else Answer(dispatch)
@@ -84,9 +84,9 @@ def member(scheduler: StageScheduler, rank: int, ranks: int, protocol: GroupProt
     return Follower(scheduler, rank) if rank else Leader(scheduler, ranks)
 
 
-def recipients(message: Message, ranks: int) -> Sequence[int]:
+def recipients(message: GroupMessage, ranks: int) -> Sequence[int]:
     """The ranks of a group of so many that a message is for."""
-    if isinstance(message, Report):
+    if isinstance(message, ArrivalReport):
         return (0,)
     return partners(message.rank if isinstance(message, Proposal) else 0, ranks, "unanimous")
 

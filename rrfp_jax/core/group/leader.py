@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from rrfp_jax.core.events import Arrived, Chosen, Event, Room
-from rrfp_jax.core.group.messages import NOTHING, Answer, Decision, Message, Report
+from rrfp_jax.core.group.messages import NOTHING, Answer, ArrivalReport, Decision, GroupMessage
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Input, Task
 
@@ -19,15 +19,15 @@ class Leader:
         self._position = 0  # of the next decision
         self._lacking: dict[Input, int] = {}  # the ranks that an input is yet to reach, this one too
 
-    def handle(self, event: Event | Message) -> Answer:
-        """Take in `Arrived`, `Room` or a `Report`.
+    def handle(self, event: Event | GroupMessage) -> Answer:
+        """Take in `Arrived`, `Room` or a `ArrivalReport`.
 
         Raises:
             IllegalEvent, ScheduleError: see `StageScheduler.handle`.
         """
         if isinstance(event, Room):
             return self._decide()
-        if isinstance(event, Report):
+        if isinstance(event, ArrivalReport):
             if not 0 < event.rank < self.ranks:
                 raise self.scheduler.illegal(event, f"a report from ranks 1 to {self.ranks - 1}")
             self._count(event.input)
@@ -70,7 +70,7 @@ class Follower:
         self._position = 0  # of the next dispatch
         self._decided: dict[int, Task] = {}
 
-    def handle(self, event: Event | Message) -> Answer:
+    def handle(self, event: Event | GroupMessage) -> Answer:
         """Take in `Arrived`, `Room` or a `Decision`.
 
         Raises:
@@ -85,7 +85,7 @@ class Follower:
             return NOTHING
         if isinstance(event, Arrived):
             self.scheduler.handle(event)
-            return Answer(message=Report(self.rank, event.input))
+            return Answer(message=ArrivalReport(self.rank, event.input))
         raise self.scheduler.illegal(event, "arrivals, room and decisions, on a follower")
 
     def awaited(self) -> str:

@@ -8,7 +8,7 @@ from rrfp_jax.core.events import Dispatch
 from rrfp_jax.core.tasks import Input, Task
 
 
-class Report(NamedTuple):
+class ArrivalReport(NamedTuple):
     """To rank 0: this input has arrived at `rank`."""
 
     rank: int
@@ -43,14 +43,14 @@ class Proposal(NamedTuple):
         return f"rank {self.rank}'s proposal of {self.task or 'nothing'}"
 
 
-Message: TypeAlias = Report | Decision | Proposal
+GroupMessage: TypeAlias = ArrivalReport | Decision | Proposal
 
 
 class Answer(NamedTuple):
     """What follows from an event: a message to send first, and a task to dispatch, if there is one."""
 
     dispatch: Dispatch | None = None
-    message: Message | None = None
+    message: GroupMessage | None = None
 
 
 NOTHING = Answer()

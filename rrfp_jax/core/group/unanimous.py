@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Event, Room
-from rrfp_jax.core.group.messages import NOTHING, Answer, Message, Proposal
+from rrfp_jax.core.group.messages import NOTHING, Answer, GroupMessage, Proposal
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.core.transitions import Refusal
@@ -23,7 +23,7 @@ class Unanimous:
         self._later: list[Arrived] = []  # came after this rank's proposal
         self._in_vain = False  # the latest round brought nothing, and nothing has arrived since
 
-    def handle(self, event: Event | Message) -> Answer:
+    def handle(self, event: Event | GroupMessage) -> Answer:
         """Take in `Arrived`, `Room` or a `Proposal`. Room is kept from a rank's proposal to its round's end.
 
         Raises:

@@ -1,8 +1,7 @@
-"""The driver: feeds the core, dispatches what it decides, and is the only place that reads a clock.
+"""The driver: what steps run on in this process, from the first step to the last.
 
-It repeats three moves until every task of this process's stages has ended: collect what has ended and
-arrived, fill the devices that have room, sleep. The threads that watch devices, and messages, wake it. So it
-picks up a ready task within about 100 us, and an idle driver costs next to nothing.
+It opens the devices' queues and the transport for each step, and hands them to the loop in
+`step_execution.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""One step while the driver runs it: what is ready, what runs, what has ended."""
+"""The loop of one step: it feeds the core, dispatches what the core decides, and reads the clock for it.
+
+Three moves are repeated until every task of this process's stages has ended: collect what has ended and
+arrived, fill the devices that have room, sleep. The threads that watch devices, and messages, wake it. So a
+ready task is picked up within about 100 us, and an idle driver costs next to nothing.
+"""
 
 from __future__ import annotations
 

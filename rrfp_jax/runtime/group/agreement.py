@@ -21,7 +21,7 @@ import msgspec
 
 from rrfp_jax.core.events import Dispatch, Event, Room
 from rrfp_jax.core.group.group import Alone, GroupProtocol, Member, member, partners
-from rrfp_jax.core.group.messages import Answer, Message
+from rrfp_jax.core.group.messages import Answer, GroupMessage
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.errors import UsageError
@@ -40,7 +40,7 @@ LONGEST_LEAD_SECONDS = 0.05
 MEASURED = 256
 """Latest messages whose way counts."""
 
-KINDS: Sequence[type[Message]] = get_args(Message)
+KINDS: Sequence[type[GroupMessage]] = get_args(GroupMessage)
 """A message travels as its number here and its fields."""
 
 
@@ -90,7 +90,7 @@ class Agreement:
         self._round, self._began = 0, 0.0
         self._machine: Member
         self._early: list[Plain] = []  # of a step that has not begun here
-        self._heard: deque[Message] = deque()
+        self._heard: deque[GroupMessage] = deque()
         self._ways: deque[float] = deque(maxlen=MEASURED)  # seconds that messages took
         self._order = OrderHash()
 

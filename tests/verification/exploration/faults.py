@@ -10,7 +10,7 @@ from rrfp_jax.core.admission import Admission, ByChunk, Whole
 from rrfp_jax.core.events import Arrived, Chosen, Dispatch, Event, Room
 from rrfp_jax.core.group.group import Member
 from rrfp_jax.core.group.leader import Follower
-from rrfp_jax.core.group.messages import NOTHING, Answer, Message
+from rrfp_jax.core.group.messages import NOTHING, Answer, GroupMessage
 from rrfp_jax.core.group.unanimous import Unanimous
 from rrfp_jax.core.hints import BF, BPriority, FPriority
 from rrfp_jax.core.ranked import Ranked
@@ -126,7 +126,7 @@ class HastyScheduler(StageScheduler):
 class HastyFollower(Follower):
     """Runs any decision whose input it has, and not the next one."""
 
-    def handle(self, event: Event | Message) -> Answer:
+    def handle(self, event: Event | GroupMessage) -> Answer:
         """As it should but for room."""
         if isinstance(event, Room):
             for position, task in self._decided.items():
@@ -140,7 +140,7 @@ class HastyFollower(Follower):
 class HastyVoter(Unanimous):
     """Takes in what arrives after its proposal, so that it may run another task than it proposed."""
 
-    def handle(self, event: Event | Message) -> Answer:
+    def handle(self, event: Event | GroupMessage) -> Answer:
         """As it should but for arrivals."""
         if not isinstance(event, Arrived):
             return super().handle(event)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from rrfp_jax.core.events import ROOM, Arrived, Room
 from rrfp_jax.core.group.group import GroupProtocol, Member, member
-from rrfp_jax.core.group.messages import Message
+from rrfp_jax.core.group.messages import GroupMessage
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Task
@@ -63,7 +63,7 @@ class Step(NamedTuple):
     event: object
     row: int
     task: Task | None
-    message: Message | None
+    message: GroupMessage | None
 
     @property
     def advances(self) -> bool:
