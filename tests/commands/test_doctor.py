@@ -22,6 +22,8 @@ from tests.launcher.test_slurm_step import BATCH, JOB, LAST, STEP
 
 PLACE = Place(Address("n1", 7000), 4, 0, folder=None)
 MET = Meeting(hosts=("n1", "n1", "n2", "n2"))
+HERE = Meeting(hosts=("n1",) * 4)
+LOCAL = dataclasses.replace(PLACE, coordinator=Address("127.0.0.1", 7000))
 LOST = Meeting(error="rank 0 cannot be reached")
 VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2"}
 CUDA = {**VERSIONS, "jax-cuda13-plugin": "0.10.2"}
@@ -142,6 +144,25 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
             "in use",
             "JAX_COORDINATOR_PORT=",
         ),
+    ],
+    network.check_exposure: [
+        ({}, None, "", ""),
+        ({"place": PLACE, "meeting": LOST}, None, "", ""),
+        (
+            {"place": PLACE, "meeting": MET},
+            "ok",
+            "on 10.0.0.1, the coordination service on every address:7000",
+            "",
+        ),
+        ({**in_step(), "meeting": MET}, "ok", "listen on 10.0.0.1", ""),
+        (
+            {"place": PLACE, "meeting": HERE},
+            "warn",
+            "reach them, and the coordinator at n1:7000",
+            "=127.0.0.1:7000",
+        ),
+        ({"place": LOCAL, "meeting": HERE}, "warn", "reach this one at 10.0.0.1", "unset RRFP_BIND"),
+        ({"place": LOCAL, "meeting": HERE, "address": "127.0.0.1"}, "ok", "no other machine reaches", ""),
     ],
     network.check_proxy: [
         ({"environment": PROXY}, "ok", "none", ""),

@@ -95,6 +95,12 @@ def test_it_is_served_no_wider_than_need_be(text, serving):
     assert Address.parse(text, "X").serving == serving
 
 
+def test_an_ip_address_of_this_machine_is_served_alone(monkeypatch):
+    monkeypatch.setattr(Address, "_is_here", True)
+    assert Address("10.0.0.7", 7).serving == "10.0.0.7:7"
+    assert Address("fd00::7", 7).serving == "[fd00::7]:7"
+
+
 def test_a_place_is_read():
     assert Place.of({}) is None
     assert Place.of(BY_HAND) == Place(Address("host0", 9876), 4, 3, None)

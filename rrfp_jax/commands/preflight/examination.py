@@ -17,6 +17,7 @@ CHECKS: Sequence[Callable[[Surroundings], Finding | None]] = (
     devices.check_binding,
     network.check_address,
     network.check_port,
+    network.check_exposure,
     network.check_proxy,
     network.check_peers,
     network.check_clock,

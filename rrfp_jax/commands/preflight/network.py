@@ -42,6 +42,27 @@ def _another_port(address: Address) -> Address:
     return Address(address.host, 1024 + (address.port + 4321) % 60000)
 
 
+def check_exposure(found: Surroundings) -> Finding | None:
+    """Whether machines that no rank is on could reach our ports."""
+    place, known = found.place, found.step is not None or bool(found.meeting and found.meeting.hosts)
+    if place is None or place.processes == 1 or found.address_error or not known:
+        return None
+    where = place.coordinator
+    if _nodes(found) > 1:
+        said = f"control messages and transfers listen on {found.address}"
+        if place.rank == 0:
+            said += f", the coordination service on {where.serving.replace('[::]', 'every address')}"
+        return Finding("ok", "exposure", said)
+    if not where.is_loopback:
+        said = f"all ranks are on {found.host}, but other machines reach them, and the coordinator at {where}"
+        fix = f"export RRFP_COORDINATOR={Address('127.0.0.1', where.port)} on all ranks"
+        return Finding("warn", "exposure", said, fix)
+    if not _is_loopback(found.address):
+        said = f"all ranks are on {found.host}, but other machines reach this one at {found.address}"
+        return Finding("warn", "exposure", said, "unset RRFP_BIND")
+    return Finding("ok", "exposure", "no other machine reaches the ranks and their coordinator")
+
+
 def check_peers(found: Surroundings) -> Finding | None:
     """Whether the ranks have met and reach each other."""
     if found.meeting is None:

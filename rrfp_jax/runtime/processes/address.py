@@ -79,8 +79,11 @@ class Address:
 
     @property
     def serving(self) -> str:
-        """Where to listen for whoever calls it, as gRPC writes that: no wider than need be."""
-        return str(self) if self.is_loopback else f"[::]:{self.port}"
+        """Where to listen on its machine, as gRPC writes that: no wider than need be.
+
+        A name may be another address here than where it is called from, so that means all addresses.
+        """
+        return str(self) if self.is_loopback or self._is_here else f"[::]:{self.port}"
 
     def require_known(self) -> None:
         """Look its host up.
@@ -104,6 +107,18 @@ class Address:
         except OSError as error:
             return f"nobody answers there ({error.strerror or error})"
         return "somebody answers there, but not all have come, or it stands still"
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether it is an IP address of this machine: behind a translation of addresses it is not."""
+        if self._ip is None:
+            return False
+        try:
+            with socket.socket(socket.AF_INET if self._ip.version == 4 else socket.AF_INET6) as probe:
+                probe.bind((self.host, 0))
+        except OSError:
+            return False
+        return True
 
     @property
     def _ip(self) -> IPv4Address | IPv6Address | None:
