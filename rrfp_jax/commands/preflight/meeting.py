@@ -31,6 +31,9 @@ CONNECT_SECONDS = 15.0
 
 PAUSE_SECONDS = 0.2
 
+LONGEST_LINE = 1 << 20
+"""Characters that are read of whoever calls."""
+
 
 def meet(place: Place, host: str, address: str, folder: Path, limit: float) -> Meeting:
     """Call the other tasks.
@@ -85,15 +88,15 @@ class Line:
         """The next one; `what` names it if it does not come in time."""
         self._connection.settimeout(seconds)
         try:
-            return json.loads(self._file.readline())
+            return json.loads(self._file.readline(LONGEST_LINE))
         except (OSError, ValueError):
             raise TrainingError(f"{what} has not come") from None
 
 
 def _door(coordinator: Address) -> socket.socket:
-    """As the coordinator's: on all addresses of this node, unless all ranks are on it."""
+    """As the coordination service listens."""
     port = coordinator.port
-    if coordinator.is_loopback:
+    if coordinator.is_served_alone:
         family = socket.AF_INET6 if ":" in coordinator.host else socket.AF_INET
         return socket.create_server((coordinator.host, port), family=family)
     if socket.has_dualstack_ipv6():

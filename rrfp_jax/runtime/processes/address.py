@@ -83,7 +83,12 @@ class Address:
 
         A name may be another address here than where it is called from, so that means all addresses.
         """
-        return str(self) if self.is_loopback or self._is_here else f"[::]:{self.port}"
+        return str(self) if self.is_served_alone else f"[::]:{self.port}"
+
+    @property
+    def is_served_alone(self) -> bool:
+        """Whether its machine listens there only."""
+        return self.is_loopback or self._is_here
 
     def require_known(self) -> None:
         """Look its host up.
