@@ -17,8 +17,11 @@ an F may be dispatched if afterwards the stage is *safe in index order*: for eve
 So whenever all microbatches below q are finished, there is room for the rest of q, whatever else has run
 ahead. That is the banker's algorithm (Dijkstra, EWD 623) for processes that come in a fixed order. F of
 microbatch j adds its charge to the sums of q < j only. So it is admitted if the largest of these has room for
-it: `_needed` has them for all q from the lowest unfinished one on. The sum of a finished q is in the way of
-nobody: it is at most that of the lowest unfinished one.
+it. The sum of a finished q is in the way of nobody: it is at most that of the lowest unfinished one.
+
+A stage keeps these sums for all q from the lowest unfinished one to the highest that has begun; above that,
+the sum of q is the cost of q. All have a common part, the *level*, so that a charge changes either the sums
+below it, or the level and the sums from it on: whichever are fewer.
 
 **Whole.** A microbatch is charged for all its chunks at its first F and freed at its last B or W. It is
 admitted if beside it and all that is held there is room for the dearest lower one that has not begun. Its
@@ -31,7 +34,7 @@ rule each of its tasks is admitted wherever it is ready.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rrfp_jax.core.tasks import FORWARD, INPUT, Task
 
@@ -80,9 +83,16 @@ class Admission(ABC):
     def release(self, chunk: int, microbatch: int) -> None:
         """Account for a B or W that is dispatched."""
 
-    def leaves_room(self, task: Task, ahead: Iterable[Task]) -> bool:
-        """Whether tasks could follow in their order if this F were dispatched before them."""
+    def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
+        """Whether a part of an order could follow if this F were dispatched before it.
+
+        Of the order's tasks from `start` to before `stop` those count that are still to be charged or freed.
+        """
         return True
+
+
+_TO_COME, _CHARGED, _FREED = range(3)
+"""Of a chunk of a microbatch."""
 
 
 class ByChunk(Admission):
@@ -90,26 +100,37 @@ class ByChunk(Admission):
 
     def __init__(self, costs: Sequence[Sequence[int]], limit: int | None) -> None:
         super().__init__(costs, limit)
-        self._cheapest = [min(own) for own in costs]
-        self._needed = list(self._totals)  # u(q) + sum of h(k) over k >= q, from the lowest unfinished q on
+        self._cheapest, self._dearest = [min(own) for own in costs], max(self._totals)
+        self._sums = list(self._totals)  # u(q) + sum of h(k) over k >= q, of those begun less the level
+        self._level = 0
+        self._states = [bytearray(len(self._totals)) for _ in costs]
         self._to_free = [len(costs)] * len(self._totals)
         self._lowest = 0  # unfinished microbatch
+        self._begun = 0  # above the highest microbatch that has begun
 
     def admits(self, chunk: int, microbatch: int) -> bool:
         """See `Admission.admits`."""
-        limit, lowest = self._limit, self._lowest
-        if limit is None or microbatch <= lowest:
+        limit = self._limit
+        if limit is None or microbatch <= self._lowest:
             return True
-        return max(self._needed[lowest:microbatch]) + self._costs[chunk][microbatch] <= limit
+        room = limit - self._costs[chunk][microbatch]
+        return self.held + self._dearest <= room or self._largest(microbatch) <= room
 
     def refuses_beyond(self, chunk: int, microbatch: int) -> bool:
         """See `Admission.refuses_beyond`."""
-        limit, lowest = self._limit, self._lowest
-        if limit is None or microbatch <= lowest:
+        if self._limit is None or microbatch <= self._lowest:
             return False
-        return max(self._needed[lowest:microbatch]) + self._cheapest[chunk] > limit
+        return self._largest(microbatch) + self._cheapest[chunk] > self._limit
 
-    def leaves_room(self, task: Task, ahead: Iterable[Task]) -> bool:
+    def _largest(self, microbatch: int) -> int:
+        """Of the sums from the lowest unfinished microbatch to before this one, which is above it."""
+        lowest, begun = self._lowest, self._begun
+        if microbatch <= begun:
+            return max(self._sums[lowest:microbatch]) + self._level
+        rest = max(self._totals[max(lowest, begun) : microbatch])
+        return max(rest, max(self._sums[lowest:begun]) + self._level) if lowest < begun else rest
+
+    def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
         """See `Admission.leaves_room`.
 
         True for the lowest unfinished microbatch in any case, which must never wait.
@@ -117,23 +138,36 @@ class ByChunk(Admission):
         if self._limit is None or task.microbatch <= self._lowest:
             return True
         room = self._limit - self._costs[task.chunk][task.microbatch]
-        held = self.held
-        for kind, chunk, microbatch in ahead:
+        held, costs, states = self.held, self._costs, self._states
+        for kind, chunk, microbatch in order[start:stop]:
             if kind is FORWARD:
-                held += self._costs[chunk][microbatch]
-                if held > room:
-                    return False
-            elif kind is not INPUT:
-                held -= self._costs[chunk][microbatch]
+                if states[chunk][microbatch] == _TO_COME:
+                    held += costs[chunk][microbatch]
+                    if held > room:
+                        return False
+            elif kind is not INPUT and states[chunk][microbatch] != _FREED:
+                held -= costs[chunk][microbatch]
         return True
 
     def admit(self, chunk: int, microbatch: int) -> None:
         """See `Admission.admit`."""
         cost = self._costs[chunk][microbatch]
         self.held += cost
-        if self._limit is not None:
-            between = slice(self._lowest, microbatch)
-            self._needed[between] = [needed + cost for needed in self._needed[between]]
+        if self._limit is None:
+            return
+        self._states[chunk][microbatch] = _CHARGED
+        sums, lowest, begun = self._sums, self._lowest, self._begun
+        if microbatch >= begun:
+            for q in range(begun, microbatch + 1):
+                sums[q] -= self._level
+            begun = self._begun = microbatch + 1
+        if microbatch - lowest < begun - microbatch:
+            for q in range(lowest, microbatch):
+                sums[q] += cost
+        else:
+            self._level += cost
+            for q in range(microbatch, begun):
+                sums[q] -= cost
 
     def release(self, chunk: int, microbatch: int) -> None:
         """See `Admission.release`."""
@@ -141,8 +175,9 @@ class ByChunk(Admission):
         self.held -= cost
         self._to_free[microbatch] -= 1
         if self._limit is not None:
-            upto = slice(self._lowest, microbatch + 1)
-            self._needed[upto] = [needed - cost for needed in self._needed[upto]]
+            self._states[chunk][microbatch] = _FREED
+            for q in range(self._lowest, microbatch + 1):
+                self._sums[q] -= cost
         while self._lowest < len(self._to_free) and not self._to_free[self._lowest]:
             self._lowest += 1
 

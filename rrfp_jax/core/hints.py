@@ -15,7 +15,7 @@ highest, then the lowest microbatch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,17 +33,21 @@ class HintView(Protocol):
     def runnable(self, direction: Direction) -> Iterator[Task]:
         """All runnable tasks of a direction in tie order."""
 
-    def heads(self) -> Iterator[Task]:
-        """The lowest runnable task of every direction and chunk."""
+    def heads(self, rank: Mapping[Task, int]) -> Iterator[Task]:
+        """The lowest runnable task of every direction and chunk, by rank."""
 
     def was_dispatched(self, task: Task) -> bool:
         """Whether a task of this stage is past."""
 
-    def leaves_room(self, task: Task, ahead: Sequence[Task]) -> bool:
-        """Whether tasks could follow in their order, by the limits, if a runnable F were dispatched before.
+    def past(self, order: Sequence[Task], at: int) -> int:
+        """Where the first task of an order stands, from `at` on, that is not past; its length without one."""
 
-        True for the stage's lowest unfinished microbatch in any case: if that waited, stages could wait for
-        each other for ever.
+    def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
+        """Whether, by the limits, a part of an order could follow if a runnable F were dispatched before it.
+
+        The part is what is not past of its tasks from `start` to before `stop`; I's are in nobody's way. True
+        for the stage's lowest unfinished microbatch in any case: if that waited, stages could wait for each
+        other for ever.
         """
 
     def __contains__(self, task: Task) -> bool: ...
@@ -64,22 +68,25 @@ class Only:
         """See `HintView.runnable`."""
         return filter(self.wanted, self.ready.runnable(direction))
 
-    def heads(self) -> Iterator[Task]:
+    def heads(self, rank: Mapping[Task, int]) -> Iterator[Task]:
         """See `HintView.heads`."""
+        lowest: dict[tuple[Direction, int], Task] = {}
         for direction in DIRECTIONS:
-            found = set()
             for task in self.runnable(direction):
-                if task.chunk not in found:
-                    found.add(task.chunk)
-                    yield task
+                lowest.setdefault((direction, task.chunk), task)
+        return iter(sorted(lowest.values(), key=rank.__getitem__))
 
     def was_dispatched(self, task: Task) -> bool:
         """See `HintView.was_dispatched`."""
         return self.ready.was_dispatched(task)
 
-    def leaves_room(self, task: Task, ahead: Sequence[Task]) -> bool:
+    def past(self, order: Sequence[Task], at: int) -> int:
+        """See `HintView.past`."""
+        return self.ready.past(order, at)
+
+    def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
         """See `HintView.leaves_room`."""
-        return self.ready.leaves_room(task, ahead)
+        return self.ready.leaves_room(task, order, start, stop)
 
     def __contains__(self, task: Task) -> bool:
         return self.wanted(task) and task in self.ready

@@ -20,27 +20,60 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, compress
 
 from rrfp_jax.core.hints import DIRECTIONS, Hint, HintView
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.tasks import FORWARD, WEIGHT, Placement, Task
+from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Placement, Task
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A stage's order, and how far it is.
+    """A stage's order.
 
     Attributes:
         order: all of its tasks.
         rank: where each task stands.
         ascending: whether the tasks of every kind and chunk are in microbatch order.
-        at: all before are past. Follows from what was dispatched, so it tells no states apart.
+        charges: those of its tasks that are charged or freed, all but I's.
+        before: for every place in the order, and its end, how many of these stand before it.
     """
 
     order: tuple[Task, ...]
     rank: Mapping[Task, int] = field(compare=False, repr=False)
     ascending: bool = field(compare=False)
-    at: int = field(default=0, compare=False)
+    charges: Sequence[Task] = field(compare=False, repr=False)
+    before: Sequence[int] = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, order: Sequence[Task]) -> _Line:
+        """With what follows from the order."""
+        counted = [task.kind is not INPUT for task in order]
+        return cls(
+            order=tuple(order),
+            rank={task: at for at, task in enumerate(order)},
+            ascending=_ascends(order),
+            charges=list(compress(order, counted)),
+            before=list(accumulate(counted, initial=0)),
+        )
+
+
+class _Place(tuple[int, _Line]):
+    """How many tasks of an order are past, from its beginning on, and the order.
+
+    The number follows from what was dispatched, so it tells no states apart.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Place) and self[1] == other[1]
+
+    def __hash__(self) -> int:
+        return hash(self[1])
+
+
+_new = tuple.__new__  # a class's own takes longer, and there is one a task
 
 
 @dataclass(frozen=True)
@@ -74,35 +107,30 @@ class Ranked(Hint):
         tasks = self.order.order(stage, placement, microbatches)
         return {(task.chunk, task.microbatch) for task in tasks if task.kind is WEIGHT}
 
-    def start(self, stage: int, placement: Placement, microbatches: int) -> _Line:
+    def start(self, stage: int, placement: Placement, microbatches: int) -> _Place:
         """At the beginning of the stage's order."""
-        order = tuple(self.order.order(stage, placement, microbatches))
-        return _Line(order, {task: at for at, task in enumerate(order)}, _ascends(order))
+        return _Place((0, _Line.of(self.order.order(stage, placement, microbatches))))
 
-    def choose(self, state: _Line, ready: HintView) -> tuple[Task, _Line] | None:
+    def choose(self, state: _Place, ready: HintView) -> tuple[Task, _Place] | None:
         """The runnable task that comes first in the order, unless it takes what the order needs before it."""
-        order, rank, at = state.order, state.rank, state.at
-        while at < len(order) and ready.was_dispatched(order[at]):
-            at += 1
-        if at < len(order) and order[at] in ready:
-            return order[at], _Line(order, rank, state.ascending, at + 1)
-        ahead: list[Task] = []  # of the order, up to the task that is looked at
-        seen = at
-        for task in sorted(_candidates(state, ready), key=rank.__getitem__):
+        at, line = state
+        order, rank = line.order, line.rank
+        at = ready.past(order, at)
+        if at < len(order) and (task := order[at]) in ready:
+            return task, _new(_Place, (at + 1, line))
+        for task in ready.heads(rank) if line.ascending else _by_rank(line, ready):
             if self.reserve and task.kind is FORWARD:
-                ahead += [other for other in order[seen : rank[task]] if not ready.was_dispatched(other)]
-                seen = rank[task]
-                if ahead and not ready.leaves_room(task, ahead):
+                before = line.before
+                if not ready.leaves_room(task, line.charges, before[at], before[rank[task]]):
                     continue
-            return task, _Line(order, rank, state.ascending, at)
+            return task, _new(_Place, (at, line))
         return None
 
 
-def _candidates(line: _Line, ready: HintView) -> Collection[Task]:
-    """What may come first: if each kind goes by microbatch, the lowest of each will do."""
-    if line.ascending:
-        return list(ready.heads())
-    return [task for direction in DIRECTIONS for task in ready.runnable(direction)]
+def _by_rank(line: _Line, ready: HintView) -> list[Task]:
+    """All that can run: where a kind does not go by microbatch, the lowest need not come first."""
+    tasks = [task for direction in DIRECTIONS for task in ready.runnable(direction)]
+    return sorted(tasks, key=line.rank.__getitem__)
 
 
 def _ascends(order: Sequence[Task]) -> bool:

@@ -5,7 +5,8 @@ Which kinds need which, `transitions.RULES` says. Only questions are answered he
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from rrfp_jax.core.accumulation import Accumulator
@@ -26,6 +27,7 @@ class RunnableTasks:
     def __init__(self, progress: Progress, admissions: Sequence[Admission], accumulator: Accumulator) -> None:
         self._progress, self._admissions, self._accumulator = progress, admissions, accumulator
         self._ranked, self._rows = progress.ranked, progress.rows
+        self._all_rows = [row for rows in progress.ranked.values() for row in rows]
         self.known: Task | None = None
 
     def first(self, direction: Direction) -> Task | None:
@@ -43,23 +45,39 @@ class RunnableTasks:
         """All runnable tasks of a direction in tie order."""
         return (task for task in chain(*self._ranked[direction]) if self._permits(*task))
 
-    def heads(self) -> Iterator[Task]:
-        """The lowest runnable task of every direction and chunk."""
-        for rows in self._ranked.values():
-            for row in rows:
-                if row.ready:
-                    task = row.tasks[row.lowest]
-                    found = task if self._permits(*task) else self._first_beyond(row)
-                    if found is not None:
-                        yield found
+    def heads(self, rank: Mapping[Task, int]) -> Iterator[Task]:
+        """The lowest runnable task of every direction and chunk, by rank."""
+        found = []
+        for row in self._all_rows:
+            if row.ready:
+                task = row.tasks[row.lowest]
+                found.append((rank[task], task, row))
+        found.sort()  # by rank, no two of which are equal
+        while found:
+            _, task, row = found.pop(0)
+            if self._permits(*task):
+                self.known = task
+                yield task
+            elif (beyond := self._first_beyond(row)) is not None:
+                insort(found, (rank[beyond], beyond, row))
 
-    def leaves_room(self, task: Task, ahead: Sequence[Task]) -> bool:
-        """Whether tasks could follow in their order if an F were dispatched before them."""
-        return all(admission.leaves_room(task, ahead) for admission in self._admissions)
+    def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
+        """Whether a part of an order could follow if an F were dispatched before it."""
+        return all(admission.leaves_room(task, order, start, stop) for admission in self._admissions)
 
     def was_dispatched(self, task: Task) -> bool:
         """Whether a task of this stage is past."""
         return self._progress.state(task) == DISPATCHED
+
+    def past(self, order: Sequence[Task], at: int) -> int:
+        """Where the first task of an order stands, from `at` on, that is not past."""
+        rows, end = self._rows, len(order)
+        while at < end:
+            kind, chunk, microbatch = order[at]
+            if rows[kind][chunk].states[microbatch] != DISPATCHED:
+                break
+            at += 1
+        return at
 
     def __contains__(self, task: Task) -> bool:
         if task is self.known:
@@ -68,7 +86,10 @@ class RunnableTasks:
         row = self._rows[kind][chunk]
         if row.states[microbatch] != READY or row.tasks[microbatch] != task:
             return False
-        return self._permits(kind, chunk, microbatch)
+        if not self._permits(kind, chunk, microbatch):
+            return False
+        self.known = task
+        return True
 
     def anything(self) -> Task | None:
         """Some runnable task, or None."""

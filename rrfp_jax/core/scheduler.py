@@ -191,8 +191,7 @@ class StageScheduler:
         if choice is None:
             choice = self._hint.choose(self._state, self.view)
         if choice is None:
-            waiting = self.view.anything()
-            if waiting is not None and not self._hint.waits:
+            if not self._hint.waits and (waiting := self.view.anything()) is not None:
                 raise ScheduleError(
                     f"{self._hint} chose nothing on stage {self.stage} while {waiting} can run"
                 )

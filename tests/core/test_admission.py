@@ -112,9 +112,12 @@ def test_room_for_an_order():
     """F2 may take its place before F1 and B0 if these fit beside it; F0 in any case."""
     admission = ByChunk([[1, 2, 1]], 3)
     admission.admit(0, 0)
-    assert admission.leaves_room(F(2), [B(0), F(1)])
-    assert not admission.leaves_room(F(2), [F(1), B(0)])
-    assert admission.leaves_room(F(0), [F(1), F(2)])
+    order = [F(0), B(0), F(1), B(0), F(2)]
+    assert admission.leaves_room(F(2), order, 0, 3)
+    assert not admission.leaves_room(F(2), order, 2, 4)
+    assert admission.leaves_room(F(0), order, 2, 5)
+    admission.release(0, 0)  # F1 is the lowest now, and what is past does not count
+    assert admission.leaves_room(F(2), order, 0, 4)
 
 
 def test_a_cheap_one_may_be_admitted_beyond_a_dear_one():

@@ -9,7 +9,7 @@ from rrfp_jax.core.group.unanimous import Unanimous
 from rrfp_jax.core.hints import BF, BFW
 from rrfp_jax.core.orders import ZBH1
 from rrfp_jax.core.progress import Row
-from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.ranked import Ranked, _Place
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from tests.verification.exploration.cases import cases, schedules, sizes
@@ -21,7 +21,7 @@ SLICE = 8
 """Cases of each size; as they are shuffled, all kinds are among them."""
 MOST_STATES = 20_000
 
-ASIDE = {"log", "known", "_note", "_needed", "at"}
+ASIDE = {"log", "known", "_note", "_sums", "_level"}
 """What a machine keeps for messages, or so as not to search twice."""
 
 
@@ -117,6 +117,8 @@ def walk(space, rng):
 
 def memory(value):
     """Everything in a machine as it is now, but what is only told to users or found faster for."""
+    if isinstance(value, _Place):
+        return memory(value[1])
     if isinstance(value, (list, tuple)):
         return [memory(each) for each in value]
     if isinstance(value, dict):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -47,7 +47,7 @@ class ForTheLowestOnly(ByChunk):
         """By the sum of one microbatch instead of all."""
         if self._limit is None or microbatch <= self._lowest:
             return True
-        return self._needed[self._lowest] + self._costs[chunk][microbatch] <= self._limit
+        return self._sums[self._lowest] + self._level + self._costs[chunk][microbatch] <= self._limit
 
 
 class PerChunk(ByChunk):
@@ -57,27 +57,27 @@ class PerChunk(ByChunk):
         """By what was right for stages that charge microbatches whole."""
         if self._limit is None:
             return True
-        waiting = [j for j in range(microbatch) if (chunk, j) not in self._begun]
+        waiting = [j for j in range(microbatch) if (chunk, j) not in self._started]
         reserve = max((self._costs[chunk][j] for j in waiting), default=0)
         return self.held + self._costs[chunk][microbatch] + reserve <= self._limit
 
     def __init__(self, costs: Sequence[Sequence[int]], limit: int | None) -> None:
         super().__init__(costs, limit)
-        self._begun: set[tuple[int, int]] = set()
+        self._started: set[tuple[int, int]] = set()
 
     def admit(self, chunk: int, microbatch: int) -> None:
         """Noted by chunk."""
         super().admit(chunk, microbatch)
-        self._begun.add((chunk, microbatch))
+        self._started.add((chunk, microbatch))
 
 
 class Reserving(ByChunk):
     """Keeps an order's room even from the lowest unfinished microbatch."""
 
-    def leaves_room(self, task: Task, ahead: Iterable[Task]) -> bool:
+    def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
         """Without the exception."""
         lowest, self._lowest = self._lowest, -1
-        found = super().leaves_room(task, ahead)
+        found = super().leaves_room(task, order, start, stop)
         self._lowest = lowest
         return found
 
