@@ -1,4 +1,5 @@
-"""The schedules a Trainer takes: hints (`BF` and others), fixed orders (`OneFOneB` and others), `Planned`.
+"""The schedules a Trainer takes: hints (`BF` and others), fixed orders (`OneFOneB` and others), `Planned`,
+and `Auto`.
 
 Write your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a planned order).
 """
@@ -11,6 +12,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Pla
 from rrfp_jax.core.v_blocks import VZB, VHalf, VMin
 from rrfp_jax.core.v_orders import ZBV, DualPipeV
 from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.sim.choice import Auto
 
 __all__ = [
     "BACKWARD",
@@ -24,6 +26,7 @@ __all__ = [
     "ZBH1",
     "ZBH2",
     "ZBV",
+    "Auto",
     "BPriority",
     "Direction",
     "DualPipeV",

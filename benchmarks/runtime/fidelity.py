@@ -56,7 +56,7 @@ def measure(stages: int, microbatches: int, seconds: float, schedule: str) -> di
     """One case: the median real step, the simulated one, and their difference."""
     workload = log_normal(stages, microbatches, forward=seconds, sigma=0.3, shared=0.5, seed=1)
     case = PacedCase(workload=workload, schedule=schedule, limit=LIMIT)
-    steps, hop = case.run()
+    steps, hop, _ = case.run()
     real, simulated = float(np.median(steps)), case.simulated(hop)
     return {
         **{"stages": stages, "microbatches": microbatches, "seconds": seconds, "schedule": schedule},

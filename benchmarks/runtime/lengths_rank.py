@@ -27,8 +27,9 @@ from rrfp_jax.data.contract import Arrays, Microbatch, buckets_of
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.train.named import planned_or_schedule
+from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.pace import Pace, read_costs
 
 EVALUATIONS = 100
@@ -166,7 +167,7 @@ def cost_table(trainer: rrfp.Trainer, data: Turns) -> CostTable:
 
 def schedule_of(case: Case, table: CostTable) -> Any:
     """As a Trainer takes it; planned by the table."""
-    schedule = planned_or_schedule(case.schedule)
+    schedule = read_schedule(case.schedule)
     if not isinstance(schedule, Planned):
         return schedule
     return replace(schedule, costs=table, evaluations=EVALUATIONS)
@@ -186,10 +187,11 @@ def paced(config: gpt_lengths.Lengths, case: Case, workload: Workload) -> dict[s
         path.write_text(json.dumps(scaled.as_json_object()), encoding="utf-8")
         run = PacedRun(replace(config, schedule=case.schedule, pace=Pace(workload=str(path))))
         reports = list(run.steps(PACED_STEPS))
-    placement, schedule = reports[0].trace.placement, planned_or_schedule(case.schedule)
+    placement, schedule = reports[0].trace.placement, read_schedule(case.schedule)
     if isinstance(schedule, Planned):
         rows = tuple(tuple(reports[0].trace.order(stage)) for stage in range(placement.stages))
         schedule = ListedOrder(placement, workload.microbatches, rows)
+    assert not isinstance(schedule, Auto), "no case has it"
     rules = StepRules(
         placement=placement,
         microbatches=workload.microbatches,

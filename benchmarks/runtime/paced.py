@@ -6,9 +6,10 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness import output_of
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
@@ -17,7 +18,6 @@ from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.driver.device import LEAD_SECONDS
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
@@ -25,6 +25,20 @@ from rrfp_jax.views.trace_reading import read_trace
 
 STEPS = 4
 RUN_SECONDS = 300.0
+
+
+class PacedTimes(NamedTuple):
+    """What a paced run took.
+
+    Attributes:
+        steps: seconds of each.
+        hop: its median (s); see `hop_of`.
+        traced: its latest steps.
+    """
+
+    steps: Sequence[float]
+    hop: float
+    traced: Sequence[StepTrace]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +56,12 @@ class PacedCase:
 
         A task is chosen as the driver does: up to `LEAD_SECONDS` before the one before it ends.
         """
-        placement = Placement(self.workload.stages)
+        schedule = by_name(self.schedule)
+        placement = schedule.placement_for(self.workload.stages)
         rules = StepRules(
             placement=placement,
             microbatches=self.workload.microbatches,
-            schedule=by_name(self.schedule),
+            schedule=schedule,
             limit=self.limit,
             accumulation=self.accumulation,
             spare_gradients=self.spare_gradients,
@@ -54,8 +69,8 @@ class PacedCase:
         costs = LateReadiness(WorkloadCosts(self.workload, placement), hop)
         return simulate(rules, costs, lead=LEAD_SECONDS).makespan
 
-    def run(self) -> tuple[list[float], float]:
-        """Step times (s) of a paced run in as many processes as stages, and its median hop (s).
+    def run(self) -> PacedTimes:
+        """A paced run in as many processes as stages.
 
         Raises:
             RuntimeError: the run failed; with what it said.
@@ -81,15 +96,16 @@ class PacedCase:
             output_of(command, RUN_SECONDS)
             lines = (folder / "quickstart" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             (traced,) = read_trace(folder / "quickstart" / "trace.json").values()
-        return [json.loads(line)["step_seconds"] for line in lines], hop_of(traced, self.workload)
+        steps = [json.loads(line)["step_seconds"] for line in lines]
+        return PacedTimes(steps, hop_of(traced, self.workload), traced)
 
 
 def hop_of(steps: Iterable[StepTrace], workload: Workload) -> float:
     """Median seconds from the end of a task, and its transfer by the workload, to its receiver's `ready`."""
-    costs = WorkloadCosts(workload, Placement(workload.stages))
     return statistics.median(
         receiver.ready - sender.end - costs.transfer(sender.stage, sender.task)
         for step in steps
+        for costs in [WorkloadCosts(workload, step.placement)]
         for sender in step.records
-        if (receiver := step.receiver(sender)) is not None
+        if (receiver := step.receiver(sender)) is not None and receiver.stage != sender.stage
     )

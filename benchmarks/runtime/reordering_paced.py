@@ -52,7 +52,7 @@ def measure(cell: Cell, schedule: str, limit: int, seed: int) -> list[Ratio]:
 
     def times(case: PacedCase) -> tuple[float, float]:
         """A step's seconds, real and simulated."""
-        steps, hop = case.run()
+        steps, hop, _ = case.run()
         return median(steps), case.simulated(hop)
 
     case = partial(PacedCase, workload=workload, schedule=schedule, limit=limit)

@@ -66,7 +66,7 @@ def seeds_of(cell: Cell, seeds: int) -> int:
 def measure(planned: bool, cell: Cell, seed: int) -> dict[str, dict[str, Figures]]:
     """Of one step: the fixed orders as "fixed", and by factor what was limited; without what cannot run."""
     step = cell.step(seed)
-    fixed = {name: _run(by_name(name), step) for name in FIXED}
+    fixed = {name: figures_of(by_name(name), step) for name in FIXED}
     unit = fixed["1f1b"][1]
     found = {"fixed": fixed}
     for factor in FACTORS:
@@ -74,14 +74,15 @@ def measure(planned: bool, cell: Cell, seed: int) -> dict[str, dict[str, Figures
         if max(map(max, step.actual.activation_bytes or ())) > limit:
             found[f"{factor:g}"] = {}  # a microbatch does not fit
             continue
-        own = {name: _run(by_name(name), step, limit) for name in HINTS}
+        own = {name: figures_of(by_name(name), step, limit) for name in HINTS}
         if planned and factor == 1:
-            own[PLANNED] = _run(_plan(cell, step, limit), step)
+            own[PLANNED] = figures_of(_plan(cell, step, limit), step)
         found[f"{factor:g}"] = own
     return {what: {name: (t, held / unit) for name, (t, held) in own.items()} for what, own in found.items()}
 
 
-def _run(schedule: Schedule, step: Step, limit: int | None = None) -> Figures:
+def figures_of(schedule: Schedule, step: Step, limit: int | None = None) -> Figures:
+    """What a schedule takes and holds in a step, at most so many bytes under a hint."""
     placement = schedule.placement_for(step.actual.stages)
     rules = StepRules(placement=placement, microbatches=step.actual.microbatches, schedule=schedule)
     budgets = byte_budgets(step.actual, limit, placement.chunks)

@@ -21,8 +21,10 @@ from rrfp_jax.forecast.forecast import Devices, Forecast
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.sim.ahead import Planned, base_of
+from rrfp_jax.sim.choice import Auto
+from rrfp_jax.train.auto_schedule import predict
 from rrfp_jax.train.auto_split import AUTO, REMEDY, estimate_of
-from rrfp_jax.train.named import planned_or_schedule
+from rrfp_jax.train.named import read_schedule
 
 GIB, MIB = 2**30, 2**20
 
@@ -133,18 +135,23 @@ def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: in
             f"mesh.tp={config.mesh.tp}, mesh.dp={config.mesh.dp}: a plan knows nothing yet of several "
             f"devices per stage, nor of replicas; give --config.mesh.tp=1 --config.mesh.dp=1"
         )
-    schedule = base_of(planned_or_schedule(config.schedule))
+    schedule = read_schedule(config.schedule)
     settings, shared = config.settings, config.mesh.share_devices
     devices = Devices(
         accelerator=accelerator, link=link, memory=memory, setting=settings.memory.budget, shared=shared
     )
     model, data = (config.made("pipeline"), config.made("optimizer")), as_data(config.made("train_data"))
-    estimate = estimate_of(*model, data, settings, config.mesh, schedule, devices)
-    given = config.layers_per_virtual_stage
+    given, name = config.layers_per_virtual_stage, config.schedule
+    if isinstance(schedule, Auto):
+        found = predict(schedule, *model, data, settings, config.mesh, given, devices)
+        estimate, name = found.estimate, f"{name} ({found.choice})"
+    else:
+        estimate = estimate_of(*model, data, settings, config.mesh, base_of(schedule), devices)
+        name += " (forecast by its base)" if isinstance(schedule, Planned) else ""
     own = None if given == AUTO else estimate.forecast(given)
     suggested, none_fits = _suggested(estimate)
     return RunPlan(
-        headline=_headline(config, estimate),
+        headline=_headline(config, name, estimate),
         estimate=estimate,
         own=own,
         suggested=suggested,
@@ -159,15 +166,13 @@ def _suggested(estimate: Estimate) -> tuple[Forecast, str | None]:
         return estimate.forecast(error.split), f"{error}; {REMEDY}"
 
 
-def _headline(config: RunConfig, estimate: Estimate) -> str:
+def _headline(config: RunConfig, schedule: str, estimate: Estimate) -> str:
     placement, device, link = estimate.rules.placement, estimate.devices.accelerator, estimate.devices.link
     chunks = "" if placement.chunks == 1 else f" of {placement.chunks} chunks"
     cores = "" if device.together is None else f"; {device.together} compute at the same time"
     between = f"link {link.bytes_per_second / 1e9:.4g} GB/s, {link.latency * 1e6:.0f} us"
     if estimate.devices.shared:
         cores, between = "", "all stages share one, in turn"
-    planned = isinstance(planned_or_schedule(config.schedule), Planned)
-    schedule = f"{config.schedule} (forecast by its base)" if planned else config.schedule
     layers, parameters = len(estimate.model.states), estimate.model.parameters
     return (
         f"{config.name}: {layers} layers, {parameters:,} parameters, on {placement.stages} stages{chunks}, "

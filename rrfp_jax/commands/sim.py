@@ -19,7 +19,7 @@ from rrfp_jax.json_files import write_json
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.links import NETWORKS
 from rrfp_jax.sim.planned import EVALUATIONS
-from rrfp_jax.train.named import CSV
+from rrfp_jax.train.named import AUTO, CSV
 from rrfp_jax.train.pace import read_workload
 from rrfp_jax.views.picture import check_picture
 
@@ -128,7 +128,8 @@ def _parser() -> Parser:
         "--policy",
         action="append",
         metavar="NAME",
-        help=f"again for each: {', '.join(NAMED)}, {RANKED}ORDER, {PLANNED}, {CSV}FILE "
+        help=f"again for each: {', '.join(NAMED)}, {RANKED}ORDER, {', '.join(AUTO)}, {PLANNED}, "
+        f"{CSV}FILE "
         f"({' and '.join(POLICIES)})",
     )
     rules.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -24,13 +25,14 @@ from rrfp_jax.core.schedules import RANKED, Schedule, by_name, name_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
 from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.families import by_name as family_by_name
 from rrfp_jax.sim.links import Links
 from rrfp_jax.sim.planned import EVALUATIONS
-from rrfp_jax.train.named import CSV, schedule_of
+from rrfp_jax.train.named import AUTO, CSV, schedule_of
 from rrfp_jax.train.pace import read_workload
 from rrfp_jax.views.picture import draw
 from rrfp_jax.views.trace_file import write_trace
@@ -107,6 +109,8 @@ class Comparison(Mapping[str, Outcome]):
             table.add_column(name, justify="right")
         for name, outcome in self.items():
             table.add_row(name, *_cells(outcome, self.speedup(name)))
+            for chosen, times in Counter(outcome.chosen).most_common():
+                table.add_row(f"  {chosen}" + (f", {times} x" if len(outcome.chosen) > 1 else ""))
         return table
 
 
@@ -128,6 +132,7 @@ _SHOWN = ("stall", "blocked", "held")
 
 def _figures(outcome: Outcome, speedup: float) -> dict[str, Any]:
     trace = outcome.trace
+    chosen = {"chosen": list(outcome.chosen)} if outcome.chosen else {}
     return {
         "makespan": outcome.makespan,
         "order": [[str(task) for task in trace.order(stage)] for stage in range(trace.stages)],
@@ -138,12 +143,13 @@ def _figures(outcome: Outcome, speedup: float) -> dict[str, Any]:
         "idle": [dict(shares) for shares in outcome.idle],
         "peak_in_flight": outcome.in_flight,
         "peak_bytes": outcome.bytes,
+        **chosen,
     }
 
 
 def simulate(
     workload: Workload | Mapping[str, Any] | str | Path,
-    policies: Sequence[str | Schedule] = POLICIES,
+    policies: Sequence[str | Schedule | Auto] = POLICIES,
     *,
     stages: int = 8,
     microbatches: int = 32,
@@ -162,7 +168,7 @@ def simulate(
     Args:
         workload: tables of seconds (`docs/paced.md`): as a file, or as what `json.load` makes of one; or the
             name of a family of workloads (`rrfp_jax/sim/families.py`).
-        policies: names of schedules, "ranked:ORDER", "planned", "csv:FILE", or schedules.
+        policies: names of schedules, "ranked:ORDER", "auto", "planned", "csv:FILE", or schedules.
         stages, microbatches: of a family's steps.
         seeds: how many steps are drawn; all schedules get the same.
         limit: most microbatches in flight on a stage under a hint or a plan, each counted until its last
@@ -183,7 +189,8 @@ def simulate(
     _check_sizes(stages=stages, microbatches=microbatches, chunks=chunks)
     if seeds > MOST_SEEDS:
         raise UsageError(f"seeds={shown(seeds)}: give at most {MOST_SEEDS}")
-    policies = [policies] if isinstance(policies, str | Hint | FixedOrder | Planned) else policies
+    if isinstance(policies, str | Hint | FixedOrder | Planned | Auto):
+        policies = [policies]
     if not policies:
         raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
     try:
@@ -236,21 +243,25 @@ def _steps(
     return [Step(workload, workload)] * times  # which differ by jitter only
 
 
-def _name(policy: str | Schedule) -> str:
+def _name(policy: str | Schedule | Auto) -> str:
     if isinstance(policy, str):
         return policy
-    return name_of(policy)
+    return next(iter(AUTO)) if isinstance(policy, Auto) else name_of(policy)
 
 
-def _schedule(policy: str | Schedule) -> Schedule | None:
+def _schedule(policy: str | Schedule | Auto) -> Schedule | Auto | None:
     """None for an order that is planned."""
     if policy == PLANNED:
         return None
+    if isinstance(policy, str) and policy in AUTO:
+        return AUTO[policy]
+    if isinstance(policy, Auto):
+        return policy
     try:
         return schedule_of(policy)
     except UsageError as error:
         known = isinstance(policy, str) and policy.removeprefix(RANKED).startswith(CSV)
-        raise (error if known else UsageError(f"{error}, or {PLANNED}")) from None
+        raise (error if known else UsageError(f"{error}, {', '.join(AUTO)}, or {PLANNED}")) from None
 
 
 def _jittered(level: Level) -> Change:

@@ -22,7 +22,12 @@ from rrfp_jax.runtime.memory.budget import MARGIN, StepMemory, memory_of_step
 from rrfp_jax.runtime.memory.ledger import StageLedger, parked_bytes
 from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.runtime.sizes import in_words
+from rrfp_jax.sim.choice import Candidate
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.links import Links
+
+TRANSFERS: Links = "serial"
+"""How they share what is between neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +95,7 @@ class Estimate:
             memory, refusal = StepMemory((), [None] * len(ledgers)), str(error)
         costs = self._times.costs(self.rules, self.buckets, chunks, self.devices.between)
         try:
-            trace = simulate(self.rules, costs, links="serial", budgets=memory.budgets)
+            trace = simulate(self.rules, costs, links=TRANSFERS, budgets=memory.budgets)
         except ValueError as error:
             raise UsageError(str(error)) from None
         stages = self._stages(trace, chunks, ledgers)
@@ -103,6 +108,24 @@ class Estimate:
             devices=devices,
             makespan=max(trace.makespan, compute / self.devices.at_once(len(stages))),
             does_not_fit=refusal or self._does_not_fit(stages, devices),
+        )
+
+    def candidate(self, split: Sequence[int] | None) -> Candidate:
+        """The step with a split and its hint, to be compared with other hints; None for an even split.
+
+        Raises:
+            UsageError: it is no split of the model into this many virtual stages, or not even one microbatch
+                at a time is within the devices' memory.
+        """
+        chunks = layers_of_chunks(len(self.model.states), self.rules.placement, split)
+        ledgers = [self._ledger(stage, own) for stage, own in enumerate(chunks)]
+        names = [bucket_name(bucket) for bucket in self.buckets]
+        return Candidate(
+            rules=self.rules,
+            costs=self._times.costs(self.rules, self.buckets, chunks, self.devices.between),
+            budgets=memory_of_step(self.devices.setting, ledgers, self.rules, names).budgets,
+            links=TRANSFERS,
+            at_once=self.devices.at_once(len(chunks)),
         )
 
     def _stages(

@@ -43,8 +43,9 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             empty for an even split; "auto" for one by predicted costs.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v,
             v-half, v-min, v-zb, dualpipe-v; planned or planned-split, by what was measured or by the costs in
-            a file (planned:FILE); csv:FILE, an order in a file; or ranked: and the name of an order,
-            readiness first by that order, which reserves its memory.
+            a file (planned:FILE); csv:FILE, an order in a file; ranked: and the name of an order, readiness
+            first by that order, which reserves its memory; or auto, the hint that the simulator finds
+            fastest, looked at again after some steps, and auto-once, the same before the first step only.
         validate_every: steps between validations; 0 for one at the end.
         stall_seconds: a step without progress for so long is given up.
         jitter, late_readiness, skew, link_delay, link_bandwidth: delays to inject; see `Delays`.

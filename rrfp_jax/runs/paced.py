@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.trace import Part, StepTrace
+from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.memory.meter import Meter
 from rrfp_jax.core.tasks import Task
@@ -24,11 +26,14 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.engine.links import agreement_of, transport_of
+from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.sim.ahead import Planned, base_of
+from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.train.checks import check_order
-from rrfp_jax.train.named import planned_or_schedule
+from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.report import summary_of_bubbles
+from rrfp_jax.train.settings import Settings
 from rrfp_jax.views.trace_file import TRACED_STEPS, write_trace
 
 
@@ -87,6 +92,24 @@ class StandIn:
         """There are no gradients."""
 
 
+def _chosen(auto: Auto, workload: Workload, mesh: Mesh, settings: Settings, rank: int) -> Hint:
+    """The hint for what the workload says, the same on all processes; rank 0 says it."""
+    candidates: dict[str, Candidate | str] = {}
+    for name, hint in auto.hints.items():
+        try:
+            rules = settings.rules(mesh.placement(hint), workload.microbatches, hint)
+            candidates[name] = Candidate(rules=rules, costs=WorkloadCosts(workload, rules.placement))
+        except UsageError as error:
+            candidates[name] = str(error)
+    try:
+        choice = choose(candidates)
+    except ValueError as error:
+        raise UsageError(f"schedule='auto': {error}") from None
+    if rank == 0:
+        print(f"schedule auto: {choice}", flush=True)
+    return auto.hints[choice.name]
+
+
 def _messages(size: int) -> Footprint:
     """What a stand-in takes of memory: messages, and nothing between them."""
     return Footprint(
@@ -114,13 +137,15 @@ class PacedRun:
             )
         if config.mesh.dp > 1:
             raise UsageError(f"mesh.dp={config.mesh.dp} with pace.workload: there are no gradients to add up")
-        schedule = planned_or_schedule(config.schedule)
         mesh = config.actual_mesh
-        placement, layout = mesh.placement(base_of(schedule)), mesh.lay_out()
+        layout, settings = mesh.lay_out(), config.settings.limited(2 * workload.stages)
+        schedule = read_schedule(config.schedule)
+        if isinstance(schedule, Auto):
+            schedule = _chosen(schedule, workload, mesh, settings, layout.world.rank)
+        placement = mesh.placement(base_of(schedule))
         self.steps_done = 0
         self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
         self._world = layout.world
-        settings = config.settings.limited(2 * workload.stages)
         terms, delays = settings.execution.terms, settings.execution.delays
         self._world.waits.stall_seconds = settings.execution.stall_seconds
         costs = WorkloadCosts(workload, placement)

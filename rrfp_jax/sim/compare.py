@@ -15,9 +15,10 @@ from rrfp_jax.core.measure.metrics import StageTime, peak_bytes, peak_in_flight,
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.sim.bounds import lower_bound
+from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.links import Links
@@ -62,6 +63,7 @@ class Outcome:
         in_flight: most microbatches in flight on a stage, over all steps.
         bytes: most that a stage held, over all steps; None for workloads that do not say.
         trace: of the first step.
+        chosen: by step, the hint that was chosen; empty where there was nothing to choose.
     """
 
     makespans: Sequence[float]
@@ -70,6 +72,7 @@ class Outcome:
     in_flight: int
     bytes: float | None
     trace: StepTrace
+    chosen: Sequence[str] = ()
 
     @property
     def makespan(self) -> float:
@@ -94,12 +97,13 @@ class Outcome:
 
 
 def compare(
-    schedules: Mapping[str, Schedule | None], steps: Sequence[Step], settings: Settings
+    schedules: Mapping[str, Schedule | Auto | None], steps: Sequence[Step], settings: Settings
 ) -> dict[str, Outcome]:
     """Simulate each schedule on each step.
 
     Args:
-        schedules: by name; None for an order planned anew for each step, by what is known of it.
+        schedules: by name; `Auto` for a hint chosen anew for each step, by what is known of it; None for an
+            order planned so.
         steps: at least one.
         settings: for all.
 
@@ -117,16 +121,20 @@ def compare(
     return found
 
 
-def _outcome(schedule: Schedule | None, steps: Sequence[Step], settings: Settings) -> Outcome:
+def _outcome(schedule: Schedule | Auto | None, steps: Sequence[Step], settings: Settings) -> Outcome:
     traces: list[StepTrace] = []
     bounds: list[float] = []
     idle: list[Mapping[str, float]] = []
     held: list[float] = []
+    chosen: list[str] = []
     for number, step in enumerate(steps):
-        chunks = (schedule or BF()).placement_for(step.actual.stages, settings.chunks).chunks
-        budgets = byte_budgets(step.actual, settings.byte_limit, chunks)
-        ours = schedule or _planned(step, budgets, settings)
+        if isinstance(schedule, Auto):
+            chosen.append(choice(schedule, step, settings).name)
+            ours = by_name(chosen[-1])
+        else:
+            ours = schedule or _planned(step, settings)
         rules = _rules(ours, step, settings)
+        budgets = byte_budgets(step.actual, settings.byte_limit, rules.placement.chunks)
         plain = WorkloadCosts(step.actual, rules.placement)
         costs = plain if settings.change is None else settings.change(plain, number)
         traces.append(trace := simulate(rules, costs, links=settings.links, budgets=budgets))
@@ -141,11 +149,31 @@ def _outcome(schedule: Schedule | None, steps: Sequence[Step], settings: Setting
         in_flight=max(max(peak_in_flight(trace)) for trace in traces),
         bytes=max(held) if held else None,
         trace=traces[0],
+        chosen=chosen,
     )
 
 
-def _planned(step: Step, budgets: Sequence[Budget] | None, settings: Settings) -> FixedOrder:
+def choice(auto: Auto, step: Step, settings: Settings) -> Choice:
+    """The hint for a step, by what is known of it.
+
+    Raises:
+        ValueError: no candidate can run.
+    """
+    candidates = {}
+    for name, hint in auto.hints.items():
+        rules = _rules(hint, step, settings)
+        candidates[name] = Candidate(
+            rules=rules,
+            costs=WorkloadCosts(step.known, rules.placement),
+            budgets=byte_budgets(step.actual, settings.byte_limit, rules.placement.chunks),
+            links=settings.links,
+        )
+    return choose(candidates)
+
+
+def _planned(step: Step, settings: Settings) -> FixedOrder:
     rules = _rules(BF(), step, settings)
+    budgets = byte_budgets(step.actual, settings.byte_limit, rules.placement.chunks)
     known = WorkloadCosts(step.known, rules.placement)
     return plan(rules, known, evaluations=settings.evaluations, links=settings.links, budgets=budgets).order
 

@@ -14,7 +14,10 @@ from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.settings import check_jax_settings
 from rrfp_jax.sim.ahead import Planned, base_of
+from rrfp_jax.sim.choice import Auto
+from rrfp_jax.train.auto_schedule import auto_schedule
 from rrfp_jax.train.auto_split import auto_split
+from rrfp_jax.train.exchange import Exchange
 from rrfp_jax.train.settings import Settings
 from rrfp_jax.train.stepping import Stepper
 
@@ -24,7 +27,7 @@ def assemble(
     optimizer: optax.GradientTransformation | None,
     data: Data | None,
     mesh: Mesh,
-    schedule: Schedule | Planned,
+    schedule: Schedule | Planned | Auto,
     split: Sequence[int] | str | None,
     init: InitFunction | None,
     settings: Settings,
@@ -32,11 +35,16 @@ def assemble(
     """Lay the stages out on the mesh and join the other processes; the arguments are those of a Trainer.
 
     Raises:
-        UsageError: see `check_jax_settings`, `Mesh.lay_out`, `auto_split`, `Engine`.
+        UsageError: see `check_jax_settings`, `Mesh.lay_out`, `auto_schedule`, `auto_split`, `Engine`.
     """
     check_jax_settings()
-    layout, order = mesh.lay_out(), base_of(schedule)
+    layout = mesh.lay_out()
     layout.world.waits.stall_seconds = settings.execution.stall_seconds
+    exchange = None
+    if isinstance(schedule, Auto):
+        exchange = Exchange(schedule) if schedule.exchange and layout.replicas == 1 else None
+        schedule, split = auto_schedule(schedule, pipe, optimizer, data, settings, mesh, split, layout)
+    order = base_of(schedule)
     if isinstance(split, str):  # "auto"
         split = auto_split(pipe, optimizer, data, settings, mesh, order, layout)
     engine = Engine(
@@ -53,4 +61,4 @@ def assemble(
     )
     if not engine.memory.limited:
         settings = settings.limited(2 * mesh.pp)
-    return Stepper(engine, settings, schedule)
+    return Stepper(engine, settings, schedule, exchange)

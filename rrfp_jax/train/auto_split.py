@@ -49,22 +49,10 @@ def auto_split(
     Raises:
         UsageError: there is no data, or no split fits.
     """
-    if max(mesh.widths) > 1 or mesh.dp > 1:
-        raise UsageError(
-            f"split='auto' with tp={mesh.tp}, dp={mesh.dp}: costs are predicted for one device per stage; "
-            f"give the number of layers of each stage"
-        )
+    check_split_can_be_found(mesh)
     if data is None:
         raise UsageError("split='auto' goes by the shapes of a first step: give Trainer(..., data=...)")
-    devices = [stage_mesh.device for stage_mesh in layout.stage_meshes.values()]
-    sharing = max(Counter(devices).values())
-    limits = [limit // sharing for device in devices if (limit := memory_limit(device)) is not None]
-    found = layout.world.gather("the devices, for split='auto'", [devices[0].device_kind, limits])
-    accelerator = accelerator_of_kind(found[0][0]) or CPU
-    memory = min((limit for _, own in found for limit in own), default=None)
-    on = Devices(
-        accelerator=accelerator, link=LINKS[accelerator.link], memory=memory, setting=settings.memory.budget
-    )
+    on = devices_of(layout, settings, "split='auto'")
     estimate = estimate_of(pipe, optimizer, data, settings, mesh, schedule, on)
     try:
         return list(estimate.suggested().split)
@@ -75,6 +63,38 @@ def auto_split(
             f"split='auto': no split fits: even the best leaves virtual stage {error.virtual_stage} "
             f"(layers {first} to {last}) with {in_words(error.bytes)} of {in_words(error.budget)}; {REMEDY}"
         ) from None
+
+
+def check_split_can_be_found(mesh: Mesh) -> None:
+    """Refuse to look for a split where stages have several devices, or replicas.
+
+    Raises:
+        UsageError: they do.
+    """
+    if max(mesh.widths) > 1 or mesh.dp > 1:
+        raise UsageError(
+            f"split='auto' with tp={mesh.tp}, dp={mesh.dp}: costs are predicted for one device per stage; "
+            f"give the number of layers of each stage"
+        )
+
+
+def devices_of(layout: Layout, settings: Settings, what: str) -> Devices:
+    """The devices of all processes by rank 0's first one, for predicting costs; they ask together.
+
+    Args:
+        layout: where the stages are.
+        settings: of the Trainer.
+        what: is predicted, for messages.
+    """
+    devices = [stage_mesh.device for stage_mesh in layout.stage_meshes.values()]
+    sharing = max(Counter(devices).values())
+    limits = [limit // sharing for device in devices if (limit := memory_limit(device)) is not None]
+    found = layout.world.gather(f"the devices, for {what}", [devices[0].device_kind, limits])
+    accelerator = accelerator_of_kind(found[0][0]) or CPU
+    memory = min((limit for _, own in found for limit in own), default=None)
+    return Devices(
+        accelerator=accelerator, link=LINKS[accelerator.link], memory=memory, setting=settings.memory.budget
+    )
 
 
 def estimate_of(

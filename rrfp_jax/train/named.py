@@ -1,4 +1,4 @@
-"""Schedules as users give them: an object, a name, or a file with an order."""
+"""Schedules as users give them: an object, a name, or a file with an order; or a way to find one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_path, printable
 from rrfp_jax.files import read_whole
 from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.pace import read_costs
 
 CSV = "csv:"
@@ -27,17 +28,22 @@ LARGEST_ORDER = 2**24
 PLANNED: Mapping[str, Planned] = {"planned": Planned(), "planned-split": Planned(base=BFW())}
 """Planned orders by name; "NAME:FILE" has costs of a file."""
 
+AUTO: Mapping[str, Auto] = {"auto": Auto(), "auto-once": Auto(exchange=False)}
+"""Hints that are chosen, by name: again after some steps, or once before the first."""
 
-def planned_or_schedule(given: Schedule | Planned | str) -> Schedule | Planned:
-    """The schedule that is meant, or that orders are planned, with the costs that they go by.
+
+def read_schedule(given: Schedule | Planned | Auto | str) -> Schedule | Planned | Auto:
+    """The schedule that is meant, or how it is found: planned, with the costs to go by, or chosen.
 
     Raises:
         UsageError: see `schedule_of`, or costs that cannot be read.
     """
     if isinstance(given, str):
+        if given in AUTO:
+            return AUTO[given]
         name, _, file = given.partition(":")
         if name not in PLANNED:
-            return schedule_of(given, (*PLANNED, *(f"{known}:FILE" for known in PLANNED)))
+            return schedule_of(given, (*AUTO, *PLANNED, *(f"{known}:FILE" for known in PLANNED)))
         if given.endswith(":"):
             raise UsageError(
                 f"schedule={given!r}: no file of costs is named; leave out the colon for measured ones"
@@ -47,7 +53,7 @@ def planned_or_schedule(given: Schedule | Planned | str) -> Schedule | Planned:
         if not isinstance(given.costs, str):
             return given
         return replace(given, costs=read_costs(Path(given.costs), f"costs={given.costs}"))
-    return schedule_of(given)
+    return given if isinstance(given, Auto) else schedule_of(given)
 
 
 def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:

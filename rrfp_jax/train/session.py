@@ -19,9 +19,10 @@ from rrfp_jax.json_files import write_json
 from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.checks import check_count, check_losses, check_model, check_order, folder_of
 from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
-from rrfp_jax.train.named import planned_or_schedule
+from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.stepping import Stepper
@@ -56,12 +57,19 @@ class Session:
 
     @property
     def schedule(self) -> Schedule | Planned:
-        """The schedule of the next step; may be set between steps, to an object or a name."""
+        """The schedule of the next step; may be set between steps, to an object or a name.
+
+        With "auto" the present one stays until measured costs choose another on the same placement.
+        """
         return self._stepper.schedule
 
     @schedule.setter
-    def schedule(self, schedule: Schedule | Planned | str) -> None:
-        self._stepper.schedule = planned_or_schedule(schedule)
+    def schedule(self, schedule: Schedule | Planned | Auto | str) -> None:
+        given = read_schedule(schedule)
+        if isinstance(given, Auto):
+            self._stepper.choose_by(given)
+        else:
+            self._stepper.schedule, self._stepper.exchange = given, None
 
     @property
     def loss_scale(self) -> LossScale:

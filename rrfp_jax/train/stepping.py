@@ -22,7 +22,9 @@ from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.sim.ahead import Planned, base_of
+from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.checks import check_order
+from rrfp_jax.train.exchange import Exchange
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.loss_scale import loss_scale_of
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
@@ -49,6 +51,7 @@ class Stepper:
         engine: what steps run on.
         settings: of the run.
         schedule: of the next step; may be changed between steps.
+        exchange: changes it by measured costs; None if it stays.
 
     Attributes:
         engine: as given.
@@ -66,11 +69,12 @@ class Stepper:
         engine: Engine,
         settings: Settings,
         schedule: Schedule | Planned,
+        exchange: Exchange | None = None,
     ) -> None:
         self.engine, self._settings = engine, settings
         self.seed = settings.numerics.seed
         self.saves = Saves(engine, self.seed)
-        self.schedule = schedule
+        self.schedule, self.exchange = schedule, exchange
         self.standing = Standing(loss_scale=loss_scale_of(settings.numerics.loss_scale))
         self.steps_done = 0
         self.last_plan = ""
@@ -78,6 +82,7 @@ class Stepper:
         self.loader = Loader(engine.reads, engine.world)
         self._names: deque[Sequence[str]] = deque(maxlen=TRACED_STEPS)  # of the microbatches' buckets
         self._last_rules: StepRules | None = None
+        self._latest_plan: Sequence[Microbatch] = ()
 
     def start(self, data: Data, plan: Sequence[Microbatch], evaluate: Data | None) -> tuple[int, int]:
         """Compile and allocate.
@@ -128,6 +133,7 @@ class Stepper:
             TrainingError: see `Trainer.steps`.
         """
         began, step, scale = perf_counter(), self.steps_done, self.standing.loss_scale.value
+        self._exchange_hint(step)
         self.saves.step_begins()
         ran = self.run("train", data, step, more)
         sums = ran.sums
@@ -141,6 +147,7 @@ class Stepper:
             self.steps_done += 1
         self.traces.append(sums.trace)
         self._names.append([bucket_name(bucket) for bucket in buckets_of(ran.plan)])
+        self._latest_plan = ran.plan
         self.last_plan = plan_hash(ran.plan)
         return Report.of(
             sums,
@@ -200,6 +207,30 @@ class Stepper:
         if ahead is not None:
             self.engine.world.agree(f"the planned order of step {step}", str(ahead.rules.schedule))
         return ahead
+
+    def choose_by(self, auto: Auto) -> None:
+        """Let measured costs choose the hint from now on, on the placement that there is.
+
+        Raises:
+            UsageError: that is never done, or not here.
+        """
+        if not auto.exchange:
+            raise UsageError(
+                "schedule='auto-once' is chosen when a Trainer is made; between steps give 'auto'"
+            )
+        if self.engine.layout.replicas > 1:
+            raise UsageError(
+                f"schedule='auto' between steps with dp={self.engine.layout.replicas}: only steps of one "
+                f"replica are measured; give a hint such as bfw"
+            )
+        self.schedule, self.exchange = base_of(self.schedule), Exchange(auto)
+
+    def _exchange_hint(self, step: int) -> None:
+        """Take the hint that measured costs choose, if it is time to look; equal on all processes."""
+        if self.exchange is None or not self._latest_plan or not self.exchange.due():
+            return
+        rules, buckets = self.rules(len(self._latest_plan), "train"), buckets_of(self._latest_plan)
+        self.schedule = self.exchange.chosen(step, rules, buckets, self.measured_steps, self.engine)
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
         """The rules of a step by the present schedule, or by its base if orders are planned."""

@@ -19,10 +19,11 @@ from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.settings import Execution, MemoryPolicy
 from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.assembly import assemble
 from rrfp_jax.train.checks import check_types
 from rrfp_jax.train.loss_scale import LossScale
-from rrfp_jax.train.named import planned_or_schedule
+from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.session import Session
 from rrfp_jax.train.settings import Numerics, OnNonfinite, Settings
@@ -41,7 +42,8 @@ class Trainer(Session):
             returns microbatches (dicts of arrays), or one list of them for every step. May be left out if
             microbatches are given to `step` and `value_and_grad`.
         mesh: number of stages and where they run.
-        schedule: a hint, a fixed order, or `Planned`; its name, or "csv:FILE" for an order in a file.
+        schedule: a hint, a fixed order, `Planned` or `Auto`; its name, or "csv:FILE" for an order in a file.
+            "auto" takes the hint and placement that the simulator finds fastest (`docs/concepts.md`).
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             None for an even split, "auto" for one by predicted costs (`docs/plan.md`).
         init: `init(path, spec) -> array`, asked on each leaf's stage; or None, to keep the layer's own.
@@ -65,7 +67,7 @@ class Trainer(Session):
         *,
         data: Any = None,
         mesh: Mesh | None = None,
-        schedule: Schedule | Planned | str = "bf",
+        schedule: Schedule | Planned | Auto | str = "bf",
         split: Sequence[int] | str | None = None,
         init: InitFunction | None = None,
         on_step: Callable[[Report], None] | None = None,
@@ -109,7 +111,7 @@ class Trainer(Session):
                 terms=Terms(agreement=agreement, protocol=protocol),
             ),
         )
-        first = planned_or_schedule(schedule)
+        first = read_schedule(schedule)
         wrapped = None if data is None else as_data(data)
         stepper = assemble(pipe, optimizer, wrapped, mesh, first, split, init, settings)
         super().__init__(stepper, optimizer, wrapped, on_step)

@@ -19,6 +19,7 @@ from rrfp_jax.commands.planning import plan_run
 from rrfp_jax.core.buckets import bucket_name
 from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import as_data, buckets_of, plan_step
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS
@@ -26,6 +27,7 @@ from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.layer_costs import ModelCosts
 from rrfp_jax.runtime.model.split import layers_of_chunks
+from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.train.named import schedule_of
 from tests.support import toy
 from tests.support.refusals import BATCH, refused
@@ -184,6 +186,13 @@ class TestForecast:
         own = plan_run(unlimited, H100, NVLINK, little).own
         assert own.does_not_fit.startswith(f"its 4 stages hold up to {own.peak_bytes:,} bytes")
         assert "all stages share one, in turn" in str(plan_run(shared, H100, NVLINK, None))
+
+    def test_auto_plans_with_the_hint_that_it_chooses(self):
+        config = dataclasses.replace(qwen3_4b.get_config(), schedule="auto", split=())
+        planned = plan_run(config, H100, NVLINK, 60 * 10**9)
+        chosen = name_of(planned.estimate.rules.schedule)
+        assert chosen in CANDIDATES and f"schedule auto ({chosen}: " in str(planned)
+        assert planned.own.makespan <= plan_run(qwen3_4b.get_config(), H100, NVLINK, 60 * 10**9).own.makespan
 
     def test_too_little_memory_is_said(self):
         planned = plan_run(qwen3_4b.get_config(), H100, NVLINK, 20 * 10**9)

@@ -14,6 +14,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.commands.sim import main
 from rrfp_jax.core.measure.workload import constant, log_normal
 from rrfp_jax.core.schedules import NAMED
+from rrfp_jax.sim.choice import CANDIDATES
 
 ROOT = Path(__file__).parents[2]
 STEP = log_normal(3, 6, forward=0.01, sigma=0.4, shared=0.5, seed=1, transfer=0.001)
@@ -58,6 +59,19 @@ def test_several_schedules_by_name(folder, capsys):
     printed = capsys.readouterr().out
     assert all(f"\n {name} " in printed for name in names)
     assert f"{found['bf']['makespan']:.4f} s" in printed
+
+
+def test_auto_says_what_it_chose(folder, capsys):
+    found = out(
+        "--family=log-normal", "--policy=auto", "--policy=1f1b", "--seeds=3", "--stages=3", "--limit=3"
+    )
+    chosen = found["auto"]["chosen"]
+    assert len(chosen) == 3 and all(name in CANDIDATES for name in chosen)
+    assert found["auto"]["makespan"] < found["1f1b"]["makespan"] and "chosen" not in found["1f1b"]
+    printed = capsys.readouterr().out
+    assert all(f"\n   {name}, {chosen.count(name)} x " in printed for name in set(chosen))
+    alone = rrfp.simulate(STEP, rrfp.schedules.Auto(candidates=("bf", "bfw")))["auto"]
+    assert alone.makespan == rrfp.simulate(STEP, alone.chosen[0])[alone.chosen[0]].makespan
 
 
 def test_the_limit_counts_until_the_last_releasing_task(folder):
@@ -177,7 +191,7 @@ def test_refusals_are_one_line(folder, arguments, reason, capsys):
 def test_help_names_every_policy(capsys):
     assert main(["--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert all(f" {name}" in told for name in [*NAMED, "ranked:ORDER", "planned", "csv:FILE"])
+    assert all(f" {name}" in told for name in [*NAMED, "ranked:ORDER", "auto", "planned", "csv:FILE"])
 
 
 def test_a_reader_that_leaves_costs_nothing(folder):

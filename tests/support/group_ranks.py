@@ -1,10 +1,11 @@
 """A rank of stages of several devices: `-m tests.support.group_ranks FOLDER MESH...`.
 
 MESH: "PP TP[,TP...] DP [few|tied|off]". Goes through one after the other in the same processes. Inputs arrive
-at different times on every rank. On each mesh it goes through all ways to agree, with BF and BFW, some passes
-each over one batch, then trains two steps. Writes FOLDER/MESH/ranks-<rank>.json: by case, what the rank
-dispatched in each pass, the loss, how far its gradients are from plain JAX, and their hash; then the losses
-of two steps. With "few" it goes through two ways, with BFW; with "tied" too, with a model whose head is its
+at different times on every rank. On each mesh it goes through all ways to agree, with BF and BFW, and through
+two with an order that reserves, some passes each over one batch, then trains two steps with the hint that
+rank 0 chooses. Writes FOLDER/MESH/ranks-<rank>.json: by case, what the rank dispatched in each pass, the
+loss, how far its gradients are from plain JAX, and their hash; then the losses of two steps, and which hints
+were chosen. With "few" it goes through two ways, with BFW; with "tied" too, with a model whose head is its
 embedding; with "off" every rank decides for itself.
 """
 
@@ -20,26 +21,34 @@ from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.group.group import Alone
+from rrfp_jax.core.schedules import name_of
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.links import agreement_of
 from rrfp_jax.runtime.group import agreement
 from rrfp_jax.runtime.group.agreement import Terms
+from rrfp_jax.schedules import Auto
 from rrfp_jax.train.reference import leaf_errors, unpipelined_value_and_grad
 from tests.support import toy
 from tests.support.sharded import pipeline
 
 WAYS = itertools.product(("kv", "socket"), ("leader", "unanimous"))
 TERMS = [Terms(agreement=carrier, protocol=protocol) for carrier, protocol in WAYS]
+ENDS = TERMS[0], TERMS[-1]  # both carriers, both protocols
+FEW = [(way, "bfw") for way in ENDS]
+HINTS = "bf", "bfw", "ranked:zb-h2"
+ALL = [*itertools.product(TERMS, HINTS[:2]), *((way, HINTS[-1]) for way in ENDS)]
 PASSES = 2
 
 
 def main(folder, size, word=""):
     """One mesh; `word` says what is special about it."""
-    terms, schedules = ([TERMS[0], TERMS[-1]], ["bfw"]) if word in ("few", "tied") else (TERMS, ["bf", "bfw"])
+    ways = FEW if word in ("few", "tied") else ALL
     pipe = toy.tied_pipeline(sharding={"*.table": P(None, "tp")}) if word == "tied" else pipeline()
     pp, tp, dp = size.split()
     widths = [int(width) for width in tp.split(",")]
     mesh = rrfp.Mesh(pp=int(pp), tp=widths if len(widths) > 1 else widths[0], dp=int(dp))
+    if max(widths) == 1:  # nobody to agree with
+        ways = [(way, schedule) for way, schedule in ways if way == TERMS[0]]
     delays = Delays(skew=0.01, seed=1)
     trainer = toy.trainer(
         pipe=pipe,
@@ -47,7 +56,9 @@ def main(folder, size, word=""):
         max_in_flight=4,
         delays=delays,
         data=lambda step: toy.microbatches(8, seed=step),
+        schedule=Auto(candidates=HINTS[:2]),
     )
+    predicted = name_of(trainer.schedule)
     trainer.start()
     driver, layout, batch, cases = trainer._engine.driver, trainer._engine.layout, toy.microbatches(8), {}
     params = trainer._engine.all_initial_params()
@@ -55,13 +66,16 @@ def main(folder, size, word=""):
         expected, reference = unpipelined_value_and_grad(pipe, params, batch, 0, 0)
     else:
         expected, reference = toy.reference(params, batch)
-    for way, schedule in itertools.product(terms if max(mesh.widths) > 1 else terms[:1], schedules):
+    for way, schedule in ways:
         driver.agreement = agreement_of(layout, way)
         trainer._world.gather("everybody to have changed the terms", None)
         trainer.schedule = schedule
         passes = [one_pass(trainer, batch, float(expected), reference) for _ in range(PASSES)]
         cases[f"{way.agreement} {way.protocol} {schedule}"] = passes
+    if mesh.dp == 1:
+        trainer.schedule = Auto(candidates=HINTS)
     found = {"cases": cases, "losses": [report.loss for report in trainer.steps(2)]}
+    found["chosen"] = [predicted, name_of(trainer.schedule)]
     found["stages"] = trainer._world.roster.stages[trainer._world.rank]
     folder.mkdir(exist_ok=True)
     (folder / f"ranks-{trainer._world.rank}.json").write_text(json.dumps(found))

@@ -15,9 +15,13 @@ pytestmark = pytest.mark.optimized
 
 STAGES, MICROBATCHES, STEPS = 4, 8, 30
 PLACEMENTS = {
-    "one chunk": (rrfp.Mesh(pp=STAGES), ["gpipe", "1f1b", "zb-h1", "bf", "bfw"]),
+    "one chunk": (rrfp.Mesh(pp=STAGES), ["gpipe", "1f1b", "zb-h1", "bf", "bfw", "ranked:zb-h1"]),
     "looped": (rrfp.Mesh(pp=STAGES, chunks=2), ["interleaved-1f1b", "bf", "bfw"]),
-    "v": (rrfp.Mesh(pp=STAGES, chunks=2, shape="v"), ["zb-v", "bf", "bfw"]),
+    # "auto" goes on from the schedule before it, by what that one's steps took.
+    "v": (
+        rrfp.Mesh(pp=STAGES, chunks=2, shape="v"),
+        ["zb-v", "bf", "bfw", "ranked:zb-v", "auto"],
+    ),
 }
 LONGEST_DELAY_SECONDS = 1e-3
 
@@ -81,8 +85,8 @@ def test_equal_to_the_bit_within_a_placement(runs):
 
 def test_hints_ran_in_other_orders(runs):
     """So that the delays did something."""
-    for name in PLACEMENTS:
-        for hint in ("bf", "bfw"):
+    for name, (_, schedules) in PLACEMENTS.items():
+        for hint in ("bf", "bfw", *(own for own in schedules if own.startswith("ranked:"))):
             (_, _, first), (_, _, second) = runs[name, hint]
             assert first != second
 

@@ -11,7 +11,7 @@ from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.v_orders import ZBV
-from rrfp_jax.train.named import planned_or_schedule, schedule_of
+from rrfp_jax.train.named import read_schedule, schedule_of
 from tests.support import toy
 
 GOOD = ["0F0,0F1,0B0,0B1", "1F0,,1B0,1F1,1B1"]
@@ -81,7 +81,7 @@ def test_a_trainer_refuses_what_is_for_other_sizes_and_what_must_deadlock(file):
 
 def test_planned_without_the_file_that_its_colon_promises():
     with pytest.raises(rrfp.UsageError, match="schedule='planned:': no file of costs is named"):
-        planned_or_schedule("planned:")
+        read_schedule("planned:")
 
 
 class TestRankings:

@@ -1,0 +1,192 @@
+"""`"auto"`: of several hints the one with which the simulator finds a step to be fastest, within its limits.
+
+Every candidate is simulated on what is known of the step: its costs, and what each stage may hold. A
+candidate brings a placement of its own, and the charges that follow from it. Nothing here depends on a clock,
+so equal arguments give equal choices.
+
+Large steps are cut short: all candidates get the same first microbatches, so many that about `MOST_TASKS`
+tasks are simulated in all, but at least as many as there are stages. So what a choice costs is bounded: with
+the seven `CANDIDATES` 2 to 5 s up to 64 stages, and beyond that four times as much with twice the stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rrfp_jax.core.hints import Hint
+from rrfp_jax.core.measure.costs import Costs
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.links import Links
+
+CANDIDATES = (
+    *("ranked:zb-v", "ranked:v-zb", "ranked:v-half", "ranked:v-min"),
+    *("ranked:zb-h2", "bfw", "bf"),
+)
+"""In this order of preference where they take equally long."""
+
+GAIN = 0.02
+"""By which share another hint must be faster before the present one is exchanged: what is measured is noisy,
+and a step in which nothing changes is worth something."""
+
+MOST_TASKS = 200_000
+"""Tasks that all simulations of a choice have together; more only where a microbatch a stage takes more."""
+
+SHOWN = 2
+"""Other candidates that are told of in a line."""
+
+KINDS = 3
+"""Tasks of a virtual stage for one microbatch, at most: F, I and W."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto:
+    """Let the simulator choose the hint, by predicted costs before the first step, by measured ones after.
+
+    Attributes:
+        candidates: names of hints to choose from; the first of those that are equally fast is taken.
+        exchange: whether the hint may change between steps once costs have been measured. The placement
+            stays as it was chosen before the first step.
+
+    Raises:
+        ValueError: no candidate, an unknown one, or a fixed order, which no limit holds back.
+    """
+
+    candidates: tuple[str, ...] = CANDIDATES
+    exchange: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.candidates:
+            raise ValueError(f"candidates={self.candidates!r}: name hints, such as {', '.join(CANDIDATES)}")
+        for name in self.candidates:
+            if not isinstance(by_name(name), Hint):
+                raise ValueError(
+                    f"candidates: {name} is a fixed order, which keeps to no limit; choose ranked:{name}"
+                )
+
+    @property
+    def hints(self) -> dict[str, Hint]:
+        """The candidates by name."""
+        return {name: hint for name in self.candidates if isinstance(hint := by_name(name), Hint)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A step as it would be with some hint.
+
+    Attributes:
+        rules: of the step, with the hint and a placement for it.
+        costs: of its tasks and transfers.
+        budgets: in bytes, per stage; None for no limit.
+        links: see `simulate`.
+        at_once: how many stages can compute at the same time; None for all.
+    """
+
+    rules: StepRules
+    costs: Costs
+    budgets: Sequence[Budget | None] | None = None
+    links: Links = "parallel"
+    at_once: int | None = None
+
+    def first(self, microbatches: int) -> Candidate:
+        """The same step with its first microbatches only."""
+        if microbatches >= self.rules.microbatches:
+            return self
+        budgets = self.budgets and [budget and _first(budget, microbatches) for budget in self.budgets]
+        return replace(self, rules=replace(self.rules, microbatches=microbatches), budgets=budgets)
+
+    def seconds(self) -> float:
+        """What the step takes.
+
+        Raises:
+            ValueError: the hint is not defined here, or not even one microbatch is within the limits.
+        """
+        trace = simulate(self.rules, self.costs, links=self.links, budgets=self.budgets)
+        if self.at_once is None:
+            return trace.makespan
+        compute = sum(trace.busy(stage) for stage in range(trace.stages))
+        return max(trace.makespan, compute / self.at_once)
+
+
+def _first(budget: Budget, microbatches: int) -> Budget:
+    return replace(budget, costs=[row[:microbatches] for row in budget.costs])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A hint that was chosen, and why.
+
+    Attributes:
+        name: of the hint.
+        seconds: by candidate, what the simulated microbatches take; the fastest first.
+        refused: by candidate, why the others cannot be.
+        simulated: how many microbatches.
+        microbatches: of the step.
+    """
+
+    name: str
+    seconds: Mapping[str, float]
+    refused: Mapping[str, str]
+    simulated: int
+    microbatches: int
+
+    def __str__(self) -> str:
+        """In one line, such as "bfw: 0.412 s a step, beside bf 0.431"."""
+        others = [f"{name} {seconds:.4g}" for name, seconds in self.seconds.items() if name != self.name]
+        more = [f"{len(others) - SHOWN} slower ones"] if len(others) > SHOWN else []
+        part = "a step"
+        if self.simulated < self.microbatches:
+            part = f"for {self.simulated} of {self.microbatches} microbatches"
+        told = f"{self.name}: {self.seconds[self.name]:.4g} s {part}"
+        return ", ".join([f"{told}, beside {others[0]}", *others[1:SHOWN], *more]) if others else told
+
+
+def choose(
+    candidates: Mapping[str, Candidate | str],
+    present: str | None = None,
+    most_tasks: int = MOST_TASKS,
+) -> Choice:
+    """The candidate that takes least time, the first of those that take equally little.
+
+    Args:
+        candidates: by name: the step as it would be, or why it cannot be. All have equally many microbatches.
+        present: the one that stays unless another one takes less than `1 - GAIN` of its time; None for none.
+        most_tasks: to simulate in all.
+
+    Raises:
+        ValueError: none of them can run; with each one's reason.
+    """
+    able = {name: given for name, given in candidates.items() if isinstance(given, Candidate)}
+    refused = {name: given for name, given in candidates.items() if isinstance(given, str)}
+    microbatches = max((one.rules.microbatches for one in able.values()), default=0)
+    simulated = _affordable(able.values(), microbatches, most_tasks) if able else 0
+    seconds: dict[str, float] = {}
+    for name, one in able.items():
+        try:
+            seconds[name] = one.first(simulated).seconds()
+        except ValueError as error:
+            refused[name] = str(error)
+    if not seconds:
+        reasons = "; ".join(f"{name}: {refused[name]}" for name in candidates)
+        raise ValueError(f"no hint can run: {reasons or 'there is none to choose from'}")
+    ranked = sorted(seconds, key=seconds.__getitem__)  # stable: the first of equals stays first
+    name = ranked[0]
+    if present in seconds and seconds[name] >= (1 - GAIN) * seconds[present]:
+        name = present
+    return Choice(
+        name=name,
+        seconds={other: seconds[other] for other in ranked},
+        refused={other: refused[other] for other in candidates if other in refused},
+        simulated=simulated,
+        microbatches=microbatches,
+    )
+
+
+def _affordable(candidates: Iterable[Candidate], microbatches: int, most_tasks: int) -> int:
+    """How many microbatches are simulated: a multiple of the stages, unless it is all of them."""
+    placements = [one.rules.placement for one in candidates]
+    stages = max(placement.stages for placement in placements)
+    each = sum(KINDS * placement.stages * placement.chunks for placement in placements)
+    return min(microbatches, max(1, most_tasks // each // stages) * stages)

@@ -1,0 +1,93 @@
+"""`schedule="auto"` between steps: measured costs may choose another hint on the same placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from time import perf_counter
+
+from rrfp_jax.core.buckets import Bucket, bucket_name
+from rrfp_jax.core.measure.cost_table import measured
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.schedules import Schedule, name_of
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.sim.choice import Auto, Candidate, choose
+
+
+class Exchange:
+    """When measured costs are looked at, and what they say.
+
+    They are after 1, 2, 4, 8, ... steps, so choosing takes ever less of a run. Only hints that split the same
+    backwards are compared: they run the programs that have been measured, and no other has to be compiled.
+    """
+
+    def __init__(self, auto: Auto) -> None:
+        self._auto = auto
+        self._steps = 0
+
+    def due(self) -> bool:
+        """Whether it is time; asked before every step that trains but the first."""
+        self._steps += 1
+        return self._steps & (self._steps - 1) == 0
+
+    def chosen(
+        self,
+        step: int,
+        rules: StepRules,
+        buckets: Sequence[Bucket],
+        earlier: Iterable[tuple[StepTrace, Sequence[str]]],
+        engine: Engine,
+    ) -> Schedule:
+        """The schedule from a step on, as rank 0 finds it; all processes ask together.
+
+        Args:
+            step: the next one.
+            rules: of the latest step.
+            buckets: of its microbatches.
+            earlier: steps that have run, with the names of their microbatches' buckets.
+            engine: that ran them.
+        """
+        world, present, told = engine.world, name_of(rules.schedule), None
+        if world.rank == 0:
+            began = perf_counter()
+            choice = choose(self._candidates(rules, buckets, earlier, engine), present)
+            told = choice.name
+            if told != present:
+                seconds = perf_counter() - began
+                print(f"schedule auto: from step {step} on {choice}; measured, chosen in {seconds:.1f} s")
+        name = world.gather(f"the schedule from step {step} on", told)[0]
+        return rules.schedule if name == present else self._auto.hints[name]
+
+    def _candidates(
+        self,
+        rules: StepRules,
+        buckets: Sequence[Bucket],
+        earlier: Iterable[tuple[StepTrace, Sequence[str]]],
+        engine: Engine,
+    ) -> dict[str, Candidate | str]:
+        """The present hint and those that could take its place; of the others why not."""
+        table = measured(earlier)
+        assert table is not None, "a step has run"
+        costs = WorkloadCosts(table.workload([bucket_name(bucket) for bucket in buckets]), rules.placement)
+        splits = _splits(rules)
+        found: dict[str, Candidate | str] = {}
+        for name, hint in ({name_of(rules.schedule): rules.schedule} | self._auto.hints).items():
+            own = replace(rules, schedule=hint)
+            try:
+                if _splits(own) != splits:
+                    found[name] = "it splits other backwards"
+                    continue
+                # These programs are there on all processes: nobody need be asked.
+                budgets = engine.memory.of_step(own, buckets).budgets
+            except (ValueError, UsageError) as error:
+                found[name] = str(error)
+            else:
+                found[name] = Candidate(rules=own, costs=costs, budgets=budgets)
+        return found
+
+
+def _splits(rules: StepRules) -> list[Sequence[frozenset[int]]]:
+    return [rules.backward_kinds(stage) for stage in range(rules.placement.stages)]

@@ -1,0 +1,163 @@
+"""`schedule="auto"`: predicted before the first step, exchanged by what was measured, equal to the bit."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.core.measure.cost_table import CostTable
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import constant
+from rrfp_jax.core.schedules import by_name, name_of
+from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.data.contract import InMemory, buckets_of
+from rrfp_jax.runs.paced import PacedRun
+from rrfp_jax.runtime.memory.budget import StepMemory
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.schedules import Auto
+from rrfp_jax.sim.choice import CANDIDATES
+from rrfp_jax.sim.engine import simulate
+from rrfp_jax.train import exchange
+from rrfp_jax.train.exchange import Exchange
+from rrfp_jax.train.pace import Pace
+from tests.support import toy
+from tests.train.test_ahead import ROOT, load_config
+
+MICROBATCHES = 8
+
+
+def data(step):
+    return toy.microbatches(MICROBATCHES, seed=step)
+
+
+def auto(*names, **kwargs):
+    return Auto(candidates=names or CANDIDATES, **kwargs)
+
+
+class TestBeforeTheFirstStep:
+    def test_hint_and_placement_are_chosen_and_told(self, capfd):
+        trainer = toy.trainer(2, data=data, schedule="auto")
+        told = capfd.readouterr().out
+        assert told.startswith(f"schedule auto: {name_of(trainer.schedule)}: ") and told.count("\n") == 1
+        assert "; predicted in " in told and name_of(trainer.schedule) in CANDIDATES
+        assert trainer._engine.placement == trainer.schedule.placement_for(2)
+        assert trainer._stepper.exchange is not None
+
+    def test_a_v_with_the_split_that_is_given(self):
+        sizes = [1, 3, 2, 2]
+        trainer = toy.trainer(2, data=data, schedule=auto("ranked:v-half", exchange=False), split=sizes)
+        assert [[len(own) for own in chunks] for chunks in trainer._engine.chunks] == [[1, 2], [3, 2]]
+        assert trainer._stepper.exchange is None
+
+    def test_what_does_not_fit_is_left_out(self, capfd):
+        """Eight layers are too few for two chunks on each of five stages."""
+        trainer = toy.trainer(5, data=data, schedule="auto", mesh=rrfp.Mesh(pp=5, share_devices=True))
+        assert trainer._engine.placement.chunks == 1
+        trainer = toy.trainer(2, data=data, schedule=auto("ranked:zb-v", "bf"), split="auto")
+        assert sum(len(own) for chunks in trainer._engine.chunks for own in chunks) == toy.BLOCKS + 2
+        capfd.readouterr()
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ({"data": None}, "goes by the shapes of a first step: give Trainer"),
+            ({"activation_budget": 1}, "no hint can run: bf: activation_budget=1: stage 1 has 1 bytes"),
+            ({"split": [1, 2, 3]}, r"no hint can run: bf: split.*; ranked:zb-v: split"),
+            ({"split": "auto", "mesh": rrfp.Mesh(pp=2, dp=2)}, "split='auto' with tp=1, dp=2"),
+        ],
+    )
+    def test_refusals(self, arguments, said):
+        with pytest.raises(rrfp.UsageError, match=said):
+            toy.trainer(2, **{"data": data, "schedule": auto("bf", "ranked:zb-v")} | arguments)
+
+
+class TestExchange:
+    """What measured costs say, without a model."""
+
+    def chosen(self, present, names, limit=None, budgets=None):
+        hint = by_name(present)
+        placement = hint.placement_for(4)
+        rules = StepRules(placement=placement, microbatches=8, schedule=hint, limit=limit)
+        trace = simulate(rules, WorkloadCosts(constant(4, 8, 1.0), placement))
+        engine = SimpleNamespace(
+            world=World(), memory=SimpleNamespace(of_step=lambda rules, buckets: StepMemory((), budgets))
+        )
+        buckets = buckets_of(InMemory(toy.microbatches(8)).plan(0))
+        name = exchange.bucket_name(buckets[0])
+        earlier = [(trace, [name] * 8)]
+        return name_of(Exchange(auto(*names)).chosen(7, rules, buckets, earlier, engine))
+
+    def test_another_hint_that_gains(self, capfd):
+        assert self.chosen("ranked:zb-v", ("ranked:zb-v", "ranked:v-min"), limit=2) == "ranked:v-min"
+        told = capfd.readouterr().out
+        assert told.startswith("schedule auto: from step 7 on ranked:v-min: ") and told.count("\n") == 1
+        assert "ranked:zb-v" in told and "; measured, chosen in 0." in told
+
+    def test_nothing_is_said_where_it_stays(self, capfd):
+        assert self.chosen("ranked:zb-v", ("ranked:v-min", "ranked:zb-v")) == "ranked:zb-v"
+        assert self.chosen("bf", ("bf",)) == "bf"
+        assert capfd.readouterr().out == ""
+
+    def test_only_hints_with_the_programs_that_are_there(self):
+        """On one chunk BF splits no backward: that BFW would be faster is not known."""
+        assert self.chosen("bf", ("bfw", "ranked:zb-h2", "fb")) == "bf"
+
+    def test_budgets_count(self):
+        budgets = [Budget([[1] * 8] * 2, 4)] * 4
+        assert self.chosen("ranked:zb-v", ("ranked:v-min",), budgets=budgets) == "ranked:v-min"
+
+    def test_looked_at_ever_more_seldom(self):
+        own = Exchange(auto())
+        assert [done for done in range(1, 40) if own.due()] == [1, 2, 4, 8, 16, 32]
+
+
+class TestTraining:
+    def test_an_exchange_changes_no_bit(self, monkeypatch, capfd):
+        """Costs that leave no room to wait: V-Min takes over from ZB-V, and parameters stay what they are."""
+        (bucket,) = set(buckets_of(InMemory(data(0)).plan(0)))
+        one = CostTable({exchange.bucket_name(bucket): constant(4, 1, 1.0)})
+        monkeypatch.setattr(exchange, "measured", lambda steps: one)
+        trainer = toy.trainer(4, data=data, schedule="ranked:zb-v", max_in_flight=2)
+        trainer.start()
+        optimizers = trainer._engine.optimizers
+        start = jax.device_get([(own.stages[0].leaves, own.state) for own in optimizers])
+        found = []
+        for names in (("ranked:zb-v",), ("ranked:zb-v", "ranked:v-min")):
+            for own, values in zip(optimizers, start, strict=True):
+                own.stages[0].leaves, own.state = jax.device_put(values, own.stage_mesh.device)
+            trainer.schedule, trainer._stepper.steps_done = auto(*names), 0
+            losses = [report.loss for report in trainer.steps(4)]
+            found.append((losses, jax.device_get(trainer.params), name_of(trainer.schedule)))
+        (losses, params, stayed), (other_losses, other_params, taken) = found
+        assert (stayed, taken) == ("ranked:zb-v", "ranked:v-min")
+        assert losses == other_losses
+        jax.tree.map(np.testing.assert_array_equal, params, other_params)
+        assert capfd.readouterr().out.count("schedule auto: from step 0 on ranked:v-min") == 1
+
+    def test_set_between_steps(self):
+        trainer = toy.trainer(2, data=data, schedule="bfw")
+        trainer.schedule = "auto"
+        assert name_of(trainer.schedule) == "bfw"
+        trainer.schedule = "bf"
+        assert trainer._stepper.exchange is None
+        with pytest.raises(rrfp.UsageError, match="'auto-once' is chosen when a Trainer is made"):
+            trainer.schedule = "auto-once"
+        several = toy.trainer(data=data, mesh=rrfp.Mesh(pp=1, dp=2))
+        with pytest.raises(rrfp.UsageError, match="between steps with dp=2"):
+            several.schedule = "auto"
+
+
+def test_paced(tmp_path, capfd):
+    """What the workload says is what there is to know."""
+    (tmp_path / "w.json").write_text(json.dumps(constant(2, 4, 2e-3).as_json_object()))
+    config = load_config(str(ROOT / "configs" / "quickstart.py"))
+    pace = Pace(workload=str(tmp_path / "w.json"))
+    run = PacedRun(dataclasses.replace(config, schedule="auto", pace=pace, max_in_flight=2))
+    told = capfd.readouterr().out
+    assert told.startswith("schedule auto: ranked:") and told.count("\n") == 1
+    (report,) = run.steps(1)
+    assert report.trace.placement.shape == "v"
