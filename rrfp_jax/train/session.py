@@ -57,19 +57,12 @@ class Session:
 
     @property
     def schedule(self) -> Schedule | Planned:
-        """The schedule of the next step; may be set between steps, to an object or a name.
-
-        With "auto" the present one stays until measured costs choose another on the same placement.
-        """
+        """The schedule of the next step; may be set between steps, to an object or a name (`Stepper.take`)."""
         return self._stepper.schedule
 
     @schedule.setter
     def schedule(self, schedule: Schedule | Planned | Auto | str) -> None:
-        given = read_schedule(schedule)
-        if isinstance(given, Auto):
-            self._stepper.choose_by(given)
-        else:
-            self._stepper.schedule, self._stepper.exchange = given, None
+        self._stepper.take(read_schedule(schedule))
 
     @property
     def loss_scale(self) -> LossScale:

@@ -208,22 +208,23 @@ class Stepper:
             self.engine.world.agree(f"the planned order of step {step}", str(ahead.rules.schedule))
         return ahead
 
-    def choose_by(self, auto: Auto) -> None:
-        """Let measured costs choose the hint from now on, on the placement that there is.
+    def take(self, schedule: Schedule | Planned | Auto) -> None:
+        """Go on with another schedule; with `Auto`, with the present one until measured costs choose another.
 
         Raises:
-            UsageError: that is never done, or not here.
+            UsageError: `Auto` that measures nothing, or cannot here.
         """
-        if not auto.exchange:
-            raise UsageError(
-                "schedule='auto-once' is chosen when a Trainer is made; between steps give 'auto'"
-            )
+        if not isinstance(schedule, Auto):
+            self.schedule, self.exchange = schedule, None
+            return
+        if not schedule.exchange:
+            raise UsageError("schedule='auto-once' is chosen when a Trainer is made; between steps give 'auto'")
         if self.engine.layout.replicas > 1:
             raise UsageError(
                 f"schedule='auto' between steps with dp={self.engine.layout.replicas}: only steps of one "
                 f"replica are measured; give a hint such as bfw"
             )
-        self.schedule, self.exchange = base_of(self.schedule), Exchange(auto)
+        self.schedule, self.exchange = base_of(self.schedule), Exchange(schedule)
 
     def _exchange_hint(self, step: int) -> None:
         """Take the hint that measured costs choose, if it is time to look; equal on all processes."""
