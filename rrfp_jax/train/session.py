@@ -57,7 +57,7 @@ class Session:
 
     @property
     def schedule(self) -> Schedule | Planned:
-        """The schedule of the next step; may be set between steps, to an object or a name (`Stepper.take`)."""
+        """The schedule of the next step; may be set between steps, to an object or name (`Stepper.take`)."""
         return self._stepper.schedule
 
     @schedule.setter

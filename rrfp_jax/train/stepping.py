@@ -218,7 +218,9 @@ class Stepper:
             self.schedule, self.exchange = schedule, None
             return
         if not schedule.exchange:
-            raise UsageError("schedule='auto-once' is chosen when a Trainer is made; between steps give 'auto'")
+            raise UsageError(
+                "schedule='auto-once' is chosen when a Trainer is made; between steps give 'auto'"
+            )
         if self.engine.layout.replicas > 1:
             raise UsageError(
                 f"schedule='auto' between steps with dp={self.engine.layout.replicas}: only steps of one "
