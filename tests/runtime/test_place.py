@@ -194,10 +194,19 @@ def test_what_came_of_calling_is_said():
     assert "nobody answers there (Connection refused)" in Address("127.0.0.1", port).tried(1.0)
 
 
-@pytest.mark.parametrize(("bind", "address"), [("127.0.0.1", "127.0.0.1"), ("[::1]", "::1"), ("::1", "::1")])
+@pytest.mark.parametrize(
+    ("bind", "address"),
+    [("127.0.0.1", "127.0.0.1"), ("[::1]", "::1"), ("::1", "::1")],
+)
 def test_the_address_to_listen_on_may_be_chosen(monkeypatch, bind, address):
     monkeypatch.setenv("RRFP_BIND", bind)
     assert join.address_towards("host0") == address
+
+
+def test_a_name_is_looked_up(monkeypatch):
+    """JAX's transfer server would take it for every address."""
+    monkeypatch.setenv("RRFP_BIND", "localhost")
+    assert join.address_towards("host0") in {"127.0.0.1", "::1"}
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "[::]", "no such host", "300.1.1.1"])

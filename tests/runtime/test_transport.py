@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.driver.delays import DelayedTransport
 from rrfp_jax.runtime.processes.coordinator import reserved_port
 from rrfp_jax.runtime.processes.mailbox import Mailbox
@@ -198,6 +199,20 @@ def test_one_that_is_closed_is_gone(two_worlds):
     assert gone() is None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=5.0).close()
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("192.0.2.1", "cannot listen on 192.0.2.1:0: .*RRFP_BIND"),
+        ("fe80::1%lo", "listens on :: instead of fe80::1%lo"),
+    ],
+)
+def test_it_listens_where_it_is_told_or_not_at_all(two_worlds, monkeypatch, host, said):
+    """JAX's server would take what it cannot read for every address."""
+    monkeypatch.setattr("rrfp_jax.runtime.transport.socket.own_address", lambda: host)
+    with pytest.raises(TrainingError, match=said):
+        SocketTransport(two_worlds[0], [[0], [1]])
 
 
 class TestOrderedLink:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -86,10 +87,7 @@ class SocketTransport:
         self._mailbox.on(Offer, self._on_offer, self._number)
         self._mailbox.on(Done, self._on_done, self._number)
         self._mailbox.on(Delivered, self._on_delivered, self._number)
-        device = jax.local_devices()[0]
-        host = own_address()
-        address = f"[{host}]:0" if ":" in host else f"{host}:0"
-        self._server = transfer.start_transfer_server(device.client, address, [address])
+        self._server = _transfer_server(own_address())
         addresses = world.gather("addresses of the transfer servers", self._server.address(), START_SECONDS)
         self._connections = {r: self._server.connect(addresses[r]) for r in self._mailbox.ranks}
 
@@ -213,3 +211,24 @@ class SocketTransport:
             self._mailbox.hear_of_losses()
             of = f"the input of {key.input} from {self._world.describe(pull.rank)}"
             raise TrainingError(f"the transfer of {of} failed: {error}") from None
+
+
+def _transfer_server(host: str) -> Any:
+    """JAX's, listening on an IP address of this machine, and no wider.
+
+    If it cannot read an address, such as one with a scope (fe80::1%eth0), it listens on all there are.
+    """
+    address = f"[{host}]:0" if ":" in host else f"{host}:0"
+    try:
+        server = transfer.start_transfer_server(jax.local_devices()[0].client, address, [address])
+    except RuntimeError as error:
+        raise TrainingError(
+            f"the transfer server cannot listen on {address}: {error}; RRFP_BIND names another address"
+        ) from None
+    found = server.address().rpartition(":")[0].strip("[]")
+    if ip_address(found) != ip_address(host):
+        raise TrainingError(
+            f"the transfer server listens on {found} instead of {host}: let RRFP_BIND name an IP address of "
+            f"this machine without a scope"
+        )
+    return server
