@@ -74,10 +74,11 @@ def join() -> World:
         if found is None or found[1] == 1:
             return World(folder=folder, recorder=recorder)
         rank, size = found
-        joining.waits_for("the addresses and calls of all other ranks", CONNECT_SECONDS)
+        joining.waits_for("the run's token", CONNECT_SECONDS)
         shared = place.token if place is not None and token is None else None
         token = token or _shared_token(shared, rank)
         store = SealedStore(_jax.key_value_store(), token)
+        joining.waits_for("the addresses and calls of all other ranks", CONNECT_SECONDS)
         world = World(rank, size, _connect(rank, size, token, store), folder, recorder, silence, store)
     if shared is not None and rank == 0:
         shared.remove()  # all ranks have proved to have it
