@@ -11,7 +11,7 @@ the seven `CANDIDATES` 4 s at most up to 64 stages, and beyond 90 four times tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rrfp_jax.core.hints import Hint
@@ -25,7 +25,11 @@ CANDIDATES = (
     *("ranked:zb-v", "ranked:v-zb", "ranked:v-half", "ranked:v-min"),
     *("ranked:zb-h2", "bfw", "bf"),
 )
-"""In this order of preference where they take equally long."""
+"""In this order of preference where all else is equal."""
+
+EQUAL = 0.005
+"""Times that differ by no larger share count as equal. Of hints with equal times the one with fewest tasks is
+taken, as each task costs a dispatch and most a message, which predictions know least of."""
 
 GAIN = 0.02
 """By which share another hint must be faster before the present one is exchanged: what is measured is noisy,
@@ -37,16 +41,13 @@ MOST_TASKS = 300_000
 SHOWN = 2
 """Other candidates that are told of in a line."""
 
-KINDS = 3
-"""Tasks of a virtual stage for one microbatch, at most: F, I and W."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
     """Let the simulator choose the hint, by predicted costs before the first step, by measured ones after.
 
     Attributes:
-        candidates: names of hints to choose from; the first of those that are equally fast is taken.
+        candidates: names of hints to choose from.
         exchange: whether the hint may change between steps once costs have been measured. The placement
             stays as it was chosen before the first step.
 
@@ -89,6 +90,16 @@ class Candidate:
     budgets: Sequence[Budget | None] | None = None
     links: Links = "parallel"
     at_once: int | None = None
+
+    @property
+    def tasks(self) -> int:
+        """Of one microbatch, on all stages.
+
+        Raises:
+            ValueError: the hint is not defined here.
+        """
+        stages = range(self.rules.placement.stages)
+        return sum(1 + len(kinds) for stage in stages for kinds in self.rules.backward_kinds(stage))
 
     def first(self, microbatches: int) -> Candidate:
         """The same step with its first microbatches only."""
@@ -135,7 +146,7 @@ class Choice:
     def __str__(self) -> str:
         """In one line, such as "bfw: 0.412 s a step, beside bf 0.431"."""
         others = [f"{name} {seconds:.4g}" for name, seconds in self.seconds.items() if name != self.name]
-        more = [f"{len(others) - SHOWN} slower ones"] if len(others) > SHOWN else []
+        more = [f"{len(others) - SHOWN} others"] if len(others) > SHOWN else []
         part = "a step"
         if self.simulated < self.microbatches:
             part = f"for {self.simulated} of {self.microbatches} microbatches"
@@ -148,7 +159,7 @@ def choose(
     present: str | None = None,
     most_tasks: int = MOST_TASKS,
 ) -> Choice:
-    """The candidate that takes least time, the first of those that take equally little.
+    """The candidate that takes least time, or the one with fewest tasks of those that are as fast (`EQUAL`).
 
     Args:
         candidates: by name: the step as it would be, or why it cannot be. All have equally many microbatches.
@@ -158,35 +169,46 @@ def choose(
     Raises:
         ValueError: none of them can run; with each one's reason.
     """
-    able = {name: given for name, given in candidates.items() if isinstance(given, Candidate)}
     refused = {name: given for name, given in candidates.items() if isinstance(given, str)}
-    microbatches = max((one.rules.microbatches for one in able.values()), default=0)
-    simulated = _affordable(able.values(), microbatches, most_tasks) if able else 0
+    tasks: dict[str, int] = {}
     seconds: dict[str, float] = {}
+    able = {name: given for name, given in candidates.items() if isinstance(given, Candidate)}
     for name, one in able.items():
         try:
-            seconds[name] = one.first(simulated).seconds()
+            tasks[name] = one.tasks
+        except ValueError as error:
+            refused[name] = str(error)
+    rules = [able[name].rules for name in tasks]
+    simulated = _affordable(rules[0], sum(tasks.values()), most_tasks) if rules else 0
+    for name in tasks:
+        try:
+            seconds[name] = able[name].first(simulated).seconds()
         except ValueError as error:
             refused[name] = str(error)
     if not seconds:
         reasons = "; ".join(f"{name}: {refused[name]}" for name in candidates)
         raise ValueError(f"no hint can run: {reasons or 'there is none to choose from'}")
     ranked = sorted(seconds, key=seconds.__getitem__)  # stable: the first of equals stays first
-    name = ranked[0]
-    if present in seconds and seconds[name] >= (1 - GAIN) * seconds[present]:
+    fastest = seconds[ranked[0]]
+    name = min((one for one in ranked if (1 - EQUAL) * seconds[one] <= fastest), key=tasks.__getitem__)
+    if present in seconds and fastest >= (1 - GAIN) * seconds[present]:
         name = present
     return Choice(
         name=name,
         seconds={other: seconds[other] for other in ranked},
         refused={other: refused[other] for other in candidates if other in refused},
         simulated=simulated,
-        microbatches=microbatches,
+        microbatches=rules[0].microbatches,
     )
 
 
-def _affordable(candidates: Iterable[Candidate], microbatches: int, most_tasks: int) -> int:
-    """How many microbatches are simulated: a multiple of the stages, unless it is all of them."""
-    placements = [one.rules.placement for one in candidates]
-    stages = max(placement.stages for placement in placements)
-    each = sum(KINDS * placement.stages * placement.chunks for placement in placements)
-    return min(microbatches, max(1, most_tasks // each // stages) * stages)
+def _affordable(rules: StepRules, each: int, most_tasks: int) -> int:
+    """How many microbatches are simulated: a multiple of the stages, unless it is all of them.
+
+    Args:
+        rules: of any of the steps.
+        each: tasks of one microbatch in all simulations.
+        most_tasks: to simulate.
+    """
+    stages = rules.placement.stages
+    return min(rules.microbatches, max(1, most_tasks // each // stages) * stages)

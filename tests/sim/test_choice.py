@@ -10,7 +10,9 @@ from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.workload import constant, log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.sim.choice import CANDIDATES, GAIN, KINDS, Auto, Candidate, choose
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.sim.choice import CANDIDATES, GAIN, Auto, Candidate, choose
+from rrfp_jax.sim.choice import EQUAL as AS_FAST
 from rrfp_jax.sim.compare import Settings, choice
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import Step, varied
@@ -61,13 +63,13 @@ class TestChoices:
     )
     def test_the_fastest(self, limit, transfer, names, expected):
         found = choose(candidates(constant(4, 8, 1.0, transfer=transfer), names, limit=limit))
-        assert found.name == expected == next(iter(found.seconds))
-        assert not found.refused
+        assert (found.name, found.refused) == (expected, {})
+        assert found.seconds[expected] == min(found.seconds.values())
 
     def test_the_first_of_equals(self):
         """One microbatch leaves nothing to choose."""
         one = constant(2, 1, 1.0, backward_ratio=0.0)
-        for names in (("ranked:zb-h2", "bf"), ("bf", "ranked:zb-h2")):
+        for names in (("fb", "bf"), ("bf", "fb")):
             assert choose(candidates(one, names)).name == names[0]
 
     def test_what_cannot_run_is_told(self):
@@ -94,11 +96,20 @@ class TestChoices:
         """With one core for all, what counts is the compute; a split backward gains nothing then."""
         given = candidates(EQUAL, ("bfw", "bf"), at_once=1)
         assert choose(given).seconds == {"bfw": 4 * 8 * 3.0, "bf": 4 * 8 * 3.0}
+        assert choose(given).name == "bf"
+
+    def test_of_those_as_fast_the_one_with_fewest_tasks(self):
+        given = candidates(EQUAL, ("ranked:zb-v", "bfw", "bf"), at_once=1)
+        assert [given[name].tasks for name in given] == [4 * 2 * 3, 3 * 3 + 2, 4 * 2]
+        slower = dataclasses.replace(given["bf"], costs=WorkloadCosts(constant(4, 8, 1.02), Placement(4)))
+        assert choose(given | {"bf": slower}).name == "bfw"
+        little = dataclasses.replace(given["bf"], costs=WorkloadCosts(constant(4, 8, 1.005), Placement(4)))
+        assert choose(given | {"bf": little}).name == "bf"
 
     def test_told_in_a_line(self):
         told = str(choose(candidates(EQUAL)))
         assert told.startswith("ranked:zb-v: 2") and told.count("\n") == 0
-        assert " s a step, beside " in told and told.endswith(", 4 slower ones")
+        assert " s a step, beside " in told and told.endswith(", 4 others")
         assert (
             str(choose(candidates(EQUAL, ("bf",)))) == f"bf: {candidate('bf', EQUAL).seconds():.4g} s a step"
         )
@@ -108,7 +119,7 @@ class TestLargeSteps:
     def test_are_cut_short(self):
         workload = log_normal(4, 64, forward=1.0, sigma=0.3, shared=0.5, seed=0)
         given = candidates(workload, ("bf", "ranked:zb-v"))
-        each = KINDS * 4 * (1 + 2)
+        each = 4 * 2 + 4 * 2 * 3
         found = choose(given, most_tasks=10 * each)
         assert (found.simulated, found.microbatches) == (8, 64)  # a multiple of the stages
         assert "for 8 of 64 microbatches" in str(found)
@@ -162,15 +173,16 @@ def test_choices_are_what_they_say(step):
     assert all(found.seconds[name] == given[name].first(found.simulated).seconds() for name in found.seconds)
     fastest = min(found.seconds.values())
     assert list(found.seconds.values()) == sorted(found.seconds.values())
-    if found.name == present:
-        assert fastest >= (1 - GAIN) * found.seconds[present] or found.seconds[present] == fastest
+    as_fast = [name for name in found.seconds if (1 - AS_FAST) * found.seconds[name] <= fastest]
+    if present in found.seconds and fastest >= (1 - GAIN) * found.seconds[present]:
+        assert found.name == present
     else:
-        assert found.seconds[found.name] == fastest
-        assert present not in found.seconds or fastest < (1 - GAIN) * found.seconds[present]
+        assert found.name in as_fast
+        assert given[found.name].tasks == min(given[name].tasks for name in as_fast)
     assert choose(given, present, most_tasks) == found
     stages = next(iter(given.values())).rules.placement.stages
-    tasks = sum(KINDS * stages * one.rules.placement.chunks for one in given.values()) * found.simulated
-    assert tasks <= max(most_tasks, tasks / found.simulated * stages)
+    each = sum(one.tasks for one in given.values())
+    assert each * found.simulated <= max(most_tasks, each * stages)
 
 
 def _refused(one):
