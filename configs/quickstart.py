@@ -25,7 +25,7 @@ class Quickstart(rrfp.RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.microbatches < 1 or self.batch % self.microbatches:
+        if min(self.batch, self.microbatches) < 1 or self.batch % self.microbatches:
             raise rrfp.UsageError(
                 f"batch={self.batch} sequences cannot be cut into microbatches={self.microbatches} of equal "
                 f"size: make batch a multiple of microbatches"

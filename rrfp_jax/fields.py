@@ -18,6 +18,9 @@ LARGEST = 2**64 - 1
 LONGEST_NAME, LONGEST_PATH = 200, 3000
 """In bytes; file systems take 255 and 4095, and names get endings."""
 
+LONGEST_VALUE = 200
+"""Letters of a value in a message."""
+
 LONGEST_REASON = 1000
 """Letters of a reason that is told; what stands in a file may be of any length."""
 
@@ -35,7 +38,7 @@ def check_fields(config: Any) -> None:
     for item in dataclasses.fields(config):
         value, hint = getattr(config, item.name), hints[item.name]
         if not _fits(value, hint):
-            kind, wanted = type(value).__name__, " or ".join(_words(hint))
+            kind, wanted = type(value).__name__, " or ".join(words_of(hint))
             raise UsageError(f"{item.name}={shown(value)}: is of type {kind}; give {wanted}")
     check_numbers(config)
 
@@ -62,6 +65,8 @@ def check_path(name: str, given: Any) -> None:
         UsageError: beginning with `name`.
     """
     text = str(given)
+    if not text:
+        raise UsageError(f"{name}={text!r}: is empty; give a path")
     odd = next((letter for letter in text if not letter.isprintable()), None)
     if odd is not None:
         raise UsageError(f"{name}={text!r}: has the character {odd!r}, which cannot be printed; leave it out")
@@ -105,7 +110,8 @@ def printable(text: str) -> str:
 def shown(value: Any) -> str:
     """A value as messages have it; Python writes no number of more than 4,300 digits."""
     try:
-        return printable(repr(value))
+        text = printable(repr(value))
+        return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
     except ValueError:
         return f"<{type(value).__name__} of too many digits>"
 
@@ -133,16 +139,18 @@ def _answers(value: Any, protocol: type) -> bool:
     if hasattr(type(value), "__getattr__"):
         return True
     names = {*vars(protocol), *vars(protocol).get("__annotations__", {})}
-    wanted = [name for name in names if not name.startswith("_") or name == "__call__"]
+    wanted = [name for name in names if not name.startswith("_")]
     own = getattr(value, "__dict__", {})
-    return all(name in own or hasattr(type(value), name) for name in wanted)
+    return (callable(value) or "__call__" not in names) and all(
+        name in own or hasattr(type(value), name) for name in wanted
+    )
 
 
-def _words(hint: Any) -> list[str]:
+def words_of(hint: Any) -> list[str]:
     """What a type is called in messages."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
-        return [word for choice in choices for word in _words(choice)]
+        return [word for choice in choices for word in words_of(choice)]
     if origin is tuple:
         return ["several of them in brackets"]
     known = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}

@@ -26,6 +26,9 @@ T = TypeVar("T")
 LARGEST_FILE = 2**28
 """Bytes of a JSON file that is read; in Python it takes about ten times as many."""
 
+MOST_DIGITS = 400
+"""Of a whole number; with more of them it fits no machine's float either."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """How many of something there are: as many as machines count to."""
 
@@ -68,7 +71,7 @@ def parse_json(content: bytes) -> Any:
         ValueError: it is none, an object has a key twice, or it is nested too deeply.
     """
     try:
-        return json.loads(content.decode(), object_pairs_hook=_without_repeats)
+        return json.loads(content.decode(), object_pairs_hook=_without_repeats, parse_int=_whole)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -102,6 +105,12 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
         file.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits is beyond what a machine counts to")
+    return int(digits)
 
 
 def _check_keys(data: Any, kind: Any, place: str) -> None:

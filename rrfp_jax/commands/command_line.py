@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
-from rrfp_jax.fields import check_path
+from rrfp_jax.fields import check_path, printable
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
 
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
-        raise UsageError(f"{message} (--help tells more)")
+        raise UsageError(f"{printable(message)} (--help tells more)")
 
 
 def asks_for_usage(arguments: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, check_output, exit_status
 from rrfp_jax.errors import DONE, FAILED, UsageError
+from rrfp_jax.fields import check_path
 from rrfp_jax.json_files import write_json
 
 COMMAND = "rrfp-doctor"
@@ -43,6 +44,7 @@ def _examine(arguments: Sequence[str]) -> int:
         raise UsageError(f"--tp={options.tp}: give the ranks of a tensor-parallel group, 1 for none")
     if not 0 < options.limit < float("inf"):
         raise UsageError(f"--limit={options.limit}: give a number of seconds above 0")
+    check_path("--directory", options.directory)
     if options.json is not None:
         check_output(options.json)
     from rrfp_jax.commands.preflight.examination import examine  # these import JAX

@@ -15,6 +15,9 @@ from rrfp_jax.fields import check_name, check_path
 
 COMMAND = "rrfp-launch"
 
+MOST_PROCESSES = 4096
+"""On one machine; each takes a gigabyte or so."""
+
 DESCRIPTION = """\
 Runs a Python script in N processes on this machine. Its rrfp.Trainer joins them into one run, each process
 training the pipeline stages of its rank. What they print appears with the rank before each line; it is also
@@ -46,8 +49,10 @@ def _launch(arguments: Sequence[str]) -> int:
     if options is None:
         return DONE
     command, stem = _command(options.module, options.script)
-    if options.n < 1:
-        raise UsageError(f"-n {options.n}: a run needs at least one process")
+    if not 1 <= options.n <= MOST_PROCESSES:
+        raise UsageError(
+            f"-n {options.n}: a run needs at least one process, and one machine runs at most {MOST_PROCESSES}"
+        )
     name = stem if options.name is None else options.name
     check_path("--directory", options.directory)
     check_name("--name", name, options.directory)
@@ -102,7 +107,8 @@ def _command(module: Sequence[str] | None, script: Sequence[str]) -> tuple[list[
             raise UsageError("-m: no module given (--help tells more)")
         if "" not in sys.path:
             sys.path.insert(0, "")  # where `python -m` looks
-        if importlib.util.find_spec(module[0].partition(".")[0]) is None:
+        package = module[0].partition(".")[0]
+        if not package.isidentifier() or importlib.util.find_spec(package) is None:
             raise UsageError(f"-m {module[0]}: no such module; is it in this directory, or installed?")
         return ["-m", *module], module[0].rpartition(".")[2]
     if not script:

@@ -13,6 +13,7 @@ import jax
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status
 from rrfp_jax.commands.overrides import configured
 from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.fields import printable
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
@@ -70,7 +71,7 @@ def _taken(flag: str, things: str, argv: Sequence[str]) -> tuple[int | None, lis
     joined = "=" in rest[at]
     value = rest[at].partition("=")[2] if joined else "".join(rest[at + 1 : at + 2])
     if not re.fullmatch("[0-9]{1,9}", value):
-        raise UsageError(f"{flag} {value}: give a number of {things}, of at most nine digits")
+        raise UsageError(f"{flag} {printable(value)}: give a number of {things}, of at most nine digits")
     return int(value), rest[:at] + rest[at + (1 if joined else 2) :]
 
 

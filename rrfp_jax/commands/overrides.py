@@ -19,6 +19,7 @@ from ml_collections import config_dict, config_flags
 
 from rrfp_jax.commands.command_line import HELP
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import printable, words_of
 from rrfp_jax.runs.config import RunConfig, fields_of, plain
 from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.user_code import called
@@ -87,8 +88,19 @@ def override(config: T, argv: Sequence[str]) -> T:
             config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=full)
             values(full)
             return _rebuild(config, tree, frozenset(cleared))
+        except flags.IllegalFlagValueError as error:
+            raise UsageError(_misfit(config, argv, str(error))) from error
         except (flags.Error, ValueError, TypeError) as error:
             raise UsageError(f"{error}") from error
+
+
+def _misfit(config: Any, argv: Sequence[str], said: str) -> str:
+    """What a flag that has been refused may be, instead of what the parser says of it."""
+    given = next((argument for argument in argv if said.startswith(f"flag {argument}:")), None)
+    if given is None:
+        return said
+    name = given.partition("=")[0].removeprefix("--config.")
+    return f"{printable(given)}: give {' or '.join(words_of(_field_type(config, name)))}"
 
 
 def _mutable(config: Any) -> dict[str, Any]:

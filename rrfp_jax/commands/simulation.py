@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from statistics import fmean
+from types import NoneType
 from typing import Any
 
 from rich import box
@@ -184,13 +185,16 @@ def simulate(
         UsageError: what cannot be simulated, with the reason.
     """
     _check_counts(1, stages=stages, microbatches=microbatches, seeds=seeds, chunks=chunks)
-    _check_counts(1, evaluations=evaluations, limit=limit, byte_limit=byte_limit)
+    _check_counts(1, evaluations=evaluations)
+    _check_counts(1, **{k: v for k, v in {"limit": limit, "byte_limit": byte_limit}.items() if v is not None})
     _check_counts(0, spare_gradients=spare_gradients)
     _check_sizes(stages=stages, microbatches=microbatches, chunks=chunks)
     if seeds > MOST_SEEDS:
         raise UsageError(f"seeds={shown(seeds)}: give at most {MOST_SEEDS}")
     if isinstance(policies, str | Hint | FixedOrder | Planned | Auto):
         policies = [policies]
+    if not isinstance(policies, Sequence | NoneType):
+        raise UsageError(f"policies={shown(policies)}: give a list of schedules, such as {list(POLICIES)}")
     if not policies:
         raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
     try:
@@ -213,9 +217,9 @@ def simulate(
     return Comparison(outcomes, baseline)
 
 
-def _check_counts(least: int, **counts: int | None) -> None:
+def _check_counts(least: int, **counts: int) -> None:
     for name, value in counts.items():
-        if value is not None and (type(value) is not int or value < least):
+        if type(value) is not int or value < least:
             raise UsageError(f"{name}={shown(value)}: give a whole number, at least {least}")
 
 

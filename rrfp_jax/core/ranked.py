@@ -83,10 +83,17 @@ class Ranked(Hint):
     Attributes:
         order: any; with its placement.
         reserve: whether an F may run ahead only where the order keeps its room.
+
+    Raises:
+        ValueError: `order` is none.
     """
 
     order: FixedOrder
     reserve: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.order, FixedOrder):
+            raise ValueError(f"Ranked({self.order!r}): give a fixed order, such as ZBV()")
 
     @property
     def waits(self) -> bool:

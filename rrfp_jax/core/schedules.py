@@ -41,7 +41,7 @@ def by_name(name: str) -> Schedule:
     Raises:
         ValueError: no such schedule, or a ranking by one that is no fixed order.
     """
-    order = name.removeprefix(RANKED)
+    order = name.removeprefix(RANKED) if isinstance(name, str) else ""
     if order not in NAMED:
         known = ", ".join(sorted(NAMED))
         raise ValueError(f"schedule={name!r}: no such schedule or hint; choose one of {known}, {RANKED}ORDER")

@@ -117,8 +117,11 @@ class Placement:
     shape: Shape = "looped"
 
     def __post_init__(self) -> None:
-        if self.stages < 1 or self.chunks < 1:
-            raise ValueError(f"stages={self.stages}, chunks={self.chunks}: both must be at least 1")
+        whole = isinstance(self.stages, int) and isinstance(self.chunks, int)
+        if not whole or self.stages < 1 or self.chunks < 1:
+            raise ValueError(
+                f"stages={self.stages!r}, chunks={self.chunks!r}: both must be whole numbers, at least 1"
+            )
         if self.shape not in ("looped", "v"):
             raise ValueError(f"shape={self.shape!r}: choose 'looped' or 'v'")
 

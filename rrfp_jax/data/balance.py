@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, get_args
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, shown
 
 Order: TypeAlias = Literal["drawn", "longest", "shortest", "zigzag"]
 """As drawn, by falling or rising cost, or the dearest and the cheapest of those left in turn."""
@@ -40,8 +41,9 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if min(self.fixed, self.linear, self.square) < 0 or self.linear + self.square <= 0:
-            raise UsageError(f"{self}: costs must not be negative and must grow with tokens")
+        costs = (self.fixed, self.linear, self.square)
+        if not all(0 <= cost < math.inf for cost in costs) or self.linear + self.square <= 0:
+            raise UsageError(f"{self}: costs must be finite, not negative, and grow with tokens")
 
     def __call__(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
         """Evaluate it."""
@@ -56,9 +58,17 @@ class Table:
     points: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
-        points = np.array(self.points, np.float64)
+        try:
+            points = np.array(self.points, np.float64)
+        except (ValueError, TypeError, OverflowError):
+            raise UsageError(f"points={shown(self.points)}: give pairs of numbers, (tokens, cost)") from None
         few = points.ndim != 2 or len(points) < 2
-        if few or (np.diff(points, axis=0) < [1, 0]).any() or points[0, 1] <= 0:
+        if (
+            few
+            or not np.isfinite(points).all()
+            or (np.diff(points, axis=0) < [1, 0]).any()
+            or points[0, 1] <= 0
+        ):
             raise UsageError(
                 f"{self}: give at least two points: more and more tokens, positive costs that never fall"
             )

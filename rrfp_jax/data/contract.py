@@ -22,6 +22,7 @@ import numpy as np
 
 from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.fields import shown
 from rrfp_jax.user_code import called
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
@@ -61,10 +62,12 @@ class InMemory:
     """Microbatches that are already there: a list for every step, or a function of the step.
 
     Raises:
-        UsageError: when planned: no microbatches, or one that is no dict of arrays.
+        UsageError: no list of them; when planned: no microbatches, or one that is no dict of arrays.
     """
 
     def __init__(self, microbatches: Sequence[Arrays] | Callable[[int], Iterable[Arrays]]) -> None:
+        if not callable(microbatches) and not isinstance(microbatches, Iterable):
+            raise UsageError(f"microbatches={shown(microbatches)}: give a list of dicts of arrays")
         self._source = microbatches if callable(microbatches) else None
         self._step: int | None = None
         self._current = [] if callable(microbatches) else [_arrays(mb) for mb in microbatches]

@@ -168,7 +168,8 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
         path: a `.npy`; `.offsets.npy` goes beside it.
 
     Raises:
-        UsageError: another suffix, which `TokenFile` would take for raw numbers; and what `Corpus` refuses.
+        UsageError: another suffix, which `TokenFile` would take for raw numbers; a file that cannot be
+            written; and what `Corpus` refuses.
     """
     path = path_of("path", path)
     if path.suffix != ".npy":
@@ -176,11 +177,14 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
     kept = np.flatnonzero(corpus.lengths)
     offsets = np.concatenate([[0], np.cumsum(corpus.lengths[kept])])
     dtype = np.uint16 if corpus.vocabulary <= 2**16 else np.int32
-    tokens = np.lib.format.open_memmap(path, "w+", dtype, (int(offsets[-1]),))  # type: ignore[no-untyped-call]
-    for document, begin, end in zip(kept.tolist(), offsets, offsets[1:], strict=False):
-        tokens[begin:end] = corpus.tokens(document, 0, int(end - begin))
-    tokens.flush()
-    np.save(offsets_path(path), offsets)
+    try:
+        tokens = np.lib.format.open_memmap(path, "w+", dtype, (int(offsets[-1]),))  # type: ignore[no-untyped-call]
+        for document, begin, end in zip(kept.tolist(), offsets, offsets[1:], strict=False):
+            tokens[begin:end] = corpus.tokens(document, 0, int(end - begin))
+        tokens.flush()
+        np.save(offsets_path(path), offsets)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _decoded(raw: bytes) -> str:

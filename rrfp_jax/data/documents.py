@@ -88,7 +88,8 @@ class Documents:
         if (self.tokens is None) == (self.rows is None):
             raise UsageError(f"tokens={self.tokens}, rows={self.rows}: give one, the size of a microbatch")
         longest = self.lengths.longest if isinstance(self.lengths, Fit) else max(check_lengths(self.lengths))
-        if (tokens := self.microbatches * (self.tokens or (self.rows or 1) * longest)) > MOST_TOKENS:
+        each = max(self.tokens or (self.rows or 1) * longest, longest)
+        if (tokens := self.microbatches * each) > MOST_TOKENS:
             raise UsageError(f"{tokens} tokens a step, padding included: give at most {MOST_TOKENS}")
         if self.split not in ("train", "validation"):
             raise UsageError(f"split={self.split!r}: no such split; give 'train' or 'validation'")

@@ -11,6 +11,7 @@ import jax
 
 from rrfp_jax.data.contract import Arrays, InMemory, Microbatch
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import shown
 
 
 class Stream:
@@ -43,8 +44,8 @@ class Stream:
                 f"elements of type {type(elements).__name__}: give something that can be iterated over again "
                 "and again, such as a grain DataLoader or IterDataset, not an iterator"
             )
-        if microbatches < 1:
-            raise UsageError(f"microbatches={microbatches}: a step needs at least one")
+        if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
+            raise UsageError(f"microbatches={shown(microbatches)}: a step needs a whole number, at least one")
         self.buckets = buckets
         self._elements, self._microbatches = elements, microbatches
         self._iterator: Iterator[Any] = iter(elements)

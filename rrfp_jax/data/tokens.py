@@ -82,7 +82,7 @@ def _mapped(path: Path, dtype: DTypeLike, what: str) -> NDArray[Any]:
                 if path.suffix == ".npy"
                 else np.memmap(path, dtype, mode="r")
             )
-    except (OSError, ValueError, TypeError, OverflowError, EOFError) as error:
+    except Exception as error:  # NumPy's reading of headers raises many kinds
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: no array of {what} ({reason})") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":

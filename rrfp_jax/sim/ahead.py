@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 
 from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.measure.cost_table import CostTable
@@ -14,6 +15,9 @@ from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Placement, Task
 from rrfp_jax.sim.planned import EVALUATIONS, Plan, plan
+
+MOST_EVALUATIONS = 1_000_000
+"""Simulations for one step: hours of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,7 @@ class Planned:
         evaluations: simulations that a plan may take; those of the first candidates are made in any case.
 
     Raises:
-        ValueError: `evaluations` below 0.
+        ValueError: a field of another type, or `evaluations` below 0.
     """
 
     costs: CostTable | str | None = None
@@ -39,8 +43,15 @@ class Planned:
     evaluations: int = EVALUATIONS
 
     def __post_init__(self) -> None:
-        if self.evaluations < 0:
-            raise ValueError(f"evaluations={self.evaluations}: give a number of simulations, at least 0")
+        number = self.evaluations
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MOST_EVALUATIONS:
+            raise ValueError(
+                f"evaluations={number!r}: give a number of simulations, from 0 to {MOST_EVALUATIONS:,}"
+            )
+        if not isinstance(self.base, (Hint, FixedOrder)):
+            raise ValueError(f"base={self.base!r}: give a schedule, such as BF()")
+        if not isinstance(self.costs, (CostTable, str, NoneType)):
+            raise ValueError(f"costs={self.costs!r}: give the name of a file, or None for measured ones")
 
     @property
     def hint(self) -> Hint:

@@ -45,7 +45,7 @@ def simulate(
             synchronous links, budgets that are not one a stage.
         RuntimeError: stages wait for each other for ever; names which one for what.
     """
-    if links not in NETWORKS:
+    if links not in tuple(NETWORKS):
         raise ValueError(f"links={links!r}: choose one of {', '.join(NETWORKS)}")
     if not lead >= 0:
         raise ValueError(f"lead={lead}: give seconds, at least 0")

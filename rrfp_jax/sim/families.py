@@ -136,7 +136,7 @@ def by_name(name: str) -> Family:
     Raises:
         ValueError: no such family.
     """
-    if name not in FAMILIES:
+    if name not in tuple(FAMILIES):
         raise ValueError(f"family={name!r}: no such family; choose one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
 

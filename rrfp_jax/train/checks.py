@@ -20,7 +20,7 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.fields import check_path
+from rrfp_jax.fields import LARGEST, check_path, shown
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.topology import Mesh
@@ -66,8 +66,8 @@ def check_count(call: str, name: str, value: Any, least: int) -> None:
     Raises:
         UsageError: naming the method that was called, and its argument.
     """
-    if not is_whole(value) or value < least:
-        raise UsageError(f"Trainer.{call}({name}={value!r}): give a whole number, at least {least}")
+    if not is_whole(value) or not least <= value <= LARGEST:
+        raise UsageError(f"Trainer.{call}({name}={shown(value)}): give a whole number, at least {least}")
 
 
 def folder_of(call: str, given: Any) -> Path:

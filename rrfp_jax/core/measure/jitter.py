@@ -57,7 +57,7 @@ def by_name(name: str) -> Level:
     Raises:
         ValueError: no such level.
     """
-    if name not in LEVELS:
+    if name not in tuple(LEVELS):
         raise ValueError(f"jitter={name!r}: no such level; choose one of {', '.join(LEVELS)}")
     return LEVELS[name]
 

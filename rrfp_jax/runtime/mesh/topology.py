@@ -12,7 +12,7 @@ import jax
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement, Shape
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import shown
+from rrfp_jax.fields import check_fields, shown
 from rrfp_jax.runtime._jax import provide_cpu_devices
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
@@ -73,6 +73,7 @@ class Mesh:
             )
         if self.shape not in ("looped", "v"):
             raise UsageError(f"Mesh(shape={self.shape!r}): choose 'looped' or 'v'")
+        check_fields(self)
         for what, count in (("devices", self.devices), ("virtual stages", self.pp * (self.chunks or 1))):
             if count > MOST:
                 raise UsageError(f"{self._named} has {count} {what}: give at most {MOST}")
@@ -153,6 +154,7 @@ class Mesh:
         Raises:
             UsageError: the devices cannot be shared out evenly.
         """
+        devices = self.devices
         runs = [
             (self._first_device(stage_replica), self.widths[stage_replica % self.pp])
             for stage_replica in range(self.pp * self.dp)
@@ -160,13 +162,13 @@ class Mesh:
 
         def fits(number: int) -> bool:
             """Whether every process gets whole stage replicas, or a part of one alone."""
-            share, rest = divmod(self.devices, number)
+            share, rest = divmod(devices, number)
             whole = (first // share == (first + count - 1) // share for first, count in runs)
             parts = (first % share == 0 and count % share == 0 for first, count in runs)
             return not rest and all(one or other for one, other in zip(whole, parts, strict=True))
 
-        if processes > self.devices or not fits(processes):
-            divisors = (number for number in range(self.devices, 0, -1) if self.devices % number == 0)
+        if processes > devices or not fits(processes):
+            divisors = (number for number in range(devices, 0, -1) if devices % number == 0)
             *most, least = [str(number) for number in divisors if fits(number)]
             choices = f"{', '.join(most)} or {least}" if most else least
             parts = "devices: whole stages, or an equal part of one" if max(self.widths) > 1 else "stages"
@@ -174,7 +176,7 @@ class Mesh:
                 f"{self._named} on {processes} processes: every process takes equally many {parts}, so "
                 f"start {choices} processes"
             )
-        share = self.devices // processes
+        share = devices // processes
         return [list(range(first // share, (first + count - 1) // share + 1)) for first, count in runs]
 
     def _first_device(self, stage_replica: int) -> int:

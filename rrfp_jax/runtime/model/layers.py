@@ -139,7 +139,8 @@ def layer(
         **kwargs: see `args`.
 
     Raises:
-        UsageError: something that is none of these, or a repeat below 1 or beyond 65,536.
+        UsageError: something that is none of these, a repeat below 1 or beyond 65,536, or an
+            `init` that is no function.
     """
     name = getattr(factory, "__name__", type(factory).__name__)
     if not isinstance(repeat, int) or isinstance(repeat, bool) or not 1 <= repeat <= MOST_LAYERS:
@@ -147,6 +148,8 @@ def layer(
             f"layer({name}, repeat={shown(repeat)}): a layer must stand there at least once, and at most "
             f"{MOST_LAYERS:,} times"
         )
+    if init is not None and not callable(init):
+        raise UsageError(f"layer({name}, init={init!r}): give a function of a random key, init(key)")
     if "flax" in sys.modules:  # else it cannot be one of flax's, whose import takes a third of a second
         from rrfp_jax.runtime.model import flax_layers
 

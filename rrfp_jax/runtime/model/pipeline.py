@@ -87,6 +87,10 @@ class Pipeline:
                 raise UsageError(f"Pipeline: {_name(item)} is not a layer; wrap it: rrfp.layer(...)")
         if not layers:
             raise UsageError("Pipeline: no layers; give at least one rrfp.layer(...)")
+        if not callable(loss):
+            raise UsageError(f"Pipeline: loss={loss!r}: give a function loss(carry, mb) -> rrfp.Loss")
+        if not isinstance(additive, bool):
+            raise UsageError(f"Pipeline: additive={additive!r}: give True or False")
         if (count := sum(spec.repeat for spec in layers)) > MOST_LAYERS:
             raise UsageError(f"Pipeline: {count:,} layers: give at most {MOST_LAYERS:,}")
         self.layers: tuple[LayerSpec, ...] = tuple(spec for spec in layers for _ in range(spec.repeat))
@@ -95,9 +99,10 @@ class Pipeline:
         self.frozen = _texts("frozen", frozen)
         if tied is not None and not isinstance(tied, Mapping):
             raise UsageError(f"Pipeline: tied={tied!r}: give a dict of owners with their aliases")
-        self.tied = [
-            (owner, alias) for owner, aliases in (tied or {}).items() for alias in _texts("tied", aliases)
-        ]
+        if sharding is not None and not isinstance(sharding, Mapping):
+            raise UsageError(f"Pipeline: sharding={sharding!r}: give a dict of patterns with PartitionSpecs")
+        owners = _texts("tied", list(tied or ()))
+        self.tied = [(owner, alias) for owner in owners for alias in _texts("tied", (tied or {})[owner])]
         for pattern, spec in {**(sharding or {}), "carry": carry}.items():
             if not isinstance(spec, PartitionSpec):
                 raise UsageError(f"Pipeline: {pattern!r}: {spec!r} is no jax.sharding.PartitionSpec")

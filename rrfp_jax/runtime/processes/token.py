@@ -15,6 +15,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.fields import printable
 from rrfp_jax.files import OTHERS_READ, OTHERS_WRITE, open_own
 
 NAME, FILE = "RRFP_TOKEN", "RRFP_TOKEN_FILE"
@@ -114,8 +115,8 @@ def _read(path: Path) -> str:
             return file.read(4096).decode("utf-8", "replace").strip()
     except OSError as error:
         raise UsageError(
-            f"the token's file {path}: {error.strerror}; who has a token can take a rank's place, so make "
-            f"one that is yours alone: {HOW}"
+            f"the token's file {printable(str(path))}: {error.strerror}; who has a token can take a rank's "
+            f"place, so make one that is yours alone: {HOW}"
         ) from None
 
 

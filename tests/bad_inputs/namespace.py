@@ -1,0 +1,207 @@
+"""What the expressions of the corpus see: our API with a small model, and a folder of odd files."""
+
+import io
+import json
+import math
+import os
+import zipfile
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+import rrfp_jax as rrfp
+import rrfp_jax.weights
+from configs.quickstart import get_config
+from rrfp_jax.commands import doctor, launch, local, plan, sim, train
+from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
+from rrfp_jax.core.measure.workload import constant
+from rrfp_jax.core.tasks import FORWARD, Placement, Task
+from rrfp_jax.errors import REFUSED
+from rrfp_jax.json_files import read_json
+from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runtime.driver.delays import Delays
+from rrfp_jax.runtime.group.agreement import Terms
+from rrfp_jax.runtime.lifecycle.join import Place, silence_seconds
+from rrfp_jax.runtime.lifecycle.last_words import LastWords
+from rrfp_jax.runtime.lifecycle.preemption import save_seconds
+from rrfp_jax.runtime.processes.slurm import SlurmStep
+from rrfp_jax.runtime.processes.token import take_token
+from rrfp_jax.runtime.settings import Execution, MemoryPolicy
+from rrfp_jax.train.loss_scale import LossScale
+from rrfp_jax.train.named import planned_or_schedule
+from rrfp_jax.train.pace import Pace, read_costs, read_workload
+from rrfp_jax.train.settings import Numerics
+from rrfp_jax.views.timeline import Timeline
+from rrfp_jax.views.trace_reading import read_trace
+from tests.support import toy
+from tests.support.refusals import BATCH
+
+COMMANDS = (doctor, launch, local, plan, sim, train)
+ROOT = Path(__file__).parents[2]
+
+data = rrfp.data
+WORKLOAD = constant(2, 2, 1.0).as_json_object()
+PLACED = {"RRFP_COORDINATOR": "host:9876", "RRFP_PROCESSES": "4", "RRFP_RANK": "0"}
+STEP = {
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+}
+
+
+def corpus(**given):
+    usual = {"source": data.Examples(["ab", "cd"], field=""), "tokenizer": data.Bytes(), "vocabulary": 256}
+    return data.Corpus(**{**usual, **given})
+
+
+def docs(**given):
+    usual = {"corpus": corpus(), "lengths": (8, 16), "tokens": 64, "microbatches": 2}
+    return data.Documents(**{**usual, **given})
+
+
+def q(**changes):
+    """The quickstart's config with other fields."""
+    return replace(get_config(), **changes)
+
+
+def trainer(**given):
+    return toy.trainer(1, **{"data": BATCH, **given})
+
+
+@cache
+def usual_trainer():
+    """One for all expressions, never started."""
+    return trainer()
+
+
+def timeline():
+    record = TaskRecord(0, Task(FORWARD, 0, 0), 0, 0.0, 0.0, 0.0, 1.0)
+    return Timeline(StepTrace(0, Placement(1), [Part.of([record])]))
+
+
+def place(coordinator, processes, rank):
+    return Place.of({"RRFP_COORDINATOR": coordinator, "RRFP_PROCESSES": processes, "RRFP_RANK": rank})
+
+
+def slurm(**changes):
+    return SlurmStep.of({**STEP, **changes})
+
+
+def reader(name, read):
+    """A function that reads what is given as the content of a file."""
+
+    def content(text, encoding="utf-8"):
+        Path(name).write_bytes(text.encode(encoding))
+        return read(Path(name))
+
+    return content
+
+
+WORKLOADS = reader("bad.json", lambda path: read_workload(path, str(path)))
+TRACES = reader("bad.json", read_trace)
+
+
+def tables(**changes):
+    """A workload of one task, with other tables."""
+    usual = {name: [[1]] for name in ("forward", "backward_input", "backward_weight")}
+    return WORKLOADS(json.dumps(usual | changes))
+
+
+def trace_of(event):
+    """A trace of one event."""
+    return TRACES(json.dumps({"traceEvents": [event]}))
+
+
+def command(main):
+    """A command as a function of its arguments, which raises what it says when it refuses them."""
+
+    def run(*arguments):
+        said, shown = io.StringIO(), io.StringIO()
+        with redirect_stderr(said), redirect_stdout(shown):
+            status = main([*arguments])
+        if status == REFUSED:
+            assert shown.getvalue() == "", "it refuses before it prints"
+            raise rrfp.UsageError(said.getvalue().removesuffix("\n"))
+        return status
+
+    return run
+
+
+def space():
+    """The names of expressions."""
+    return {
+        **{name: getattr(rrfp, name) for name in ("data", "schedules", "simulate")},
+        **{"rrfp": rrfp, "Path": Path, "W": WORKLOAD, "BATCH": BATCH, "embed": toy.embed, "loss": toy.loss},
+        **{"corpus": corpus, "docs": docs, "q": q, "trainer": trainer, "t": usual_trainer()},
+        **{"timeline": timeline(), "place": place, "slurm": slurm, "Place": Place},
+        **{kind.__name__: kind for kind in (Checkpointing, Delays, Execution, LossScale, MemoryPolicy)},
+        **{kind.__name__: kind for kind in (Numerics, Pace, Terms)},
+        **{f.__name__: f for f in (planned_or_schedule, read_costs, read_trace, read_workload)},
+        **{f.__name__: f for f in (save_seconds, silence_seconds, take_token)},
+        **{module.__name__.rpartition(".")[2]: command(module.main) for module in COMMANDS},
+        "QUICK": f"--config={ROOT / 'configs' / 'quickstart.py'}",
+        **{"nan": math.nan, "inf": math.inf, "tables": tables, "trace_of": trace_of},
+        "workload": WORKLOADS,
+        "costs": reader("bad.json", lambda path: read_costs(path, str(path))),
+        "order": reader("bad.csv", lambda path: planned_or_schedule(f"csv:{path}")),
+        "trace": TRACES,
+        "last_words": reader("bad.json", lambda path: read_json(path, LastWords)),
+    }
+
+
+def fill(folder):
+    """Odd files."""
+    texts = {
+        "short.txt": "a few words",
+        "private.txt": "a few words",
+        "empty.txt": "",
+        "script.py": "",
+        "empty.py": "",
+        "raises.py": "1 / 0",
+        "syntax.py": "def get_config(:",
+        "exits.py": "import sys\nsys.exit(0)",
+        "deep.py": "def get_config():\n    return get_config()",
+        "nothing.py": "def get_config():\n    pass",
+        "garbage.jsonl": "{\n",
+        "deep.jsonl": "[" * 100_000 + "\n",
+        "nofield.jsonl": '{"words": "a"}\n',
+        "ragged.jsonl": '{"text": [[1], [1, 2]]}\n',
+        "huge.jsonl": f'{{"text": [{10**30}, 1, 2]}}\n',
+        "garbage.npy": "no array",
+        "garbage.safetensors": "no tensors",
+        "empty.npy": "",
+        "raw.bin": "abcdefgh",
+        "w.json": json.dumps(WORKLOAD),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    (folder / "short.txt").chmod(0o644)
+    (folder / "private.txt").chmod(0o600)
+    (folder / "binary.py").write_bytes(b"\xff\0")
+    (folder / "binary.jsonl").write_bytes(b'{"text": "\xff"}\n')
+    tokens = np.arange(10, dtype=np.int64)
+    arrays = {
+        "good": tokens,
+        "floats": np.ones(3),
+        "matrix": np.ones((2, 2), np.int32),
+        "bad-offsets": tokens,
+    }
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    np.save(folder / "objects.npy", np.array([[], 1], object), allow_pickle=True)
+    for name in ("good", "objects", "floats", "matrix", "garbage", "empty", "zip", "pipe", "header"):
+        np.save(folder / f"{name}.offsets.npy", np.array([0, 1]))
+    np.save(folder / "bad-offsets.offsets.npy", np.array([0, 7, 3]))
+    (folder / "header.npy").write_bytes((folder / "good.npy").read_bytes().replace(b"(10,)", b"(10**"))
+    with zipfile.ZipFile(folder / "zip.npy", "w") as archive:
+        archive.writestr("a", "b")
+    for name in ("pipe", "pipe.npy", "pipe.safetensors"):
+        os.mkfifo(folder / name)
