@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
 from rrfp_jax.core.tasks import Kind, Placement, Shape, Task
 
-NUMBER = "(0|[1-9][0-9]{0,8})"
+NUMBER = "(0|[1-9][0-9]{0,17})"
 CELL = re.compile(f"{NUMBER}([FBIW]){NUMBER}")
 
 

@@ -43,7 +43,7 @@ class Polynomial:
         check_fields(self)
         costs = (self.fixed, self.linear, self.square)
         if not all(0 <= cost < math.inf for cost in costs) or self.linear + self.square <= 0:
-            raise UsageError(f"{self}: costs must be finite, not negative, and grow with tokens")
+            raise UsageError(f"{self}: costs must be finite and not negative, and must grow with tokens")
 
     def __call__(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
         """Evaluate it."""
