@@ -31,7 +31,7 @@ from rrfp_jax.runtime.processes.slurm import SlurmStep
 from rrfp_jax.runtime.processes.token import take_token
 from rrfp_jax.runtime.settings import Execution, MemoryPolicy
 from rrfp_jax.train.loss_scale import LossScale
-from rrfp_jax.train.named import planned_or_schedule
+from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.pace import Pace, read_costs, read_workload
 from rrfp_jax.train.settings import Numerics
 from rrfp_jax.views.timeline import Timeline
@@ -144,14 +144,14 @@ def space():
         **{"timeline": timeline(), "place": place, "slurm": slurm, "Place": Place},
         **{kind.__name__: kind for kind in (Checkpointing, Delays, Execution, LossScale, MemoryPolicy)},
         **{kind.__name__: kind for kind in (Numerics, Pace, Terms)},
-        **{f.__name__: f for f in (planned_or_schedule, read_costs, read_trace, read_workload)},
+        **{f.__name__: f for f in (read_schedule, read_costs, read_trace, read_workload)},
         **{f.__name__: f for f in (save_seconds, silence_seconds, take_token)},
         **{module.__name__.rpartition(".")[2]: command(module.main) for module in COMMANDS},
         "QUICK": f"--config={ROOT / 'configs' / 'quickstart.py'}",
         **{"nan": math.nan, "inf": math.inf, "tables": tables, "trace_of": trace_of},
         "workload": WORKLOADS,
         "costs": reader("bad.json", lambda path: read_costs(path, str(path))),
-        "order": reader("bad.csv", lambda path: planned_or_schedule(f"csv:{path}")),
+        "order": reader("bad.csv", lambda path: read_schedule(f"csv:{path}")),
         "trace": TRACES,
         "last_words": reader("bad.json", lambda path: read_json(path, LastWords)),
     }
