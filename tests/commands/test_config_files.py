@@ -127,6 +127,9 @@ class Sized(Protocol):
 
 
 class Sizes:
+    def __repr__(self):
+        return "sizes"  # without an address: names of tests are equal in all processes
+
     @property
     def size(self):
         pytest.fail("asked before it is needed")
