@@ -2,6 +2,9 @@
 
 import chex
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import rrfp_jax as rrfp
@@ -60,6 +63,46 @@ def test_on_another_mesh_by_another_schedule(saved, mesh, schedule):
     assert own.steps_done == STEPS // 2
     batch = toy.microbatches(8, seed=9)
     assert toy.worst_leaf(own.value_and_grad(batch)[1], toy.reference(halfway, batch)[1]) <= 1e-5
+
+
+def small(width=4):
+    """Two layers with a matrix and a vector each."""
+
+    def init(key):
+        return {"w": jax.random.normal(key, (width, width)), "b": jnp.zeros(width)}
+
+    def dense(params, carry, mb):
+        return (mb["x"] if carry is None else jnp.tanh(carry)) @ params["w"] + params["b"]
+
+    def loss(carry, mb):
+        return rrfp.Loss((carry**2).sum(), weight=carry.shape[0])
+
+    return rrfp.Pipeline([rrfp.layer(dense, init=init), rrfp.layer(dense, init=init)], loss)
+
+
+OPTIMIZERS = {
+    "amsgrad": lambda: optax.amsgrad(0.01),
+    "lamb": lambda: optax.lamb(0.01),
+    "muon": lambda: optax.contrib.muon(0.01),
+    "sm3": lambda: optax.sm3(0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizers_whole_state_comes_back_on_another_number_of_stages(tmp_path, name):
+    """Also that which is not shaped like the parameters."""
+    batch = [{"x": np.arange(8, dtype=np.float32).reshape(2, 4) / (1 + j)} for j in range(2)]
+    ends = []
+    for stages in (2, 1):
+        own = toy.trainer(stages, pipe=small(), optimizer=OPTIMIZERS[name](), data=batch)
+        if stages == 2:
+            list(own.steps(2))
+            own.save(tmp_path)
+        else:
+            assert own.restore(tmp_path) and own.steps_done == 2
+        list(own.steps(2))
+        ends.append(jax.device_get(own.params))
+    chex.assert_trees_all_close(*ends, rtol=1e-5, atol=1e-6)
 
 
 def test_the_latest_is_taken(saved):

@@ -1,5 +1,9 @@
 """What people train with: optax, optax.contrib, and transformations that look at more than their leaf."""
 
+import inspect
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -143,6 +147,7 @@ WORKING = {
     "block rms": lambda: then(optax.scale_by_param_block_rms()),
     "keep_params_nonnegative": lambda: optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()),
     "zero_nans": lambda: then(optax.zero_nans()),
+    "masked": lambda: optax.chain(optax.masked(optax.clip(0.01), is_matrix), optax.sgd(0.1)),
     "add_decayed_weights": lambda: then(optax.add_decayed_weights(0.1, is_matrix)),
     "schedule": lambda: optax.adam(optax.cosine_decay_schedule(0.1, 10)),
     "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adam)(optax.linear_schedule(0.1, 0.01, 5)),
@@ -212,6 +217,27 @@ def cases():
         yield name, case(optimizer, refused=ANOTHER_STAGE)
     for name, optimizer in NOT_AT_ALL.items():
         yield name, case(optimizer, refused=("optimizer: it cannot update",))
+
+
+def names_in(row):
+    """Of optax, as a cell of the table has them; what is left open by a star, too."""
+    return [name.removesuffix("*") for name in re.findall(r"`([A-Za-z_][A-Za-z_0-9]*\*?)`", row)]
+
+
+def test_the_table_in_the_documentation_is_what_is_tried_here():
+    """Whatever it says works is in WORKING; what is refused, in the others."""
+    page = (Path(__file__).parents[2] / "docs" / "numbers.md").read_text()
+    rows = [row.split("|")[1:3] for row in page.partition("| of optax | |")[2].splitlines() if "|" in row[:1]]
+    working, refused = (
+        "".join(map(inspect.getsource, tried))
+        for tried in (WORKING.values(), [*REFUSED.values(), *NOT_AT_ALL.values()])
+    )
+    told = {True: [], False: []}
+    for names, verdict in rows[1:]:
+        told["work" in verdict] += names_in(names)
+    assert len(told[True]) > 30 and len(told[False]) > 10, "the table is there"
+    assert [name for name in told[True] if f".{name}" not in working] == ["contrib"]
+    assert [name for name in told[False] if f".{name}" not in refused and name not in refused] == []
 
 
 test_like_plain_jax = held_against_plain_jax(cases())

@@ -86,7 +86,16 @@ class LinenDropping(linen.Module):
         return linen.Dropout(0.5, deterministic=False)(linen.Dense(WIDTH)(mb["x"]))
 
 
-@pytest.mark.parametrize("module", [Dropping, LinenDropping])
+class LinenNoise(linen.Module):
+    """Draws from a stream of its own, as flax allows; flax takes "params" for a stream that is not given."""
+
+    @linen.compact
+    def __call__(self, carry, mb):
+        drawn = jax.random.normal(self.make_rng("noise"), (WIDTH,))
+        return linen.Dense(WIDTH)(mb["x"]) * drawn
+
+
+@pytest.mark.parametrize("module", [Dropping, LinenDropping, LinenNoise])
 def test_dropout_takes_the_key(module):
     def loss(carry, mb):
         return rrfp.Loss((carry**2).sum(), weight=carry.shape[0])

@@ -2,6 +2,7 @@
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -126,3 +127,42 @@ def test_check_agrees_and_tells_bytes(four_stages, capsys):
 def test_check_notices_a_wrong_gradient(four_stages, monkeypatch):
     monkeypatch.setattr(ModelStep, "accumulate", lambda self, c, j: None)
     assert not four_stages.check().ok
+
+
+def attention(params, carry, mb):
+    """Softmax over keys: what is added to a whole row changes nothing, so a key's bias has no effect."""
+    query, key = (mb["x"] @ params[name] + params[f"{name}_bias"] for name in ("query", "key"))
+    return jax.nn.softmax(query @ key.T) @ (mb["x"] @ params["value"])
+
+
+def attention_init(key):
+    matrices = zip(("query", "key", "value"), jax.random.split(key, 3), strict=True)
+    biases = {f"{name}_bias": jnp.ones(4) for name in ("query", "key")}
+    return {name: jax.random.normal(own, (4, 4)) for name, own in matrices} | biases
+
+
+def cancelling(params, carry, mb):
+    """What is left of two large numbers: its last bits, and those of its gradient, are nobody's."""
+    x = mb["x"] if carry is None else carry
+    return (x @ params["w"] + 1e4) - 1e4 * params["one"]
+
+
+def cancelling_init(key):
+    return {"w": jax.random.normal(key, (4, 4)), "one": jnp.ones(())}
+
+
+@pytest.mark.parametrize(("layer", "init"), [(attention, attention_init), (cancelling, cancelling_init)])
+def test_check_finds_nothing_where_plain_jax_itself_varies(layer, init):
+    """A gradient that is zero in truth, and an ill-conditioned function."""
+
+    def last(params, carry, mb):
+        return carry @ params["w"]
+
+    def loss(carry, mb):
+        return rrfp.Loss((carry**2).sum(), weight=carry.shape[0])
+
+    layers = [rrfp.layer(layer, init=init), rrfp.layer(last, init=lambda key: {"w": jnp.eye(4)})]
+    draw = np.random.default_rng(0)
+    batch = [{"x": draw.standard_normal((3, 4)).astype(np.float32)} for _ in range(3)]
+    pipe = rrfp.Pipeline(layers, loss, additive=False)
+    assert toy.trainer(2, pipe=pipe, data=batch).check().ok

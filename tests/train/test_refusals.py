@@ -120,6 +120,17 @@ class Normed(linen.Module):
         return linen.BatchNorm(use_running_average=False)(carry)
 
 
+class Changing(nnx.Module):
+    """A parameter that is halved whenever the layer is called."""
+
+    def __init__(self, rngs):
+        self.scale = nnx.Param(jnp.ones(toy.VOCABULARY))
+
+    def __call__(self, carry, mb):
+        self.scale[...] = self.scale[...] / 2
+        return carry * self.scale[...]
+
+
 @pytest.mark.usefixtures("nothing_compiles")
 class TestLayers:
     @pytest.mark.parametrize(
@@ -179,6 +190,32 @@ class TestLayers:
         pipe = rrfp.Pipeline([first, rrfp.layer(module)], toy.loss)
         with refused("state that is no parameter", *names, "mb.key", "LayerNorm"):
             make(pipe=pipe)
+
+    def test_a_parameter_that_is_changed_in_the_call(self):
+        first = rrfp.layer(lambda carry, mb: jnp.zeros((2, 8, toy.VOCABULARY)))
+        with refused(
+            "layer 1 (Changing)", "changes its parameter scale", "only the optimizer", "local value"
+        ):
+            make(1, pipe=rrfp.Pipeline([first, rrfp.layer(Changing)], toy.loss))
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("a/b", "params.1.a/b has a slash in it"),
+            ("a\n", r"params.1.a\n has a character that cannot be printed"),
+            ("x" * 300, "has 309 bytes, of which a folder takes 255"),
+        ],
+    )
+    def test_a_name_that_cannot_be_stored(self, name, said):
+        def scaled(params, carry, mb):
+            return carry * sum(jax.tree.leaves(params))
+
+        def init(key):
+            return {name: jnp.ones(())}
+
+        first = rrfp.layer(lambda carry, mb: jnp.zeros((2, 8, toy.VOCABULARY)))
+        with refused(said, "cannot be stored: rename the parameter"):
+            make(pipe=rrfp.Pipeline([first, rrfp.layer(scaled, init=init)], toy.loss))
 
 
 @pytest.mark.usefixtures("nothing_compiles")

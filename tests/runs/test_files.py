@@ -1,0 +1,105 @@
+"""A run's own files: what an earlier start has left of its metrics, and disks that take no more."""
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rrfp_jax as rrfp
+from configs.quickstart import get_config
+from rrfp_jax.runs.files import RunFiles
+from rrfp_jax.runtime.processes.world import World
+
+LINES = [f"{json.dumps({'step': step, 'loss': 1.5})}\n" for step in range(4)]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A function that makes the files of a run that goes on after some steps."""
+    config = replace(get_config(), name="run", directory=str(tmp_path))
+    return lambda done=0, **writes: RunFiles(config, World(), writes, done)
+
+
+def earlier(tmp_path, text):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text(text)
+
+
+def lines(tmp_path):
+    return (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("text", ["".join(LINES), "".join(LINES[:2]), "".join(LINES[:2]) + LINES[2][:7]])
+def test_the_lines_of_the_steps_before_are_kept(tmp_path, files, capsys, text):
+    earlier(tmp_path, text)
+    with files(2):
+        assert lines(tmp_path) == LINES[:2]
+    assert "metrics.jsonl" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("garbage", "said"),
+    [
+        ("garbage\n", "line 2 is no step's: no JSON"),
+        ("\n", "line 2 is no step's: no JSON"),
+        ("[]\n", "line 2 is no step's: Expected `object`, got `array`"),
+        ("{}\n", "line 2 is no step's: Object missing required field `step`"),
+        ('{"step": "1"}\n', "line 2 is no step's: Expected `int`, got `str` - at `$.step`"),
+        ('{"step": -1}\n', "line 2 is no step's: Expected `int` >= 0"),
+        ('{"step": 1.5}\n', "line 2 is no step's: Expected `int`, got `float`"),
+        ("[" * 100_000 + "\n", "line 2 is no step's: nested too deeply"),
+        ('{"step": 1, "step": 2}\n', "line 2 is no step's: the key 'step' is there twice"),
+    ],
+)
+def test_lines_that_are_no_steps_are_left_out_and_the_file_is_kept(tmp_path, files, capsys, garbage, said):
+    earlier(tmp_path, LINES[0] + garbage + LINES[1])
+    with files(2):
+        assert lines(tmp_path) == LINES[:2]
+    printed = capsys.readouterr().out
+    assert said in printed and f"it is kept as {tmp_path}/run.1/metrics.jsonl" in printed
+    assert (tmp_path / "run.1" / "metrics.jsonl").read_text() == LINES[0] + garbage + LINES[1]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path, files, capsys):
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / "metrics.jsonl")
+    with files(2):
+        assert lines(tmp_path) == []
+    assert "cannot be read: it is no file, but a folder, a pipe or a device" in capsys.readouterr().out
+
+
+def refuse(path):
+    raise rrfp.UsageError(f"{path}: cannot be written: No space left on device")
+
+
+def test_a_file_that_cannot_be_written_at_the_end(tmp_path, files):
+    said = f"^{tmp_path}/run/trace.json: cannot be written: No space left on device$"
+    with (
+        pytest.raises(rrfp.TrainingError, match=said),
+        files(**{"trace.json": refuse, "costs.json": Path.touch}),
+    ):
+        pass
+    assert (tmp_path / "run" / "costs.json").exists(), "the others are written"
+
+
+def test_what_broke_the_run_off_is_not_hidden_by_it(files):
+    with pytest.raises(KeyboardInterrupt), files(**{"trace.json": refuse}):
+        raise KeyboardInterrupt
+
+
+class Full:
+    """A file on a disk that takes no more."""
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_is_full(tmp_path, files, monkeypatch):
+    said = f"^{tmp_path}/run/metrics.jsonl: cannot be written: No space left on device$"
+    with files() as own, monkeypatch.context() as patch:
+        patch.setattr(own, "_metrics", Full())
+        with pytest.raises(rrfp.TrainingError, match=said):
+            own.add({"step": 0})
