@@ -146,7 +146,7 @@ class Choice:
     def __str__(self) -> str:
         """In one line, such as "bfw: 0.412 s a step, beside bf 0.431"."""
         others = [f"{name} {seconds:.4g}" for name, seconds in self.seconds.items() if name != self.name]
-        more = [f"{len(others) - SHOWN} others"] if len(others) > SHOWN else []
+        more = [f"{len(others) - SHOWN} more"] if len(others) > SHOWN else []
         part = "a step"
         if self.simulated < self.microbatches:
             part = f"for {self.simulated} of {self.microbatches} microbatches"

@@ -109,7 +109,7 @@ class TestChoices:
     def test_told_in_a_line(self):
         told = str(choose(candidates(EQUAL)))
         assert told.startswith("ranked:zb-v: 2") and told.count("\n") == 0
-        assert " s a step, beside " in told and told.endswith(", 4 others")
+        assert " s a step, beside " in told and told.endswith(", 4 more")
         assert (
             str(choose(candidates(EQUAL, ("bf",)))) == f"bf: {candidate('bf', EQUAL).seconds():.4g} s a step"
         )
