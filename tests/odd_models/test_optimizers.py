@@ -221,7 +221,9 @@ def cases():
 
 def names_in(row):
     """Of optax, as a cell of the table has them; what is left open by a star, too."""
-    return [name.removesuffix("*") for name in re.findall(r"`(?:contrib\.)?([A-Za-z_][A-Za-z_0-9]*\*?)`", row)]
+    return [
+        name.removesuffix("*") for name in re.findall(r"`(?:contrib\.)?([A-Za-z_][A-Za-z_0-9]*\*?)`", row)
+    ]
 
 
 def test_the_table_in_the_documentation_is_what_is_tried_here():
