@@ -17,7 +17,7 @@ from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.auto_schedule import auto_schedule
 from rrfp_jax.train.auto_split import auto_split
-from rrfp_jax.train.exchange import Exchange
+from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.settings import Settings
 from rrfp_jax.train.stepping import Stepper
 
@@ -42,7 +42,7 @@ def assemble(
     layout.world.waits.stall_seconds = settings.execution.stall_seconds
     exchange = None
     if isinstance(schedule, Auto):
-        exchange = Exchange(schedule) if schedule.exchange and layout.replicas == 1 else None
+        exchange = HintExchange(schedule) if schedule.exchange and layout.replicas == 1 else None
         schedule, split = auto_schedule(schedule, pipe, optimizer, data, settings, mesh, split, layout)
     order = base_of(schedule)
     if isinstance(split, str):  # "auto"

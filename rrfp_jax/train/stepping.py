@@ -24,7 +24,7 @@ from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.checks import check_order
-from rrfp_jax.train.exchange import Exchange
+from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.loss_scale import loss_scale_of
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
@@ -69,7 +69,7 @@ class Stepper:
         engine: Engine,
         settings: Settings,
         schedule: Schedule | Planned,
-        exchange: Exchange | None = None,
+        exchange: HintExchange | None = None,
     ) -> None:
         self.engine, self._settings = engine, settings
         self.seed = settings.numerics.seed
@@ -226,7 +226,7 @@ class Stepper:
                 f"schedule='auto' between steps with dp={self.engine.layout.replicas}: only steps of one "
                 f"replica are measured; give a hint such as bfw"
             )
-        self.schedule, self.exchange = base_of(self.schedule), Exchange(schedule)
+        self.schedule, self.exchange = base_of(self.schedule), HintExchange(schedule)
 
     def _exchange_hint(self, step: int) -> None:
         """Take the hint that measured costs choose, if it is time to look; equal on all processes."""

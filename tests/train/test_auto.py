@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.core.buckets import bucket_name
 from rrfp_jax.core.measure.cost_table import CostTable
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.workload import constant
@@ -21,8 +22,8 @@ from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.schedules import Auto
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.train import exchange
-from rrfp_jax.train.exchange import Exchange
+from rrfp_jax.train import hint_exchange
+from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.pace import Pace
 from tests.support import toy
 from tests.train.test_ahead import ROOT, load_config
@@ -87,9 +88,9 @@ class TestExchange:
             world=World(), memory=SimpleNamespace(of_step=lambda rules, buckets: StepMemory((), budgets))
         )
         buckets = buckets_of(InMemory(toy.microbatches(8)).plan(0))
-        name = exchange.bucket_name(buckets[0])
+        name = bucket_name(buckets[0])
         earlier = [(trace, [name] * 8)]
-        return name_of(Exchange(auto(*names)).chosen(7, rules, buckets, earlier, engine))
+        return name_of(HintExchange(auto(*names)).chosen(7, rules, buckets, earlier, engine))
 
     def test_another_hint_that_gains(self, capfd):
         assert self.chosen("ranked:zb-v", ("ranked:zb-v", "ranked:v-min"), limit=2) == "ranked:v-min"
@@ -111,7 +112,7 @@ class TestExchange:
         assert self.chosen("ranked:zb-v", ("ranked:v-min",), budgets=budgets) == "ranked:v-min"
 
     def test_looked_at_ever_more_seldom(self):
-        own = Exchange(auto())
+        own = HintExchange(auto())
         assert [done for done in range(1, 40) if own.due()] == [1, 2, 4, 8, 16, 32]
 
 
@@ -119,8 +120,8 @@ class TestTraining:
     def test_an_exchange_changes_no_bit(self, monkeypatch, capfd):
         """Costs that leave no room to wait: V-Min takes over from ZB-V, and parameters stay what they are."""
         (bucket,) = set(buckets_of(InMemory(data(0)).plan(0)))
-        one = CostTable({exchange.bucket_name(bucket): constant(4, 1, 1.0)})
-        monkeypatch.setattr(exchange, "measured", lambda steps: one)
+        one = CostTable({bucket_name(bucket): constant(4, 1, 1.0)})
+        monkeypatch.setattr(hint_exchange, "measured", lambda steps: one)
         trainer = toy.trainer(4, data=data, schedule="ranked:zb-v", max_in_flight=2)
         trainer.start()
         optimizers = trainer._engine.optimizers

@@ -17,7 +17,7 @@ from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.sim.choice import Auto, Candidate, choose
 
 
-class Exchange:
+class HintExchange:
     """When measured costs are looked at, and what they say.
 
     They are after 1, 2, 4, 8, ... steps, so choosing takes ever less of a run. Only hints that split the same
