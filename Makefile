@@ -8,7 +8,7 @@ CONFIG ?= configs/quickstart.py
 FAST := tests/core tests/sim tests/views tests/models tests/forecast tests/house/test_layering.py \
 	tests/data/test_buckets.py tests/data/test_sources.py tests/data/test_text.py \
 	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
-	$(addprefix tests/train/test_,parity.py trainer.py refusals.py)
+	$(addprefix tests/train/test_,trainer.py refusals.py)
 
 .PHONY: train test test-fast odd-models lint format clean
 
