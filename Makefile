@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.py
 
 # What one runs while working: the core, the simulator, and one Trainer in this process; no other processes.
-FAST := tests/core tests/sim tests/views tests/models tests/forecast tests/house/test_layering.py \
+FAST := tests/core tests/sim tests/views tests/forecast tests/house/test_layering.py \
 	tests/data/test_buckets.py tests/data/test_sources.py tests/data/test_text.py \
 	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,trainer.py refusals.py)
