@@ -4,7 +4,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rrfp_jax.checkpoint import checkpoint
 from rrfp_jax.checkpoint.checkpoint import Checkpoints
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.leaves import filled, keyed, name_of
@@ -24,9 +22,11 @@ from rrfp_jax.checkpoint.parts import Parts
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.processes.world import World
 from tests.support import stored
+from tests.support.saved import ALL, save, specs
 from tests.train.test_processes import command
 
-ALL = range(stored.LAYERS)
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 
 PLAIN_ORBAX = """
 import hashlib, json, sys
@@ -59,35 +59,6 @@ def digests(leaves):
     return found
 
 
-@pytest.fixture(autouse=True)
-def unsynced(monkeypatch):
-    """Nothing here outlives the machine, so nobody waits for its disk."""
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
-@pytest.fixture
-def made(tmp_path):
-    """A function that makes the checkpoints of a folder, and what they have said."""
-    said = []
-
-    def make(**kwargs):
-        return Checkpoints(tmp_path / "checkpoints", World(), say=said.append, **kwargs)
-
-    make.said, make.folder = said, tmp_path / "checkpoints"
-    return make
-
-
-def save(checkpoints, step, leaves=None, **state):
-    leaves = stored.leaves(ALL, step) if leaves is None else leaves
-    checkpoints.save(RunState(step=step, **state), leaves)
-    checkpoints.copied()
-    checkpoints.advance(to_the_end=True)
-
-
-def specs(leaves):
-    return {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in leaves}
-
-
 def equal(found, leaves):
     assert found.keys() == dict(leaves).keys()
     return digests(found.items()) == digests(leaves)
@@ -118,12 +89,12 @@ class TestRoundTrip:
         halves = [stored.specs(layers, optimizer) for layers in (range(2), range(2, 4))]
         found = made().restore(dict(keyed(halves[0]) + keyed(halves[1]))).leaves
         assert equal(found, leaves)
-        for specs in halves:
-            tree = filled(specs, found)
-            assert jax.tree.structure(tree) == jax.tree.structure(specs)
-            kinds = [[leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (tree, specs)]
+        for half in halves:
+            tree = filled(half, found)
+            assert jax.tree.structure(tree) == jax.tree.structure(half)
+            kinds = [[leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (tree, half)]
             assert kinds[0] == kinds[1]
-            assert equal(dict(keyed(tree)), [(key, found[key]) for key, _ in keyed(specs)])
+            assert equal(dict(keyed(tree)), [(key, found[key]) for key, _ in keyed(half)])
 
     @pytest.mark.parametrize(
         "dtype",
@@ -297,87 +268,6 @@ class TestRefusals:
         for wrong in ({"keep": 0}, {"on_error": "panic"}):
             with pytest.raises(UsageError):
                 made(**wrong)
-
-
-class TestKeeping:
-    def test_the_last_few_are_kept(self, made):
-        for step in (1, 2, 10, 20):
-            save(made(keep=2), step)
-        assert sorted(path.name for path in made.folder.iterdir()) == ["10", "20"]
-
-    def test_a_step_saved_again_replaces_the_first(self, made):
-        save(made(), 10, seed=1)
-        save(made(), 10, seed=2)
-        assert made().restore(specs(stored.leaves(ALL, 0))).run.seed == 2
-        assert [path.name for path in made.folder.iterdir()] == ["10"]
-
-    def test_a_run_that_goes_back_leaves_the_later_ones_aside(self, made):
-        for step in (10, 20):
-            save(made(), step)
-        assert made().restore(specs(stored.leaves(ALL, 0)), step=10).run.step == 10
-        save(made(), 15)
-        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 15
-        assert sorted(path.name for path in made.folder.iterdir()) == ["10", "15", "20.1"]
-
-
-class TestAsynchronous:
-    def test_training_goes_on_while_files_are_written(self, made, monkeypatch):
-        """Leaves are donated once they are copied; what is written is what they were."""
-        may_write = threading.Event()
-        write = checkpoint.write_leaf
-        monkeypatch.setattr(checkpoint, "write_leaf", lambda *args: may_write.wait(30) and write(*args))
-        leaf = jnp.arange(1000.0)
-        checkpoints = made()
-        checkpoints.save(RunState(step=1), [(("w",), leaf)])
-        checkpoints.copied()
-        jax.jit(lambda a: a + 1, donate_argnums=0)(leaf)
-        assert leaf.is_deleted()  # it is not, as long as somebody on the host reads its memory
-        checkpoints.advance()
-        assert CheckpointFolder(made.folder).steps() == []
-        may_write.set()
-        checkpoints.advance(to_the_end=True)
-        found = made().restore({("w",): jax.ShapeDtypeStruct((1000,), jnp.float32)})
-        assert (found.leaves["w",] == np.arange(1000.0)).all()
-
-    def test_a_second_one_waits_for_the_first(self, made):
-        checkpoints = made()
-        for step in (1, 2):
-            checkpoints.save(RunState(step=step), stored.leaves(ALL, step))
-            checkpoints.copied()
-        checkpoints.advance(to_the_end=True)
-        assert CheckpointFolder(made.folder).steps() == [1, 2]
-
-
-class TestWithoutRoom:
-    def full(self, made):
-        """A checkpoint is there; the next one finds no room for one leaf."""
-        save(made(), 10)
-        leaf = CheckpointFolder(made.folder).staging(20) / "params.2.up"
-        leaf.mkdir(parents=True)
-        (leaf / "0.0").symlink_to("/dev/full")
-        made.said.clear()
-
-    def test_training_goes_on(self, made):
-        self.full(made)
-        save(made(), 20)
-        assert (
-            "params.2.up/0.0: No space left on device; the latest complete one is of step 10" in made.said[0]
-        )
-        assert [path.name for path in made.folder.iterdir()] == ["10"]
-        save(made(), 30)
-        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 30
-
-    def test_or_stops(self, made):
-        self.full(made)
-        with pytest.raises(TrainingError, match=r"step 20 cannot be written .*No space left"):
-            save(made(on_error="stop"), 20)
-        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 10
-
-    def test_where_nothing_can_be_written(self, tmp_path):
-        (tmp_path / "file").touch()
-        said = []
-        save(Checkpoints(tmp_path / "file" / "checkpoints", World(), say=said.append), 1)
-        assert "Not a directory; there is no other; training goes on" in said[0]
 
 
 def test_two_processes(tmp_path):

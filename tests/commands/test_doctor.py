@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import re
-import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from rrfp_jax.commands import doctor
 from rrfp_jax.commands.preflight import devices, machine, network, placement, surroundings
 from rrfp_jax.commands.preflight.examination import CHECKS, examine
 from rrfp_jax.commands.preflight.findings import Finding
-from rrfp_jax.commands.preflight.meeting import meet
 from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Surroundings, found_place
 from rrfp_jax.runtime.lifecycle.place import Place
 from rrfp_jax.runtime.processes.address import Address
@@ -231,57 +228,6 @@ def test_a_finding_is_a_line_and_a_line_to_paste():
 
 
 # The meeting.
-
-
-def free_port():
-    with socket.create_server(("", 0)) as probe:
-        return probe.getsockname()[1]
-
-
-def met(ranks, folder, port, limit=20.0, count=3, sees=None):
-    """What these ranks of `count` learn from each other."""
-    found = {}
-
-    def one(rank):
-        place = Place(Address("127.0.0.1", port), count, rank, folder=None)
-        found[rank] = meet(place, f"n{rank // 2}", "127.0.0.1", folder, limit)
-
-    threads = [threading.Thread(target=one, args=[rank]) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-    return found
-
-
-def test_all_meet(tmp_path):
-    found = met(range(3), tmp_path, free_port())
-    for meeting in found.values():
-        assert (meeting.hosts, meeting.error) == (("n0", "n0", "n1"), "")
-        assert meeting.sees_folder and abs(meeting.ahead) <= meeting.ahead_error + 0.1
-    assert len(found) == 3 and not list(tmp_path.iterdir())
-
-
-def test_one_that_does_not_come_is_named(tmp_path):
-    found = met([0, 2], tmp_path, free_port(), limit=1.0)
-    assert {one.error for one in found.values()} == {"ranks 1 have not called rank 0 in time"}
-
-
-def test_without_rank_0_nobody_meets(tmp_path):
-    port = free_port()
-    assert f"rank 0 cannot be reached at 127.0.0.1:{port}" in met([1], tmp_path, port, limit=0.5)[1].error
-
-
-def test_a_port_that_is_taken(tmp_path):
-    with socket.create_server(("", 0)) as other:
-        found = met([0], tmp_path, other.getsockname()[1])[0]
-    assert "in use" in found.port_taken and "rank 0 could not serve" in found.error
-
-
-def test_a_folder_that_cannot_be_written_is_seen_by_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr("rrfp_jax.commands.preflight.meeting.ANSWER_SECONDS", 1.0)
-    found = met(range(2), tmp_path / "missing", free_port(), count=2)
-    assert [found[rank].sees_folder for rank in (0, 1)] == [False, False]
 
 
 # The command.

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,14 +12,12 @@ import pytest
 
 import rrfp_jax as rrfp
 from configs import gpt3_large, gpt_lengths, llama3_70b, quickstart, qwen3_4b
-from models import gpt
 from rrfp_jax.commands.plan import main
 from rrfp_jax.commands.planning import plan_run
 from rrfp_jax.core.buckets import bucket_name
 from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import name_of
-from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import as_data, buckets_of, plan_step
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS
 from rrfp_jax.forecast.estimate import Estimate
@@ -30,48 +27,17 @@ from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.train.named import schedule_of
 from tests.support import toy
-from tests.support.refusals import BATCH, refused
+from tests.support.plans import ROOT, tiny
+from tests.support.refusals import BATCH
 from tests.train.test_processes import command
 
-ROOT = Path(__file__).parents[2]
 H100, NVLINK = ACCELERATORS["h100"], LINKS["nvlink4"]
-TINY = {"model.n_layers": 3, "mesh.pp": 2, "model.d_model": 16, "model.n_heads": 2, "model.d_ff": 16}
-TINY |= {"sequence_length": 8, "batch": 4, "microbatches": 4, "steps": 2}
 
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("XLA_FLAGS", "")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("the cat sat on the mat, " * 100)
-    return path
-
-
-def tiny(text, **overrides):
-    given = {**TINY, "path": text, **overrides}
-    return [
-        f"--config={ROOT / 'configs' / 'quickstart.py'}",
-        *(f"--config.{name}={value}" for name, value in given.items()),
-    ]
-
-
-def heavy_head(stages=2, **kwargs):
-    """Embedding, four blocks, and a head over a large vocabulary."""
-    cfg = gpt.GPTConfig(d_model=16, n_heads=2, d_ff=16, n_layers=4, vocab_size=4096)
-    layers = [
-        rrfp.layer(gpt.Embed, cfg),
-        rrfp.layer(gpt.Block, cfg, repeat=4),
-        rrfp.layer(gpt.Head, cfg),
-    ]
-    pipe = rrfp.Pipeline(layers, quickstart.loss)
-    return rrfp.Trainer(
-        pipe, optax.adam(1e-3), mesh=rrfp.Mesh(pp=stages, share_devices=True), **{"data": BATCH, **kwargs}
-    )
 
 
 class TestLedger:
@@ -289,53 +255,6 @@ class TestCommand:
         status, said = command("rrfp_jax.commands.plan", *given, "--config.document=file", folder=ROOT)
         assert status == 0
         assert said.endswith("\nrrfp-plan: 1 of 3 documents skipped: 1 too short: none.txt\n")
-
-
-class TestAuto:
-    def test_a_heavy_head_gets_a_stage_of_its_own(self):
-        trainer = heavy_head(split="auto")
-        assert trainer._engine.chunks == [[range(5)], [range(5, 6)]]
-        even = heavy_head()
-        assert even._engine.chunks == [[range(3)], [range(3, 6)]]
-        reports = [next(iter(own.steps(1))) for own in (trainer, even)]
-        np.testing.assert_allclose(reports[0].loss, reports[1].loss, rtol=1e-5)
-
-    def test_it_is_the_same_every_time(self):
-        assert len({str(heavy_head(3, split="auto")._engine.chunks) for _ in range(3)}) == 1
-
-    def test_chunks(self):
-        trainer = heavy_head(2, split="auto", schedule="interleaved-1f1b", data=[*BATCH, BATCH[0]])
-        sizes = [len(layers) for chunks in trainer._engine.chunks for layers in chunks]
-        assert sum(sizes) == 6 and len(sizes) == 4
-        assert trainer._engine.placement == Placement(2, 2)
-
-    def test_an_order_that_is_not_defined_is_refused(self):
-        with refused("interleaved 1F1B needs", "3 microbatches"):
-            heavy_head(2, split="auto", schedule="interleaved-1f1b")
-
-    def test_it_needs_data(self):
-        with refused("split='auto'", "data="):
-            heavy_head(split="auto", data=None)
-
-    def test_other_words_are_refused(self):
-        with refused("split='even'", "give 'auto', or a list"):
-            heavy_head(split="even")
-
-    def test_too_little_memory_is_refused(self, monkeypatch):
-        monkeypatch.setattr("rrfp_jax.train.auto_split.memory_limit", lambda device: 10**5)
-        with refused("split='auto': no split fits", "layers 5 to 5", "of 95,000 bytes", "more stages"):
-            heavy_head(split="auto")
-
-    def test_in_a_config(self):
-        config = dataclasses.replace(quickstart.get_config(), split="auto")
-        assert (config.split, config.layers_per_virtual_stage) == (("auto",), "auto")
-
-    def test_all_processes_agree(self, text, tmp_path):
-        given = [*tiny(text), "--config.split=auto", f"--config.directory={tmp_path}"]
-        status, said = command("launch.local", *given, folder=ROOT, limit=400.0)
-        assert status == 0, said
-        stages = json.loads((tmp_path / "quickstart" / "memory.json").read_text())
-        assert [layer for stage in stages for layer in stage["layers"]] == [[0, 3], [3, 5]]
 
 
 def test_random_tokens():

@@ -15,6 +15,10 @@ BATCH = [
 ]
 
 
+def make(stages=2, **kwargs):
+    return toy.trainer(stages, **{"data": BATCH, **kwargs})
+
+
 @contextmanager
 def refused(*said, error=rrfp.UsageError):
     with pytest.raises(error) as caught:

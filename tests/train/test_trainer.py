@@ -20,8 +20,6 @@ from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.runtime.driver.driver import Driver
-from rrfp_jax.runtime.programs import programs
-from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.stages.model_step import ModelStep
 from rrfp_jax.train.report import REPORTED
 from tests.support import toy
@@ -43,15 +41,6 @@ def test_initial_values_given_by_the_user_stay_the_users(trainer):
     other = toy.trainer(2, init=lambda path, spec: leaves[path])
     list(other.steps(2))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(given))
-
-
-def test_the_schedule_may_be_set_by_name_between_steps(trainer):
-    trainer.schedule = "gpipe"
-    assert trainer.schedule == rrfp.schedules.GPipe()
-    assert np.isfinite(next(trainer.steps(1)).loss)
-    with pytest.raises(rrfp.UsageError, match="no such schedule"):
-        trainer.schedule = "zb"
-    trainer.schedule = "bf"
 
 
 def test_microbatches_may_come_from_a_generator(trainer):
@@ -245,44 +234,6 @@ def test_no_metric_can_take_the_place_of_a_reports_own_figures():
     report = toy.trainer(1).step(toy.microbatches(1))
     limited = dataclasses.replace(report, budget_bytes=[1])
     assert set(limited.as_dict()) - set(report.metrics) <= REPORTED
-
-
-def test_the_schedule_may_change_between_steps_to_one_that_splits():
-    trainer = toy.trainer(2)
-    trainer.step(toy.microbatches())
-    for schedule in ("bfw", "zb-h1", rrfp.schedules.Ranked(rrfp.schedules.OneFOneB())):
-        trainer.schedule = schedule
-        trainer.step(toy.microbatches())
-    assert trainer.steps_done == 4
-
-
-def test_a_schedule_for_another_placement_is_refused_also_between_steps():
-    trainer = toy.trainer(2)
-    trainer.step(toy.microbatches())
-    trainer.schedule = "zb-v"
-    with pytest.raises(rrfp.UsageError, match="2 chunks a stage"):
-        trainer.step(toy.microbatches())
-
-
-def test_nothing_is_compiled_again_after_a_step_of_another_kind(monkeypatch):
-    trainer, batch = toy.trainer(2, schedule="bfw"), toy.microbatches(4)
-    trainer.step(batch)
-    trainer.evaluate(batch)
-    monkeypatch.setattr(Compiler, "__call__", lambda *args, **kwargs: pytest.fail("compiled"))
-    monkeypatch.setattr(programs, "differentiate", lambda *args: pytest.fail("traced"))
-    trainer.step(batch[:3])
-    trainer.evaluate(batch)
-
-
-def test_a_schedule_that_does_not_split_holds_no_more_after_one_that_does():
-    trainer = toy.trainer(2, schedule="bf")
-    kinds = []
-    for schedule in ("bf", "bfw", "bf"):
-        trainer.schedule = schedule
-        trainer.step(toy.microbatches())
-        (programs,) = trainer._engine.library.all_programs("train")
-        kinds.append([set(virtual_stage.tasks) for stage in programs.values() for virtual_stage in stage])
-    assert kinds[0] == kinds[2] != kinds[1]
 
 
 class TestWhatIsLeftOfAStep:

@@ -1,0 +1,24 @@
+"""Checkpoints in a folder of the test."""
+
+import pytest
+
+from rrfp_jax.checkpoint.checkpoint import Checkpoints
+from rrfp_jax.runtime.processes.world import World
+
+
+@pytest.fixture
+def unsynced(monkeypatch):
+    """Nothing here outlives the machine, so nobody waits for its disk."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A function that makes the checkpoints of a folder, and what they have said."""
+    said = []
+
+    def make(**kwargs):
+        return Checkpoints(tmp_path / "checkpoints", World(), say=said.append, **kwargs)
+
+    make.said, make.folder = said, tmp_path / "checkpoints"
+    return make

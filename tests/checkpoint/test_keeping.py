@@ -1,0 +1,100 @@
+"""Which checkpoints are kept, how they are written beside training, and what happens without room."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rrfp_jax.checkpoint import checkpoint
+from rrfp_jax.checkpoint.checkpoint import Checkpoints
+from rrfp_jax.checkpoint.folder import CheckpointFolder
+from rrfp_jax.checkpoint.manifest import RunState
+from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.processes.world import World
+from tests.support import stored
+from tests.support.saved import ALL, save, specs
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+class TestKeeping:
+    def test_the_last_few_are_kept(self, made):
+        for step in (1, 2, 10, 20):
+            save(made(keep=2), step)
+        assert sorted(path.name for path in made.folder.iterdir()) == ["10", "20"]
+
+    def test_a_step_saved_again_replaces_the_first(self, made):
+        save(made(), 10, seed=1)
+        save(made(), 10, seed=2)
+        assert made().restore(specs(stored.leaves(ALL, 0))).run.seed == 2
+        assert [path.name for path in made.folder.iterdir()] == ["10"]
+
+    def test_a_run_that_goes_back_leaves_the_later_ones_aside(self, made):
+        for step in (10, 20):
+            save(made(), step)
+        assert made().restore(specs(stored.leaves(ALL, 0)), step=10).run.step == 10
+        save(made(), 15)
+        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 15
+        assert sorted(path.name for path in made.folder.iterdir()) == ["10", "15", "20.1"]
+
+
+class TestAsynchronous:
+    def test_training_goes_on_while_files_are_written(self, made, monkeypatch):
+        """Leaves are donated once they are copied; what is written is what they were."""
+        may_write = threading.Event()
+        write = checkpoint.write_leaf
+        monkeypatch.setattr(checkpoint, "write_leaf", lambda *args: may_write.wait(30) and write(*args))
+        leaf = jnp.arange(1000.0)
+        checkpoints = made()
+        checkpoints.save(RunState(step=1), [(("w",), leaf)])
+        checkpoints.copied()
+        jax.jit(lambda a: a + 1, donate_argnums=0)(leaf)
+        assert leaf.is_deleted()  # it is not, as long as somebody on the host reads its memory
+        checkpoints.advance()
+        assert CheckpointFolder(made.folder).steps() == []
+        may_write.set()
+        checkpoints.advance(to_the_end=True)
+        found = made().restore({("w",): jax.ShapeDtypeStruct((1000,), jnp.float32)})
+        assert (found.leaves["w",] == np.arange(1000.0)).all()
+
+    def test_a_second_one_waits_for_the_first(self, made):
+        checkpoints = made()
+        for step in (1, 2):
+            checkpoints.save(RunState(step=step), stored.leaves(ALL, step))
+            checkpoints.copied()
+        checkpoints.advance(to_the_end=True)
+        assert CheckpointFolder(made.folder).steps() == [1, 2]
+
+
+class TestWithoutRoom:
+    def full(self, made):
+        """A checkpoint is there; the next one finds no room for one leaf."""
+        save(made(), 10)
+        leaf = CheckpointFolder(made.folder).staging(20) / "params.2.up"
+        leaf.mkdir(parents=True)
+        (leaf / "0.0").symlink_to("/dev/full")
+        made.said.clear()
+
+    def test_training_goes_on(self, made):
+        self.full(made)
+        save(made(), 20)
+        assert (
+            "params.2.up/0.0: No space left on device; the latest complete one is of step 10" in made.said[0]
+        )
+        assert [path.name for path in made.folder.iterdir()] == ["10"]
+        save(made(), 30)
+        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 30
+
+    def test_or_stops(self, made):
+        self.full(made)
+        with pytest.raises(TrainingError, match=r"step 20 cannot be written .*No space left"):
+            save(made(on_error="stop"), 20)
+        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 10
+
+    def test_where_nothing_can_be_written(self, tmp_path):
+        (tmp_path / "file").touch()
+        said = []
+        save(Checkpoints(tmp_path / "file" / "checkpoints", World(), say=said.append), 1)
+        assert "Not a directory; there is no other; training goes on" in said[0]

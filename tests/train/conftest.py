@@ -1,0 +1,12 @@
+"""What tests of refusals share."""
+
+import pytest
+
+from rrfp_jax.runtime.programs.gradients import SumPrograms
+from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch):
+    for programs, method in ((VirtualStagePrograms, "training"), (SumPrograms, "compile")):
+        monkeypatch.setattr(programs, method, lambda *args: pytest.fail("compiled before refusing"))
