@@ -1,0 +1,33 @@
+"""What is being done just now, told to whoever wants to show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Doing:
+    """Something that lasts, and how far it has got.
+
+    Attributes:
+        what: it is, as a participle: "compiling", "validating", "saving".
+        done: how many of its parts are done. It is told with 0 when it begins, and with `total` when it ends.
+        total: how many parts there are; it may grow on the way. 1 for what has no parts.
+        detail: more about it, such as "bucket 2 of 3".
+    """
+
+    what: str
+    done: int
+    total: int
+    detail: str = ""
+
+
+Progress: TypeAlias = Callable[[Doing], None]
+"""A listener. It may be called from several threads, though never by two at once for the same `what`. It
+returns at once, and does not raise."""
+
+
+def silent(doing: Doing) -> None:
+    """A listener that shows nothing."""
