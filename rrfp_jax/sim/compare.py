@@ -11,7 +11,8 @@ from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
-from rrfp_jax.core.measure.metrics import StageTime, peak_bytes, peak_in_flight, stage_times
+from rrfp_jax.core.measure.idleness import Cause, StageTime, shares, stage_times
+from rrfp_jax.core.measure.metrics import peak_bytes, peak_in_flight
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
@@ -139,7 +140,7 @@ def _outcome(schedule: Schedule | Auto | None, steps: Sequence[Step], settings: 
         costs = plain if settings.change is None else settings.change(plain, number)
         traces.append(trace := simulate(rules, costs, links=settings.links, budgets=budgets))
         bounds.append(lower_bound(rules, plain, any_split=True))  # changes only add to the costs
-        idle.append(_idle_shares(trace, stage_times(trace, isinstance(ours, FixedOrder))))
+        idle.append(_idle_shares(stage_times(trace, isinstance(ours, FixedOrder))))
         if step.actual.activation_bytes is not None:
             held.append(max(peak_bytes(trace, step.actual.activation_bytes)))
     return Outcome(
@@ -200,7 +201,15 @@ def byte_budgets(workload: Workload, limit: int | None, chunks: int) -> list[Bud
     ]
 
 
-def _idle_shares(trace: StepTrace, times: Sequence[StageTime]) -> dict[str, float]:
-    span = trace.makespan
-    kinds = ("stall", "blocked", "held", "launch")
-    return {kind: fmean(getattr(t, kind) / span for t in times) if span else 0.0 for kind in kinds}
+COLUMNS: Mapping[str, Sequence[Cause]] = {
+    "stall": (Cause.BEGIN, Cause.STAGE, Cause.LINK, Cause.END),
+    "blocked": (Cause.ORDER,),
+    "held": (Cause.MEMORY, Cause.TURN),
+    "launch": (Cause.GROUP, Cause.HOST),
+}
+"""The causes of idleness as a table of schedules has them."""
+
+
+def _idle_shares(times: Sequence[StageTime]) -> dict[str, float]:
+    share = shares(times)
+    return {column: sum(share[cause] for cause in causes) for column, causes in COLUMNS.items()}

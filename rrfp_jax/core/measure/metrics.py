@@ -1,68 +1,11 @@
-"""Where the time of a step went on each stage, and what it held; from any trace, real or simulated.
-
-While a stage's device is idle nothing is dispatched on it, so what it may run changes by arrivals only. Two
-times split every gap between two tasks: when the first task became ready that had not run yet, and when the
-task became ready that ended the gap.
-
-    stall      nothing was ready
-    blocked    something was ready, but a fixed order waited for another task
-    held       something was ready, but a limit or the order of accumulation held it back
-    launch     the task that ended the gap was ready: the host's time until its device began
-"""
+"""What the stages of a step held; from any trace, real or simulated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.tasks import FORWARD, INPUT, Task
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageTime:
-    """What one stage did with the makespan: seconds that add up to it."""
-
-    compute: float
-    stall: float
-    blocked: float
-    held: float
-    launch: float
-
-
-def stage_times(trace: StepTrace, fixed_order: bool) -> list[StageTime]:
-    """How each stage spent the step; `fixed_order` says whether the schedule was one, or a hint."""
-    return [_stage_time(trace, stage, fixed_order) for stage in range(trace.stages)]
-
-
-def _stage_time(trace: StepTrace, stage: int, fixed_order: bool) -> StageTime:
-    records = trace.stage_records(stage)
-    earliest = _earliest_ready(records)
-    stall = waiting = launch = 0.0
-    idle_since = trace.start
-    for number, record in enumerate(records):
-        if record.start > idle_since:
-            own = min(max(record.ready, idle_since), record.start)
-            any_ready = min(max(earliest[number], idle_since), own)
-            stall += any_ready - idle_since
-            waiting += own - any_ready
-            launch += record.start - own
-        idle_since = max(idle_since, record.end)
-    return StageTime(
-        compute=trace.busy(stage),
-        stall=stall + trace.end - idle_since,
-        blocked=waiting if fixed_order else 0.0,
-        held=0.0 if fixed_order else waiting,
-        launch=launch,
-    )
-
-
-def _earliest_ready(records: Sequence[TaskRecord]) -> list[float]:
-    """For each record the earliest time at which it or a later one was ready."""
-    earliest = [record.ready for record in records]
-    for at in range(len(earliest) - 2, -1, -1):
-        earliest[at] = min(earliest[at], earliest[at + 1])
-    return earliest
 
 
 def peak_in_flight(trace: StepTrace) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.core.tasks import WEIGHT, Direction, Kind, Placement, Task
 
 
 class TaskRecord(NamedTuple):
@@ -130,13 +130,34 @@ class StepTrace:
         destination = self.placement.destination(sender.stage, sender.task)
         if destination is None:
             return None
-        stage, (direction, chunk, microbatch) = destination
-        tasks = [Task(kind, chunk, microbatch) for kind in Kind if kind.direction is direction]
-        return next(self._by_task[stage, task] for task in tasks if (stage, task) in self._by_task)
+        stage, wanted = destination
+        return self._record_of(stage, *wanted)
 
-    def stage_records(self, stage: int) -> list[TaskRecord]:
+    def sender(self, receiver: TaskRecord) -> TaskRecord | None:
+        """The task on another virtual stage whose output made this one ready; None if it needs none."""
+        if receiver.task.kind is WEIGHT:
+            return None
+        source = self.placement.source(receiver.stage, receiver.task.input)
+        if source is None:
+            return None
+        stage, (direction, chunk, microbatch) = source
+        return self._record_of(stage, direction, chunk, microbatch)
+
+    def _record_of(self, stage: int, direction: Direction, chunk: int, microbatch: int) -> TaskRecord | None:
+        """A stage's task of a direction, of whichever kind; None if it is not in the trace."""
+        tasks = [(stage, Task(kind, chunk, microbatch)) for kind in Kind if kind.direction is direction]
+        return next((self._by_task[task] for task in tasks if task in self._by_task), None)
+
+    @cached_property
+    def _by_stage(self) -> Sequence[Sequence[TaskRecord]]:
+        by_stage: list[list[TaskRecord]] = [[] for _ in range(self.stages)]
+        for record in sorted(self.records, key=lambda r: r.start):
+            by_stage[record.stage].append(record)
+        return by_stage
+
+    def stage_records(self, stage: int) -> Sequence[TaskRecord]:
         """The records of one stage by start."""
-        return sorted((r for r in self.records if r.stage == stage), key=lambda r: r.start)
+        return self._by_stage[stage]
 
     def order(self, stage: int) -> list[Task]:
         """The tasks of one stage as they were dispatched."""

@@ -1,0 +1,132 @@
+"""Why stages were idle, and what made a step as long as it was: traces written by hand, and drawn ones."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+
+from rrfp_jax.core.measure.critical_path import critical_path
+from rrfp_jax.core.measure.idleness import Cause, Idle, idleness, shares, stage_times
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.sim.engine import simulate
+from tests.support.steps import steps
+from tests.support.traces import record, trace_of
+
+F0, F1, B0, B1 = (Task(kind, 0, j) for kind in (FORWARD, BACKWARD) for j in (0, 1))
+
+TWO_STAGES = trace_of(
+    record(F0, 0, 0, 0, 1),
+    record(F1, 0, 1, 1, 2),
+    record(B0, 9, 10, 11, 12),  # its gradient: the other stage has it at 8, the link takes until 9
+    record(B1, 12, 12, 12, 13),
+    record(F0, 2, 2, 3, 4, stage=1),
+    record(B0, 2, 4, 4, 8, stage=1),
+    record(F1, 4, 8, 8, 9, stage=1),
+    record(B1, 8, 9, 9, 11, stage=1),
+    stages=2,
+)
+
+
+def causes(trace, stage, **kinds):
+    found = [idle for idle in idleness(trace, **{"fixed_order": False} | kinds) if idle.stage == stage]
+    return [(idle.cause, idle.start, idle.end) for idle in found]
+
+
+def test_every_part_of_a_gap_has_its_cause():
+    assert causes(TWO_STAGES, 0) == [
+        (Cause.STAGE, 2, 8),
+        (Cause.LINK, 8, 9),
+        (Cause.HOST, 9, 11),
+    ]
+    assert causes(TWO_STAGES, 1) == [
+        (Cause.BEGIN, 0, 1),
+        (Cause.BEGIN, 1, 2),
+        (Cause.HOST, 2, 3),
+        (Cause.END, 11, 13),
+    ]
+
+
+def test_whose_task_and_link_was_awaited():
+    stalls = [idle for idle in idleness(TWO_STAGES, False) if idle.cause in (Cause.STAGE, Cause.LINK)]
+    assert stalls == [
+        Idle(0, 2, 8, Cause.STAGE, B0, (1, B0)),
+        Idle(0, 8, 9, Cause.LINK, B0, (1, B0)),
+    ]
+
+
+def test_processes_of_a_stage_agree_before_the_dispatch():
+    assert (Cause.GROUP, 9, 10) in causes(TWO_STAGES, 0, grouped=True)
+    assert (Cause.HOST, 10, 11) in causes(TWO_STAGES, 0, grouped=True)
+
+
+@pytest.mark.parametrize(
+    ("waits", "fixed", "cause"),
+    [(F1, False, Cause.MEMORY), (B1, False, Cause.TURN), (F1, True, Cause.ORDER), (B1, True, Cause.ORDER)],
+)
+def test_what_is_ready_and_does_not_run_is_held(waits, fixed, cause):
+    ran = [record(F0, 0, 0, 0, 1), record(B0, 4, 4, 5, 6), record(waits, 3, 6, 6, 8)]
+    assert causes(trace_of(*ran), 0, fixed_order=fixed) == [
+        (Cause.STAGE, 1, 3),
+        (cause, 3, 4),
+        (Cause.HOST, 4, 5),
+    ]
+
+
+def test_a_fixed_order_names_the_task_that_it_waited_for():
+    trace = trace_of(
+        record(F0, 0, 0, 0, 1),
+        record(B0, 6, 6, 6, 7),
+        record(F1, 0, 7, 7, 8),
+        record(F0, 1, 1, 1, 3, stage=1),
+        record(B0, 1, 3, 3, 6, stage=1),
+        stages=2,
+    )
+    (idle,) = [idle for idle in idleness(trace, fixed_order=True) if idle.cause is Cause.ORDER]
+    assert idle == Idle(0, 1, 6, Cause.ORDER, B0, (1, B0))
+
+
+def test_a_task_queued_ahead_leaves_no_gap():
+    assert not idleness(trace_of(record(F0, 0, 0, 0, 1), record(F1, 0, 0.9, 1, 2)), fixed_order=False)
+
+
+def test_the_critical_path_crosses_to_the_stage_that_was_waited_for():
+    found = [(s.stage, str(s.task), s.start, s.end, s.cause) for s in critical_path(TWO_STAGES)]
+    assert found == [
+        (0, "F0", 0, 1, None),
+        (1, "F0", 1, 2, Cause.LINK),
+        (1, "F0", 2, 3, Cause.HOST),
+        (1, "F0", 3, 4, None),
+        (1, "B0", 4, 8, None),
+        (0, "B0", 8, 9, Cause.LINK),
+        (0, "B0", 9, 11, Cause.HOST),
+        (0, "B0", 11, 12, None),
+        (0, "B1", 12, 13, None),
+    ]
+
+
+@given(steps())
+@settings(max_examples=150, deadline=None)
+def test_all_seconds_of_a_step_have_one_cause(drawn):
+    rules, costs = drawn
+    trace = simulate(rules, costs)
+    fixed = isinstance(rules.schedule, FixedOrder)
+    for time in stage_times(trace, fixed):
+        assert time.total == pytest.approx(trace.makespan)
+        assert min(time.idle.values()) >= 0 and time.idle[Cause.HOST] == time.idle[Cause.GROUP] == 0
+        assert not (time.idle[Cause.MEMORY] + time.idle[Cause.TURN] if fixed else time.idle[Cause.ORDER])
+        if rules.limit is None and rules.accumulation == "arrival":
+            assert time.idle[Cause.MEMORY] == time.idle[Cause.TURN] == 0
+    assert sum(shares(stage_times(trace, fixed)).values()) == pytest.approx(1.0)
+
+
+@given(steps())
+@settings(max_examples=150, deadline=None)
+def test_the_critical_path_is_a_chain_over_the_whole_step(drawn):
+    trace = simulate(*drawn)
+    path = critical_path(trace)
+    assert sum(segment.seconds for segment in path) == pytest.approx(trace.makespan)
+    for before, after in pairwise(path):
+        assert before.end == after.start
+    waits = {segment.cause for segment in path} - {None}
+    assert waits <= {Cause.LINK}, "nothing but work and transfers makes a simulated step long"
