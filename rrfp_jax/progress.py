@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,3 +32,13 @@ returns at once, and does not raise."""
 
 def silent(doing: Doing) -> None:
     """A listener that shows nothing."""
+
+
+@contextmanager
+def during(progress: Progress, what: str, detail: str = "") -> Iterator[None]:
+    """Inside, this is being done, as one part; it also ends with an error."""
+    progress(Doing(what, 0, 1, detail))
+    try:
+        yield
+    finally:
+        progress(Doing(what, 1, 1, detail))

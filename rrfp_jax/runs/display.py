@@ -1,4 +1,7 @@
-"""Progress: a live bar on a terminal, a plain line per step elsewhere."""
+"""Progress of a run: a live line with a bar on a terminal, plain lines elsewhere.
+
+Both count alike: "step 0" is the first one, as in `metrics.jsonl`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
+from rrfp_jax.progress import Doing
 from rrfp_jax.runs.paced import PacedReport
 from rrfp_jax.train.report import Evaluation, Report
+from rrfp_jax.views.lasting import Lasting
+from rrfp_jax.views.progress_line import LIVE_AFTER, LIVE_EVERY, plain_lines
 
 
 class Display:
-    """Shows reports as they come. Use as a context manager, so that the terminal is left in order.
+    """Shows reports, and what lasts, as they come. Use as a context manager: the terminal is left in order.
 
     Args:
         steps: of the run.
@@ -24,16 +31,18 @@ class Display:
     def __init__(self, steps: int, silent: bool = False) -> None:
         self._live: Progress | None = None
         self._silent = silent
+        self._latest = "starting"  # what stands beside the bar while nothing else lasts
+        self._lasting = plain_lines(self.say)
         if sys.stdout.isatty() and not silent:
             self._live = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
                 BarColumn(bar_width=20),
-                TextColumn("{task.description}"),
+                TaskProgressColumn(),
                 TimeRemainingColumn(),
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
                 console=Console(),
             )
-            self._task = self._live.add_task("starting", total=steps)
+            self._task = self._live.add_task(self._latest, total=steps)
+            self._lasting = Lasting(self._describe, self._ended, LIVE_AFTER, LIVE_EVERY)
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -41,8 +50,27 @@ class Display:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal in order; from any thread, also twice."""
+        self._lasting.close()
         if self._live is not None:
             self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print lines, above the bar if there is one; from any thread."""
+        if self._silent:
+            return
+        if self._live is None:
+            print(text, flush=True)
+        else:
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def tell(self, doing: Doing) -> None:
+        """Show what lasts; a listener."""
+        if not self._silent:
+            self._lasting(doing)
 
     def show(self, report: Report | PacedReport, validation: Evaluation | None) -> None:
         """Show one step, and the validation that followed it."""
@@ -52,6 +80,14 @@ class Display:
         if self._live is None:
             print(f"{report}{checked}", flush=True)
             return
-        self._live.update(self._task, completed=report.step + 1, description=report.summary)
+        self._latest = str(report)
+        self._live.update(self._task, completed=report.step + 1, description=self._latest)
         if checked and isinstance(report, Report):
-            self._live.console.print(f"step {report.step}: loss {report.loss:.4f}{checked}")
+            self.say(f"step {report.step:5d}  loss {report.loss:.4f}{checked}")
+
+    def _describe(self, text: str) -> None:
+        if self._live is not None:
+            self._live.update(self._task, description=text)
+
+    def _ended(self, text: str, seconds: float) -> None:
+        self._describe(self._latest)

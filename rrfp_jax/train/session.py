@@ -2,58 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import optax
 
 from rrfp_jax.checkpoint.checkpoint import OnError
 from rrfp_jax.core.measure.cost_table import measured
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
+from rrfp_jax.data.contract import Data, InMemory, as_data, load_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.json_files import write_json
-from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.progress import Doing, during
 from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
-from rrfp_jax.train.checks import check_count, check_losses, check_model, check_order, folder_of
+from rrfp_jax.train.checks import check_count, check_losses, folder_of
 from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
-from rrfp_jax.train.stepping import Stepper
+from rrfp_jax.train.startup import Startup
 from rrfp_jax.views.trace_file import write_trace
 
 
-class Session:
-    """A pipeline that is trained. `Trainer` makes one from what users type.
-
-    Args:
-        stepper: makes its steps.
-        optimizer: None if it is never updated.
-        data: of its steps; None if microbatches are given to `step` and `value_and_grad`.
-        on_step: called with every `Report`.
-
-    Raises:
-        UsageError: the model, its loss or the optimizer does not work for the data's first step.
-    """
-
-    def __init__(
-        self,
-        stepper: Stepper,
-        optimizer: optax.GradientTransformation | None,
-        data: Data | None,
-        on_step: Callable[[Report], None] | None,
-    ) -> None:
-        self._stepper, self._optimizer, self._data, self._on_step = stepper, optimizer, data, on_step
-        self._engine, self._world = stepper.engine, stepper.engine.world
-        self._checked, self._programs = False, (0, 0)
-        if data is not None:
-            self._check_model(data, plan_step(data, 0))
+class Session(Startup):
+    """A pipeline that is trained. `Trainer` makes one from what users type."""
 
     @property
     def schedule(self) -> Schedule | Planned:
@@ -127,26 +104,24 @@ class Session:
             data: as for the Trainer.
             steps: how many; None for `data.steps` if it has that, else 1.
         """
+        return Evaluation.of(list(self.evaluating(data, steps)))
+
+    def evaluating(self, data: Any, steps: int | None = None) -> Iterator[Sums]:
+        """The steps of an evaluation one by one, so that it may be left between two of them."""
         data = as_data(data)
         count = getattr(data, "steps", 1) if steps is None else steps
         check_count("evaluate", "steps", count, 1)
         self._start(data)
-        found = []
-        for step in range(count):
-            found.append(self._stepper.run("evaluate", data, step).sums)
-            check_losses(found[-1].totals, step, "")
-        return Evaluation.of(found)
+        try:
+            for step in range(count):
+                self.progress(Doing("validating", step, count, f"{step / count:.0%}"))
+                sums = self._stepper.run("evaluate", data, step).sums
+                check_losses(sums.totals, step, "")
+                yield sums
+        finally:
+            self.progress(Doing("validating", count, count))
 
     # What the model is and needs.
-
-    def start(self, evaluate: Any = None) -> Sequence[StageLedger]:
-        """Compile and allocate, unless that has been done; what each stage needs.
-
-        Args:
-            evaluate: data that will be evaluated between steps, for which to compile at once, too.
-        """
-        self._start(self._own_data("start"), None if evaluate is None else as_data(evaluate))
-        return self._engine.memory.ledgers()
 
     def check(self) -> CheckReport:
         """Compare one step with plain, unpipelined JAX and print that with the bytes of every stage.
@@ -174,11 +149,6 @@ class Session:
         if self._world.rank == 0:
             print(report)
         return report
-
-    @property
-    def programs(self) -> tuple[int, int]:
-        """How many programs all processes compiled for the first step, and how many they loaded instead."""
-        return self._programs
 
     @property
     def params(self) -> Params:
@@ -236,7 +206,8 @@ class Session:
 
     def finish_saving(self) -> None:
         """Wait for a checkpoint that is being written; raises as `save` does."""
-        self._stepper.saves.finish()
+        with during(self.progress, "saving"):
+            self._stepper.saves.finish()
 
     def restore(self, folder: str | Path, step: int | None = None) -> bool:
         """Go on from the latest intact checkpoint of a folder; all processes together.
@@ -260,36 +231,13 @@ class Session:
         if step is not None:
             check_count("restore", "step", step, 0)
         self._start(data)
-        found = self._stepper.saves.restore(path, step)
+        with during(self.progress, "restoring", str(path)):
+            found = self._stepper.saves.restore(path, step)
         if found is None:
             return False
         if not self._stepper.go_on_from(*found, data) and self._world.rank == 0:
             print(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
         return True
-
-    # Inside.
-
-    def _require_optimizer(self) -> None:
-        if self._optimizer is None:
-            raise UsageError("this Trainer has no optimizer: Trainer(pipe, optax.adamw(...), ...)")
-
-    def _own_data(self, method: str) -> Data:
-        if self._data is None:
-            raise UsageError(f"Trainer.{method}() needs data: Trainer(..., data=...)")
-        return self._data
-
-    def _start(self, data: Data, evaluate: Data | None = None) -> None:
-        if self._engine.stages:
-            return
-        plan = plan_step(data, 0)
-        self._check_model(data, plan)
-        self._programs = self._stepper.start(data, plan, evaluate)
-
-    def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
-        if not self._checked:
-            check_order(self._stepper.rules(len(plan), "train"))
-            check_model(self._engine.pipe, self._engine, self._optimizer, data, plan)
-            self._checked = True
 
     def _train(self, data: Data, more: bool = False) -> Report:
         report = self._stepper.train(data, more)

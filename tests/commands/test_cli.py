@@ -306,7 +306,8 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
     )
     with Display(3) as display:
         display.show(report, None)
+        display.say("a line [with brackets]")
     shown = terminal.getvalue()
-    assert "2/3" in shown and "loss 1.2500" in shown and "2,500 tokens/s" in shown
-    assert "1  loss" not in shown  # the step's number is there already
+    assert " 67%" in shown and "2,500 tokens/s" in shown and "a line [with brackets]\n" in shown
+    assert "step     1  loss 1.2500" in shown  # as a plain line counts it
     assert shown.endswith("\x1b[?25h")  # the cursor is back

@@ -30,7 +30,7 @@ ARROWS = {
     "core": set(),
     "sim": {"core"},
     "schedules": {"core", "sim"},
-    "views": {"core", "json_files"},
+    "views": {"core", "json_files", "progress"},
     "data": {"core", "json_files", "user_code"},
     # The runtime: what one process knows of others ...
     "runtime._jax": set(),

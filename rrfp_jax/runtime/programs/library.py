@@ -17,6 +17,7 @@ from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Kind
 from rrfp_jax.errors import UsageError
+from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.autodiff.purity import check_repeatable
 from rrfp_jax.runtime.autodiff.remat import NONE
@@ -48,6 +49,7 @@ class Library:
 
     Attributes:
         compile_seconds: by stage replica, spent so far.
+        progress: is told what is being compiled; may be set at any time.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Library:
         self._complete: set[Bucket] = set()  # those with programs for all these kinds
         self._shardings: dict[int, Sharding] = {}  # by number of devices
         self.compile_seconds = dict.fromkeys(compilers, 0.0)
+        self.progress: Progress = silent
 
     @cached_property
     def roles(self) -> Roles:

@@ -1,0 +1,58 @@
+"""What lasts, as plain lines and as a line that is written over."""
+
+import time
+
+from rrfp_jax.progress import Doing, during
+from rrfp_jax.views import lasting, progress_line
+from rrfp_jax.views.lasting import Lasting, text_of
+
+
+def shown_of(told, after, every, monkeypatch):
+    """What is shown of (time, doing) pairs."""
+    shown, clock = [], [0.0]
+    monkeypatch.setattr(lasting, "monotonic", lambda: clock[0])
+    listener = Lasting(shown.append, lambda text, seconds: shown.append((text, seconds)), after, every)
+    for clock[0], doing in told:
+        listener(doing)
+    listener.close()
+    return shown
+
+
+def test_its_text():
+    assert text_of(Doing("saving", 0, 1)) == "saving"
+    assert text_of(Doing("compiling", 17, 56, "bucket 2 of 3")) == "compiling 17/56, bucket 2 of 3"
+
+
+def test_not_more_often_than_is_useful(monkeypatch):
+    told = [(float(second), Doing("compiling", second, 25)) for second in range(26)]
+    assert shown_of(told, 60.0, 10.0, monkeypatch) == []
+    assert shown_of(told, 1.5, 10.0, monkeypatch) == [
+        "compiling 2/25",
+        "compiling 12/25",
+        "compiling 22/25",
+        ("compiling 25/25", 25.0),
+    ]
+
+
+def test_two_things_at_once_are_told_apart(monkeypatch):
+    told = [(0, Doing("a", 0, 2)), (1, Doing("b", 0, 2)), (3, Doing("a", 1, 2)), (4, Doing("b", 2, 2))]
+    assert shown_of([*told, (5, Doing("a", 2, 2))], 2.5, 1.0, monkeypatch) == ["a 1/2", ("a 2/2", 5)]
+
+
+def test_what_tells_nothing_meanwhile_is_shown_by_a_timer():
+    shown = []
+    listener = Lasting(shown.append, lambda text, seconds: shown.append("end"), 0.01, 1.0)
+    with during(listener, "restoring", "runs/a"):
+        deadline = time.monotonic() + 10
+        while not shown and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert shown == ["restoring, runs/a", "end"]
+
+
+def test_where_there_is_no_terminal_lines_are_plain(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr(lasting, "monotonic", lambda: now)
+    listener = progress_line.shown_progress()
+    for now in range(3):
+        listener(Doing("validating", now, 2, "" if now == 2 else f"{now / 2:.0%}"))
+    assert capsys.readouterr().out == "validating 1/2, 50%\nvalidating 2/2: done after 2.0 s\n"
