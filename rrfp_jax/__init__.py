@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from rrfp_jax.runs.config import RunConfig
     from rrfp_jax.runtime.mesh.topology import Mesh
     from rrfp_jax.runtime.model.layers import Loss, layer
+    from rrfp_jax.runtime.model.metrics import Max, Mean, Sum
     from rrfp_jax.runtime.model.pipeline import Pipeline
     from rrfp_jax.train.trainer import Trainer
 
 __all__ = [
     "Loss",
+    "Max",
+    "Mean",
     "Mesh",
     "Microbatch",
     "Pipeline",
     "RunConfig",
+    "Sum",
     "Trainer",
     "TrainingError",
     "UsageError",
@@ -35,10 +39,13 @@ __all__ = [
 
 _MODULES = {
     "Loss": "runtime.model.layers",
+    "Max": "runtime.model.metrics",
+    "Mean": "runtime.model.metrics",
     "Mesh": "runtime.mesh.topology",
     "Microbatch": "data.contract",
     "Pipeline": "runtime.model.pipeline",
     "RunConfig": "runs.config",
+    "Sum": "runtime.model.metrics",
     "Trainer": "train.trainer",
     "TrainingError": "errors",
     "UsageError": "errors",

@@ -25,12 +25,13 @@ from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
-from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
+from rrfp_jax.runtime.model.metrics import kinds_of
+from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.settings import is_whole
 from rrfp_jax.runtime.sizes import as_sent, nbytes
-from rrfp_jax.train.report import REPORTED
+from rrfp_jax.train.report import REPORTED, VALIDATION
 
 SUM_TOLERANCE = 0.02
 """A mean of two rows is half of what their sum would be; rounding in bfloat16 stays far below this."""
@@ -115,7 +116,7 @@ def check_model(
     """
     buckets = buckets_of(plan)
     for bucket in dict.fromkeys(buckets):
-        check_metrics(pipe, engine.library.examine(bucket)[-1].carry_out, specs_of(bucket))
+        check_metrics(pipe, engine.library.examine(bucket), specs_of(bucket))
         engine.library.flow(bucket)
     keyed(engine.library.params, "params")
     if optimizer is not None:
@@ -126,19 +127,21 @@ def check_model(
     check_loss_is_a_sum(pipe, carry, dict(fields), engine.alone)
 
 
-def check_metrics(pipe: Pipeline, carry: Any, fields: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """Refuse a metric with the name of a figure that reports have themselves.
+def check_metrics(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs) -> None:
+    """Refuse a metric with the name of a figure that reports have themselves, or with two reductions.
 
     Args:
         pipe: whose loss is traced.
-        carry: specs of what the last layer gives.
+        shapes: of all its layers, which may have metrics, too.
         fields: specs of a microbatch.
 
     Raises:
         UsageError: naming the metric.
     """
-    loss = jax.eval_shape(pipe.apply_loss, carry, MicrobatchView(fields, IDS, len(pipe)))
-    if taken := sorted(REPORTED & set(loss.metrics)):
+    view = MicrobatchView(fields, IDS, len(pipe))
+    loss = jax.eval_shape(pipe.apply_loss, shapes[-1].carry_out, view)
+    kinds = kinds_of([*(layer.metrics for layer in shapes), loss.metrics])
+    if taken := [name for name in kinds if name in REPORTED or name.startswith(VALIDATION)]:
         raise UsageError(
             f"the loss: Loss metric {taken[0]!r}: reports use that name themselves; give it another one"
         )

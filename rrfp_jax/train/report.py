@@ -9,6 +9,7 @@ from typing import Any
 
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.model.metrics import Reduced, figures
 from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.views.timeline import Timeline
 
@@ -21,7 +22,9 @@ class Report:
         step: its number, from 0.
         loss: summed loss over summed weight, before the update.
         weight: summed weight (tokens, for a language model).
-        metrics: the loss function's named metrics, each divided by the weight.
+        metrics: the loss function's named metrics, each divided by the weight or reduced as it asks.
+        hyperparams: those of the step's update that `optax.inject_hyperparams` keeps in the optimizer's
+            state, such as "learning_rate"; empty without.
         step_seconds: from the first task's dispatch to the end of the last task, over all stages.
         wall_seconds: the whole step: data, planning, tasks, waiting for the update before.
         load_seconds: how long it waited for its data, in the process where that took longest.
@@ -44,6 +47,7 @@ class Report:
     loss: float
     weight: float
     metrics: Mapping[str, float]
+    hyperparams: Mapping[str, float]
     step_seconds: float
     wall_seconds: float
     load_seconds: float
@@ -67,7 +71,8 @@ class Report:
             step=sums.trace.step,
             loss=sums.total / sums.weight,
             weight=sums.weight,
-            metrics={name: value / sums.weight for name, value in sums.metrics.items()},
+            metrics=figures(sums.metrics, sums.weight),
+            hyperparams=sums.hyperparams,
             step_seconds=sums.trace.makespan,
             load_seconds=sums.load_seconds,
             bubble=sums.trace.bubble(),
@@ -104,6 +109,7 @@ class Report:
             "skipped": self.skipped,
             "peak_bytes": list(self.peak_bytes),
             "plan": self.plan,
+            **({"hyperparams": dict(self.hyperparams)} if self.hyperparams else {}),
             **({} if set(self.budget_bytes) == {None} else {"budget_bytes": list(self.budget_bytes)}),
             **self._planning,
             **self.metrics,
@@ -123,17 +129,22 @@ class Report:
     def summary(self) -> str:
         """The step's figures as one line, without its number."""
         metrics = "".join(f"  {name} {value:.4f}" for name, value in self.metrics.items())
+        rates = [value for name, value in self.hyperparams.items() if name.endswith("learning_rate")]
+        rate = f"  lr {' '.join(f'{value:.2e}' for value in rates)}" if rates else ""
         planned = "" if self.planning_seconds is None else f"  planned in {self.planning_seconds:.1f} s"
         left_out = "" if self.applied else f"  not finite, skipped ({self.skipped} so far)"
         return (
-            f"loss {self.loss:.4f}{metrics}  norm {self.gradient_norm:.3f}  "
+            f"loss {self.loss:.4f}{metrics}{rate}  norm {self.gradient_norm:.3f}  "
             f"{self.tokens_per_second:9,.0f} tokens/s  {self.step_seconds * 1e3:7.1f} ms  "
             f"bubble {summary_of_bubbles(self.bubble)}{planned}{left_out}"
         )
 
 
+VALIDATION = "validation_"
+"""How the names of a validation's figures begin in `metrics.jsonl`; those of metrics must not."""
+
 REPORTED = frozenset(item.name for item in fields(Report)) - {"metrics", "trace"} | {
-    *("total", "tokens_per_second", "validation_loss")
+    *("total", "tokens_per_second")
 }
 """Names of a report's own figures, and of what stands beside them in `metrics.jsonl`: taken for metrics."""
 
@@ -145,7 +156,7 @@ def summary_of_bubbles(bubble: Sequence[float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A forward-only pass over data: mean loss and metrics, both divided by the summed weight."""
+    """A forward-only pass over data: its loss and metrics, reduced over all its steps as over one."""
 
     loss: float
     weight: float
@@ -161,5 +172,8 @@ class Evaluation:
         weight = sum(sums.weight for sums in found)
         if not weight > 0:
             raise UsageError(f"the summed loss weight of the evaluation is {weight}: nothing is counted")
-        metrics = {name: sum(s.metrics[name] for s in found) / weight for name in found[0].metrics}
-        return cls(loss=sum(s.total for s in found) / weight, weight=weight, metrics=metrics)
+        metrics: dict[str, Reduced] = {}
+        for sums in found:
+            metrics |= {n: metrics[n] + own if n in metrics else own for n, own in sums.metrics.items()}
+        loss = sum(sums.total for sums in found) / weight
+        return cls(loss=loss, weight=weight, metrics=figures(metrics, weight))

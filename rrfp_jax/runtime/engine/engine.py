@@ -235,7 +235,7 @@ class Engine:
         if run.phase == "train":
             self._add_replicas()
             collect_gradients(self._ties, self.stages, self._exchange)
-        mine = run.results(self.stages, self.layout, records)
+        mine = run.results(self.stages, self.optimizers, self.layout, records)
         told = mine if self.layout.told else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {run.phase} step {run.step}", told, records, run.step)
         results = [result for result in gathered if result is not None]

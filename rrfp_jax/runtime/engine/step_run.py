@@ -12,8 +12,10 @@ from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.runtime.memory.budget import StepMemory
 from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.model.metrics import Name
 from rrfp_jax.runtime.programs.library import Phase, StagePrograms
 from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 
 
@@ -42,21 +44,34 @@ class StepRun:
     inputs: Mapping[int, Any]
 
     def results(
-        self, stages: Mapping[int, Stage], layout: Layout, records: Sequence[TaskRecord]
+        self,
+        stages: Mapping[int, Stage],
+        optimizers: Sequence[Optimizer],
+        layout: Layout,
+        records: Sequence[TaskRecord],
     ) -> dict[str, Any]:
         """What this process has found, as plain data that `sums.add_up` takes.
 
         Args:
             stages: of this process, by stage replica.
+            optimizers: of this process.
             layout: where stages are.
             records: of all tasks that ran here.
         """
         vectors = {stage_replica: part.statistics for stage_replica, part in self.parts.items()}
         first = {s: stage for s, stage in stages.items() if s < layout.stages}  # replicas are alike
-        norms = {s: stage.norms() for s, stage in first.items()} if self.phase == "train" else {}
-        layout.world.await_ready(f"the results of step {self.step}", jax.tree.leaves((vectors, norms)))
-        vectors, norms = jax.device_get((vectors, norms))
+        training = self.phase == "train"
+        norms = {s: stage.norms() for s, stage in first.items()} if training else {}
+        told = [(own.hyperparams, own.state) for own in optimizers if training and own.hyperparams]
+        values = [hyperparams(state) for hyperparams, state in told]
+        numbers = vectors, norms, values
+        layout.world.await_ready(f"the results of step {self.step}", jax.tree.leaves(numbers))
+        vectors, norms, values = jax.device_get(numbers)
+        found = [
+            dict(zip(of.names, own.tolist(), strict=True)) for (of, _), own in zip(told, values, strict=True)
+        ]
         return {
+            "hyperparams": found[0] if found else {},  # replicas are alike
             "norms": [(stage, found.tolist()) for stage, found in norms.items()],
             "peaks": [(stage_replica, part.meter.peak) for stage_replica, part in self.parts.items()],
             "virtual_stages": self._statistics(vectors, layout),
@@ -66,8 +81,8 @@ class StepRun:
 
     def _statistics(
         self, vectors: Mapping[int, Mapping[tuple[int, int], Any]], layout: Layout
-    ) -> list[tuple[int, int, Sequence[str], list[float]]]:
-        """Virtual stage, microbatch, names and values of the numbers that each forward gave.
+    ) -> list[tuple[int, int, Sequence[Name] | None, list[float]]]:
+        """Virtual stage, microbatch, metrics and numbers of the statistics that each forward gave.
 
         Args:
             vectors: by stage replica, then by chunk and number of the microbatch among the replica's.

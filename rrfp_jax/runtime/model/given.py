@@ -13,6 +13,7 @@ import numpy as np
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Loss
+from rrfp_jax.runtime.model.metrics import numbers_of
 
 _PACKAGE = Path(__file__).parents[2]
 _LIBRARIES = tuple({str(_PACKAGE), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))})
@@ -45,7 +46,10 @@ def check_sums(loss: Loss) -> None:
     Raises:
         UsageError: naming the number.
     """
-    for name, value in {"total": loss.total, "weight": loss.weight, **loss.metrics}.items():
+    numbers = {"total": loss.total, "weight": loss.weight}
+    for name, metric in loss.metrics.items():
+        numbers |= {f"{name}.{of}" if of else name: value for of, value in numbers_of(metric).items()}
+    for name, value in numbers.items():
         if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
             raise UsageError(f"Loss {name} is {_short(value)}; it must be a number, a scalar sum")
         if jnp.shape(value) != ():

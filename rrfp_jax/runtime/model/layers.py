@@ -39,7 +39,8 @@ class Loss:
     Attributes:
         total: scalar, the sum of the loss over whatever is counted.
         weight: scalar, how much was counted (tokens, rows).
-        metrics: named scalar sums, reported divided by the step's weight.
+        metrics: named scalar sums, reported divided by the step's weight. `rrfp.Sum`, `rrfp.Max` and
+            `rrfp.Mean` around one have it reduced otherwise.
     """
 
     total: Any

@@ -33,6 +33,7 @@ class LayerShapes:
         traced: the layer as a function of flat lists: parameters, carry, fields and numbers -> carry, and
             total and weight if it has a term of its own.
         partition: what it says itself of the sharding of its parameters, by their paths in it.
+        metrics: of the term of its own, as specs.
     """
 
     params: Params
@@ -40,6 +41,7 @@ class LayerShapes:
     carry_out: Any
     traced: ClosedJaxpr
     partition: Mapping[str, PartitionSpec] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -184,24 +186,30 @@ class Pipeline:
         try:
             params = jax.eval_shape(spec.init, key, carry, mb)
             partition = _partition(spec, key, carry, mb)
-            closed, out = self._traced_layer(index, params, carry, fields)
+            closed, out, metrics = self._traced_layer(index, params, carry, fields)
             check_pure(closed)
         except UsageError as error:
             raise UsageError(f"layer {index} ({spec.name}): {error}") from None
         except Exception as error:
             raise UsageError(self._misfit(index, carry, error)) from error
-        return LayerShapes(params, carry, out, closed, partition)
+        return LayerShapes(params, carry, out, closed, partition, metrics)
 
-    def _traced_layer(self, index: int, params: Params, carry: Any, fields: Specs) -> tuple[ClosedJaxpr, Any]:
-        """A layer as `LayerShapes.traced`, and the specs of the carry that it gives."""
+    def _traced_layer(
+        self, index: int, params: Params, carry: Any, fields: Specs
+    ) -> tuple[ClosedJaxpr, Any, Mapping[str, Any]]:
+        """A layer as `LayerShapes.traced`, the specs of the carry that it gives, and its metrics."""
+        metrics: dict[str, Any] = {}
 
         def layer(params: Params, carry: Any, fields: Specs, ids: Any) -> tuple[Any, Any]:
             out, term = self.apply_layer(index, params, carry, MicrobatchView(fields, ids, index))
             check_carry(out)
-            return out, None if term is None else (term.total, term.weight)
+            if term is None:
+                return out, None
+            metrics.update(jax.tree.map(jax.typeof, dict(term.metrics)))
+            return out, (term.total, term.weight)
 
         closed, (out, _) = jax.make_jaxpr(layer, return_shape=True)(params, carry, dict(fields), IDS)
-        return closed, out
+        return closed, out, metrics
 
     def init_layer(
         self, index: int, shapes: LayerShapes, fields: Specs, seed: jax.Array, number: jax.Array

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax.numpy as jnp
 
 from rrfp_jax.runtime.autodiff.remat import NONE, rematerialised
 from rrfp_jax.runtime.model.layers import Loss, MicrobatchView, Params
+from rrfp_jax.runtime.model.metrics import joined, kinds_of
 from rrfp_jax.runtime.model.pipeline import Pipeline
 
 
@@ -17,11 +18,14 @@ def add_losses(losses: Sequence[Loss]) -> Loss | None:
     """The sum of several terms, or None if there are none."""
     if not losses:
         return None
-    names = sorted({name for loss in losses for name in loss.metrics})
+    given = {
+        name: [loss.metrics[name] for loss in losses if name in loss.metrics]
+        for name in kinds_of(loss.metrics for loss in losses)
+    }
     return Loss(
         _sum([loss.total for loss in losses]),
         _sum([loss.weight for loss in losses]),
-        {name: _sum([loss.metrics.get(name, 0.0) for loss in losses]) for name in names},
+        {name: joined(metrics, _sum, _largest) for name, metrics in given.items()},
     )
 
 
@@ -29,6 +33,10 @@ def _sum(values: Sequence[Any]) -> Any:
     """In float32, or float64 if a value has it."""
     real = jnp.result_type(jnp.float32, *values)
     return sum(jnp.asarray(value).astype(real) for value in values)
+
+
+def _largest(values: Sequence[Any]) -> Any:
+    return reduce(jnp.maximum, (_sum([value]) for value in values))
 
 
 def run_layers(

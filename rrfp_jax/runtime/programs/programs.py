@@ -13,6 +13,7 @@ from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, reduce
+from rrfp_jax.runtime.model.metrics import Name
 from rrfp_jax.runtime.model.sharding import WHOLE
 from rrfp_jax.runtime.programs.back_to_back import BackToBack
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, results
@@ -38,7 +39,7 @@ class VirtualStagePrograms:
         prepare: computes from parameters (`prepare_reads`) alone, once a step, what several programs read.
         compiled: all programs that there are, by kind of task.
         tasks: those that the schedule runs; of a forward-only virtual stage, the forward.
-        statistics: names of the numbers in the vector that a forward gives besides; empty if there is none.
+        statistics: the metrics in the vector that a forward gives besides; None if it gives none.
         inputs: indices of the inputs (fields, then numbers) that any program reads.
         prepared_bytes: what `prepare` gives.
         footprint: what a microbatch takes of the stage's memory.
@@ -49,7 +50,7 @@ class VirtualStagePrograms:
     prepare_reads: Sequence[int]
     compiled: Mapping[Kind, Compiled | None]
     tasks: Mapping[Kind, TaskProgram]
-    statistics: Sequence[str]
+    statistics: Sequence[Name] | None
     inputs: frozenset[int]
     prepared_bytes: int
     footprint: Footprint
@@ -111,7 +112,10 @@ class VirtualStagePrograms:
 
         program = reduce(jax.make_jaxpr(forward)(*chain.from_iterable(shape.specs())))
         out = _sent(shape, compiler.stage_mesh, sends)
-        where = [*(spec.sharding for spec in out), *[compiler.stage_mesh.whole] * bool(shape.statistics)]
+        where = [
+            *(spec.sharding for spec in out),
+            *[compiler.stage_mesh.whole] * (shape.statistics is not None),
+        ]
         values = [*chain.from_iterable(placed)]
         tail = [i - n for i in program.reads if i >= n]
         places = first_places(at_forward(len(carry), len(inputs)))

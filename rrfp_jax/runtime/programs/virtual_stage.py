@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from rrfp_jax.runtime.autodiff.remat import NONE
 from rrfp_jax.runtime.autodiff.traced import Specs
 from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.metrics import Name, kinds_of, numbers_of
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline
 from rrfp_jax.runtime.model.pipeline import Specs as Fields
 from rrfp_jax.runtime.model.run_layers import run_layers
@@ -70,8 +71,8 @@ class VirtualStageShape:
         return sorted(self.fields)
 
     @cached_property
-    def statistics(self) -> list[str]:
-        """What the statistics vector holds: total, weight, metrics; empty if there is no loss here."""
+    def statistics(self) -> list[Name] | None:
+        """What the statistics vector holds after total and weight: metrics; None if there is no loss here."""
         loss = jax.eval_shape(
             lambda *a: self._run(*a)[1],
             [self.params[str(i)] for i in self.layers],
@@ -79,7 +80,7 @@ class VirtualStageShape:
             dict(self.fields),
             IDS,
         )
-        return ["total", "weight", *sorted(loss.metrics)] if loss is not None else []
+        return None if loss is None else list(kinds_of([loss.metrics]).items())
 
     def _run(self, params: Any, carry: Any, fields: Any, ids: Any, training: bool = True) -> Any:
         return run_layers(
@@ -100,7 +101,9 @@ class VirtualStageShape:
         leaves = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
         if loss is None:
             return leaves, None, None
-        numbers = [loss.total, loss.weight, *(loss.metrics[name] for name in sorted(loss.metrics))]
+        numbers = [loss.total, loss.weight]
+        for name in sorted(loss.metrics):
+            numbers += numbers_of(loss.metrics[name]).values()
         real = jnp.result_type(jnp.float32, *numbers)
         return leaves, loss.total, jnp.stack([jnp.asarray(n, real) for n in numbers])
 

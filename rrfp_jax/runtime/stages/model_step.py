@@ -99,5 +99,5 @@ class ModelStep:
             fixed += virtual_stage.prepare(*[leaves[i] for i in virtual_stage.prepare_reads])
         for kind, how in virtual_stage.tasks.items():
             head = [fixed[i] for i in how.head]
-            counts = kind is FORWARD and bool(virtual_stage.statistics)
+            counts = kind is FORWARD and virtual_stage.statistics is not None
             self._bound[bucket, chunk, kind] = _Bound(how, how.program, head, counts)

@@ -17,6 +17,7 @@ from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
 from rrfp_jax.runtime.programs.gradients import where, wide, widest, zeros
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.sizes import nbytes
+from rrfp_jax.runtime.stages.hyperparams import Hyperparams
 from rrfp_jax.runtime.stages.replicas import apart, together
 from rrfp_jax.runtime.stages.stage import Stage, merged, replace_arrays
 from rrfp_jax.runtime.stages.whole_optimizer import OptimizerPart, WholeOptimizer
@@ -35,6 +36,7 @@ class OptimizerPrograms:
         scale: spec of the scale.
         structure: of the state of the whole model.
         places: in it, of the stage's own leaves.
+        hyperparams: that this stage tells; None if another does, or there are none.
     """
 
     init: Compiled
@@ -44,6 +46,7 @@ class OptimizerPrograms:
     scale: jax.ShapeDtypeStruct
     structure: Any
     places: Sequence[int]
+    hyperparams: Hyperparams | None
 
     @classmethod
     def compile(
@@ -53,8 +56,11 @@ class OptimizerPrograms:
         whole: WholeOptimizer,
         part: OptimizerPart,
         compiler: Compiler,
+        tells: bool,
     ) -> OptimizerPrograms | None:
         """Compile for the parameters of each chunk, given by specs with their shardings.
+
+        One stage `tells` the hyperparameters, which are the same on all.
 
         Where the compiler's devices are those of several replicas, so is the state spread over them. None if
         the stage owns no parameter.
@@ -80,6 +86,7 @@ class OptimizerPrograms:
             scale=scale,
             structure=whole.structure,
             places=part.state,
+            hyperparams=Hyperparams.compile(whole, part, state, compiler) if tells else None,
         )
 
 
@@ -113,6 +120,11 @@ class Optimizer:
     def nbytes(self) -> int:
         """Bytes of the state on each device."""
         return nbytes(self.state)
+
+    @property
+    def hyperparams(self) -> Hyperparams | None:
+        """What the stage tells of them."""
+        return self._programs.hyperparams
 
     def replace(self, state: Any) -> None:
         """Take another state, a tree like the one that there is; see `Stage.replace`."""

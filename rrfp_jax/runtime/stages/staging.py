@@ -173,8 +173,9 @@ class Staging:
         stage_replica, stage_mesh = updater
         placed, roles = self._placed(stage_replica, stage_mesh), self._roles(stage_replica)
         whole, parts = self.optimizer_parts
-        part = parts[stage_replica % self._layout.stages]
-        return OptimizerPrograms.compile(placed, roles, whole, part, self.compiler(stage_mesh))
+        part, first = parts[stage_replica % self._layout.stages], next(own for own in parts if own.params)
+        compiler = self.compiler(stage_mesh)
+        return OptimizerPrograms.compile(placed, roles, whole, part, compiler, tells=part is first)
 
     def _make_optimizers(
         self, stages: Mapping[int, Stage], programs: Iterable[OptimizerPrograms | None]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.runtime.model.metrics import Reduced, add_to
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Sums:
 
     totals: Sequence[float]  # per microbatch
     weight: float
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Reduced]
+    hyperparams: Mapping[str, float]  # of the update that would follow, as far as they are injected
     finite: bool  # whether all gradient sums are
     squared_norm: float  # of the gradient sums over all stages; tied ones once, frozen ones not
     squared_parameter_norm: float  # of the same parameters
@@ -42,9 +44,9 @@ def add_up(
     """Sum what all virtual stages found of every microbatch, in the model's order, and that in theirs.
 
     Args:
-        results: of each process: `virtual_stages`, tuples of virtual stage, microbatch, names and values of
-            statistics; `norms`, tuples of stage and what `SumPrograms.norms` gives; `peaks`, of stage
-            replica and bytes; `load_seconds`.
+        results: of each process: `virtual_stages`, tuples of virtual stage, microbatch, metrics and numbers
+            of statistics; `norms`, tuples of stage and what `SumPrograms.norms` gives; `hyperparams`, by
+            name; `peaks`, of stage replica and bytes; `load_seconds`.
         microbatches: their number.
         trace: of the step.
         budgets: bytes for microbatches, by stage replica.
@@ -52,17 +54,18 @@ def add_up(
     stages = trace.stages
     peaks = dict(tuple(own) for result in results for own in result["peaks"])
     totals = [0.0] * microbatches
-    sums = {"weight": 0.0}
+    weight, metrics = 0.0, dict[str, Reduced]()
     found = sorted(tuple(own) for result in results for own in result["virtual_stages"])
-    for _, j, names, vector in found:
-        totals[j] += vector[0]
-        for name, value in zip(names[1:], vector[1:], strict=True):
-            sums[name] = sums.get(name, 0.0) + value
+    for _, j, names, (total, counted, *numbers) in found:
+        totals[j] += total
+        weight += counted
+        add_to(metrics, names, numbers)
     norms = [own for _, own in sorted(tuple(own) for result in results for own in result["norms"])]
     return Sums(
         totals,
-        sums.pop("weight"),
-        sums,
+        weight,
+        metrics,
+        next((result["hyperparams"] for result in results if result["hyperparams"]), {}),
         finite=all(math.isfinite(largest) for largest, _, _ in norms),
         squared_norm=sum(largest**2 * share for largest, share, _ in norms),
         squared_parameter_norm=sum(squares for _, _, squares in norms),
