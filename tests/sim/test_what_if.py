@@ -1,0 +1,129 @@
+"""What a step would have taken: replays of simulated steps, and of such that were spoilt in a known way."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.jitter import LEVELS
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.measure.trace import Part, StepTrace
+from rrfp_jax.core.measure.workload import constant, log_normal
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.sim.disturbances import Jittered, Straggler
+from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.what_if import what_ifs
+from tests.support.steps import steps
+
+STAGES, MICROBATCHES = 4, 12
+EVEN = constant(STAGES, MICROBATCHES, 10e-3, transfer=1e-3)
+
+
+def rules(name="bf", limit=4, microbatches=MICROBATCHES):
+    schedule = by_name(name)
+    placement = schedule.placement_for(STAGES)
+    return StepRules(placement=placement, microbatches=microbatches, schedule=schedule, limit=limit)
+
+
+def ran(costs, name="bf", budgets=None, buckets=None, **kind):
+    own = rules(name, **kind)
+    trace = simulate(own, costs, budgets=budgets)
+    return RecordedStep(trace=trace, rules=own, budgets=budgets, buckets=buckets or [""] * own.microbatches)
+
+
+def spoilt(name):
+    """A step that something is wrong with, and the seconds of the same step without that."""
+    costs = WorkloadCosts(EVEN, rules().placement)
+    fine = simulate(rules(), costs).makespan
+    if name == "stage":
+        return ran(Straggler(costs, stage=2, factor=1.6)), fine
+    if name == "jitter":
+        return ran(Jittered(costs, LEVELS["J3"], seed=5)), fine
+    if name == "lengths":
+        uneven = log_normal(STAGES, MICROBATCHES, forward=10e-3, sigma=0.8, shared=1.0, seed=2, transfer=1e-3)
+        halves = rows([sum(row) / MICROBATCHES for row in uneven.backward_input])
+        forward = rows([sum(row) / MICROBATCHES for row in uneven.forward])
+        even = replace(EVEN, forward=forward, backward_input=halves, backward_weight=halves)
+        lengths = [str(j) for j in range(MICROBATCHES)]
+        return ran(WorkloadCosts(uneven, rules().placement), buckets=lengths), simulate(
+            rules(), WorkloadCosts(even, rules().placement)
+        ).makespan
+    slow = [list(row) for row in EVEN.transfer_forward]
+    slow[1] = [40e-3] * MICROBATCHES
+    table = tuple(map(tuple, slow))
+    half = tuple(tuple(x / 2 if i == 1 else x for x in row) for i, row in enumerate(table))
+    return ran(WorkloadCosts(replace(EVEN, transfer_forward=table), rules().placement)), simulate(
+        rules(), WorkloadCosts(replace(EVEN, transfer_forward=half), rules().placement)
+    ).makespan
+
+
+def rows(values):
+    return tuple((value,) * MICROBATCHES for value in values)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "subject"),
+    [
+        ("stage", "stage", 2),
+        ("jitter", "jitter", None),
+        ("lengths", "lengths", None),
+        ("link", "link", (1, 2)),
+    ],
+)
+def test_undoing_what_is_wrong_saves_most(name, kind, subject):
+    step, undone = spoilt(name)
+    found = what_ifs(step, schedules=())
+    assert found.error < 1e-9
+    one = next(change for change in found.changes if (change.kind, change.subject) == (kind, subject))
+    assert one.seconds == pytest.approx(undone, rel=0.03)
+    rivals = {"stages", "links"} - {kind}  # which undo the same, and more
+    assert next(change for change in found.changes if change.kind not in rivals) == one
+
+
+def test_a_limit_that_is_too_small():
+    slow_link = replace(
+        EVEN, transfer_forward=rows([20e-3] * STAGES), transfer_backward=rows([20e-3] * STAGES)
+    )
+    costs = WorkloadCosts(slow_link, rules().placement)
+    by_number = what_ifs(ran(costs, limit=3))
+    more = next(change for change in by_number.changes if change.kind == "in flight")
+    assert more.seconds == pytest.approx(simulate(rules(limit=4), costs).makespan)
+    costs_in_bytes = [[10] * MICROBATCHES]
+    by_bytes = what_ifs(ran(costs, limit=None, budgets=[Budget(costs_in_bytes, 30)] * STAGES))
+    wider = next(change for change in by_bytes.changes if change.kind == "bytes")
+    assert wider.seconds == pytest.approx(simulate(rules(limit=4), costs).makespan)
+    assert not [change for change in what_ifs(ran(costs, limit=None)).changes if change.kind == "bytes"]
+
+
+def test_another_schedule_takes_what_it_takes():
+    costs = WorkloadCosts(EVEN, rules().placement)
+    found = what_ifs(ran(costs, "1f1b"), schedules=["1f1b", "bf", "bfw", "zb-v"])
+    tried = {change.subject: change.seconds for change in found.changes if change.kind == "schedule"}
+    assert set(tried) == {"bf", "bfw"}, "its own is not tried, nor one for another placement"
+    for name, seconds in tried.items():
+        assert seconds == pytest.approx(simulate(rules(name), costs).makespan)
+
+
+@given(steps())
+@settings(max_examples=100, deadline=None)
+def test_a_replay_takes_as_long_as_the_step(drawn):
+    own, costs = drawn
+    trace = simulate(own, costs)
+    step = RecordedStep(trace=trace, rules=own, buckets=[""] * own.microbatches)
+    assert what_ifs(step, schedules=()).error < 1e-9
+
+
+def test_the_hosts_time_is_replayed_and_can_be_taken_out():
+    host, own = 3e-3, rules()
+    slow = replace(EVEN, **{part: rows([11.5e-3] * STAGES) for part in ("backward_input", "backward_weight")})
+    trace = simulate(own, WorkloadCosts(replace(slow, forward=rows([13e-3] * STAGES)), own.placement))
+    records = [record._replace(start=record.start + host) for record in trace.records]
+    step = RecordedStep(
+        trace=StepTrace(0, trace.placement, [Part.of(records)]), rules=own, buckets=[""] * MICROBATCHES
+    )
+    found = what_ifs(step, schedules=())
+    assert found.error < 0.01
+    without = next(change for change in found.changes if change.kind == "host")
+    assert without.seconds == pytest.approx(simulate(own, WorkloadCosts(EVEN, own.placement)).makespan)
