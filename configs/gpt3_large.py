@@ -49,10 +49,10 @@ class Decoder(rrfp.RunConfig):
 
     model: decoder.DecoderConfig
     tied: bool = False  # one matrix for embedding and head
-    sequence_length: int = 2048
+    sequence_length: int = 2048  # tokens
     batch: int = 1  # sequences of a microbatch
-    microbatches: int = 32
-    learning_rate: float = 2.5e-4
+    microbatches: int = 32  # of a step
+    learning_rate: float = 2.5e-4  # of every step
 
     def pipeline(self) -> rrfp.Pipeline:
         """Embedding, blocks, head."""

@@ -27,11 +27,11 @@ class Lengths(rrfp.RunConfig):
     buckets: int = 6  # at most so many lengths, fitted to the documents
     longest: int = 256  # bytes; longer documents are split
     batch: int = 4  # documents of a microbatch; with balance, of one of the longest
-    microbatches: int = 16
+    microbatches: int = 16  # of a step
     packed: bool = False  # several documents in a row; all rows are of one length then
     balance: bool = False  # as many documents in a microbatch as cost the same
     order: Any = "drawn"  # of a step's microbatches: or longest, shortest, zigzag
-    learning_rate: float = 3e-3
+    learning_rate: float = 3e-3  # the highest, after the warm-up
 
     def pipeline(self) -> rrfp.Pipeline:
         """The quickstart's; its loss counts real bytes."""

@@ -18,10 +18,10 @@ class Quickstart(rrfp.RunConfig):
 
     model: gpt.GPTConfig
     path: str = ""  # text to train on: file, folder or glob; empty for the standard library's *.py files
-    sequence_length: int = 128
+    sequence_length: int = 128  # bytes
     batch: int = 32  # sequences per step
-    microbatches: int = 16  # that they are cut into
-    learning_rate: float = 6e-3
+    microbatches: int = 16  # that a step's sequences are cut into
+    learning_rate: float = 6e-3  # the highest, after the warm-up
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,26 +40,26 @@ class DecoderConfig:
         init_scale: standard deviation that matrices and embeddings start with.
     """
 
-    d_model: int
-    n_layers: int
-    n_heads: int
+    d_model: int  # channels of the residual stream
+    n_layers: int  # blocks
+    n_heads: int  # attention heads of a block
     n_kv_heads: int
-    head_size: int
-    d_ff: int
-    vocab_size: int
+    head_size: int  # channels of a head
+    d_ff: int  # channels inside a block's MLP
+    vocab_size: int  # tokens that there are
     norm: Literal["rms", "layer"] = "rms"
     gated: bool = True
     biases: bool = False
     qk_norm: bool = False
     positions: Literal["rotary", "learned"] = "rotary"
-    max_length: int = 0
-    rope_base: float = 10_000.0
+    max_length: int = 0  # tokens of the longest sequence, with learned positions
+    rope_base: float = 10_000.0  # of rotary positions' wavelengths
     parallel: bool = False
     causal: bool = True
     attention: Literal["explicit", "xla", "cudnn"] = "explicit"
     init_scale: float = 0.02
     dtype: DTypeLike = jnp.bfloat16  # of activations and matrix products
-    param_dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32  # of parameters
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_size", "d_ff", "vocab_size"):

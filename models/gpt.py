@@ -31,15 +31,15 @@ class GPTConfig:
     at any depth. Embeddings start with standard deviation `embed_scale`.
     """
 
-    d_model: int
-    n_heads: int
-    d_ff: int
-    n_layers: int
-    vocab_size: int = 256
+    d_model: int  # channels of the residual stream
+    n_heads: int  # attention heads of a block
+    d_ff: int  # channels inside a block's MLP
+    n_layers: int  # blocks
+    vocab_size: int = 256  # tokens that there are
     dtype: DTypeLike = jnp.float32  # of activations and matrix products
-    param_dtype: DTypeLike = jnp.float32
-    init_scale: float = 1.0
-    embed_scale: float = 1.0
+    param_dtype: DTypeLike = jnp.float32  # of parameters
+    init_scale: float = 1.0  # of matrices at the start, see above
+    embed_scale: float = 1.0  # of embeddings at the start, see above
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_heads", "d_ff", "n_layers", "vocab_size", "init_scale", "embed_scale"):

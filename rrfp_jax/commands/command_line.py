@@ -17,13 +17,22 @@ HELP = frozenset({"--help", "-h", "--helpfull"})
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in one line, takes whole flags only, and prints its texts as they are."""
+    """Refuses in one line, takes whole flags only, and prints its texts as they are.
+
+    Args:
+        command: by its name.
+        description, epilog: of its help, before and after the flags.
+        files_by: the flag of a JSON file that people give without one; None if there is none.
+        formatter_class: of the help.
+        **kwargs: see `argparse.ArgumentParser`.
+    """
 
     def __init__(
         self,
         command: str,
         description: str | None,
         epilog: str | None = None,
+        files_by: str | None = None,
         formatter_class: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter,
         **kwargs: Any,
     ) -> None:
@@ -35,6 +44,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             **kwargs,
         )
+        self._files_by = files_by
 
     def options(self, arguments: Sequence[str]) -> argparse.Namespace | None:
         """The options; None if there is nothing to do, because --help was asked for.
@@ -43,9 +53,14 @@ class Parser(argparse.ArgumentParser):
             UsageError: what cannot be understood.
         """
         try:
-            return self.parse_args(arguments)
+            options, rest = self.parse_known_args(arguments)
         except SystemExit:
             return None
+        if rest and self._files_by is not None and rest[0].endswith(".json"):
+            self.error(f"{rest[0]}: to name the file write {self._files_by}={rest[0]}")
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""

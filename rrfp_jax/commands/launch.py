@@ -1,4 +1,4 @@
-"""`rrfp-launch -n 4 train.py [args]`: run a script in several processes on this machine."""
+"""`rrfp-launch -n 4 train.py [args]`: run a script in several processes on this machine; or a named run."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rrfp_jax.commands import local
 from rrfp_jax.commands.command_line import Parser, exit_status
+from rrfp_jax.commands.config_line import FLAG, names_a_run
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_name, check_path
+from rrfp_jax.files import read_whole
 
 COMMAND = "rrfp-launch"
 
 MOST_PROCESSES = 4096
 """On one machine; each takes a gigabyte or so."""
 
+LARGEST_SCRIPT = 2**24
+"""Bytes of a script that is looked at."""
+
 DESCRIPTION = """\
 Runs a Python script in N processes on this machine. Its rrfp.Trainer joins them into one run, each process
 training the pipeline stages of its rank. What they print appears with the rank before each line; it is also
-kept in <directory>/<name>/rank-<r>.log."""
+kept in <directory>/<name>/rank-<r>.log.
+
+With --config=FILE.py instead of a script it trains the run that FILE.py's get_config() describes, in as many
+processes as its mesh asks for, or N. --config.FIELD=VALUE changes a field, such as its name and directory;
+--config=FILE.py --help lists all fields. Modules beside FILE.py can be imported from it."""
 
 EPILOG = """\
 If a rank ends badly the others are ended too, and one diagnosis says which and why (also in diagnosis.txt).
@@ -36,6 +46,7 @@ exit status: 0 done, 1 failed, 2 refused, 130 interrupted
 
 examples:
   rrfp-launch -n 4 train.py --steps=100
+  rrfp-launch --config=my_run.py --config.steps=100
   rrfp-launch -n 2 --name=trial -m mylib.train"""
 
 
@@ -45,10 +56,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _launch(arguments: Sequence[str]) -> int:
+    if names_a_run(arguments, with_values=("-n", "--name", "--directory", "--max-restarts")):
+        return local.launch_run(arguments, COMMAND, COMMAND)
     options = _parser().options(arguments)
     if options is None:
         return DONE
     command, stem = _command(options.module, options.script)
+    if options.n is None:
+        raise UsageError("-n: is missing; give the number of processes (--help tells more)")
     if not 1 <= options.n <= MOST_PROCESSES:
         raise UsageError(
             f"-n {options.n}: a run needs at least one process, and one machine runs at most {MOST_PROCESSES}"
@@ -78,9 +93,10 @@ def _parser() -> Parser:
         DESCRIPTION,
         EPILOG,
         usage=f"{COMMAND} -n N [--name NAME] [--directory DIR] [--max-restarts N] (SCRIPT.py | -m MODULE) "
-        f"[ARGUMENT ...]",
+        f"[ARGUMENT ...]\n       {COMMAND} {FLAG}=FILE.py [{FLAG}.FIELD=VALUE ...] [-n N] [--max-restarts N]",
     )
-    parser.add_argument("-n", type=int, required=True, metavar="N", help="number of processes")
+    parser.add_argument(FLAG, metavar="FILE.py", help="the run to train, instead of a script")
+    parser.add_argument("-n", type=int, metavar="N", help="number of processes")
     parser.add_argument("--name", help="of the run (default: the script's name)")
     parser.add_argument(
         "--directory", default="runs", metavar="DIR", help="where runs are kept (default: runs)"
@@ -115,7 +131,18 @@ def _command(module: Sequence[str] | None, script: Sequence[str]) -> tuple[list[
         raise UsageError(f"no script given: {COMMAND} -n 4 train.py (--help tells more)")
     if not Path(script[0]).is_file():
         raise UsageError(f"{script[0]}: no such file; give a Python script, or -m and a module")
+    if _is_config(Path(script[0])):
+        raise UsageError(f"{script[0]}: has get_config() and nothing that runs; write {FLAG}={script[0]}")
     return list(script), Path(script[0]).stem
+
+
+def _is_config(script: Path) -> bool:
+    """Whether a file describes a run, so that as a script it would end at once and have done nothing."""
+    try:
+        text = read_whole(script, LARGEST_SCRIPT)
+    except OSError:  # Python will say it
+        return False
+    return b"\ndef get_config(" in text and b"__main__" not in text
 
 
 def run() -> None:

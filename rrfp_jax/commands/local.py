@@ -1,4 +1,7 @@
-"""`python -m launch.local --config=configs/quickstart.py [--config.x=y ...]`: a run in several processes."""
+"""A named run in several processes on this machine: `rrfp-launch --config=configs/quickstart.py`.
+
+`python -m launch.local` in the checkout does the same.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +11,52 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status
-from rrfp_jax.commands.overrides import configured
+from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import printable
-from rrfp_jax.launcher.folders import RunFolder
-from rrfp_jax.launcher.spawn import spawn
-from rrfp_jax.launcher.supervisor import Patience
 
 COMMAND = "launch.local"
 
 USAGE = """\
-usage: python -m launch.local --config=FILE.py [--config.FIELD=VALUE ...] [-n N] [--max-restarts=N]
+usage: {command} --config=FILE.py [--config.FIELD=VALUE ...] [-n N] [--max-restarts=N]
 
 Trains the run that FILE.py's get_config() describes in as many processes on this machine as its mesh asks
-for, or N, and keeps its files in runs/<name>/. With --config=FILE.py --help, lists the fields of that run
-with their values. If the run fails it is started again, up to --max-restarts times (0).
+for, or N, and keeps its files in runs/<name>/. With --config=FILE.py --help, lists the fields of that run:
+their values, and what they are for. If the run fails it is started again, up to --max-restarts times (0).
 Exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; its exit status."""
-    return exit_status(COMMAND, lambda: _launch(argv))
+    """Run `python -m launch.local`; its exit status."""
+    return exit_status(COMMAND, lambda: launch_run(argv, COMMAND, f"python -m {COMMAND}"))
 
 
-def _launch(argv: Sequence[str]) -> int:
+def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
+    """Train a named run in several processes; the exit status.
+
+    Args:
+        argv: `--config=FILE.py` and what else there is.
+        command: that messages begin with.
+        typed: how one calls it.
+
+    Raises:
+        UsageError: what cannot be run, before anything is started.
+    """
+    usage = USAGE.format(command=typed)
     if asks_for_usage(argv):
-        print(USAGE)
+        print(usage)
         return DONE
-    leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
     asked, rest = _taken("-n", "processes", argv)
     max_restarts, rest = _taken("--max-restarts", "restarts", rest)
-    config = configured(rest, USAGE)
+    line = read_config_line(rest)
+    leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
+    from rrfp_jax.commands.overrides import configured  # these import JAX
+    from rrfp_jax.launcher.folders import RunFolder
+    from rrfp_jax.launcher.spawn import spawn
+    from rrfp_jax.launcher.supervisor import Patience
+
+    config = configured(line, usage)
     if config is None:
         return DONE
     most = config.processes
@@ -53,12 +68,14 @@ def _launch(argv: Sequence[str]) -> int:
     config.actual_mesh.groups(count)  # refuses what cannot be
     patience = Patience.of(os.environ)
     folder = RunFolder(Path(config.directory), config.name)
-    command = [sys.executable, "-m", "rrfp_jax.commands.train", *rest]
-    return spawn(command, count, folder, command=COMMAND, patience=patience, max_restarts=max_restarts or 0)
+    argv = [sys.executable, "-m", "rrfp_jax.commands.train", *rest]
+    return spawn(argv, count, folder, command=command, patience=patience, max_restarts=max_restarts or 0)
 
 
 def leave_accelerators_alone() -> None:
     """Whatever this process computes, it computes on the CPU; the ranks it starts are not concerned."""
+    import jax
+
     jax.config.update("jax_platforms", "cpu")
 
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from absl import flags
 from ml_collections import config_dict, config_flags
 
-from rrfp_jax.commands.command_line import HELP
+from rrfp_jax.commands.config_line import ConfigLine
+from rrfp_jax.commands.field_help import listed
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable, words_of
 from rrfp_jax.runs.config import RunConfig, fields_of, plain
@@ -27,40 +28,19 @@ from rrfp_jax.user_code import called
 T = TypeVar("T")
 
 
-def configured(argv: Sequence[str], usage: str) -> RunConfig | None:
+def configured(line: ConfigLine, usage: str) -> RunConfig | None:
     """The run that a command line describes; None if it asks for help, which has been printed then.
 
     Raises:
-        UsageError: not exactly one --config, or whatever `load_config` and `override` refuse.
+        UsageError: whatever `load_config` and `override` refuse.
     """
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that configs find `models`, as with `python -m`
-    argv = joined(argv)
-    files = [a.removeprefix("--config=") for a in argv if a.startswith("--config=")]
-    rest = [a for a in argv if not a.startswith("--config=")]
-    asks_help = bool(HELP & set(rest))
-    if len(files) != 1:
-        raise UsageError(
-            f"{'no' if not files else len(files)} --config given: name one run, such as "
-            f"--config=configs/quickstart.py (--help tells more)"
-        )
-    config = load_config(files[0])
-    if asks_help:
-        print(usage, "", *(f"  --config.{name}={value}" for name, value in fields_of(config)), sep="\n")
+    config = load_config(line.file)
+    if line.asks_help:
+        print(usage, listed(config), sep="\n\n")
         return None
-    return override(config, rest)
-
-
-def joined(argv: Sequence[str]) -> list[str]:
-    """`--flag value` as `--flag=value`, for the flags that begin with --config."""
-    out: list[str] = []
-    for argument in argv:
-        waiting = out and out[-1].startswith("--config") and "=" not in out[-1]
-        if waiting and not argument.startswith("-"):
-            out[-1] += f"={argument}"
-        else:
-            out.append(argument)
-    return out
+    return override(config, line.overrides)
 
 
 def override(config: T, argv: Sequence[str]) -> T:

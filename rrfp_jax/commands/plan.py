@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, check_output, exit_status
+from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.json_files import write_json
@@ -59,10 +60,11 @@ def _plan(arguments: Sequence[str]) -> int:
     if options.json is not None:
         check_output(options.json)
     link = None if options.link is None else _link(options.link)
+    line = read_config_line(rest)
     from rrfp_jax.commands.overrides import configured  # these import JAX
     from rrfp_jax.commands.planning import plan_run
 
-    config = configured(rest, "")
+    config = configured(line, "")
     if config is None:
         return DONE
     device = _accelerator(options.card, options.memory_share)

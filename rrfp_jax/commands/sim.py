@@ -71,7 +71,7 @@ def _simulate(arguments: Sequence[str]) -> int:
         stages=STAGES if options.stages is None else options.stages,
         microbatches=MICROBATCHES if options.microbatches is None else options.microbatches,
         seeds=options.seeds,
-        limit=None if options.limit == 0 else options.limit,
+        limit=options.limit,
         byte_limit=options.byte_limit,
         chunks=options.chunks,
         links=options.links,
@@ -112,7 +112,7 @@ def _write(comparison: Comparison, options: argparse.Namespace) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(COMMAND, DESCRIPTION, EPILOG)
+    parser = Parser(COMMAND, DESCRIPTION, EPILOG, files_by="--workload")
     step = parser.add_argument_group("the step")
     step.add_argument("--workload", type=Path, metavar="FILE.json", help="seconds of every task and transfer")
     step.add_argument("--family", metavar="NAME", help=f"or steps drawn at random: {', '.join(FAMILIES)}")
@@ -133,7 +133,11 @@ def _parser() -> Parser:
         f"({' and '.join(POLICIES)})",
     )
     rules.add_argument(
-        "--limit", type=int, default=32, metavar="N", help="most microbatches in flight (32); 0 for no limit"
+        "--limit",
+        type=int,
+        metavar="N",
+        help="most microbatches in flight on a stage; 0 for no limit (as in training: twice the stages, or "
+        "as many as fit into --byte-limit)",
     )
     rules.add_argument("--byte-limit", type=int, metavar="N", help="most bytes in flight on a stage")
     rules.add_argument("--chunks", type=int, default=1, metavar="N", help="a stage, where defined (1)")

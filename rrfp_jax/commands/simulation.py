@@ -23,6 +23,7 @@ from rrfp_jax.core.measure.jitter import by_name as jitter_by_name
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import RANKED, Schedule, by_name, name_of
+from rrfp_jax.core.step_rules import usual_limit
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.sim.ahead import Planned
@@ -155,7 +156,7 @@ def simulate(
     stages: int = 8,
     microbatches: int = 32,
     seeds: int = 1,
-    limit: int | None = 32,
+    limit: int | None = None,
     byte_limit: int | None = None,
     chunks: int = 1,
     links: Links = "parallel",
@@ -173,7 +174,8 @@ def simulate(
         stages, microbatches: of a family's steps.
         seeds: how many steps are drawn; all schedules get the same.
         limit: most microbatches in flight on a stage under a hint or a plan, each counted until its last
-            releasing task; None for no limit. Fixed orders hold what they hold.
+            releasing task; None for what a `Trainer` takes: twice the number of stages, or as many as fit if
+            there is a `byte_limit`. 0 for no limit. Fixed orders hold what they hold.
         byte_limit: the same in bytes, for workloads that say what microbatches hold.
         chunks: a stage, for schedules that are defined for several.
         links: "parallel", "serial" or "synchronous" transfers (`rrfp_jax/sim/links.py`).
@@ -186,8 +188,9 @@ def simulate(
     """
     _check_counts(1, stages=stages, microbatches=microbatches, seeds=seeds, chunks=chunks)
     _check_counts(1, evaluations=evaluations)
-    _check_counts(1, **{k: v for k, v in {"limit": limit, "byte_limit": byte_limit}.items() if v is not None})
-    _check_counts(0, spare_gradients=spare_gradients)
+    if byte_limit is not None:
+        _check_counts(1, byte_limit=byte_limit)
+    _check_counts(0, spare_gradients=spare_gradients, **({} if limit is None else {"limit": limit}))
     _check_sizes(stages=stages, microbatches=microbatches, chunks=chunks)
     if seeds > MOST_SEEDS:
         raise UsageError(f"seeds={shown(seeds)}: give at most {MOST_SEEDS}")
@@ -198,8 +201,10 @@ def simulate(
     if not policies:
         raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
     try:
+        steps = _steps(workload, stages, microbatches, seeds if jitter != "J0" else 1, seeds)
+        usual = usual_limit(steps[0].actual.stages) if byte_limit is None else None
         given = Settings(
-            limit=limit,
+            limit=usual if limit is None else limit or None,
             byte_limit=byte_limit,
             chunks=chunks,
             links=links,
@@ -208,7 +213,6 @@ def simulate(
             evaluations=evaluations,
             change=None if jitter == "J0" else _jittered(jitter_by_name(jitter)),
         )
-        steps = _steps(workload, stages, microbatches, seeds if jitter != "J0" else 1, seeds)
         named = {_name(policy): _schedule(policy) for policy in policies}
         outcomes = compare(named, steps, given)
         baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]

@@ -6,13 +6,15 @@ import sys
 from collections.abc import Sequence
 
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status
+from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE
 
 USAGE = """\
 usage: rrfp-train --config=FILE.py [--config.FIELD=VALUE ...]
 
 Trains the run that FILE.py's get_config() describes and keeps its files in runs/<name>/.
-With --config=FILE.py --help, lists the fields of that run with their values."""
+With --config=FILE.py --help, lists the fields of that run: their values, and what they are for. That takes
+some seconds, as the file is read and imports JAX. Modules beside the file can be imported from it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,10 +26,11 @@ def _train(argv: Sequence[str]) -> int:
     if asks_for_usage(argv):
         print(USAGE)
         return DONE
+    line = read_config_line(argv)
     from rrfp_jax.commands.overrides import configured  # these import JAX
     from rrfp_jax.runs.run import train
 
-    config = configured(argv, USAGE)
+    config = configured(line, USAGE)
     if config is not None:
         train(config)
     return DONE

@@ -21,6 +21,14 @@ MOST_QUEUED = 2
 """Programs on a device at once, the running one and the next, unless a group of processes decides ahead."""
 
 
+def usual_limit(stages: int) -> int:
+    """Microbatches in flight on a stage unless somebody says otherwise, or bytes limit them: two per stage.
+
+    1F1B holds up to one per stage. More than two gain next to nothing (`docs/simulated.md`).
+    """
+    return 2 * stages
+
+
 @dataclass(frozen=True)
 class Budget:
     """What a stage may hold in bytes: `costs[chunk][microbatch]`, and their limit.

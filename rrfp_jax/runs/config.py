@@ -48,7 +48,11 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             fastest, looked at again after some steps, and auto-once, the same before the first step only.
         validate_every: steps between validations; 0 for one at the end.
         stall_seconds: a step without progress for so long is given up.
-        jitter, late_readiness, skew, link_delay, link_bandwidth: delays to inject; see `Delays`.
+        jitter: inject delays: tasks take longer at random, from J0 (not at all) to J3.
+        late_readiness: inject delays: every arrival is noticed so much later (s).
+        skew: inject delays: every arrival is noticed later at random, at most so much (s).
+        link_delay: inject delays: every transfer between stages takes so much longer (s).
+        link_bandwidth: inject delays: the most that a link between stages carries (bytes/s); 0 for no limit.
         pace: a workload instead of the model.
         checkpoint: how often the run saves itself, and whether it goes on from there.
         executables: keep compiled programs in `<directory>/.executables/`, so that another start compiles

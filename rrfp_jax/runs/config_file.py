@@ -1,15 +1,21 @@
-"""Reading the file that a run's config is in."""
+"""Reading the file that a run's config is in.
+
+Modules beside the file can be imported from it, as if it were run as a script: its folder is where Python
+looks first. Every process of a run reads the file, so this holds in all of them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_path
 from rrfp_jax.runs.config import RunConfig
-from rrfp_jax.user_code import called
+from rrfp_jax.runs.config_path import config_path
+from rrfp_jax.user_code import called, own_traceback
+
+RELATIVE = "attempted relative import"
+"""How Python begins to say that a module is in no package."""
 
 
 def load_config(path: str) -> RunConfig:
@@ -19,19 +25,25 @@ def load_config(path: str) -> RunConfig:
         UsageError: no such file, no `get_config` in it, or one that returns no RunConfig; or the file, or
             `get_config`, raised something, which is told with the traceback of that file.
     """
-    name = f"--config={path}"
-    check_path("--config", path)
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"{name}: no such file; give a Python file with get_config(), see configs/")
-    if file.suffix != ".py":
-        raise UsageError(f"{name}: is no Python file; its name must end with .py")
+    file, name = config_path(path), f"--config={path}"
+    folder = str(file.parent.absolute())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(f"_rrfp_config_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     with called(f"{name}: the file", UsageError):
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except ImportError as error:
+            if not str(error).startswith(RELATIVE):
+                raise
+            raise UsageError(
+                f"{name}: a config file is in no package, so nothing can be imported relative to it; Python "
+                f"looks in its folder first: write `from my_model import ...` for a my_model.py beside it"
+                f"{own_traceback(error)}"
+            ) from None
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
         raise UsageError(f"{name}: the file has no function get_config()")

@@ -138,7 +138,7 @@ class PacedRun:
         if config.mesh.dp > 1:
             raise UsageError(f"mesh.dp={config.mesh.dp} with pace.workload: there are no gradients to add up")
         mesh = config.actual_mesh
-        layout, settings = mesh.lay_out(), config.settings.limited(2 * workload.stages)
+        layout, settings = mesh.lay_out(), config.settings.limited(workload.stages)
         schedule = read_schedule(config.schedule)
         if isinstance(schedule, Auto):
             schedule = _chosen(schedule, workload, mesh, settings, layout.world.rank)

@@ -43,7 +43,7 @@ class Settings:
         change: what else happens to the costs.
     """
 
-    limit: int | None = 32
+    limit: int | None = None
     byte_limit: int | None = None
     chunks: int = 1
     links: Links = "parallel"

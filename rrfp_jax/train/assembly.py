@@ -60,5 +60,5 @@ def assemble(
         execution=settings.execution,
     )
     if not engine.memory.limited:
-        settings = settings.limited(2 * mesh.pp)
+        settings = settings.limited(mesh.pp)
     return Stepper(engine, settings, schedule, exchange)

@@ -104,7 +104,7 @@ def predict(
         check_split_can_be_found(mesh)
     buckets = buckets_of(plan_step(data, 0))[:: mesh.dp]  # of one replica
     if not devices.limited:
-        settings = settings.limited(2 * mesh.pp)
+        settings = settings.limited(mesh.pp)
     kinds, every = [BACKWARD, INPUT, WEIGHT], [*buckets, *declared_buckets(data)]
     model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=settings.memory.remat)
     splits: dict[Placement, Sequence[int] | None] = {}

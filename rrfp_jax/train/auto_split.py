@@ -113,7 +113,7 @@ def estimate_of(
     """
     buckets = buckets_of(plan_step(data, 0))
     if not devices.limited:
-        settings = settings.limited(2 * mesh.pp)
+        settings = settings.limited(mesh.pp)
     rules = settings.rules(mesh.placement(schedule), len(buckets), schedule)
     check_order(rules)
     stages = range(mesh.pp)

@@ -24,6 +24,7 @@ from rrfp_jax.fields import LARGEST, check_path, shown
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.model.built import instead_of_layers, kind_of
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
@@ -31,6 +32,7 @@ from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.settings import is_whole
 from rrfp_jax.runtime.sizes import as_sent, nbytes
+from rrfp_jax.runtime.stages.whole_optimizer import check_transformation
 from rrfp_jax.train.report import REPORTED, VALIDATION
 
 SUM_TOLERANCE = 0.02
@@ -40,12 +42,18 @@ LARGEST_LOSS_CHECK = 2**30
 """Bytes of logits and fields up to which the loss is tried out on two rows at start."""
 
 
-def check_types(pipe: Any, mesh: Any, split: Any, init: Any, on_step: Any, delays: Any) -> None:
+def check_types(
+    pipe: Any, optimizer: Any, mesh: Any, split: Any, init: Any, on_step: Any, delays: Any
+) -> None:
     """Refuse arguments of a Trainer that have been mixed up.
 
     Raises:
         UsageError: naming the argument.
     """
+    if kind_of(pipe) is not None:
+        raise UsageError(f"Trainer: the first argument is no Pipeline: {instead_of_layers(pipe)}")
+    if optimizer is not None:
+        check_transformation(optimizer)
     wanted = {"first argument": (pipe, Pipeline), "mesh": (mesh, Mesh), "delays": (delays, Delays)}
     for name, (value, kind) in wanted.items():
         if not isinstance(value, kind):
@@ -56,7 +64,7 @@ def check_types(pipe: Any, mesh: Any, split: Any, init: Any, on_step: Any, delay
     if split not in (None, "auto") and (isinstance(split, str) or not isinstance(split, Sequence)):
         raise UsageError(f"split={split!r}: give 'auto', or a list with the number of layers of each stage")
     if init is not None and not callable(init):
-        raise UsageError(f"init={init!r}: give a function init(path, spec) -> array, or leave it out")
+        raise UsageError(f"init={shown(init)}: give a function init(path, spec) -> array, or leave it out")
     if on_step is not None and not callable(on_step):
         raise UsageError(f"on_step={on_step!r}: give a function of a step's report, or leave it out")
 

@@ -88,7 +88,7 @@ class Trainer(Session):
         protocol: GroupProtocol = "leader",
     ) -> None:
         mesh, delays = Mesh() if mesh is None else mesh, Delays() if delays is None else delays
-        check_types(pipe, mesh, split, init, on_step, delays)
+        check_types(pipe, optimizer, mesh, split, init, on_step, delays)
         settings = Settings(
             numerics=Numerics(
                 accumulation=accumulation,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import rrfp_jax.commands.local
 import rrfp_jax.commands.preflight.surroundings
 import rrfp_jax.launcher.spawn
 import rrfp_jax.runs.run
@@ -24,7 +23,6 @@ LIMIT_SECONDS = 10
 
 FEWEST, LONGEST_SENTENCE = 500, 2000
 STARTS = (
-    (rrfp_jax.commands.local, "spawn"),
     (rrfp_jax.launcher.spawn, "spawn"),
     (rrfp_jax.runs.run, "train"),
     (rrfp_jax.commands.preflight.surroundings, "look"),

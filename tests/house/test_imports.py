@@ -64,12 +64,27 @@ print("flax" in sys.modules)
     assert done.stdout == "False\n", done.stderr
 
 
-@pytest.mark.parametrize("command", ["launch", "sim", "doctor", "plan", "train"])
+COMMANDS = ["launch", "local", "sim", "doctor", "plan", "train"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_told_at_once(command):
     code = f"import rrfp_jax.commands.{command} as command\nassert command.main(['--help']) == 0"
     *said, seconds = python(code + SECONDS).splitlines()
     assert "usage:" in said[0]
     assert float(seconds) < 0.4  # of CPU, with Python itself
+
+
+def test_what_is_mistyped_is_refused_without_jax():
+    typed = [(command, ["--nonsense"]) for command in COMMANDS]
+    typed += [(command, ["configs/quickstart.py"]) for command in COMMANDS]
+    typed += [(command, ["--config=absent.py"]) for command in ("launch", "local", "plan", "train")]
+    code = f"""
+from importlib import import_module
+for command, argv in {typed}:
+    assert import_module(f"rrfp_jax.commands.{{command}}").main(argv) == 2, command
+"""
+    python(code)
 
 
 def test_every_public_name_is_what_it_says():

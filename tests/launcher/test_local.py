@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rrfp_jax.commands import local
+from rrfp_jax.commands import launch, local
+from rrfp_jax.launcher import spawn
 
 ROOT = Path(__file__).parents[2]
 CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
@@ -17,7 +18,7 @@ def spawned(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(local, "leave_accelerators_alone", lambda: None)
     monkeypatch.setattr(
-        local,
+        spawn,
         "spawn",
         lambda argv, count, folder, max_restarts, **more: (
             calls.append((argv, count, folder, max_restarts)) or 0
@@ -36,6 +37,13 @@ def test_a_named_run_gets_a_process_per_stage(spawned, tmp_path):
     assert (count, fewer, others[-1]) == (2, 2, where)
     assert (none, restarts) == (0, 3)
     assert folder.final == tmp_path / "quickstart"
+
+
+def test_a_named_run_is_launched_by_either_command(spawned, tmp_path):
+    given = [CONFIG, f"--config.directory={tmp_path}", "--config.name=mine", "-n", "2", "--max-restarts=1"]
+    assert local.main(given) == launch.main(given) == launch.main([*given[3:], *given[:3]]) == 0
+    first, *others = [(argv, count, folder.final, restarts) for argv, count, folder, restarts in spawned]
+    assert others == [first] * 2
 
 
 @pytest.mark.parametrize(
@@ -61,5 +69,5 @@ def test_a_named_run_is_refused_before_anything_is_started(spawned, argv, reason
     ("argv", "text"), [(["--help"], "usage"), ([CONFIG, "--help"], "--config.mesh.pp=4")]
 )
 def test_a_named_run_helps(spawned, argv, text, capsys):
-    assert local.main(argv) == 0
-    assert text in capsys.readouterr().out and spawned == []
+    assert local.main(argv) == launch.main(argv) == 0
+    assert capsys.readouterr().out.count(text) >= 2 and spawned == []

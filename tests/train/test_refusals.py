@@ -129,10 +129,10 @@ class TestLayers:
             (lambda: rrfp.layer(toy.embed, repeat=0), ["layer(embed, repeat=0)", "at least once"]),
             (
                 lambda: rrfp.layer(nnx.Linear(2, 2, rngs=nnx.Rngs(0))),
-                ["layer(Linear)", "already built", "pass its class and arguments"],
+                ["layer(Linear)", "already built", "with its class and arguments"],
             ),
             (lambda: rrfp.Pipeline([], toy.loss), ["no layers", "at least one rrfp.layer(...)"]),
-            (lambda: rrfp.Pipeline([toy.embed], toy.loss), ["embed", "not a layer", "rrfp.layer(...)"]),
+            (lambda: rrfp.Pipeline([toy.embed], toy.loss), ["embed is no layer", "rrfp.layer(embed)"]),
             (lambda: rrfp.Pipeline(toy.layers()[0], toy.loss), ["embed", "list of layers"]),
         ],
         ids=lambda value: value[0] if isinstance(value, list) else "",

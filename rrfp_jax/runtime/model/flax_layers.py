@@ -10,6 +10,7 @@ from flax import linen, nnx
 from flax.core import meta, unfreeze
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.model.built import instead_of_layer, kind_of
 from rrfp_jax.runtime.model.layers import Apply, LayerSpec, MicrobatchView, Params
 
 
@@ -17,12 +18,15 @@ def layer_of(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> La
     """The layer of a flax module or its class; None if it is neither.
 
     Raises:
-        UsageError: an NNX module that is already built.
+        UsageError: an NNX module that is already built, a Linen module that has its variables, or the state
+            of a training.
     """
-    if isinstance(factory, nnx.Module):
+    if kind_of(factory) in ("NNX module", "nnx.Optimizer", "TrainState"):
+        raise UsageError(f"layer({name}): {instead_of_layer(factory)}")
+    if isinstance(factory, linen.Module) and factory.scope is not None:
         raise UsageError(
-            f"layer({name}): got a module that is already built; pass its class and arguments, "
-            f"layer({name}, ...), so that only the stage that owns it allocates it"
+            f"layer({name}): this Linen module is bound to variables, which a layer has none of; give the "
+            f"module without them, rrfp.layer(module.unbind()[0])"
         )
     if isinstance(factory, linen.Module):
         return _linen_layer(name, factory, repeat)

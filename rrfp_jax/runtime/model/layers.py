@@ -140,8 +140,8 @@ def layer(
         **kwargs: see `args`.
 
     Raises:
-        UsageError: something that is none of these, a repeat below 1 or beyond 65,536, or an
-            `init` that is no function.
+        UsageError: something that is none of these, such as an NNX module that is already built; a repeat
+            below 1 or beyond 65,536; or an `init` that is no function.
     """
     name = getattr(factory, "__name__", type(factory).__name__)
     if not isinstance(repeat, int) or isinstance(repeat, bool) or not 1 <= repeat <= MOST_LAYERS:
@@ -167,7 +167,7 @@ def layer(
         return _function(name, lambda params, carry, mb: factory(carry, mb), lambda key: {}, repeat)
     raise UsageError(
         f"layer({name}): expected an NNX or Linen module class, a function f(carry, mb), or a function "
-        f"f(params, carry, mb) with init=; got {factory!r}"
+        f"f(params, carry, mb) with init=; got {shown(factory)}"
         + (" with arguments: bind them with functools.partial" if args or kwargs else "")
     )
 

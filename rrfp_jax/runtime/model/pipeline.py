@@ -14,6 +14,7 @@ from jax.tree_util import keystr
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.purity import check_pure
+from rrfp_jax.runtime.model.built import instead_of_layer, instead_of_layers
 from rrfp_jax.runtime.model.given import check_carry, check_sums, describe, reason_of
 from rrfp_jax.runtime.model.layers import MOST_LAYERS, Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
 from rrfp_jax.runtime.model.sharding import WHOLE
@@ -83,10 +84,10 @@ class Pipeline:
         carry: PartitionSpec = WHOLE,
     ) -> None:
         if not isinstance(layers, Sequence):
-            raise UsageError(f"Pipeline: expected a list of layers, got one thing: {_name(layers)}")
-        for item in layers:
+            raise UsageError(f"Pipeline: layers: {instead_of_layers(layers)}")
+        for number, item in enumerate(layers):
             if not isinstance(item, LayerSpec):
-                raise UsageError(f"Pipeline: {_name(item)} is not a layer; wrap it: rrfp.layer(...)")
+                raise UsageError(f"Pipeline: layers[{number}]: {instead_of_layer(item)}")
         if not layers:
             raise UsageError("Pipeline: no layers; give at least one rrfp.layer(...)")
         if not callable(loss):
@@ -252,7 +253,3 @@ def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise UsageError(f"Pipeline: {setting}=... has {text!r}; give names of parameters, as text")
     return texts
-
-
-def _name(thing: Any) -> str:
-    return str(getattr(thing, "name", getattr(thing, "__name__", repr(thing))))

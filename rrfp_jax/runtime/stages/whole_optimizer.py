@@ -22,8 +22,10 @@ import optax
 from jax.extend.core import ClosedJaxpr
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import shown
 from rrfp_jax.runtime.autodiff.dataflow import output_dependence
 from rrfp_jax.runtime.autodiff.traced import Program, reduce
+from rrfp_jax.runtime.model.built import instead_of_optimizer, kind_of
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.sizes import nbytes
@@ -50,6 +52,18 @@ class OptimizerPart:
     update: Program
     params: Mapping[str, int]
     state: Sequence[int]
+
+
+def check_transformation(optimizer: Any) -> None:
+    """Refuse what is no optax transformation.
+
+    Raises:
+        UsageError: with what to give instead.
+    """
+    # An nnx.Optimizer has an `update`, too, and no `init`; a TrainState has neither.
+    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
+        given = "optimizer" if kind_of(optimizer) else f"optimizer={shown(optimizer)}"
+        raise UsageError(f"{given}: {instead_of_optimizer(optimizer)}")
 
 
 @dataclass(frozen=True)
@@ -80,10 +94,7 @@ class WholeOptimizer:
         Raises:
             UsageError: it is none, or does not work for these parameters.
         """
-        if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
-            raise UsageError(
-                f"optimizer={optimizer!r}: give an optax transformation, such as optax.adamw(3e-4)"
-            )
+        check_transformation(optimizer)
         try:
             state = jax.eval_shape(optimizer.init, params)
             for _ in range(_SETTLING):

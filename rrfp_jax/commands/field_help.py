@@ -1,0 +1,93 @@
+"""What the fields of a config are for, in the words of those who declared them.
+
+A field's sentence is in the `Attributes:` of its class's docstring, or in a comment on its own line:
+
+    batch: int = 32  # sequences per step
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from typing import Any
+
+WIDTH, INDENT = 100, " " * 8
+"""Of the lines of a sentence, and before each of them."""
+
+MARKS = ("type:", "noqa", "fmt:", "pragma:")
+"""How comments begin that are for tools."""
+
+NO_SENTENCE = (
+    "A field without a sentence gets one from a comment on its line, or from `Attributes:` in its class's "
+    "docstring."
+)
+
+
+def listed(config: Any) -> str:
+    """All fields with their values, each with its sentence below."""
+    lines, every = [], True
+    for name, value, sentence in _fields(config):
+        lines.append(f"  --config.{name}={value}")
+        lines += textwrap.wrap(sentence, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+        every = every and bool(sentence)
+    return "\n".join(lines if every else [*lines, "", NO_SENTENCE])
+
+
+def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """The dotted names, values and sentences of all fields, nested dataclasses taken apart."""
+    sentences = sentences_of(type(config))
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from _fields(value, f"{prefix}{item.name}.")
+        else:
+            shown = value.__name__ if isinstance(value, type) else value
+            yield f"{prefix}{item.name}", shown, sentences.get(item.name, "")
+
+
+def sentences_of(kind: type) -> dict[str, str]:
+    """The sentences of a dataclass's fields, by name; a class is believed before those it inherits from."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base):
+            found |= _of_comments(base) | _of_docstring(base.__doc__ or "")
+    return found
+
+
+def _of_docstring(text: str) -> dict[str, str]:
+    """Of `Attributes:`, in Google's style: `name: sentence`, or `name, name: sentence`, and deeper lines."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    section = re.search(r"^Attributes:\n((?: +.*\n?|\n)*)", inspect.cleandoc(text), re.MULTILINE)
+    for line in textwrap.dedent(section[1]).splitlines() if section else ():
+        begins = re.match(r"(\w[\w, ]*): +(.*)", line)
+        if begins:
+            names = [name.strip() for name in begins[1].split(",")]
+            found |= dict.fromkeys(names, begins[2])
+        elif line.strip():
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return found
+
+
+def _of_comments(kind: type) -> dict[str, str]:
+    """Of comments on the fields' own lines; none where there is no source, as in a notebook."""
+    try:
+        source = textwrap.dedent(inspect.getsource(kind))
+    except (OSError, TypeError):
+        return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    said = {token.start[0]: token.string.strip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        node.target.id: text
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if (text := said.get(node.end_lineno or 0)) and not text.startswith(MARKS)
+    }

@@ -1,0 +1,139 @@
+"""What `--help` says of a config's fields, and what a config file finds beside it."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rrfp_jax.commands.config_line import names_a_run
+from rrfp_jax.commands.field_help import listed, sentences_of
+from rrfp_jax.commands.train import main
+from rrfp_jax.runs.config import fields_of
+from rrfp_jax.runs.config_file import load_config
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.py") if path.name != "__init__.py")
+
+
+@pytest.fixture(autouse=True)
+def search_path_as_before(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Of a base.
+
+    Attributes:
+        size: in rows: one to
+            many.
+        left, right: edges.
+        said: here.
+
+    Raises:
+        Nothing: ever.
+    """
+
+    size: int = 1
+    left: int = 2
+    right: int = 3
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Inner(Outer):
+    """No attributes here."""
+
+    said: str = ""  # by the one who inherits
+    several: tuple[int, ...] = (
+        1,
+        2,
+    )  # on the last line of its own
+    kept: Outer = Outer()  # type: ignore[assignment]
+    bare: int = 0
+
+
+def test_sentences_are_those_of_docstrings_and_comments():
+    assert sentences_of(Inner) == {
+        "size": "in rows: one to many.",
+        **dict.fromkeys(("left", "right"), "edges."),
+        "said": "by the one who inherits",
+        "several": "on the last line of its own",
+    }
+
+
+def test_what_has_no_sentence_says_how_it_gets_one():
+    said = listed(Inner())
+    assert "  --config.kept.left=2\n        edges.\n" in said
+    assert "  --config.bare=0\n\nA field without a sentence" in said
+    assert "A field without" not in listed(Outer())
+
+
+def test_classes_without_source_are_no_obstacle():
+    made = dataclasses.make_dataclass("Made", [("size", int, 3)])
+    assert listed(made()).startswith("  --config.size=3\n")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_field_of_our_runs_has_a_sentence(path):
+    config = load_config(str(path))
+    said = listed(config)
+    names = re.findall(r"^  --config\.([\w.]+)=", said, re.MULTILINE)
+    assert names == [name for name, _ in fields_of(config)]
+    assert "A field without" not in said
+
+
+RUN = """
+from configs.quickstart import Quickstart, get_config as quickstart
+{imports}
+
+def get_config():
+    return Quickstart(**{{**vars(quickstart()), "steps": STEPS}})
+"""
+
+
+def test_a_config_finds_the_modules_beside_it_in_every_process(tmp_path, monkeypatch):
+    """Wherever the command runs; and a package there may have relative imports of its own."""
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "run.py").write_text(RUN.format(imports="from own_steps import STEPS"))
+    (tmp_path / "own_steps.py").write_text("from own_package import STEPS\n")
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("from .inner import STEPS\n")
+    (tmp_path / "own_package" / "inner.py").write_text("STEPS = 77\n")
+    command = [sys.executable, "-m", "rrfp_jax.commands.train", "--config=../run.py", "--help"]
+    options = {"env": {"PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run(command, cwd=tmp_path / "beside", check=False, **options)
+    assert "--config.steps=77" in done.stdout, done.stderr
+
+
+def test_an_import_relative_to_a_config_is_refused_with_what_works(tmp_path, capsys):
+    file = tmp_path / "run.py"
+    file.write_text(RUN.format(imports="from .own_steps import STEPS"))
+    assert main([f"--config={file}", "--help"]) == 2
+    said = capsys.readouterr().err
+    assert "write `from my_model import ...` for a my_model.py beside it" in said
+    assert "from .own_steps import STEPS" in said  # the line
+    (tmp_path / "own_steps.py").write_text("STEPS = 78\n")
+    file.write_text(RUN.format(imports="from own_steps import STEPS"))
+    assert load_config(str(file)).steps == 78
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_one"),
+    [
+        ("--config=a.py", True),
+        ("-n 2 --config a.py", True),
+        ("--max-restarts=3 -n=2 --config.steps=3", True),
+        ("-n 2 a.py --config=b.py", False),
+        ("-n 2 -m a --config=b.py", False),
+        ("--directory a --name b c.py", False),
+        ("--name --config a.py", False),
+        ("", False),
+    ],
+)
+def test_what_follows_a_script_is_the_scripts(typed, is_one):
+    assert names_a_run(typed.split(), ("-n", "--name", "--directory", "--max-restarts")) == is_one
