@@ -159,7 +159,7 @@ def cost_table(trainer: rrfp.Trainer, data: Turns) -> CostTable:
             data.turn = balanced, step
             (report,) = trainer.steps(1)
             if step:
-                steps.append((report.trace, data.names()))
+                steps.append(report.recorded)
     table = measured(steps)
     assert table is not None
     return table

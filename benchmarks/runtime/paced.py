@@ -95,7 +95,8 @@ class PacedCase:
             ]
             output_of(command, RUN_SECONDS)
             lines = (folder / "quickstart" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            (traced,) = read_trace(folder / "quickstart" / "trace.json").values()
+            (recorded,) = read_trace(folder / "quickstart" / "trace.json").values()
+            traced = [step.trace for step in recorded]
         steps = [json.loads(line)["step_seconds"] for line in lines]
         return PacedTimes(steps, hop_of(traced, self.workload), traced)
 

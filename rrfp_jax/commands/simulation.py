@@ -81,7 +81,7 @@ class Comparison(Mapping[str, Outcome]):
         Raises:
             UsageError: no way to write there.
         """
-        steps = {name: [outcome.trace] for name, outcome in self.items()}
+        steps = {name: [outcome.recorded] for name, outcome in self.items()}
         write_trace(path, steps, clock="virtual")
 
     def draw(self, path: str | Path) -> None:

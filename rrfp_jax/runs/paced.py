@@ -17,6 +17,7 @@ from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import Part, StepTrace
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.memory.footprint import Footprint
@@ -24,6 +25,7 @@ from rrfp_jax.core.memory.meter import Meter
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config import RunConfig
+from rrfp_jax.runtime.driver.device import LEAD_SECONDS
 from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.engine.links import agreement_of, transport_of
 from rrfp_jax.runtime.mesh.topology import Mesh
@@ -45,7 +47,12 @@ class PacedReport:
     step_seconds: float
     wall_seconds: float
     bubble: Sequence[float]
-    trace: StepTrace = field(repr=False)
+    recorded: RecordedStep = field(repr=False)
+
+    @property
+    def trace(self) -> StepTrace:
+        """The tasks with their times."""
+        return self.recorded.trace
 
     def as_dict(self) -> dict[str, Any]:
         """The step's line of `metrics.jsonl`."""
@@ -144,7 +151,7 @@ class PacedRun:
             schedule = _chosen(schedule, workload, mesh, settings, layout.world.rank)
         placement = mesh.placement(base_of(schedule))
         self.steps_done = 0
-        self._traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
+        self._recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self._world = layout.world
         terms, delays = settings.execution.terms, settings.execution.delays
         self._world.waits.stall_seconds = settings.execution.stall_seconds
@@ -156,7 +163,7 @@ class PacedRun:
         agreed = {"rules": str(self._rules), "delays": str(delays), "agreement": str(terms)}
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
         self._world.agree("what is to be run", agreed | {"the hash of pace.workload": tables})
-        self._member = layout.member
+        self._member, self._grouped = layout.member, layout.grouped
         devices = {stage: stage_mesh.own[:1] for stage, stage_mesh in layout.stage_meshes.items()}
         self._driver = Driver(
             devices,
@@ -175,7 +182,7 @@ class PacedRun:
 
     def write_trace(self, path: Path) -> None:
         """The latest steps as a trace that Perfetto opens."""
-        write_trace(path, {"run": self._traces})
+        write_trace(path, {"run": self._recorded})
 
     def steps(self, count: int) -> Iterator[PacedReport]:
         """Run `count` steps, giving each one's report.
@@ -191,12 +198,19 @@ class PacedRun:
             gathered = self._driver.gather(f"the end of step {step}", told, records, step)
             parts = [Part(*plain) for member, plain in gathered if member == 0]
             trace = StepTrace(step, self._rules.placement, parts)
-            self._traces.append(trace)
+            recorded = RecordedStep(
+                trace=trace,
+                rules=self._rules,
+                buckets=[str(j) for j in range(self._rules.microbatches)],  # each has times of its own
+                grouped=self._grouped,
+                lead=LEAD_SECONDS,
+            )
+            self._recorded.append(recorded)
             self.steps_done += 1
             yield PacedReport(
                 step=step,
                 step_seconds=trace.makespan,
                 wall_seconds=perf_counter() - began,
                 bubble=trace.bubble(),
-                trace=trace,
+                recorded=recorded,
             )

@@ -13,6 +13,7 @@ from rrfp_jax.core.hints import BF
 from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
 from rrfp_jax.core.measure.idleness import Cause, StageTime, shares, stage_times
 from rrfp_jax.core.measure.metrics import peak_bytes, peak_in_flight
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
@@ -63,7 +64,7 @@ class Outcome:
         idle: mean share of the makespan in which a stage stalls, is blocked, held back, or launches, by step.
         in_flight: most microbatches in flight on a stage, over all steps.
         bytes: most that a stage held, over all steps; None for workloads that do not say.
-        trace: of the first step.
+        recorded: the first step.
         chosen: by step, the hint that was chosen; empty where there was nothing to choose.
     """
 
@@ -72,8 +73,13 @@ class Outcome:
     idle: Sequence[Mapping[str, float]]
     in_flight: int
     bytes: float | None
-    trace: StepTrace
+    recorded: RecordedStep
     chosen: Sequence[str] = ()
+
+    @property
+    def trace(self) -> StepTrace:
+        """Of the first step."""
+        return self.recorded.trace
 
     @property
     def makespan(self) -> float:
@@ -123,7 +129,7 @@ def compare(
 
 
 def _outcome(schedule: Schedule | Auto | None, steps: Sequence[Step], settings: Settings) -> Outcome:
-    traces: list[StepTrace] = []
+    recorded: list[RecordedStep] = []
     bounds: list[float] = []
     idle: list[Mapping[str, float]] = []
     held: list[float] = []
@@ -138,18 +144,20 @@ def _outcome(schedule: Schedule | Auto | None, steps: Sequence[Step], settings: 
         budgets = byte_budgets(step.actual, settings.byte_limit, rules.placement.chunks)
         plain = WorkloadCosts(step.actual, rules.placement)
         costs = plain if settings.change is None else settings.change(plain, number)
-        traces.append(trace := simulate(rules, costs, links=settings.links, budgets=budgets))
+        trace = simulate(rules, costs, links=settings.links, budgets=budgets)
+        buckets = [str(j) for j in range(rules.microbatches)]  # each has times of its own
+        recorded.append(RecordedStep(trace=trace, rules=rules, budgets=budgets, buckets=buckets))
         bounds.append(lower_bound(rules, plain, any_split=True))  # changes only add to the costs
         idle.append(_idle_shares(stage_times(trace, isinstance(ours, FixedOrder))))
         if step.actual.activation_bytes is not None:
             held.append(max(peak_bytes(trace, step.actual.activation_bytes)))
     return Outcome(
-        makespans=[trace.makespan for trace in traces],
+        makespans=[step.trace.makespan for step in recorded],
         bounds=bounds,
         idle=idle,
-        in_flight=max(max(peak_in_flight(trace)) for trace in traces),
+        in_flight=max(max(peak_in_flight(step.trace)) for step in recorded),
         bytes=max(held) if held else None,
-        trace=traces[0],
+        recorded=recorded[0],
         chosen=chosen,
     )
 

@@ -9,7 +9,7 @@ from time import perf_counter
 from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.measure.cost_table import measured
 from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.schedules import Schedule, name_of
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
@@ -38,7 +38,7 @@ class HintExchange:
         step: int,
         rules: StepRules,
         buckets: Sequence[Bucket],
-        earlier: Iterable[tuple[StepTrace, Sequence[str]]],
+        earlier: Iterable[RecordedStep],
         engine: Engine,
     ) -> Schedule:
         """The schedule from a step on, as rank 0 finds it; all processes ask together.
@@ -47,7 +47,7 @@ class HintExchange:
             step: the next one.
             rules: of the latest step.
             buckets: of its microbatches.
-            earlier: steps that have run, with the names of their microbatches' buckets.
+            earlier: steps that have run.
             engine: that ran them.
         """
         world, present, told = engine.world, name_of(rules.schedule), None
@@ -65,7 +65,7 @@ class HintExchange:
         self,
         rules: StepRules,
         buckets: Sequence[Bucket],
-        earlier: Iterable[tuple[StepTrace, Sequence[str]]],
+        earlier: Iterable[RecordedStep],
         engine: Engine,
     ) -> dict[str, Candidate | str]:
         """The present hint and those that could take its place; of the others why not."""

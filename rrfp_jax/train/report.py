@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.metrics import Reduced, figures
@@ -40,7 +41,7 @@ class Report:
             held between programs, outputs until delivered, and what a program needs while it runs.
         budget_bytes: per stage, how much that may be; None without a limit in bytes.
         plan: hash of the step's data plan.
-        trace: the tasks with their times.
+        recorded: the tasks with their times, and the rules that they were chosen by.
     """
 
     step: int
@@ -62,26 +63,32 @@ class Report:
     peak_bytes: Sequence[int]
     budget_bytes: Sequence[int | None]
     plan: str
-    trace: StepTrace = field(repr=False)
+    recorded: RecordedStep = field(repr=False)
 
     @classmethod
     def of(cls, sums: Sums, **known: Any) -> Report:
         """What the sums of a step say, and the fields that they do not say."""
+        trace = sums.recorded.trace
         return cls(
-            step=sums.trace.step,
+            step=trace.step,
             loss=sums.total / sums.weight,
             weight=sums.weight,
             metrics=figures(sums.metrics, sums.weight),
             hyperparams=sums.hyperparams,
-            step_seconds=sums.trace.makespan,
+            step_seconds=trace.makespan,
             load_seconds=sums.load_seconds,
-            bubble=sums.trace.bubble(),
+            bubble=trace.bubble(),
             parameter_norm=math.sqrt(sums.squared_parameter_norm),
             peak_bytes=sums.peak_bytes,
             budget_bytes=sums.budget_bytes,
-            trace=sums.trace,
+            recorded=sums.recorded,
             **known,
         )
+
+    @property
+    def trace(self) -> StepTrace:
+        """The tasks with their times."""
+        return self.recorded.trace
 
     @property
     def tokens_per_second(self) -> float:
@@ -143,7 +150,7 @@ class Report:
 VALIDATION = "validation_"
 """How the names of a validation's figures begin in `metrics.jsonl`; those of metrics must not."""
 
-REPORTED = frozenset(item.name for item in fields(Report)) - {"metrics", "trace"} | {
+REPORTED = frozenset(item.name for item in fields(Report)) - {"metrics", "recorded"} | {
     *("total", "tokens_per_second")
 }
 """Names of a report's own figures, and of what stands beside them in `metrics.jsonl`: taken for metrics."""

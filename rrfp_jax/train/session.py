@@ -162,14 +162,14 @@ class Session(Startup):
 
     def write_trace(self, path: str | Path) -> None:
         """The latest steps as a trace that Perfetto opens; `UsageError` if it cannot be written."""
-        write_trace(path, {"run": self._stepper.traces})
+        write_trace(path, {"run": self._stepper.recorded})
 
     def write_costs(self, path: str | Path) -> None:
         """What tasks and transfers took in the latest steps, by bucket, for `schedules.Planned`; JSON.
 
         Nothing is written before the first step. Raises as `write_trace` does.
         """
-        if (table := measured(self._stepper.measured_steps)) is not None:
+        if (table := measured(self._stepper.recorded)) is not None:
             write_json(path, table.as_json_object(), indent=1)
 
     # Saving.

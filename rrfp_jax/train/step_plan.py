@@ -9,7 +9,7 @@ from time import perf_counter
 from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.measure.cost_table import CostTable, measured
 from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
@@ -36,7 +36,7 @@ def plan_ahead(
     planned: Planned,
     rules: StepRules,
     buckets: Sequence[Bucket],
-    earlier: Iterable[tuple[StepTrace, Sequence[str]]],
+    earlier: Iterable[RecordedStep],
     engine: Engine,
 ) -> PlannedStep | None:
     """The order for a step; None if there are no costs yet for one of its buckets.
@@ -47,7 +47,7 @@ def plan_ahead(
         planned: whose order it is.
         rules: of the step, as under the base of `planned`.
         buckets: of each microbatch.
-        earlier: steps that have run, with the names of their microbatches' buckets.
+        earlier: steps that have run.
         engine: that will run the step, for its budgets in bytes.
 
     Raises:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
 from rrfp_jax.checkpoint.manifest import RunState
-from rrfp_jax.core.buckets import Bucket, bucket_name
-from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.buckets import Bucket
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
@@ -60,7 +60,7 @@ class Stepper:
         standing: how training stands.
         steps_done: how many, steps that were left out among them; the number of the next one.
         last_plan: hash of the latest step's plan; empty before the first.
-        traces: of the latest steps.
+        recorded: the latest steps.
         loader: through which all data is read.
     """
 
@@ -78,9 +78,8 @@ class Stepper:
         self.standing = Standing(loss_scale=loss_scale_of(settings.numerics.loss_scale))
         self.steps_done = 0
         self.last_plan = ""
-        self.traces: deque[StepTrace] = deque(maxlen=TRACED_STEPS)
+        self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self.loader = Loader(engine.reads, engine.world)
-        self._names: deque[Sequence[str]] = deque(maxlen=TRACED_STEPS)  # of the microbatches' buckets
         self._last_rules: StepRules | None = None
         self._latest_plan: Sequence[Microbatch] = ()
 
@@ -117,11 +116,6 @@ class Stepper:
             executables.remove_unused()
         return sum(made for made, _ in counts), sum(loaded for _, loaded in counts)
 
-    @property
-    def measured_steps(self) -> Iterable[tuple[StepTrace, Sequence[str]]]:
-        """The latest steps, with the names of their microbatches' buckets."""
-        return zip(self.traces, self._names, strict=True)
-
     def train(self, data: Data, more: bool = False) -> Report:
         """One training step.
 
@@ -145,8 +139,7 @@ class Stepper:
             policy = self._settings.numerics.on_nonfinite
             self.standing = leave_out(self.standing, policy, step, sums, self.engine.not_finite)
             self.steps_done += 1
-        self.traces.append(sums.trace)
-        self._names.append([bucket_name(bucket) for bucket in buckets_of(ran.plan)])
+        self.recorded.append(sums.recorded)
         self._latest_plan = ran.plan
         self.last_plan = plan_hash(ran.plan)
         return Report.of(
@@ -203,7 +196,7 @@ class Stepper:
         """The order of a step that trains, equal on all processes; None if it is not planned."""
         if not isinstance(self.schedule, Planned):
             return None
-        ahead = plan_ahead(self.schedule, rules, buckets, self.measured_steps, self.engine)
+        ahead = plan_ahead(self.schedule, rules, buckets, self.recorded, self.engine)
         if ahead is not None:
             self.engine.world.agree(f"the planned order of step {step}", str(ahead.rules.schedule))
         return ahead
@@ -233,7 +226,7 @@ class Stepper:
         if self.exchange is None or not self._latest_plan or not self.exchange.due():
             return
         rules, buckets = self.rules(len(self._latest_plan), "train"), buckets_of(self._latest_plan)
-        self.schedule = self.exchange.chosen(step, rules, buckets, self.measured_steps, self.engine)
+        self.schedule = self.exchange.chosen(step, rules, buckets, self.recorded, self.engine)
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
         """The rules of a step by the present schedule, or by its base if orders are planned."""

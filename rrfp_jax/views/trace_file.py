@@ -7,8 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.json_files import write_json
+from rrfp_jax.views.rules_file import rules_text
 
 TRACED_STEPS = 20
 """How many of the latest steps are kept to be written."""
@@ -17,7 +19,9 @@ SHORTEST_GAP = 50e-6
 """Idle times below this (s) are left out of the file."""
 
 
-def write_trace(path: str | Path, groups: Mapping[str, Iterable[StepTrace]], clock: str = "rank 0") -> None:
+def write_trace(
+    path: str | Path, groups: Mapping[str, Iterable[RecordedStep]], clock: str = "rank 0"
+) -> None:
     """One track per stage: tasks, the gaps between them with what was awaited, arrows for transfers.
 
     Times in microseconds, on the clock of rank 0; `otherData` says how precisely the others' are known. Each
@@ -31,14 +35,15 @@ def write_trace(path: str | Path, groups: Mapping[str, Iterable[StepTrace]], clo
     for pid, (group, steps) in enumerate(groups.items()):
         listed = list(steps)
         events += [event | {"pid": pid} for event in _group(pid, group, listed)]
-        precision = max([precision, *(part.precision for step in listed for part in step.parts)])
+        precision = max([precision, *(part.precision for step in listed for part in step.trace.parts)])
     about = {"clock": clock, "clock_precision_us": _microseconds(precision)}
     trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
     write_json(path, trace)
 
 
-def _group(pid: int, name: str, steps: Sequence[StepTrace]) -> list[dict[str, Any]]:
+def _group(pid: int, name: str, recorded: Sequence[RecordedStep]) -> list[dict[str, Any]]:
     """The events of some steps, but for the number of their group."""
+    steps = [step.trace for step in recorded]
     origin = min((step.start for step in steps), default=0.0)
     placements = [asdict(step.placement) for step in steps[:1]]
     about = {"name": name, "placement": placements[0] if placements else None}
@@ -46,10 +51,22 @@ def _group(pid: int, name: str, steps: Sequence[StepTrace]) -> list[dict[str, An
     for stage in range(max((step.stages for step in steps), default=0)):
         title = {"name": f"stage {stage}"}
         events.append({"ph": "M", "name": "thread_name", "tid": stage, "args": title})
+    events += _rules(recorded)
     for step in steps:
         events += _tasks(step, origin)
         events += _gaps(step, origin)
         events += _arrows(step, origin, f"{pid}.{step.step}")
+    return events
+
+
+def _rules(steps: Sequence[RecordedStep]) -> list[dict[str, Any]]:
+    """What each step was decided by; None for the same as the step before it."""
+    events, last = [], None
+    for step in steps:
+        rules = rules_text(step)
+        about = {"step": step.trace.step, "rules": None if rules == last else rules}
+        events.append({"ph": "M", "name": "step_rules", "args": about})
+        last = rules
     return events
 
 

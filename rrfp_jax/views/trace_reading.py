@@ -9,9 +9,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Seconds, Unreadable, as_kind, load_json
+from rrfp_jax.views.rules_file import RulesText
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """Of a stage, a task or a step, as records have it."""
@@ -28,9 +31,9 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Name(msgspec.Struct, frozen=True, kw_only=True, tag_field="ph", tag="M"):
-    """The name of a group of steps, or of a stage."""
+    """The name of a group of steps, or of a stage; or what a step was decided by."""
 
-    name: Literal["process_name", "thread_name"]
+    name: Literal["process_name", "thread_name", "step_rules"]
     pid: Number
     args: dict[str, Any]
 
@@ -45,6 +48,13 @@ class _Group(_Strict, frozen=True, kw_only=True):
     def placed(self) -> Placement | None:
         """Where its virtual stages are."""
         return None if self.placement is None else as_kind(self.placement, Placement)
+
+
+class _Rules(_Strict, frozen=True, kw_only=True):
+    """What a step was decided by; None for the same as the step before it."""
+
+    step: Number
+    rules: RulesText | None
 
 
 class _Slice(msgspec.Struct, frozen=True, kw_only=True, tag_field="ph", tag="X"):
@@ -86,7 +96,7 @@ class _Trace(msgspec.Struct, frozen=True, kw_only=True):
     events: list[_Name | _Slice | _Leaves | _Comes] = msgspec.field(name="traceEvents")
 
 
-def read_trace(path: Path) -> dict[str, list[StepTrace]]:
+def read_trace(path: Path) -> dict[str, list[RecordedStep]]:
     """The groups of steps that `write_trace` wrote there, in seconds, each from 0, to the nanosecond.
 
     Raises:
@@ -97,34 +107,53 @@ def read_trace(path: Path) -> dict[str, list[StepTrace]]:
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise Unreadable(f"{path} is not a trace.json of rrfp-train or rrfp-sim: {error}") from None
+        said = printable(str(error))
+        raise Unreadable(f"{path} is not a trace.json of rrfp-train or rrfp-sim: {said}") from None
 
 
-def _groups(events: Sequence[Any]) -> dict[str, list[StepTrace]]:
+def _groups(events: Sequence[Any]) -> dict[str, list[RecordedStep]]:
     named = [event for event in events if isinstance(event, _Name) and event.name == "process_name"]
     groups = {event.pid: as_kind(event.args, _Group) for event in named}
     placements = {pid: group.placed for pid, group in groups.items()}
     steps: dict[int, dict[int, list[TaskRecord]]] = {pid: {} for pid in groups}
+    rules: dict[int, dict[int, RulesText]] = {pid: {} for pid in groups}
     for event in events:
-        if isinstance(event, _Slice) and event.name != "idle":
-            if event.pid not in groups:
-                raise ValueError(f"{event.name} is of process {event.pid}, which has no name")
+        if isinstance(event, _Leaves | _Comes) or event.name in ("idle", "process_name", "thread_name"):
+            continue
+        if event.pid not in groups:
+            raise ValueError(f"{event.name} is of process {event.pid}, which has no name")
+        if isinstance(event, _Name):
+            _add_rules(rules[event.pid], as_kind(event.args, _Rules))
+        else:
             args = as_kind(event.args, _Task)
             record = _record(event, args, placements[event.pid])
             steps[event.pid].setdefault(args.step, []).append(record)
-    found = {group.name: _traces(placements[pid], steps[pid]) for pid, group in groups.items()}
+    found = {group.name: _steps(placements[pid], steps[pid], rules[pid]) for pid, group in groups.items()}
     if len(found) < len(named):
         raise ValueError("two groups of steps have the same name or number")
     return found
 
 
-def _traces(placement: Placement | None, steps: Mapping[int, Sequence[TaskRecord]]) -> list[StepTrace]:
-    if placement is None:
-        return []
+def _add_rules(rules: dict[int, RulesText], of: _Rules) -> None:
+    """Note a step's rules, after those of the steps before it."""
+    given = of.rules if of.rules is not None else next(reversed(rules.values()), None)
+    if given is None or of.step in rules:
+        raise ValueError(f"step {of.step} has no rules, or has them twice")
+    rules[of.step] = given
+
+
+def _steps(
+    placement: Placement | None, steps: Mapping[int, Sequence[TaskRecord]], rules: Mapping[int, RulesText]
+) -> list[RecordedStep]:
+    if steps.keys() != rules.keys() or (steps and placement is None):
+        raise ValueError("the steps with tasks are not those with rules")
+    found = []
     for number, records in steps.items():
+        assert placement is not None
         if len({record[:2] for record in records}) < max(len(records), placement.last + 1):
             raise ValueError(f"step {number} has a task twice, or a virtual stage without tasks")
-    return [StepTrace(number, placement, [Part.of(records)]) for number, records in steps.items()]
+        found.append(rules[number].step(StepTrace(number, placement, [Part.of(records)])))
+    return found
 
 
 def _record(event: _Slice, args: _Task, placement: Placement | None) -> TaskRecord:

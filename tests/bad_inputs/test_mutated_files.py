@@ -13,6 +13,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.csv_order import write_csv
 from rrfp_jax.core.measure.cost_table import CostTable
 from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
@@ -114,7 +115,8 @@ def test_orders(folder, content):
 
 def a_trace():
     rules = StepRules(placement=by_name("zb-v").placement_for(2), microbatches=3, schedule=by_name("zb-v"))
-    return simulate(rules, WorkloadCosts(STEP, rules.placement))
+    trace = simulate(rules, WorkloadCosts(STEP, rules.placement))
+    return RecordedStep(trace=trace, rules=rules, buckets=["", "", ""])
 
 
 @EXAMPLES
@@ -128,9 +130,10 @@ def test_traces(folder, data):
     if found is None:
         return
     said = [e for e in tree["traceEvents"] if e.get("cat") == "task" and e["name"] != "idle"]
-    records = [record for steps in found.values() for step in steps for record in step.records]
+    traces = [step.trace for steps in found.values() for step in steps]
+    records = [record for trace in traces for record in trace.records]
     (named,) = (e["args"] for e in tree["traceEvents"] if e.get("name") == "process_name")
-    assert [asdict(step.placement) for steps in found.values() for step in steps] == [named["placement"]]
+    assert [asdict(trace.placement) for trace in traces] == [named["placement"]]
     assert len(records) == len(said)
     for event, record in zip(sorted(said, key=lambda e: e["ts"] + e["dur"]), records, strict=True):
         args = event["args"]

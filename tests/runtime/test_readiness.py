@@ -52,7 +52,7 @@ def run(trainer, transport):
     sums = trainer._stepper.run("train", trainer._data, 0).sums
     gradients = jax.device_get([stage.gradients for stage in engine.stages.values()])
     engine.reset_gradients()
-    return sums.trace, gradients
+    return sums.recorded.trace, gradients
 
 
 @pytest.mark.parametrize("schedule", ["bf", "f-priority", "1f1b"])

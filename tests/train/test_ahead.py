@@ -13,6 +13,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.buckets import bucket_name
 from rrfp_jax.core.measure.cost_table import CostTable, measured
 from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.workload import Workload, log_normal
 from rrfp_jax.core.orders import OneFOneB, planned_order
 from rrfp_jax.core.schedules import NAMED
@@ -85,7 +86,7 @@ class TestCostTables:
         workload = log_normal(2, 4, forward=1.0, sigma=0.3, shared=0.5, seed=0, transfer=0.1)
         rules = StepRules(placement=placement, microbatches=4, schedule=NAMED[name])
         trace = simulate(rules, WorkloadCosts(workload, placement))
-        found = measured([(trace, "abcd")]).workload("abcd")
+        found = measured([RecordedStep(trace=trace, rules=rules, buckets="abcd")]).workload("abcd")
         for part in ("forward", "backward_input", "backward_weight"):
             np.testing.assert_allclose(getattr(found, part), getattr(workload, part), rtol=1e-6)
         crossing = 2 if placement.chunks > 1 and placement.shape == "looped" else 1
@@ -94,16 +95,10 @@ class TestCostTables:
 
     def test_medians_over_steps(self):
         own = Placement(1)
-        steps = [
-            (
-                simulate(
-                    StepRules(placement=own, microbatches=2, schedule=BF()),
-                    WorkloadCosts(log_normal(1, 2, forward=f, sigma=0, shared=0, seed=0), own),
-                ),
-                "ab",
-            )
-            for f in (1.0, 9.0, 2.0)
-        ]
+        rules = StepRules(placement=own, microbatches=2, schedule=BF())
+        workloads = [log_normal(1, 2, forward=f, sigma=0, shared=0, seed=0) for f in (1.0, 9.0, 2.0)]
+        traces = [simulate(rules, WorkloadCosts(workload, own)) for workload in workloads]
+        steps = [RecordedStep(trace=trace, rules=rules, buckets="ab") for trace in traces]
         assert measured(steps).buckets["a"].forward == ((2.0,),)
 
     @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.buckets import bucket_name
 from rrfp_jax.core.measure.cost_table import CostTable
 from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.schedules import by_name, name_of
 from rrfp_jax.core.step_rules import Budget, StepRules
@@ -89,7 +90,7 @@ class TestExchange:
         )
         buckets = buckets_of(InMemory(toy.microbatches(8)).plan(0))
         name = bucket_name(buckets[0])
-        earlier = [(trace, [name] * 8)]
+        earlier = [RecordedStep(trace=trace, rules=rules, buckets=[name] * 8)]
         return name_of(HintExchange(auto(*names)).chosen(7, rules, buckets, earlier, engine))
 
     def test_another_hint_that_gains(self, capfd):

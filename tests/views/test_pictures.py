@@ -8,7 +8,11 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax.views.picture import SVG
 from rrfp_jax.views.timeline import Timeline
-from tests.views.test_trace_file import step
+from tests.views import test_trace_file
+
+
+def step(schedule):
+    return test_trace_file.step(schedule).trace
 
 
 def texts(svg):

@@ -1,35 +1,60 @@
 """Trace files: what is written is read again."""
 
+from dataclasses import replace
+
 import pytest
 
 from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.recorded_step import RecordedStep, replayed_costs
 from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.schedules import by_name
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.planned import plan
+from rrfp_jax.sim.what_if import what_ifs
 from rrfp_jax.views.trace_file import write_trace
 from rrfp_jax.views.trace_reading import read_trace
 
 
-def step(schedule):
+def step(schedule, limit=None):
     placement = by_name(schedule).placement_for(3, 2)
     rules = StepRules(placement=placement, microbatches=6, schedule=by_name(schedule))
     workload = log_normal(3, 6, forward=0.01, sigma=0.3, shared=0.5, seed=0, transfer=0.001)
-    return simulate(rules, WorkloadCosts(workload, placement))
+    budgets = [Budget([[2] * 6] * placement.chunks, 2 * limit * placement.chunks)] * 3 if limit else None
+    trace = simulate(rules, WorkloadCosts(workload, placement), budgets=budgets)
+    return RecordedStep(trace=trace, rules=rules, budgets=budgets, buckets=list("abcabc"), lead=1e-3)
 
 
 def test_groups_of_steps_are_read_again(tmp_path):
-    written = {"hint": [step("bfw")], "order": [step("zb-v")], "none": []}
+    written = {"hint": [step("bfw", 3)], "order": [step("zb-v")], "none": []}
     write_trace(tmp_path / "trace.json", written)
     read = read_trace(tmp_path / "trace.json")
     assert list(read) == ["hint", "order", "none"] and read["none"] == []
     for name in ("hint", "order"):
         (before,), (after,) = written[name], read[name]
-        assert after.placement == before.placement
-        assert after.makespan == pytest.approx(before.makespan, abs=1e-8)
-        for one, other in zip(before.records, after.records, strict=True):
+        assert replace(after, trace=before.trace) == before
+        assert after.trace.placement == before.trace.placement
+        assert after.trace.makespan == pytest.approx(before.trace.makespan, abs=1e-8)
+        for one, other in zip(before.trace.records, after.trace.records, strict=True):
             assert one[:3] == other[:3]
             assert other[3:] == pytest.approx(one[3:], abs=2e-9)
+
+
+def test_an_order_without_a_name_is_read_as_the_order_in_which_tasks_ran(tmp_path):
+    ran = step("zb-v")
+    own = plan(ran.rules, replayed_costs(ran.trace), evaluations=1).order
+    planned = replace(ran, rules=replace(ran.rules, schedule=own), buckets=list("aaaaaa"))
+    planned = replace(planned, trace=simulate(planned.rules, replayed_costs(ran.trace)))
+    write_trace(tmp_path / "trace.json", {"run": [planned, planned_again(planned)]})
+    first, second = read_trace(tmp_path / "trace.json")["run"]
+    assert first.rules == second.rules
+    rows = [list(first.rules.schedule.order(stage, ran.rules.placement, 6)) for stage in range(3)]
+    assert rows == [planned.trace.order(stage) for stage in range(3)]
+    assert what_ifs(first, schedules=()).error < 1e-6
+
+
+def planned_again(step):
+    return replace(step, trace=replace(step.trace, step=1))
 
 
 @pytest.mark.parametrize("text", ["[", "{}", '{"traceEvents": [{"ph": "X", "cat": "task"}]}'])

@@ -9,7 +9,7 @@ from itertools import chain
 from statistics import median
 
 from rrfp_jax.core.measure.costs import link_row
-from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.workload import Table, Workload
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 
@@ -95,17 +95,18 @@ class CostTable:
         return {name: workload.as_json_object() for name, workload in self.buckets.items()}
 
 
-def measured(steps: Iterable[tuple[StepTrace, Sequence[str]]]) -> CostTable | None:
+def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
     """The medians of what steps took that have run; None without any.
 
     A transfer is from a task's end to the moment that the receiver knew. Of a fused backward each half counts
     as half; the chunks of a stage add up.
 
     Args:
-        steps: each with the names of its microbatches' buckets, and a backward.
+        steps: each with a backward.
     """
     samples: dict[str, dict[str, list[list[float]]]] = {}  # by bucket and part of a workload, of each stage
-    for trace, names in steps:
+    for step in steps:
+        trace, names = step.trace, step.buckets
         sums: dict[tuple[str, int, int], float] = {}
         links: list[tuple[str, int, int, float]] = []
         for record in trace.records:

@@ -9,7 +9,7 @@ from time import perf_counter
 import jax
 import optax
 
-from rrfp_jax.core.buckets import Bucket
+from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
@@ -224,6 +224,7 @@ class Engine:
             rules=rules,
             phase=phase,
             parts=parts,
+            buckets=[bucket_name(bucket) for bucket in buckets],
             programs=programs,
             memory=memory,
             load_seconds=load_seconds,
@@ -239,7 +240,7 @@ class Engine:
         told = mine if self.layout.told else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {run.phase} step {run.step}", told, records, run.step)
         results = [result for result in gathered if result is not None]
-        return add_up(results, len(run.programs), run.trace(results), run.memory.totals)
+        return add_up(results, len(run.programs), run.recorded(results, self.layout), run.memory.totals)
 
     def _add_replicas(self) -> None:
         """Give every replica of this process's stages the sum of all replicas' gradients."""

@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.runtime.driver.device import LEAD_SECONDS
 from rrfp_jax.runtime.memory.budget import StepMemory
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.metrics import Name
@@ -28,6 +30,7 @@ class StepRun:
         rules: which all processes agree on.
         phase: training, or evaluation.
         parts: by stage replica of this process, its tasks.
+        buckets: the name of each microbatch's.
         programs: by microbatch, those of this process's stages.
         memory: what the stages may hold.
         load_seconds: that loading the data took.
@@ -38,6 +41,7 @@ class StepRun:
     rules: StepRules
     phase: Phase
     parts: Mapping[int, ModelStep]
+    buckets: Sequence[str]
     programs: Sequence[StagePrograms]
     memory: StepMemory
     load_seconds: float
@@ -98,12 +102,19 @@ class StepRun:
                 found.append((virtual_stage, microbatch, names, vector.tolist()))
         return found
 
-    def trace(self, results: Sequence[Mapping[str, Any]]) -> StepTrace:
-        """The trace of the replica that ended last, from the results of all processes."""
+    def recorded(self, results: Sequence[Mapping[str, Any]], layout: Layout) -> RecordedStep:
+        """The step of the replica that ended last, from the results of all processes."""
         parts = [(replica, Part(*plain)) for result in results for replica, plain in result["parts"]]
         last, _ = max(parts, key=lambda pair: pair[1].end)
-        return StepTrace(
-            self.step, self.rules.placement, [part for replica, part in parts if replica == last]
+        own = [part for replica, part in parts if replica == last]
+        first = last * layout.stages  # of its stage replicas
+        return RecordedStep(
+            trace=StepTrace(self.step, self.rules.placement, own),
+            rules=self.rules,
+            budgets=self.memory.budgets[first : first + layout.stages] or None,
+            buckets=layout.share(first, self.buckets),
+            grouped=layout.grouped,
+            lead=LEAD_SECONDS,
         )
 
 

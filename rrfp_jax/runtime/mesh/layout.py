@@ -76,6 +76,11 @@ class Layout:
         return self.groups[next(iter(self.stage_meshes))]
 
     @property
+    def grouped(self) -> bool:
+        """Whether several processes share a stage."""
+        return any(len(ranks) > 1 for ranks in self.groups)
+
+    @property
     def member(self) -> int:
         """This process's place in its group."""
         return self.group.index(self.world.rank)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.runtime.model.metrics import Reduced, add_to
 
 
@@ -24,7 +24,7 @@ class Sums:
     finite: bool  # whether all gradient sums are
     squared_norm: float  # of the gradient sums over all stages; tied ones once, frozen ones not
     squared_parameter_norm: float  # of the same parameters
-    trace: StepTrace
+    recorded: RecordedStep
     peak_bytes: Sequence[int]  # by stage, the most that was there for microbatches, of any replica
     budget_bytes: Sequence[int | None]  # by stage, for that
     load_seconds: float  # of the process that waited longest for the step's data
@@ -38,7 +38,7 @@ class Sums:
 def add_up(
     results: Sequence[Mapping[str, Any]],
     microbatches: int,
-    trace: StepTrace,
+    recorded: RecordedStep,
     budgets: Sequence[int | None],
 ) -> Sums:
     """Sum what all virtual stages found of every microbatch, in the model's order, and that in theirs.
@@ -48,10 +48,10 @@ def add_up(
             of statistics; `norms`, tuples of stage and what `SumPrograms.norms` gives; `hyperparams`, by
             name; `peaks`, of stage replica and bytes; `load_seconds`.
         microbatches: their number.
-        trace: of the step.
+        recorded: the step.
         budgets: bytes for microbatches, by stage replica.
     """
-    stages = trace.stages
+    stages = recorded.trace.stages
     peaks = dict(tuple(own) for result in results for own in result["peaks"])
     totals = [0.0] * microbatches
     weight, metrics = 0.0, dict[str, Reduced]()
@@ -69,7 +69,7 @@ def add_up(
         finite=all(math.isfinite(largest) for largest, _, _ in norms),
         squared_norm=sum(largest**2 * share for largest, share, _ in norms),
         squared_parameter_norm=sum(squares for _, _, squares in norms),
-        trace=trace,
+        recorded=recorded,
         peak_bytes=[max(peaks[number] for number in range(s, len(peaks), stages)) for s in range(stages)],
         budget_bytes=[_least(budgets[s::stages]) for s in range(stages)],
         load_seconds=max(result["load_seconds"] for result in results),

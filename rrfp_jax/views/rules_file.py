@@ -1,0 +1,111 @@
+"""What a step was decided by, as plain data in a trace file: rules, budgets, buckets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import msgspec
+
+from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.orders import ListedOrder
+from rrfp_jax.core.schedules import NAMED, RANKED, Schedule, by_name, name_of
+from rrfp_jax.core.step_rules import Backpressure, Budget, StepRules
+from rrfp_jax.json_files import Count, Seconds
+
+RECORDED = "recorded"
+"""In the place of a schedule's name: one that has none, and is read as the order in which tasks ran."""
+
+
+class _Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See `Budget`."""
+
+    costs: list[list[Count]]
+    limit: Count
+    most: Count | None
+
+
+class RulesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file says of a step beside its tasks; see `StepRules` and `RecordedStep`."""
+
+    schedule: str
+    microbatches: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    limit: Count | None
+    backpressure: Backpressure
+    accumulation: Accumulation
+    spare_gradients: Count
+    forward_only: bool
+    budgets: list[_Budget | None] | None
+    buckets: list[str]
+    grouped: bool
+    lead: Seconds
+
+    def step(self, trace: StepTrace) -> RecordedStep:
+        """The step of this trace.
+
+        Raises:
+            ValueError: they do not belong together.
+        """
+        stages, chunks, microbatches = trace.stages, trace.placement.chunks, self.microbatches
+        if len(self.buckets) != microbatches:
+            raise ValueError(f"{len(self.buckets)} buckets for {microbatches} microbatches")
+        if max(record.task.microbatch for record in trace.records) >= microbatches:
+            raise ValueError(f"step {trace.step} has tasks of more than {microbatches} microbatches")
+        budgets: list[Budget | None] | None = None
+        if self.budgets is not None:
+            budgets = [_budget(one, chunks, microbatches) for one in self.budgets]
+            if len(budgets) != stages:
+                raise ValueError(f"{len(budgets)} budgets for {stages} stages")
+        rules = StepRules(
+            placement=trace.placement,
+            microbatches=microbatches,
+            schedule=self._schedule(trace),
+            limit=self.limit,
+            backpressure=self.backpressure,
+            accumulation=self.accumulation,
+            spare_gradients=self.spare_gradients,
+            forward_only=self.forward_only,
+        )
+        return RecordedStep(
+            trace=trace,
+            rules=rules,
+            budgets=budgets,
+            buckets=self.buckets,
+            grouped=self.grouped,
+            lead=self.lead,
+        )
+
+    def _schedule(self, trace: StepTrace) -> Schedule:
+        if self.schedule != RECORDED:
+            return by_name(self.schedule)
+        rows = tuple(tuple(trace.order(stage)) for stage in range(trace.stages))
+        return ListedOrder(trace.placement, self.microbatches, rows)
+
+
+def rules_text(step: RecordedStep) -> dict[str, Any]:
+    """A step but for its tasks, as `RulesText` reads it."""
+    rules, name = step.rules, name_of(step.rules.schedule)
+    known = name.removeprefix(RANKED) in NAMED
+    return {
+        "schedule": name if known else RECORDED,
+        "microbatches": rules.microbatches,
+        "limit": rules.limit,
+        "backpressure": rules.backpressure,
+        "accumulation": rules.accumulation,
+        "spare_gradients": rules.spare_gradients,
+        "forward_only": rules.forward_only,
+        "budgets": step.budgets and [budget and asdict(budget) for budget in step.budgets],
+        "buckets": list(step.buckets),
+        "grouped": step.grouped,
+        "lead": step.lead,
+    }
+
+
+def _budget(given: _Budget | None, chunks: int, microbatches: int) -> Budget | None:
+    if given is None:
+        return None
+    if [len(row) for row in given.costs] != [microbatches] * chunks:
+        raise ValueError(f"a budget has no costs of {chunks} chunks and {microbatches} microbatches")
+    return Budget(given.costs, given.limit, given.most)
