@@ -10,7 +10,7 @@ FAST := tests/core tests/sim tests/views tests/forecast tests/house/test_layerin
 	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,trainer.py refusals.py)
 
-.PHONY: train test test-fast odd-models lint format clean
+.PHONY: train test test-fast odd-models lint format docs docs-serve clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
@@ -35,8 +35,15 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The documentation as a site: site/index.html. A warning fails it.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
+docs-serve: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve $(ARGS)
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rrfp_jax needs Python 3.11 or newer: make PYTHON=python3.12")'

@@ -109,8 +109,9 @@ def _drawing() -> str:
     moves: dict[tuple[int, int], list[str]] = {}
     for name, move in TRANSITIONS.items():
         moves.setdefault(move, []).append(name.value)
-    lines = [f"    {STATES[a]} --> {STATES[b]}: {', or '.join(why)}" for (a, b), why in moves.items()]
-    return "\n".join(("```mermaid", "stateDiagram-v2", f"    [*] --> {STATES[WAITING]}", *lines, "```"))
+    width = max(map(len, STATES))
+    lines = [f"{STATES[a]:{width}} --> {STATES[b]:{width}}  {', or '.join(why)}" for (a, b), why in moves.items()]
+    return "\n".join(("```text", *lines, "```"))
 
 
 def _by_kind() -> str:

@@ -1,0 +1,87 @@
+"""What the site has besides the pages in this folder, and where links out of it lead.
+
+Pages that lie beside the code they are about (`launch/README.md`) are pages of the site at the same path. The
+notebook becomes one, too. A link to any other file of the repository becomes plain text: readers of the site
+need not have a checkout. Where a page says `<!-- help: COMMAND -->` stands what that command's --help prints.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import posixpath
+import re
+import tomllib
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+REPOSITORY = Path(__file__).parents[1]
+NOTEBOOK = "notebooks/quickstart.ipynb"
+PLACES = {
+    "README.md": "overview.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "launch/README.md": "launch/README.md",
+    "launch/slurm.md": "launch/slurm.md",
+    "benchmarks/README.md": "benchmarks/README.md",
+    "tests/verification/README.md": "tests/verification/README.md",
+    "rrfp_jax/core/README.md": "rrfp_jax/core/README.md",
+    NOTEBOOK: "notebooks/quickstart.md",
+}
+"""Where files outside `docs/` are in the site."""
+SOURCES = {place: source for source, place in PLACES.items()}
+
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+HELP = re.compile(r"<!-- help: ([\w-]+) -->")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files, config):
+    """Add the pages that lie elsewhere."""
+    for source, place in PLACES.items():
+        text = (REPOSITORY / source).read_text(encoding="utf-8")
+        text = notebook_page(text) if source == NOTEBOOK else text
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Turn links from file to file of the repository into links from page to page."""
+    source = SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    found, end = [], 0
+    for fence in FENCED.finditer(markdown):
+        found += [relinked(markdown[end : fence.start()], source, page.file.src_uri), fence[0]]
+        end = fence.end()
+    whole = "".join([*found, relinked(markdown[end:], source, page.file.src_uri)])
+    return HELP.sub(lambda match: f"```text\n{help_of(match[1])}```", whole)
+
+
+def help_of(command):
+    """What a command of ours prints when it is asked for help."""
+    with open(REPOSITORY / "pyproject.toml", "rb") as file:
+        module = tomllib.load(file)["project"]["scripts"][command].partition(":")[0]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        importlib.import_module(module).main(["--help"])
+    return said.getvalue()
+
+
+def relinked(text, source, place):
+    """A text of the file `source` as it must be on the page at `place`."""
+
+    def link(match):
+        words, target, anchor = match[1], match[2], match[3] or ""
+        if ":" in target:
+            return match[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if (where := PLACES.get(target, target.removeprefix("docs/"))) != target or target in PLACES:
+            return f"[{words}]({posixpath.relpath(where, posixpath.dirname(place) or '.')}{anchor})"
+        return words if (REPOSITORY / target).exists() else match[0]
+
+    return LINK.sub(link, text)
+
+
+def notebook_page(text):
+    """A notebook's cells as Markdown; what code gives is left out."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    return "\n\n".join(f"```python\n{own}\n```" if kind == "code" else own for kind, own in cells)

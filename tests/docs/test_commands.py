@@ -1,0 +1,163 @@
+"""Every command that the documentation names is there, and takes the flags that it is given."""
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import re
+import shlex
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rrfp_jax.commands.overrides import override
+from rrfp_jax.runs.config_file import load_config
+from tests.docs.pages import FENCE, INLINE, PAGES, REPOSITORY, blocks_of, name_of, text_of
+
+SHELL = ("", "bash")
+
+@cache
+def targets():
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+
+
+@cache
+def project():
+    with open(REPOSITORY / "pyproject.toml", "rb") as file:
+        return tomllib.load(file)["project"]
+
+
+def source_of(module):
+    """The text of a module that `python -m` runs; None if there is none."""
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    if found is None or found.origin is None:
+        return None
+    text = Path(found.origin).read_text(encoding="utf-8")
+    ours = REPOSITORY in Path(found.origin).parents
+    return None if ours and '__name__ == "__main__"' not in text else text
+
+
+def unknown_commands(text):
+    """What a text tells to run and what is not there."""
+    code = "\n".join([*(block[3] for block in FENCE.finditer(text)), *INLINE.findall(text)])
+    modules = re.findall(r"(?:python|rrfp-launch[^\n]*) -m ([\w.]+\w)", code)
+    wrong = [module for module in modules if module != "module" and source_of(module) is None]
+    wrong += set(re.findall(r"^make ([a-z][\w-]*)", code, re.MULTILINE)) - targets()
+    return wrong + sorted(set(re.findall(r"(?:^|\s)(rrfp-(?!jax)[a-z]+)", code)) - project()["scripts"].keys())
+
+
+@cache
+def help_of(command):
+    """What a command of ours says about itself."""
+    module, _, function = project()["scripts"][command].partition(":")
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert importlib.import_module(module).main(["--help"]) == 0
+    return said.getvalue()
+
+
+def command_lines(page):
+    """The command lines of a page's blocks, and those in its prose, as lists of words."""
+    blocks = [block.code for block in blocks_of(page) if block.language in SHELL]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    lines += [code for code in INLINE.findall(FENCE.sub("", text_of(page))) if " " in code]
+    for line in lines:
+        with contextlib.suppress(ValueError):  # what is no command line
+            yield shlex.split(line, comments=True)
+
+
+def commands_in(words):
+    """The commands of ours in a line, such as one after `srun -n 4`, each with its arguments."""
+    for at, word in enumerate(words):
+        module = words[at + 1] if words[at - 1 : at + 1] == ["python", "-m"] and at + 1 < len(words) else None
+        if word in project()["scripts"] or (module and source_of(module)):
+            own = words[at + (2 if module else 1) :]
+            # What follows a script or a module is that one's.
+            cut = next((i for i, a in enumerate(own) if a.endswith(".py") and not a.startswith("-")), len(own))
+            yield module or word, own[: own.index("-m") if "-m" in own[:cut] else cut]
+
+
+def is_known(command, flag):
+    """Whether the command says that it takes the flag; benchmarks have theirs in their sources."""
+    if command in project()["scripts"]:
+        return flag in help_of(command)
+    if command == "launch.local":
+        return flag in help_of("rrfp-train") or flag in source_of("rrfp_jax.commands.local")
+    text = source_of(command)
+    shared = source_of("benchmarks.gpu.supervise") + (REPOSITORY / "benchmarks/harness.py").read_text()
+    return flag in text or flag in shared
+
+
+def wrong_flags(command, arguments):
+    """The flags that a command would refuse."""
+    flags = [re.sub(r"[\[\]]", "", a).partition("=")[0] for a in arguments if a.lstrip("[").startswith("--")]
+    own = [flag for flag in flags if not flag.startswith("--config.") and flag != "--config"]
+    return [f"{command} {flag}" for flag in own if not is_known(command, flag)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_name_what_there_is(page):
+    assert unknown_commands(text_of(page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_take_their_flags(page):
+    found = [command for words in command_lines(page) for command in commands_in(words)]
+    assert [wrong for command, arguments in found for wrong in wrong_flags(command, arguments)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_configs_take_the_fields_that_they_are_given(page, tmp_path, monkeypatch):
+    """Each `--config=FILE --config.x=y`, with a file of the repository or of the page."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for block in blocks_of(page):
+        if block.title:
+            (tmp_path / block.title).write_text(block.code, encoding="utf-8")
+    for words in command_lines(page):
+        files = [word.partition("=")[2] for word in words if word.startswith("--config=")]
+        fields = [word for word in words if re.fullmatch(r"--config\.[\w.]+=[^\[\].]\S*", word)]
+        file = next((f for f in [*files, "configs/quickstart.py"] if (REPOSITORY / f).is_file()), None)
+        own = next((f for f in files if (tmp_path / f).is_file()), None)
+        if fields and (own or file):
+            override(load_config(own or str(REPOSITORY / file)), fields)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_extras_are_there(page):
+    extras = set(re.findall(r"(?:rrfp-jax|\.)\[([\w,]+)\]", "\n".join(INLINE.findall(text_of(page)))))
+    named = {extra for found in extras for extra in found.split(",")}
+    assert sorted(named - project()["optional-dependencies"].keys()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`python -m benchmarks.no_such_thing`",
+        "`make no-such-target`",
+        "`rrfp-nothing --help`",
+        "```\nrrfp-launch -n 2 -m tests.no_such_thing\n```",
+        "`python -m rrfp_jax.errors`",
+    ],
+)
+def test_commands_that_are_not_there_are_found(text):
+    assert unknown_commands(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("rrfp-sim --family=log-normal --speed=3", "rrfp-sim --speed"),
+        ("srun -n 4 rrfp-doctor --nothing", "rrfp-doctor --nothing"),
+        ("python -m benchmarks.runtime.tax --fast --check", "benchmarks.runtime.tax --fast"),
+        ("rrfp-launch -n 4 --name=x --slow train.py --fast", "rrfp-launch --slow"),
+    ],
+)
+def test_flags_that_are_not_there_are_found(line, flag):
+    assert [wrong for own in commands_in(shlex.split(line)) for wrong in wrong_flags(*own)] == [flag]

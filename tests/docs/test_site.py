@@ -1,0 +1,110 @@
+"""The site that `make docs` builds: without a warning, every page in its contents, every link leads somewhere,
+and nothing is fetched from elsewhere."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from importlib import import_module
+from urllib.parse import unquote, urldefrag, urlsplit
+
+import pytest
+
+from tests.docs.pages import REPOSITORY
+
+LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
+"""What a browser fetches by itself."""
+PUBLIC = ["rrfp_jax", "rrfp_jax.data", "rrfp_jax.schedules", "rrfp_jax.weights"]
+"""Modules whose `__all__` users have, all of which is in the reference."""
+
+
+@dataclass
+class Read(HTMLParser):
+    """The anchors of a page, the links on it, and what is fetched to show it."""
+
+    anchors: set = field(default_factory=set)
+    links: set = field(default_factory=set)
+    fetched: set = field(default_factory=set)
+
+    def __post_init__(self):
+        super().__init__()
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href"):
+            self.links.add(given["href"])
+        self.fetched |= {value for name, value in attrs if (tag, name) in LOADED and value}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, and what was said when it was built."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done.stderr
+
+
+@pytest.fixture(scope="module")
+def read(site):
+    """Every page of the site, by its path in it."""
+    folder, found = site[0], {}
+    for path in sorted(folder.rglob("*.html")):
+        page = Read()
+        page.feed(path.read_text(encoding="utf-8"))
+        found[path.relative_to(folder).as_posix()] = page
+    assert len(found) > 30
+    return found
+
+
+def leads_nowhere(folder, read, page, link):
+    """Whether a link inside the site has no target."""
+    address, anchor = urldefrag(link)
+    if urlsplit(link).scheme:
+        return False
+    target = folder / page if not address else (folder / page).parent / unquote(address)
+    if page == "404.html":  # it is shown at any address, so its links begin at the site's root
+        target = folder / address.lstrip("/")
+    target = target / "index.html" if target.is_dir() else target
+    if not target.is_file():
+        return True
+    own = read.get(target.resolve().relative_to(folder.resolve()).as_posix())
+    return bool(anchor) and (own is None or unquote(anchor) not in own.anchors)
+
+
+def test_it_is_built_without_a_warning(site):
+    assert "WARNING" not in site[1] and "ERROR" not in site[1], site[1]
+
+
+def test_every_link_inside_leads_to_a_page_and_an_anchor(site, read):
+    links = [(page, link) for page, own in read.items() for link in own.links]
+    assert len(links) > 1000
+    assert [pair for pair in links if leads_nowhere(site[0], read, *pair)] == []
+
+
+def test_links_that_lead_nowhere_are_found(site, read):
+    assert leads_nowhere(site[0], read, "index.html", "no-such-page.html")
+    assert leads_nowhere(site[0], read, "index.html", "memory.html#no-such-anchor")
+    assert not leads_nowhere(site[0], read, "reference/train.html", "../memory.html#the-invariant")
+
+
+def test_nothing_is_fetched_from_elsewhere(site, read):
+    assert {url for own in read.values() for url in own.fetched if urlsplit(url).netloc} == set()
+    styles = "".join(path.read_text(encoding="utf-8") for path in site[0].rglob("*.css"))
+    assert "url(http" not in styles and "@import" not in styles
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_in_the_reference(module, read):
+    told = set().union(*(own.anchors for page, own in read.items() if page.startswith("reference/")))
+    names = {f"{module}.{name}" for name in import_module(module).__all__}
+    modules = {"rrfp_jax.data", "rrfp_jax.schedules", "rrfp_jax.loggers"}
+    assert sorted(names - told - modules) == []
