@@ -110,7 +110,9 @@ def _drawing() -> str:
     for name, move in TRANSITIONS.items():
         moves.setdefault(move, []).append(name.value)
     width = max(map(len, STATES))
-    lines = [f"{STATES[a]:{width}} --> {STATES[b]:{width}}  {', or '.join(why)}" for (a, b), why in moves.items()]
+    lines = [
+        f"{STATES[a]:{width}} --> {STATES[b]:{width}}  {', or '.join(why)}" for (a, b), why in moves.items()
+    ]
     return "\n".join(("```text", *lines, "```"))
 
 

@@ -2,7 +2,8 @@
 
 The blocks of a page share one namespace and one folder. One with a title is a file: it is written there and
 imported, so that later ones can import it. What readers have and the page does not show, such as files of
-text, is made by a comment before the block. A block without a language that follows at once is what it prints.
+text, is made by a comment before the block. A block without a language that follows at once is what it
+prints.
 """
 
 import importlib

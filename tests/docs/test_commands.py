@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax.commands.overrides import override
+from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config_file import load_config
 from tests.docs.pages import FENCE, INLINE, PAGES, REPOSITORY, blocks_of, name_of, text_of
 
 SHELL = ("", "bash")
+
 
 @cache
 def targets():
@@ -49,13 +51,14 @@ def unknown_commands(text):
     modules = re.findall(r"(?:python|rrfp-launch[^\n]*) -m ([\w.]+\w)", code)
     wrong = [module for module in modules if module != "module" and source_of(module) is None]
     wrong += set(re.findall(r"^make ([a-z][\w-]*)", code, re.MULTILINE)) - targets()
-    return wrong + sorted(set(re.findall(r"(?:^|\s)(rrfp-(?!jax)[a-z]+)", code)) - project()["scripts"].keys())
+    named = set(re.findall(r"(?:^|\s)(rrfp-(?!jax)[a-z]+)", code))
+    return wrong + sorted(named - project()["scripts"].keys())
 
 
 @cache
 def help_of(command):
     """What a command of ours says about itself."""
-    module, _, function = project()["scripts"][command].partition(":")
+    module = project()["scripts"][command].partition(":")[0]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         assert importlib.import_module(module).main(["--help"]) == 0
@@ -79,8 +82,8 @@ def commands_in(words):
         if word in project()["scripts"] or (module and source_of(module)):
             own = words[at + (2 if module else 1) :]
             # What follows a script or a module is that one's.
-            cut = next((i for i, a in enumerate(own) if a.endswith(".py") and not a.startswith("-")), len(own))
-            yield module or word, own[: own.index("-m") if "-m" in own[:cut] else cut]
+            scripts = [i for i, a in enumerate(own) if a == "-m" or (a.endswith(".py") and a[0] != "-")]
+            yield module or word, own[: min(scripts, default=len(own))]
 
 
 def is_known(command, flag):
@@ -89,9 +92,8 @@ def is_known(command, flag):
         return flag in help_of(command)
     if command == "launch.local":
         return flag in help_of("rrfp-train") or flag in source_of("rrfp_jax.commands.local")
-    text = source_of(command)
-    shared = source_of("benchmarks.gpu.supervise") + (REPOSITORY / "benchmarks/harness.py").read_text()
-    return flag in text or flag in shared
+    shared = [REPOSITORY / "benchmarks" / name for name in ("harness.py", "gpu/supervise.py")]
+    return any(flag in text for text in [source_of(command), *map(text_of, shared)])
 
 
 def wrong_flags(command, arguments):
@@ -126,7 +128,19 @@ def test_configs_take_the_fields_that_they_are_given(page, tmp_path, monkeypatch
         file = next((f for f in [*files, "configs/quickstart.py"] if (REPOSITORY / f).is_file()), None)
         own = next((f for f in files if (tmp_path / f).is_file()), None)
         if fields and (own or file):
-            override(load_config(own or str(REPOSITORY / file)), fields)
+            assert refused(own or str(REPOSITORY / file), fields) is None
+
+
+def refused(file, fields):
+    """What the config of a file says against its fields; nothing if it names a file that comes later."""
+    try:
+        override(load_config(file), fields)
+    except UsageError as error:
+        return None if "No such file" in str(error) else str(error)
+
+
+def test_a_field_that_is_not_there_is_found():
+    assert "no such flag" in refused(str(REPOSITORY / "configs/quickstart.py"), ["--config.stages=3"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -155,7 +169,7 @@ def test_commands_that_are_not_there_are_found(text):
     [
         ("rrfp-sim --family=log-normal --speed=3", "rrfp-sim --speed"),
         ("srun -n 4 rrfp-doctor --nothing", "rrfp-doctor --nothing"),
-        ("python -m benchmarks.runtime.tax --fast --check", "benchmarks.runtime.tax --fast"),
+        ("python -m benchmarks.runtime.padding --fast --check", "benchmarks.runtime.padding --fast"),
         ("rrfp-launch -n 4 --name=x --slow train.py --fast", "rrfp-launch --slow"),
     ],
 )

@@ -69,7 +69,7 @@ def test_every_measurement_and_verification_is_listed(folder):
 @pytest.mark.parametrize(
     ("file", "begin", "end"),
     [
-        ("README.md", "| hints |", "| planned |"),
+        ("docs/which-schedule.md", "| hints |", "| planned |"),
         ("docs/simulator.md", "| `--policy=NAME` |", "\n"),
         ("rrfp_jax/runs/config.py", "        schedule: ", "planned or"),
     ],

@@ -1,4 +1,4 @@
-"""Schedules give equal bits in bfloat16 and on stages of two devices, too: cells of the table in docs/numbers.md."""
+"""Schedules give equal bits in bfloat16 and on stages of two devices, too; see docs/numbers.md."""
 
 import jax
 import jax.numpy as jnp
