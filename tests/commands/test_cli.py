@@ -298,9 +298,10 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     times = {"step_seconds": 0.01, "wall_seconds": 0.02, "load_seconds": 0.0, "bubble": [0.25, 0.5]}
     report = Report(
-        **{"step": 1, "loss": 1.25, "weight": 50.0, "metrics": {}, "plan": "", "trace": None},
+        **{"step": 1, "loss": 1.25, "weight": 50.0, "metrics": {}, "hyperparams": {}, "plan": ""},
         **{"gradient_norm": 0.5, "parameter_norm": 2.0, "loss_scale": 1.0, "applied": True, "skipped": 0},
         **times,
+        recorded=None,
         peak_bytes=[0],
         budget_bytes=[None],
     )
