@@ -1,0 +1,173 @@
+"""A step that ran with one thing different at a time: its costs, its limits or its schedule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import NamedTuple, TypeAlias
+
+from rrfp_jax.core.measure.costs import Costs, TableCosts, recorded
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.schedules import by_name, name_of
+from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Task
+
+SCHEDULES = (
+    *("bf", "bfw", "1f1b", "zb-h1", "ranked:zb-h1", "zb-h2", "ranked:zb-h2"),
+    *("zb-v", "ranked:zb-v", "v-half", "ranked:v-half"),
+)
+"""That are tried instead of a step's own; those that its placement does not allow are left out."""
+
+Durations: TypeAlias = Mapping[tuple[int, Task], float]
+Link: TypeAlias = tuple[int, int]
+"""From one stage to another."""
+
+
+class Variant(NamedTuple):
+    """A step with one thing different.
+
+    Attributes:
+        change: in words, such as "stage 2 as fast as the others".
+        kind: what is changed: "stage", "stages", "jitter", "lengths", "link", "links", "host", "in flight",
+            "bytes" or "schedule".
+        subject: which stage, link or schedule, or by how much; None where there is one change of the kind.
+        costs: of its tasks and transfers.
+        step: with its rules and budgets.
+    """
+
+    change: str
+    kind: str
+    subject: Hashable
+    costs: Costs
+    step: RecordedStep
+
+
+def variants(
+    step: RecordedStep, costs: TableCosts, schedules: Sequence[str] = SCHEDULES
+) -> Iterator[Variant]:
+    """All that is tried with a step.
+
+    Args:
+        step: with a backward.
+        costs: of its tasks and transfers.
+        schedules: by name.
+    """
+    yield from _speeds(step, costs)
+    yield from _lengths(step, costs)
+    yield Variant("no time of the host", "host", None, recorded(step.trace), step)
+    yield from _links(step, costs)
+    yield from _limits(step, costs)
+    placement, own = step.rules.placement, name_of(step.rules.schedule)
+    for name in schedules:
+        schedule = by_name(name)
+        if name != own and schedule.placement_for(placement.stages, placement.chunks) == placement:
+            rules = replace(step.rules, schedule=schedule)
+            yield Variant(f"schedule {name}", "schedule", name, _Halves(costs), replace(step, rules=rules))
+
+
+def _speeds(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
+    """Stages as fast as others; what differs between their tasks stays."""
+    busy = [0.0] * step.trace.stages
+    for (stage, _), seconds in costs.durations.items():
+        busy[stage] += seconds
+    if len(busy) < 2 or not all(busy):
+        return
+
+    def scaled(factors: Sequence[float]) -> TableCosts:
+        return replace(costs, durations={(s, t): x * factors[s] for (s, t), x in costs.durations.items()})
+
+    mean = fmean(busy)
+    yield Variant("all stages equally fast", "stages", None, scaled([mean / own for own in busy]), step)
+    for stage, own in enumerate(busy):
+        usual = median(busy[:stage] + busy[stage + 1 :])
+        if own > usual:
+            factors = [usual / own if s == stage else 1.0 for s in range(len(busy))]
+            yield Variant(f"stage {stage} as fast as the others", "stage", stage, scaled(factors), step)
+
+
+def _lengths(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
+    """Without jitter, and without the differences of lengths.
+
+    A task takes the usual time of its stage and kind, which is the median, times a factor of its bucket,
+    times a rest. The factor is the median, over the bucket's tasks of that kind on all stages, of what they
+    take beside their usual times. The rest is jitter.
+    """
+    groups, ratios = defaultdict(list), defaultdict(list)
+    for (stage, (kind, chunk, _)), seconds in costs.durations.items():
+        groups[stage, kind, chunk].append(seconds)
+    usual = {group: median(found) for group, found in groups.items()}
+    for (stage, (kind, chunk, j)), seconds in costs.durations.items():
+        own = usual[stage, kind, chunk]
+        ratios[kind, step.buckets[j]].append(seconds / own if own else 1.0)
+    factors = {key: median(found) for key, found in ratios.items()}
+    mean = {
+        kind: fmean(factors[kind, name] for name in step.buckets if (kind, name) in factors)
+        for kind in {kind for kind, _ in factors}
+    }
+    steady, even = {}, {}
+    for (stage, task), seconds in costs.durations.items():
+        kind, chunk, j = task
+        factor = factors[kind, step.buckets[j]]
+        steady[stage, task] = usual[stage, kind, chunk] * factor
+        even[stage, task] = seconds * mean[kind] / factor if factor else seconds
+    no_jitter = "no jitter: tasks of equal lengths take equal times"
+    yield Variant(no_jitter, "jitter", None, replace(costs, durations=steady), step)
+    yield Variant("microbatches of equal lengths", "lengths", None, replace(costs, durations=even), step)
+
+
+def _links(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
+    """Links as fast as others, or all of them faster; what differs between their messages stays."""
+    by_link: dict[Link, list[float]] = defaultdict(list)
+    for (stage, task), seconds in costs.transfers.items():
+        by_link[_link(step, stage, task)].append(seconds)
+    usual = {link: median(found) for link, found in by_link.items()}
+
+    def scaled(factors: Mapping[Link, float]) -> TableCosts:
+        transfers = {(s, t): x * factors[_link(step, s, t)] for (s, t), x in costs.transfers.items()}
+        return replace(costs, transfers=transfers)
+
+    for link, own in sorted(usual.items()):
+        others = [seconds for other, seconds in usual.items() if other != link]
+        if others and own > median(others):
+            factors = dict.fromkeys(usual, 1.0) | {link: median(others) / own}
+            change = f"the link from stage {link[0]} to {link[1]} as fast as the others"
+            yield Variant(change, "link", link, scaled(factors), step)
+    if usual:
+        yield Variant("all links twice as fast", "links", 0.5, scaled(dict.fromkeys(usual, 0.5)), step)
+        yield Variant("no time in transfers", "links", 0.0, scaled(dict.fromkeys(usual, 0.0)), step)
+
+
+def _link(step: RecordedStep, stage: int, task: Task) -> Link:
+    destination = step.rules.placement.destination(stage, task)
+    assert destination is not None, f"{task} of stage {stage} sends nothing"
+    return stage, destination[0]
+
+
+def _limits(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
+    """More in flight, as far as there is a limit; a fixed order holds what it holds."""
+    rules, budgets = step.rules, step.budgets
+    if step.fixed_order:
+        return
+    if rules.limit is not None and rules.limit < rules.microbatches:
+        more = replace(step, rules=replace(rules, limit=rules.limit + 1))
+        yield Variant("one microbatch more in flight", "in flight", 1, costs, more)
+    if budgets and any(budgets):
+        larger = [budget and replace(budget, limit=budget.limit * 3 // 2, most=None) for budget in budgets]
+        yield Variant("1.5 times the bytes", "bytes", 1.5, costs, replace(step, budgets=larger))
+
+
+@dataclass(frozen=True)
+class _Halves(Costs):
+    """Costs of fused backwards for schedules that split them: each half takes half of it."""
+
+    inner: TableCosts
+
+    def duration(self, stage: int, task: Task) -> float:
+        if task.kind in (INPUT, WEIGHT) and (stage, task) not in self.inner.durations:
+            return self.inner.duration(stage, task._replace(kind=BACKWARD)) / 2
+        return self.inner.duration(stage, task)
+
+    def transfer(self, stage: int, task: Task) -> float:
+        kinds = (task.kind,) if task.kind not in (BACKWARD, INPUT) else (BACKWARD, INPUT)
+        return max(self.inner.transfer(stage, task._replace(kind=kind)) for kind in kinds)
