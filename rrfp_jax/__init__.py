@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rrfp_jax import data, schedules
+    from rrfp_jax import data, schedules, weights
     from rrfp_jax.commands.simulation import simulate
     from rrfp_jax.data.contract import Microbatch
     from rrfp_jax.errors import TrainingError, UsageError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rrfp_jax.runtime.model.layers import Loss, layer
     from rrfp_jax.runtime.model.metrics import Max, Mean, Sum
     from rrfp_jax.runtime.model.pipeline import Pipeline
+    from rrfp_jax.train.exporting import export
     from rrfp_jax.train.trainer import Trainer
 
 __all__ = [
@@ -32,9 +33,11 @@ __all__ = [
     "TrainingError",
     "UsageError",
     "data",
+    "export",
     "layer",
     "schedules",
     "simulate",
+    "weights",
 ]
 
 _MODULES = {
@@ -49,10 +52,11 @@ _MODULES = {
     "Trainer": "train.trainer",
     "TrainingError": "errors",
     "UsageError": "errors",
+    "export": "train.exporting",
     "layer": "runtime.model.layers",
     "simulate": "commands.simulation",
 }
-"""Where each name is defined; `data` and `schedules` are modules themselves."""
+"""Where each name is defined; `data`, `schedules` and `weights` are modules themselves."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,7 @@
-"""Initial parameters from safetensors files, for `Trainer(init=...)`; see `docs/checkpoints.md`."""
+"""Initial parameters from files, for `Trainer(init=...)` or a config's `init()` (`docs/checkpoints.md`)."""
 
-from rrfp_jax.train.pretrained import Tensor, pretrained
+from rrfp_jax.train.from_checkpoint import checkpoint, orbax
+from rrfp_jax.train.pretrained import pretrained
+from rrfp_jax.train.stored import Tensor
 
-__all__ = ["Tensor", "pretrained"]
+__all__ = ["Tensor", "checkpoint", "orbax", "pretrained"]

@@ -23,7 +23,7 @@ from rrfp_jax.checkpoint.leaves import Key, name_of
 from rrfp_jax.checkpoint.manifest import METADATA, Leaf, RunState
 from rrfp_jax.checkpoint.orbax_files import Damaged, joined, write_leaf
 from rrfp_jax.checkpoint.parts import Parts, Place, shards_to_write
-from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Restored, misfits_of, read_all
+from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Chosen, Restored, misfits_of, read_all
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
@@ -201,6 +201,7 @@ class Checkpoints:
         wanted: Mapping[Key, Any],
         step: int | None = None,
         check: Callable[[RunState], object] = lambda run: None,
+        only: Chosen | None = None,
     ) -> Restored | None:
         """The latest checkpoint, or that of a step. One that is damaged is passed over, and that is said.
 
@@ -209,6 +210,7 @@ class Checkpoints:
                 devices have of them is read, however they lay when they were saved.
             step: of the checkpoint; None for the latest.
             check: raises `ValueError` for a state that nobody could go on from.
+            only: what of it is wanted, of a folder that may be another run's; None for everything.
 
         Returns:
             None if there is no checkpoint.
@@ -217,18 +219,19 @@ class Checkpoints:
             UsageError: it has other leaves than all processes want together, or there is none of that step.
             TrainingError: there are only damaged ones.
         """
-        if self._world.rank == 0:
+        if self._world.rank == 0 and only is None:
             for unfinished in self._folder.tidy():
                 self._say(f"the checkpoint {unfinished} was never completed: it is removed")
         steps = self._world.gather("the steps of checkpoints", self._folder.steps())[0]
         if step is not None and step not in steps:
             known = ", ".join(map(str, steps)) or "none"
             raise UsageError(f"{self._folder.path}: no checkpoint of step {step}; there are: {known}")
+        only = only or Chosen()
         own = {name_of(key): [list(spec.shape), spec.dtype.name] for key, spec in wanted.items()}
         parts = self._world.gather("the leaves to restore", own, START_SECONDS)
         everything = {name: spec for part in parts for name, spec in part.items()}
         for candidate in sorted(steps if step is None else [step], reverse=True):
-            found = self._read(candidate, wanted, everything, check)
+            found = self._read(candidate, wanted, everything, check, only)
             if found is not None:
                 return found
         if steps:
@@ -241,15 +244,16 @@ class Checkpoints:
         wanted: Mapping[Key, Any],
         everything: Mapping[str, Any],
         check: Callable[[RunState], object],
+        only: Chosen,
     ) -> Restored | None:
         """This process's leaves of a checkpoint; None if it is damaged for any process."""
         folder, found, damage = self._folder.final(step), None, ""
         misfits: Sequence[str] = ()
         try:
             run, leaves = self._folder.open(step, check)
-            misfits = misfits_of(leaves, everything)
+            misfits = misfits_of(only.of(leaves), everything)
             if not misfits:
-                found = Restored(folder=folder, run=run, leaves=read_all(folder, leaves, wanted))
+                found = Restored(folder=folder, run=run, leaves=read_all(folder, leaves, wanted, only))
         except Damaged as error:
             damage = str(error)
         damages = self._world.gather(f"the checkpoint of step {step} as read", damage, START_SECONDS)
@@ -259,7 +263,7 @@ class Checkpoints:
         if misfits:
             more = f"; and {len(misfits) - NAMED} more" if len(misfits) > NAMED else ""
             raise UsageError(
-                f"{folder} is of another model or optimizer: {'; '.join(misfits[:NAMED])}{more}; "
+                f"{folder} is of another {only.what}: {'; '.join(misfits[:NAMED])}{more}; "
                 f"{METADATA} in it has the config that it was saved with"
             )
         return found

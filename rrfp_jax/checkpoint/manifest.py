@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -31,6 +31,9 @@ Checksum = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 Written = tuple[Count, Checksum]
 """Bytes and CRC-32 of a file."""
+
+
+LayerKind: TypeAlias = Literal["nnx", "linen", "function"]
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,6 +99,19 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredLayer:
+    """What must be known of a layer to make its parameters a tree again, where no model is at hand.
+
+    Attributes:
+        kind: "nnx", "linen" or "function".
+        paths: of its parameters in it; a number is an index, or a key that is a whole number.
+    """
+
+    kind: LayerKind
+    paths: tuple[tuple[int | str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunState:
     """What a run needs besides its arrays to go on as if it had never stopped; plain data.
 
@@ -106,6 +122,7 @@ class RunState:
         standing: how training stands otherwise (loss scale, steps left out).
         config: of the run, or whatever was given for it.
         plan_hash: of the last step's microbatches.
+        layers: in the model's order; empty in checkpoints of the first versions.
     """
 
     step: Count
@@ -114,6 +131,7 @@ class RunState:
     standing: Mapping[str, Any] = field(default_factory=dict)
     config: Any = None
     plan_hash: str = ""
+    layers: tuple[StoredLayer, ...] = ()
 
 
 def content_of(sealed: Sealed) -> Content:
@@ -143,7 +161,7 @@ def run_state(state: Mapping[str, Any], step: int) -> RunState:
     Raises:
         ValueError: it is another, or something else.
     """
-    found = as_kind(dict(state), RunState)
+    found = as_kind({"layers": (), **state}, RunState)
     if found.step != step:
         raise ValueError(f"it is of step {found.step}")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,42 @@ class Restored:
     leaves: Mapping[Key, Parts]
 
 
-def read_all(folder: Path, leaves: Mapping[str, Leaf], wanted: Mapping[Key, Any]) -> dict[Key, Parts]:
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What of a checkpoint is wanted.
+
+    Attributes:
+        root: what the keys of leaves must begin with, such as "params"; None for all leaves.
+        sources: keys of leaves that are to have the values of others, such as aliases of tied parameters.
+        what: must be the same as when it was saved, for messages.
+    """
+
+    root: str | None = None
+    sources: Mapping[Key, Key] = field(default_factory=dict)
+    what: str = "model or optimizer"
+
+    def of(self, leaves: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
+        """The leaves below the root."""
+        return {name: leaf for name, leaf in leaves.items() if self.root in (None, leaf.key[0])}
+
+
+def read_all(
+    folder: Path, leaves: Mapping[str, Leaf], wanted: Mapping[Key, Any], only: Chosen
+) -> dict[Key, Parts]:
     """The wanted leaves.
 
     Args:
         folder: of the checkpoint.
         leaves: all that it has, by name.
         wanted: specs (shape, dtype, sharding) of those to be read.
+        only: where their values are.
 
     Raises:
         Damaged: a file is not as it was written.
     """
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        arrays = pool.map(lambda key: _read_like(folder, leaves[name_of(key)], wanted[key]), wanted)
+        sources = [leaves[name_of(only.sources.get(key, key))] for key in wanted]
+        arrays = pool.map(lambda leaf, spec: _read_like(folder, leaf, spec), sources, wanted.values())
         return dict(zip(wanted, arrays, strict=True))
 
 

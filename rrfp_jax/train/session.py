@@ -21,6 +21,7 @@ from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.checks import check_count, check_losses, folder_of
+from rrfp_jax.train.gathering import whole_params
 from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.reference import CheckReport, compare
@@ -160,6 +161,12 @@ class Session(Startup):
             raise UsageError("Trainer.params: there are none before the first step; call start() first")
         return {k: v for stage in self._engine.distinct for k, v in stage.params.items()}
 
+    def whole_params(self) -> Params:
+        """All parameters of the model, whole, as NumPy arrays, in every process; all processes together."""
+        if not self._engine.stages:
+            raise UsageError("Trainer: there are no parameters before the first step; call start() first")
+        return whole_params(self._engine)
+
     def write_trace(self, path: str | Path) -> None:
         """The latest steps as a trace that Perfetto opens; `UsageError` if it cannot be written."""
         write_trace(path, {"run": self._stepper.recorded})
@@ -209,7 +216,7 @@ class Session(Startup):
         with during(self.progress, "saving"):
             self._stepper.saves.finish()
 
-    def restore(self, folder: str | Path, step: int | None = None) -> bool:
+    def restore(self, folder: str | Path, step: int | None = None, *, params_only: bool = False) -> bool:
         """Go on from the latest intact checkpoint of a folder; all processes together.
 
         The mesh, the number of processes, the schedule and the precision of messages may be others than
@@ -218,19 +225,32 @@ class Session(Startup):
         Args:
             folder: as for `save`.
             step: to take the checkpoint of another step than the latest.
+            params_only: take the parameters and nothing else, to fine-tune or to evaluate. Steps, data, loss
+                scale and optimizer begin anew; the optimizer, what is frozen or tied, and the seed may be
+                others, and there may be no optimizer.
 
         Returns:
             Whether there was one.
 
         Raises:
-            UsageError: it is of another model, optimizer or seed, or there is none of that step.
+            UsageError: it is of another model, optimizer or seed, or there is none of that step. With
+                `params_only` also if there is none at all, or after a step.
             TrainingError: there are only damaged ones.
         """
         data = self._own_data("restore")
         path = folder_of("restore", folder)
         if step is not None:
             check_count("restore", "step", step, 0)
+        if params_only and self.steps_done:
+            raise UsageError(
+                f"Trainer.restore(params_only=True) after {self.steps_done} steps: training begins anew with "
+                f"these parameters, so restore them before the first step"
+            )
         self._start(data)
+        if params_only:
+            with during(self.progress, "restoring", str(path)):
+                self._stepper.saves.restore_params(path, step)
+            return True
         with during(self.progress, "restoring", str(path)):
             found = self._stepper.saves.restore(path, step)
         if found is None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import jax
 
 from rrfp_jax.checkpoint.checkpoint import Checkpoints, OnError
-from rrfp_jax.checkpoint.leaves import Key, filled, keyed
-from rrfp_jax.checkpoint.manifest import RunState
+from rrfp_jax.checkpoint.leaves import Key, filled, keyed, plain_key
+from rrfp_jax.checkpoint.manifest import RunState, StoredLayer
 from rrfp_jax.checkpoint.parts import Parts
+from rrfp_jax.checkpoint.restoring import Chosen
 from rrfp_jax.errors import UsageError
 from rrfp_jax.json_files import as_kind
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.train.nonfinite import Standing
@@ -26,6 +28,15 @@ def leaves_of(stages: Iterable[Stage], optimizers: Iterable[Optimizer]) -> list[
     trees = [(PARAMETERS, stage.params) for stage in stages]
     trees += [(OPTIMIZER, optimizer.tree) for optimizer in optimizers]
     return [pair for name, tree in trees for pair in keyed(tree, name)]
+
+
+def stored_layers(engine: Engine) -> tuple[StoredLayer, ...]:
+    """What a checkpoint says of the layers, so that their parameters can be taken out without the model."""
+    specs = engine.library.params
+    leaves = [jax.tree_util.tree_leaves_with_path(specs[str(i)]) for i in range(len(specs))]
+    paths = [tuple(tuple(map(plain_key, path)) for path, _ in own) for own in leaves]
+    kinds = [layer.kind for layer in engine.pipe.layers]
+    return tuple(StoredLayer(kind=kind, paths=own) for kind, own in zip(kinds, paths, strict=True))
 
 
 def put_back(stages: Iterable[Stage], optimizers: Iterable[Optimizer], leaves: Mapping[Key, Parts]) -> None:
@@ -110,3 +121,28 @@ class Saves:
         check_seed(found.run, self._seed)
         put_back(stages, optimizers, found.leaves)
         return found.run, standing_of(found.run)
+
+    def restore_params(self, folder: Path, step: int | None) -> None:
+        """Take the parameters of the latest intact checkpoint, or that of a step.
+
+        Optimizers begin anew with them. Aliases of tied parameters take their owners' values: they may not
+        have been tied when it was saved.
+
+        Raises:
+            UsageError: there is none.
+        """
+        stages = list(self._engine.stages.values())
+        wanted = {
+            key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            for key, leaf in leaves_of(stages, [])
+        }
+        specs, owners = self._engine.library.params, self._engine.library.roles.owners
+        keys = dict(zip(leaf_paths(specs), (key for key, _ in keyed(specs, PARAMETERS)), strict=True))
+        sources = {keys[alias]: keys[owner] for alias, owner in owners.items()}
+        only = Chosen(root=PARAMETERS, sources=sources, what="model")
+        found = Checkpoints(folder, self._world).restore(wanted, step, only=only)
+        if found is None:
+            raise UsageError(f"{folder}: no checkpoint is there to take parameters from")
+        put_back(stages, [], found.leaves)
+        for optimizer in self._engine.optimizers:
+            optimizer.begin()

@@ -11,6 +11,7 @@ from rrfp_jax.data.contract import Data, Microbatch, as_data, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.train.checks import check_model, check_order
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.stepping import Stepper
@@ -42,6 +43,11 @@ class Startup:
         self._checked, self._programs = False, (0, 0)
         if data is not None:
             self._check_model(data, plan_step(data, 0))
+
+    @property
+    def pipe(self) -> Pipeline:
+        """The model."""
+        return self._engine.pipe
 
     @property
     def is_main(self) -> bool:

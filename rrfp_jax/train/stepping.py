@@ -30,7 +30,7 @@ from rrfp_jax.train.loss_scale import loss_scale_of
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.settings import Settings
-from rrfp_jax.train.snapshot import Saves
+from rrfp_jax.train.snapshot import Saves, stored_layers
 from rrfp_jax.train.step_plan import PlannedStep, check_costs, plan_ahead
 from rrfp_jax.views.trace_file import TRACED_STEPS
 
@@ -248,6 +248,7 @@ class Stepper:
             standing=asdict(self.standing),
             config=config,
             plan_hash=self.last_plan,
+            layers=stored_layers(self.engine),
         )
 
     def go_on_from(self, run: RunState, standing: Standing, data: Data) -> bool:

@@ -13,7 +13,7 @@ PAGES = [page for folder in FOLDERS for page in sorted((REPOSITORY / folder).glo
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-GIVEN = re.compile(r"<!-- given\n(.*?)-->\n$", re.DOTALL)
+GIVEN = re.compile(r"<!-- given\n((?:(?!-->).)*)-->\n$", re.DOTALL)
 TITLE = re.compile(r'title="([\w./-]+)"')
 PRINTED = re.compile(r"\n\n```\n(.*?)```", re.DOTALL)
 

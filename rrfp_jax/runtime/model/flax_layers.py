@@ -75,7 +75,11 @@ def nnx_layer(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> L
 
         return apply
 
-    return LayerSpec(name, init, make_apply, repeat, partition)
+    def fill(params: Params) -> Any:
+        graph, state = abstract()
+        return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params)))
+
+    return LayerSpec(name, init, make_apply, repeat, partition, "nnx", fill=fill)
 
 
 def _linen_layer(name: str, module: linen.Module, repeat: int) -> LayerSpec:
@@ -95,7 +99,10 @@ def _linen_layer(name: str, module: linen.Module, repeat: int) -> LayerSpec:
         # What a module asks for by another name than these, flax draws from "params".
         return module.apply({"params": params}, carry, mb, rngs={"dropout": mb.key, "params": mb.key})
 
-    return LayerSpec(name, init, lambda: apply, repeat, partition)
+    def fill(params: Params) -> Any:
+        return module.bind({"params": params})
+
+    return LayerSpec(name, init, lambda: apply, repeat, partition, "linen", fill=fill)
 
 
 def _bare_arrays(module: Any) -> list[str]:

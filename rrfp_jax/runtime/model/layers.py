@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -107,12 +107,17 @@ Init: TypeAlias = Callable[[jax.Array, Any, MicrobatchView], Params]
 Apply: TypeAlias = Callable[[Params, Any, MicrobatchView], Any]
 
 
+LayerKind: TypeAlias = Literal["nnx", "linen", "function"]
+
+
 @dataclass(frozen=True)
 class LayerSpec:
     """A layer as described by the user: how to make it, and how often it stands in a row.
 
     `partition`, asked as `init` is, gives what the layer itself says of the sharding of its parameters: a
     tree like them of PartitionSpecs. None if it says nothing.
+
+    `fill` makes what users call from parameters: their own module with them, or their function.
     """
 
     name: str
@@ -120,6 +125,8 @@ class LayerSpec:
     make_apply: Callable[[], Apply]
     repeat: int = 1
     partition: Init | None = None
+    kind: LayerKind = "function"
+    fill: Callable[[Params], Any] = field(kw_only=True)
 
 
 def layer(
@@ -173,7 +180,10 @@ def layer(
 
 
 def _function(name: str, function: Apply, init: Callable[[jax.Array], Any], repeat: int) -> LayerSpec:
-    return LayerSpec(name, lambda key, carry, mb: init(key), lambda: function, repeat)
+    def fill(params: Params) -> Any:
+        return partial(function, params)
+
+    return LayerSpec(name, lambda key, carry, mb: init(key), lambda: function, repeat, fill=fill)
 
 
 def zeros(spec: Any) -> Any:

@@ -105,7 +105,12 @@ class Optimizer:
     def __init__(self, programs: OptimizerPrograms, stage_mesh: StageMesh, stages: Sequence[Stage]) -> None:
         self._programs, self.stage_mesh, self.stages = programs, stage_mesh, stages
         self._meshes = [stage.stage_mesh for stage in stages]
-        self.state: list[jax.Array] = programs.init(self._gathered("owned", programs.owned))
+        self.state: list[jax.Array] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the state that it begins with, given the parameters as they are now."""
+        self.state = self._programs.init(self._gathered("owned", self._programs.owned))
 
     @property
     def tree(self) -> Any:

@@ -1,0 +1,166 @@
+"""Takes the trained model out: of a Trainer, or of a folder of checkpoints, as flax itself has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from os import PathLike
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rrfp_jax.checkpoint.leaves import Key, filled, keyed, name_of
+from rrfp_jax.checkpoint.manifest import StoredLayer
+from rrfp_jax.checkpoint.orbax_files import Damaged
+from rrfp_jax.checkpoint.reading import Stored, intact
+from rrfp_jax.checkpoint.restoring import misfits_of
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.train.session import Session
+from rrfp_jax.train.snapshot import PARAMETERS
+
+
+def export(
+    source: Session | str | PathLike[str],
+    *,
+    pipe: Pipeline | None = None,
+    step: int | None = None,
+    modules: bool = False,
+) -> list[Any]:
+    """The trained model, layer by layer, whole in this process, for plain flax.
+
+        states = rrfp.export(trainer)  # or rrfp.export("runs/quickstart.checkpoints")
+        nnx.update(block, states[1])  # of an NNX layer: a state
+        logits = head.apply(states[-1], carry, mb)  # of a Linen layer: its variables
+
+    A Trainer is asked by all its processes together, and each of them gets the whole model; where they have
+    no room for that, save, and export the folder in one process. A folder may be that of a run of any number
+    of processes and of any mesh; nothing of the run is needed, and it may still be running.
+
+    Args:
+        source: a Trainer that has been started, the folder of a run's checkpoints, or one of them.
+        pipe: the model, for a folder; needed for `modules`, and for checkpoints of the first versions, which
+            do not say of what kind their layers are.
+        step: to take the checkpoint of another step than the latest intact one.
+        modules: give, instead of its parameters, what can be called as the layer is, `module(carry, mb)`: the
+            user's own NNX module with its parameters, a Linen module that is bound to its variables, or a
+            function.
+
+    Returns:
+        For each layer, in the model's order: of an NNX layer an `nnx.State` (for `nnx.update`), of a Linen
+        layer {"params": ...} (for `apply`), of a function the parameters as its `init` gives them, from a
+        folder without `pipe` as nested dicts. Arrays are in the host's memory, and go to where they are used.
+
+    Raises:
+        UsageError: a Trainer that has not been started, no checkpoint, one of another model than `pipe`, or
+            one whose layers are not known.
+        TrainingError: there are only damaged checkpoints.
+    """
+    if isinstance(source, Session):
+        if pipe is not None or step is not None:
+            raise UsageError("export(trainer): pipe= and step= are for folders; leave them out")
+        params = source.whole_params()
+        layers: Sequence[Any] = source.pipe.layers
+    else:
+        if modules and pipe is None:
+            raise UsageError("export(folder, modules=True): the folder has no modules; give pipe=, the model")
+        params, layers = _of_folder(source, pipe, step)
+    with _on_host():
+        arrays = [jax.tree.map(_array, params[str(index)]) for index in range(len(layers))]
+    if modules:
+        return [layer.fill(own) for layer, own in zip(layers, arrays, strict=True)]
+    return [_state(layer.kind, own) for layer, own in zip(layers, arrays, strict=True)]
+
+
+def _state(kind: str, params: Params) -> Any:
+    """A layer's parameters as flax has them."""
+    if kind == "nnx":
+        from flax import nnx
+
+        return nnx.State(params)
+    return {"params": params} if kind == "linen" else params
+
+
+def _of_folder(
+    folder: str | PathLike[str], pipe: Pipeline | None, step: int | None
+) -> tuple[Params, Sequence[Any]]:
+    """All parameters, and the layers: of the model if it is given, else as they were stored."""
+    if pipe is not None and not isinstance(pipe, Pipeline):
+        raise UsageError(f"export: pipe is of type {type(pipe).__name__}, not Pipeline")
+    for stored in intact("export", folder, step):
+        try:
+            arrays = {key: stored.array(key) for key in stored.leaves if key[0] == PARAMETERS}
+        except Damaged as error:
+            print(f"the checkpoint {stored.folder} is refused: {error}")
+            continue
+        if pipe is not None:
+            return _of_pipe(pipe, stored, arrays), pipe.layers
+        if not stored.run.layers:
+            raise UsageError(
+                f"export({str(folder)!r}): the checkpoint was written by an earlier version, which did not "
+                f"store of what kind layers are; give pipe=, the model"
+            )
+        layers = stored.run.layers
+        return {str(i): _of_stored(i, layer, arrays) for i, layer in enumerate(layers)}, layers
+    raise TrainingError(f"export({str(folder)!r}): no checkpoint is intact")
+
+
+def _of_stored(index: int, layer: StoredLayer, arrays: Mapping[Key, Any]) -> Params:
+    """A layer's parameters as nested dicts, by the paths that were stored."""
+    tree: dict[int | str, Any] = {}
+    for path in layer.paths:
+        array = arrays[PARAMETERS, str(index), *map(str, path)]
+        if not path:  # the parameters are one array
+            return array
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = array
+    return tree
+
+
+def _of_pipe(pipe: Pipeline, stored: Stored, arrays: Mapping[Key, Any]) -> Params:
+    """The parameters of a model's layers, as trees like those that the layers make.
+
+    Raises:
+        UsageError: the checkpoint is of another model.
+    """
+    key, known = jax.eval_shape(jax.random.key, 0), dict[int, Params]()
+    specs: dict[str, Params] = {}
+    for index, layer in enumerate(pipe.layers):
+        if layer.kind == "linen":  # what it makes depends on its input, but is nested dicts by names
+            specs[str(index)] = _nested(arrays, str(index))
+        else:
+            if id(layer) not in known:
+                known[id(layer)] = jax.eval_shape(layer.init, key, None, None)
+            specs[str(index)] = known[id(layer)]
+    wanted = {name_of(of): (list(spec.shape), spec.dtype.name) for of, spec in keyed(specs, PARAMETERS)}
+    there = {name_of(leaf.key): leaf for leaf in stored.leaves.values() if leaf.key[0] == PARAMETERS}
+    if misfits := misfits_of(there, wanted):
+        raise UsageError(f"{stored.folder} is of another model than pipe: {'; '.join(misfits[:8])}")
+    return filled(specs, arrays, PARAMETERS)
+
+
+def _nested(arrays: Mapping[Key, Any], layer: str) -> Params:
+    """The arrays of a layer as nested dicts."""
+    own = StoredLayer(kind="linen", paths=tuple(key[2:] for key in arrays if key[1] == layer))
+    return _of_stored(int(layer), own, arrays)
+
+
+def _on_host() -> Any:
+    """Inside, arrays are made in the host's memory, without being bound to it."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS names others only
+        return nullcontext()
+
+
+def _array(leaf: np.ndarray[Any, Any]) -> jax.Array:
+    if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+        raise UsageError(
+            f"export: a parameter is {leaf.dtype}, which JAX makes narrower here; set jax_enable_x64 first"
+        )
+    return jnp.array(leaf)

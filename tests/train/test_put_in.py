@@ -1,0 +1,194 @@
+"""Parameters put in: those of another run, or what others have written with orbax; alone or in processes."""
+
+import hashlib
+import json
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.checkpoint.manifest import run_state
+from tests.support import zoo
+from tests.train.test_processes import SCRIPTS, command
+
+
+def made(mesh=None, optimizer=None, init=None, **kwargs):
+    return rrfp.Trainer(zoo.pipeline(**kwargs), optimizer, data=zoo.microbatches, mesh=mesh, init=init)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A trained model's states, and its checkpoints' folder; nothing was tied."""
+    trainer = made(rrfp.Mesh(pp=2), optax.adam(1e-2))
+    list(trainer.steps(2))
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    trainer.save(folder)
+    return rrfp.export(trainer), folder
+
+
+def bits(states):
+    return [(leaf.dtype, leaf.shape, np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(states)]
+
+
+def anchored():
+    """An optimizer that keeps the first parameters and goes back to them."""
+
+    def update(gradients, state, params):
+        return jax.tree.map(lambda first, now: first - now, state, params), state
+
+    return optax.GradientTransformation(lambda params: params, update)
+
+
+class TestParamsOnly:
+    @pytest.mark.parametrize(
+        ("mesh", "optimizer"),
+        [(rrfp.Mesh(), None), (rrfp.Mesh(pp=2, tp=2), optax.sgd(0.1)), (rrfp.Mesh(pp=3), anchored())],
+        ids=["none", "sgd-tp", "anchored"],
+    )
+    def test_on_another_mesh_with_another_optimizer(self, saved, mesh, optimizer):
+        states, folder = saved
+        trainer = made(mesh, optimizer, **zoo.SPREAD)
+        trainer.restore(folder, params_only=True)
+        assert bits(rrfp.export(trainer)) == bits(states)
+        assert trainer.steps_done == 0
+        if optimizer is not None:
+            assert [report.step for report in trainer.steps(1)] == [0]
+            moved = bits(rrfp.export(trainer)) != bits(states)
+            assert moved == (mesh.tp > 1), "an optimizer that begins anew begins with these parameters"
+
+    def test_what_was_not_tied_is_tied_now(self, saved):
+        states, folder = saved
+        trainer = made(rrfp.Mesh(pp=2), **zoo.FROZEN_AND_TIED)
+        trainer.restore(folder, params_only=True)
+        found = rrfp.export(trainer)
+        assert bits(found[5]) == bits(states[0]["tables"][1]["embedding"]) != bits(states[5])
+
+    def test_refusals(self, saved, tmp_path):
+        trainer = made(optimizer=optax.sgd(0.1))
+        with pytest.raises(rrfp.UsageError, match="no checkpoint is there to take parameters from"):
+            trainer.restore(tmp_path, params_only=True)
+        list(trainer.steps(1))
+        with pytest.raises(rrfp.UsageError, match=r"params_only=True\) after 1 steps"):
+            trainer.restore(saved[1], params_only=True)
+
+    def test_another_run_that_saves_just_now_is_left_alone(self, saved):
+        (unfinished := saved[1] / ".9.saving").mkdir()
+        made().restore(saved[1], params_only=True)
+        assert unfinished.exists()
+        unfinished.rmdir()
+
+
+class TestInit:
+    def test_from_another_runs_checkpoint(self, saved):
+        states, folder = saved
+        init = rrfp.weights.checkpoint(folder, lambda path: None if path == "5" else path)
+        trainer = made(rrfp.Mesh(pp=2), init=init)
+        trainer.start()
+        found = rrfp.export(trainer)
+        assert bits(found[:5]) == bits(states[:5])
+        assert not np.asarray(found[5]).any()  # a new head, with its own values
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            (lambda folder: rrfp.weights.checkpoint(folder.parent), "no checkpoint is there"),
+            (
+                lambda folder: rrfp.weights.checkpoint(folder, step=3),
+                "no checkpoint of step 3 is there; there are: 2",
+            ),
+            (lambda folder: rrfp.weights.checkpoint(5), "give a folder of checkpoints"),
+            (lambda folder: rrfp.weights.checkpoint(folder, 5), "names=5"),
+            (rrfp.weights.orbax, r"it has items, give one: .*/2$"),
+            (lambda folder: rrfp.weights.orbax(folder / "3"), "no arrays that orbax has saved"),
+            (lambda folder: rrfp.weights.orbax(5), "give the path"),
+            (lambda folder: rrfp.export(folder.parent), "no checkpoint is there"),
+            (lambda folder: rrfp.export(folder, modules=True), "give pipe=, the model"),
+            (lambda folder: rrfp.export(folder, pipe=5), "pipe is of type int"),
+            (lambda folder: rrfp.export(folder, pipe=other()), "lacks params.1.w; its params.0.scale is not"),
+            (lambda folder: rrfp.export(made()), "call start"),
+            (lambda folder: rrfp.export(made(), step=3), "leave them out"),
+        ],
+    )
+    def test_refusals(self, saved, wrong, said):
+        with pytest.raises(rrfp.UsageError, match=said):
+            wrong(saved[1])
+
+    @pytest.mark.parametrize(
+        ("names", "said"),
+        [
+            (lambda path: path, "no tensor '1.Dense_0.bias' in .*, but there is 'params.1.Dense_0.bias'"),
+            (lambda path: "params.5", r"1.Dense_0.bias has the shape \[8\], tensor 'params.5' \[12, 8\]"),
+        ],
+        ids=["missing", "shape"],
+    )
+    def test_arrays_that_do_not_fit(self, saved, names, said):
+        init = rrfp.weights.orbax(saved[1] / "2", names)
+        with pytest.raises(rrfp.UsageError, match=said):
+            init("1.Dense_0.bias", jax.ShapeDtypeStruct((zoo.WIDTH,), np.float32))
+
+    def test_orbax_reads_lists_scalars_and_bfloat16(self, tmp_path):
+        tree = {"a": [np.float32(3.0), {"b": np.ones(2, "bfloat16")}], "x.y": np.zeros(1)}
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).save(tmp_path / "theirs", tree)
+        init = rrfp.weights.orbax(tmp_path / "theirs")
+        assert init("a.0", jax.ShapeDtypeStruct((), np.float32)) == 3.0
+        assert init("a.1.b", jax.ShapeDtypeStruct((2,), np.dtype("bfloat16"))).dtype == "bfloat16"
+        assert init("x.y", jax.ShapeDtypeStruct((1,), np.float32)).tolist() == [0.0]
+
+
+def other():
+    return rrfp.Pipeline(
+        [rrfp.layer(zoo.doubled), rrfp.layer(zoo.pair, init=lambda key: {"w": key})], zoo.loss
+    )
+
+
+def test_checkpoints_of_the_first_versions(monkeypatch, tmp_path):
+    stored = {"step": 3, "data": 3, "seed": 0, "standing": {}, "config": None, "plan_hash": ""}
+    assert run_state(stored, 3).layers == ()
+    monkeypatch.setattr("rrfp_jax.train.stepping.stored_layers", lambda engine: ())
+    trainer = made()
+    trainer.start()
+    trainer.save(tmp_path)
+    with pytest.raises(rrfp.UsageError, match=r"by an earlier version.*give pipe="):
+        rrfp.export(tmp_path)
+    assert bits(rrfp.export(tmp_path, pipe=trainer.pipe)) == bits(rrfp.export(trainer))
+
+
+def digest(states):
+    content = hashlib.sha256()
+    for leaf in jax.tree.leaves(states):
+        content.update(np.asarray(leaf).tobytes())
+    return content.hexdigest()
+
+
+def test_two_processes(saved, tmp_path):
+    """Both get the whole model, also of a stage that they share, and each reads what its stages own."""
+    states, _ = saved
+    tree = {"model": {str(i): jax.device_get(own) for i, own in enumerate(plain_trees(states))}}
+    ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).save(tmp_path / "theirs", tree)
+    script = SCRIPTS / "taken_out.py"
+    status, said = command("rrfp_jax.commands.launch", "-n", 2, script, tmp_path, folder=tmp_path)
+    assert status == 0, said
+    first, second = (json.loads((tmp_path / f"taken-out-{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["stages"] == first["restored"] == digest(rrfp.export(tmp_path / "stages"))
+    spread = rrfp.export(tmp_path / "spread")
+    assert first["spread"] == digest(spread)
+    assert first["mixed"][:5] == [digest(own) for own in (spread[0], *states[1:3], spread[3], {})]
+    logits = zoo.plain_logits(spread)
+    assert first["logits"] == hashlib.sha256(logits.tobytes()).hexdigest()
+    assert [own["learning_rate"] for own in first["hyperparams"]] == pytest.approx([0.01, 0.009])
+    assert first["steps"] == [1]
+
+
+def plain_trees(states):
+    """Exported states as the layers' own trees."""
+    from flax import nnx
+
+    for state in states:
+        if isinstance(state, nnx.State):
+            yield nnx.to_pure_dict(state)
+        else:
+            yield state["params"] if isinstance(state, dict) and "params" in state else state
