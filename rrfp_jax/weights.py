@@ -1,4 +1,4 @@
-"""Initial parameters from files, for `Trainer(init=...)` or a config's `init()` (`docs/checkpoints.md`)."""
+"""Initial parameters from files, for `Trainer(init=...)` or a config's `init()` (`docs/export.md`)."""
 
 from rrfp_jax.train.from_checkpoint import checkpoint, orbax
 from rrfp_jax.train.pretrained import pretrained
