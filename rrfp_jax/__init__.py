@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rrfp_jax.runtime.model.pipeline import Pipeline
     from rrfp_jax.train.exporting import export
     from rrfp_jax.train.trainer import Trainer
+    from rrfp_jax.views.timeline import compare
 
 __all__ = [
     "Loss",
@@ -32,6 +33,7 @@ __all__ = [
     "Trainer",
     "TrainingError",
     "UsageError",
+    "compare",
     "data",
     "export",
     "layer",
@@ -52,6 +54,7 @@ _MODULES = {
     "Trainer": "train.trainer",
     "TrainingError": "errors",
     "UsageError": "errors",
+    "compare": "views.timeline",
     "export": "train.exporting",
     "layer": "runtime.model.layers",
     "simulate": "commands.simulation",

@@ -22,9 +22,10 @@ MEMORY_SHARE = 0.75
 """Part of a GPU's memory that JAX takes unless XLA_CLIENT_MEM_FRACTION says otherwise."""
 
 DESCRIPTION = """\
-Predicts a run's step from its config alone: parameters, bytes and FLOPs of every stage, step time, bubble and
-memory on a given device, and the split of the layers that its costs suggest. Nothing is allocated, compiled
-or loaded: shapes are abstract, costs are XLA's analysis of every distinct layer, the step is simulated."""
+Predicts a run's step from its config alone: parameters, bytes and FLOPs of every stage, step time, idle time
+and memory on a given device, and the split of the layers that its costs suggest. Nothing is allocated,
+compiled or loaded: shapes are abstract, costs are XLA's analysis of every distinct layer, the step is
+simulated."""
 
 EPILOG = f"""\
 --config.FIELD=VALUE may be given as for rrfp-train (--config=FILE --help lists them), such as

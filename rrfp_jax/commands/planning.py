@@ -81,7 +81,7 @@ class RunPlan:
             f"{name} {_runs(forecast.split)}",
             self._table(forecast),
             f"step {_seconds(forecast.step_seconds)}, of which {_seconds(forecast.update_seconds)} for the "
-            f"update; bubble {forecast.bubble:.1%}; {rate:.3g} TFLOP/s a device; at most {peak / GIB:.2f} "
+            f"update; {forecast.bubble:.1%} idle; {rate:.3g} TFLOP/s a device; at most {peak / GIB:.2f} "
             "GiB on a device" + ("" if memory is None else f", which gives {memory / GIB:.2f} GiB"),
         ]
         if forecast.does_not_fit is not None:

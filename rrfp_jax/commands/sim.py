@@ -21,7 +21,7 @@ from rrfp_jax.sim.links import NETWORKS
 from rrfp_jax.sim.planned import EVALUATIONS
 from rrfp_jax.train.named import AUTO, CSV
 from rrfp_jax.train.pace import read_workload
-from rrfp_jax.views.picture import check_picture
+from rrfp_jax.views.timeline import check_picture
 
 COMMAND = "rrfp-sim"
 
@@ -108,7 +108,7 @@ def _write(comparison: Comparison, options: argparse.Namespace) -> None:
     if options.trace is not None:
         comparison.write_trace(options.trace)
     if options.plot is not None:
-        comparison.draw(options.plot)
+        comparison.timeline().save(options.plot)
 
 
 def _parser() -> Parser:
@@ -155,7 +155,7 @@ def _parser() -> Parser:
     outputs = parser.add_argument_group("besides the table")
     outputs.add_argument("--out", type=Path, metavar="FILE.json", help="makespan, order and figures")
     outputs.add_argument("--trace", type=Path, metavar="FILE.json", help="for ui.perfetto.dev")
-    outputs.add_argument("--plot", type=Path, metavar="FILE", help="a picture: .png, .svg or .pdf")
+    outputs.add_argument("--plot", type=Path, metavar="FILE", help="a picture: .svg, .html, .png or .pdf")
     return parser
 
 

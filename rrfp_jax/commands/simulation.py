@@ -36,7 +36,8 @@ from rrfp_jax.sim.links import Links
 from rrfp_jax.sim.planned import EVALUATIONS
 from rrfp_jax.train.named import AUTO, CSV, schedule_of
 from rrfp_jax.train.pace import read_workload
-from rrfp_jax.views.picture import draw
+from rrfp_jax.views.picture import Panel
+from rrfp_jax.views.timeline import Timeline
 from rrfp_jax.views.trace_file import write_trace
 
 PLANNED = "planned"
@@ -84,13 +85,9 @@ class Comparison(Mapping[str, Outcome]):
         steps = {name: [outcome.recorded] for name, outcome in self.items()}
         write_trace(path, steps, clock="virtual")
 
-    def draw(self, path: str | Path) -> None:
-        """The first step of each schedule as a picture: .png, .svg or .pdf.
-
-        Raises:
-            UsageError: another format, too many stages to read, or no way to write there.
-        """
-        draw({name: outcome.trace for name, outcome in self.items()}, path)
+    def timeline(self) -> Timeline:
+        """The first step of each schedule, as a picture that notebooks show; `.save("a.png")` writes it."""
+        return Timeline([_panel(name, outcome) for name, outcome in self.items()])
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -114,6 +111,11 @@ class Comparison(Mapping[str, Outcome]):
             for chosen, times in Counter(outcome.chosen).most_common():
                 table.add_row(f"  {chosen}" + (f", {times} x" if len(outcome.chosen) > 1 else ""))
         return table
+
+
+def _panel(name: str, outcome: Outcome) -> Panel:
+    chosen = f" ({outcome.chosen[0]})" if outcome.chosen else ""
+    return Panel(f"{name}{chosen}, simulated", outcome.recorded)
 
 
 def _cells(outcome: Outcome, speedup: float) -> list[str]:

@@ -34,7 +34,7 @@ from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.named import read_schedule
-from rrfp_jax.train.report import summary_of_bubbles
+from rrfp_jax.train.report import summary_of_idleness
 from rrfp_jax.train.settings import Settings
 from rrfp_jax.views.trace_file import TRACED_STEPS, write_trace
 
@@ -66,7 +66,7 @@ class PacedReport:
     @property
     def summary(self) -> str:
         """The step's figures as one line, without its number."""
-        return f"{self.step_seconds * 1e3:7.1f} ms  bubble {summary_of_bubbles(self.bubble)}"
+        return f"{self.step_seconds * 1e3:7.1f} ms  idle {summary_of_idleness(self.bubble)}"
 
     def __str__(self) -> str:
         return f"step {self.step:5d}  {self.summary}"

@@ -52,8 +52,6 @@ def check_types(
     """
     if kind_of(pipe) is not None:
         raise UsageError(f"Trainer: the first argument is no Pipeline: {instead_of_layers(pipe)}")
-    if optimizer is not None:
-        check_transformation(optimizer)
     wanted = {"first argument": (pipe, Pipeline), "mesh": (mesh, Mesh), "delays": (delays, Delays)}
     for name, (value, kind) in wanted.items():
         if not isinstance(value, kind):
@@ -61,6 +59,8 @@ def check_types(
                 f"Trainer: the {name} is of type {type(value).__name__}, not {kind.__name__}: "
                 f"Trainer(rrfp.Pipeline(layers, loss), optimizer, mesh=rrfp.Mesh(pp=4), ...)"
             )
+    if optimizer is not None:
+        check_transformation(optimizer)
     if split not in (None, "auto") and (isinstance(split, str) or not isinstance(split, Sequence)):
         raise UsageError(f"split={split!r}: give 'auto', or a list with the number of layers of each stage")
     if init is not None and not callable(init):

@@ -12,6 +12,7 @@ from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.metrics import Reduced, figures
 from rrfp_jax.runtime.stages.sums import Sums
+from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
 
 
@@ -21,6 +22,7 @@ class Report:
 
     Attributes:
         step: its number, from 0.
+        schedule: its name, of the one that the step ran by.
         loss: summed loss over summed weight, before the update.
         weight: summed weight (tokens, for a language model).
         metrics: the loss function's named metrics, each divided by the weight or reduced as it asks.
@@ -45,6 +47,7 @@ class Report:
     """
 
     step: int
+    schedule: str
     loss: float
     weight: float
     metrics: Mapping[str, float]
@@ -96,13 +99,14 @@ class Report:
         return self.weight / self.wall_seconds
 
     def timeline(self) -> Timeline:
-        """A picture, stage by time, that notebooks show; `.save("step.svg")` writes it to a file."""
-        return Timeline(self.trace)
+        """A picture, stage by time, that notebooks show; `.save("step.png")` writes it to a file."""
+        return Timeline([Panel(f"{self.schedule}, step {self.step}", self.recorded)])
 
     def as_dict(self) -> dict[str, Any]:
         """The step's line of `metrics.jsonl`; None for numbers that are not finite, which JSON lacks."""
         line = {
             "step": self.step,
+            "schedule": self.schedule,
             "loss": self.loss,
             "tokens_per_second": self.tokens_per_second,
             "step_seconds": self.step_seconds,
@@ -143,7 +147,7 @@ class Report:
         return (
             f"loss {self.loss:.4f}{metrics}{rate}  norm {self.gradient_norm:.3f}  "
             f"{self.tokens_per_second:9,.0f} tokens/s  {self.step_seconds * 1e3:7.1f} ms  "
-            f"bubble {summary_of_bubbles(self.bubble)}{planned}{left_out}"
+            f"idle {summary_of_idleness(self.bubble)}{planned}{left_out}"
         )
 
 
@@ -156,7 +160,7 @@ REPORTED = frozenset(item.name for item in fields(Report)) - {"metrics", "record
 """Names of a report's own figures, and of what stands beside them in `metrics.jsonl`: taken for metrics."""
 
 
-def summary_of_bubbles(bubble: Sequence[float]) -> str:
+def summary_of_idleness(bubble: Sequence[float]) -> str:
     """Idle shares of all stages as percentages."""
     return " ".join(f"{share:3.0%}" for share in bubble)
 

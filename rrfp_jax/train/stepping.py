@@ -12,7 +12,7 @@ from typing import Any
 from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.schedules import Schedule, name_of
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
@@ -144,6 +144,7 @@ class Stepper:
         self.last_plan = plan_hash(ran.plan)
         return Report.of(
             sums,
+            schedule="planned" if ran.ahead else name_of(base_of(self.schedule)),
             wall_seconds=perf_counter() - began,
             planning_seconds=ran.ahead and ran.ahead.planning_seconds,
             predicted_seconds=ran.ahead and ran.ahead.predicted_seconds,

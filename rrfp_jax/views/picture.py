@@ -1,98 +1,83 @@
-"""Steps as a picture: one panel per step above a common time axis, one row per stage, one box per task."""
+"""Steps as a picture: one panel per step above a common time axis, one row per stage, one box per task.
+
+All pictures of steps are drawn here, real ones and simulated ones. Colours are those of Okabe and Ito
+(https://jfly.uni-koeln.de/color), which colour-blind people can tell apart; what has no colour is idle.
+"""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
-from xml.etree import ElementTree
 
+from rrfp_jax.core.measure.idleness import Cause, Idle, idleness
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT
-from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import path_of
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 
-COLOURS = {FORWARD: "#4c8eda", BACKWARD: "#e08e45", INPUT: "#f0b76b", WEIGHT: "#6aa84f"}
+COLOURS = {FORWARD: "#0072b2", BACKWARD: "#d55e00", INPUT: "#e69f00", WEIGHT: "#009e73"}
 NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: "input gradient", WEIGHT: "weight gradient"}
-IDLE_COLOUR = "#e9e9e9"
+DARK, LIGHT = "#202020", "white"
+LETTERS = {FORWARD: LIGHT, BACKWARD: LIGHT, INPUT: DARK, WEIGHT: LIGHT}
+PALER = 0.45
+"""How far the colour of a stage's last chunk is from its first one's to white."""
 
-FORMATS = (".png", ".svg", ".pdf")
+HELD = (Cause.ORDER, Cause.MEMORY, Cause.TURN)
+HOST = (Cause.GROUP, Cause.HOST)
+IDLE = {
+    "idle: nothing is ready": ("#eeeeee", ""),
+    "idle: what is ready is held back": ("#c8c8c8", "////"),
+    "idle: ready, not started yet": ("#8c8c8c", ""),
+}
+"""What is drawn of idleness: its name, colour and hatching. Hovering tells each cause."""
 
-WIDTH, DPI = 12.0, 160
+NOTHING, HELD_BACK, NOT_STARTED = IDLE
+
+LEAST = 1e-3
+"""Part of the time axis below which an idle time is drawn as one in which nothing is ready."""
+
+WIDTH, DPI = 13.0, 160
 """Of the picture in inches, and its pixels per inch."""
 
-ROW, PANEL, FOOT = 0.32, 0.42, 0.75
+ROW, PANEL, FOOT = 0.30, 0.46, 0.80
 """Heights in inches: of a stage, of a panel's title and space, of axis and legend."""
 
-THICK = 0.84
+THICK = 0.86
 """Of a box, as a share of its row."""
 
-MOST_ROWS = 200
-"""Stages of all panels together; beyond it nobody could read the picture."""
+AXIS = 0.88
+"""The time axis's part of the width, roughly; for the question which labels fit."""
 
-LABEL_POINTS = 6.0
-LABEL_WIDTH = 0.055
-"""Size of a task's name, and the inches that one of its letters needs."""
+SIZES = (7.5, 6.5, 5.5)
+"""Points of the tasks' numbers: the largest with which `MOST_FIT` of the boxes can have theirs."""
 
-SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+MOST_FIT = 0.9
 
-
-def check_picture(path: Path, rows: int) -> None:
-    """Refuse a picture that could not be drawn, of so many rows of stages.
-
-    Raises:
-        UsageError: an unknown format, or too many stages.
-    """
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"{path}: a picture's name ends with {', '.join(FORMATS)}")
-    if rows > MOST_ROWS:
-        raise UsageError(f"{path}: {rows} rows of stages are too many to read; draw at most {MOST_ROWS}")
-
-
-def draw(steps: Mapping[str, StepTrace], path: str | Path) -> None:
-    """Draw steps by their titles into a file; light seams part tasks, grey is idle time.
-
-    Raises:
-        UsageError: an unknown format, too many stages, or no way to write there.
-    """
-    path = path_of("picture", path)
-    check_picture(path, sum(step.stages for step in steps.values()))
-    try:
-        _figure(steps, _TimeAxis.of(steps)).savefig(path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def svg_with_tips(steps: Mapping[str, StepTrace]) -> str:
-    """The same as SVG text, in which hovering over a box tells the task and its times."""
-    from matplotlib import rc_context
-    from matplotlib.patches import Rectangle
-
-    axis, text = _TimeAxis.of(steps), io.StringIO()
-    figure, tips = _figure(steps, axis), dict[str, str]()
-    for axes, step in zip(figure.axes, steps.values(), strict=True):
-        for record in step.records:  # an invisible box over each, for a tip belongs to one box
-            start, width = axis.span(step, record)
-            name = f"tip-{len(tips)}"
-            axes.add_patch(Rectangle((start, record.stage - THICK / 2), width, THICK, alpha=0, gid=name))
-            tips[name] = _tip(step, record)
-    with rc_context({"svg.fonttype": "none"}):  # words stay words
-        figure.savefig(text, format="svg")
-    for prefix, name in (("", SVG), ("xlink", XLINK)):
-        ElementTree.register_namespace(prefix, name)
-    root = ElementTree.fromstring(text.getvalue())
-    for group in root.iter(f"{{{SVG}}}g"):
-        if (tip := tips.get(group.get("id", ""))) is not None:
-            title = ElementTree.Element(f"{{{SVG}}}title")
-            title.text = tip
-            group.insert(0, title)
-    return ElementTree.tostring(root, encoding="unicode")
+DIGIT = 0.66
+"""Width of a digit, as a part of its size."""
 
 
 @dataclass(frozen=True)
-class _TimeAxis:
+class Panel:
+    """A step that is drawn, and what it is; its time and idleness are added to the title."""
+
+    title: str
+    step: RecordedStep
+
+    @property
+    def trace(self) -> StepTrace:
+        """What happened."""
+        return self.step.trace
+
+    @cached_property
+    def idle(self) -> Sequence[Idle]:
+        """Every time in which a stage's device did nothing, with its cause."""
+        return idleness(self.trace, self.step.fixed_order, self.step.grouped)
+
+
+@dataclass(frozen=True)
+class TimeAxis:
     """Common to all panels: the longest step in seconds, units per second, and the unit."""
 
     longest: float
@@ -100,77 +85,125 @@ class _TimeAxis:
     unit: str
 
     @classmethod
-    def of(cls, steps: Mapping[str, StepTrace]) -> _TimeAxis:
-        longest = max(step.makespan for step in steps.values()) or 1.0  # of steps that take no time
-        return cls(longest, 1e3, "ms") if longest < 1 else cls(longest, 1.0, "s")
+    def of(cls, panels: Sequence[Panel]) -> TimeAxis:
+        """The axis on which all of them fit."""
+        longest = max(panel.trace.makespan for panel in panels) or 1.0  # of steps that take no time
+        return cls(longest, *_unit(longest))
 
-    def span(self, step: StepTrace, record: TaskRecord) -> tuple[float, float]:
-        """Where a task begins, and its width."""
-        return (record.start - step.start) * self.scale, (record.end - record.start) * self.scale
+    def span(self, trace: StepTrace, start: float, end: float) -> tuple[float, float]:
+        """Where something begins, and its width."""
+        return (start - trace.start) * self.scale, (end - start) * self.scale
 
 
-def _figure(steps: Mapping[str, StepTrace], axis: _TimeAxis) -> Any:
+def told(seconds: float) -> str:
+    """A duration in a unit that suits it."""
+    scale, unit = _unit(seconds)
+    return f"{seconds * scale:.4g} {unit}"
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    """How many of a unit make a second, and its name."""
+    units = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
+    return next((one for one in units if seconds * one[0] >= 1), units[1 if seconds <= 0 else 2])
+
+
+def figure(panels: Sequence[Panel]) -> Any:
+    """A matplotlib figure with one axes for each panel, in their order; grey is idle."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    heights = [ROW * step.stages + PANEL for step in steps.values()]
-    figure = Figure(figsize=(WIDTH, sum(heights) + FOOT), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (title, step) in zip(panels, steps.items(), strict=True):
-        _panel(axes, title, step, axis)
-    panels[-1].set_xlabel(f"time ({axis.unit})", fontsize=9)
-    present = {record.task.kind for step in steps.values() for record in step.records}
-    figure.legend(
-        handles=[_patch(COLOURS[kind], NAMES[kind]) for kind in sorted(present)]
-        + [_patch(IDLE_COLOUR, "idle")],
-        loc="outside lower right",
-        ncols=len(present) + 1,
-        fontsize=9,
-        frameon=False,
-    )
-    return figure
+    axis = TimeAxis.of(panels)
+    points = _points(panels, axis)
+    heights = [ROW * panel.trace.stages + PANEL for panel in panels]
+    with rc_context({"hatch.linewidth": 0.5, "hatch.color": "#8c8c8c"}):
+        made = Figure(figsize=(WIDTH, sum(heights) + FOOT), dpi=DPI, layout="constrained")
+        FigureCanvasAgg(made)
+        rows = made.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        legend: dict[str, Any] = {}
+        for axes, panel in zip(rows, panels, strict=True):
+            _draw_idle(axes, panel, axis, legend)
+            _draw_tasks(axes, panel, axis, legend, points)
+            _describe(axes, panel, axis)
+        rows[-1].set_xlabel(f"time ({axis.unit}); the number in a box is its microbatch", fontsize=9)
+        order = [*NAMES.values(), CHUNKS, *IDLE]
+        shown = [legend[name] for name in order if name in legend]
+        made.legend(handles=shown, loc="outside lower center", ncols=len(shown), fontsize=8.5, frameon=False)
+    return made
 
 
-def _panel(axes: Any, title: str, step: StepTrace, axis: _TimeAxis) -> None:
-    """One step."""
-    bubble, end = step.bubble(), axis.longest * axis.scale
-    for stage in range(step.stages):
-        records, row = step.stage_records(stage), (stage - THICK / 2, THICK)
-        axes.broken_barh([(0, step.makespan * axis.scale)], row, facecolor=IDLE_COLOUR, linewidth=0)
-        spans = [axis.span(step, record) for record in records]
-        colours = [COLOURS[record.task.kind] for record in records]
-        axes.broken_barh(spans, row, facecolors=colours, edgecolor="white", linewidth=0.3)
+CHUNKS = "paler: later chunks"
+
+
+def _draw_idle(axes: Any, panel: Panel, axis: TimeAxis, legend: dict[str, Any]) -> None:
+    found: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for idle in panel.idle:
+        kind = HELD_BACK if idle.cause in HELD else NOT_STARTED if idle.cause in HOST else NOTHING
+        kind = kind if idle.seconds > LEAST * axis.longest else NOTHING
+        found.setdefault((idle.stage, kind), []).append(axis.span(panel.trace, idle.start, idle.end))
+    for (stage, kind), spans in found.items():
+        colour, hatch = IDLE[kind]
+        look = {"facecolor": colour, "linewidth": 0, "hatch": hatch or None}
+        axes.broken_barh(spans, (stage - THICK / 2, THICK), **look)
+        legend[kind] = _patch(kind, **look)
+
+
+def _points(panels: Sequence[Panel], axis: TimeAxis) -> float:
+    """The size of the tasks' numbers."""
+    records = [record for panel in panels for record in panel.trace.records]
+    fits = (size for size in SIZES if sum(_fits(r, size, axis) for r in records) >= MOST_FIT * len(records))
+    return next(fits, SIZES[-1])
+
+
+def _fits(record: TaskRecord, points: float, axis: TimeAxis) -> bool:
+    """Whether a task's number fits into its box."""
+    room = (record.end - record.start) / axis.longest * WIDTH * AXIS * 72
+    return room > DIGIT * points * len(str(record.task.microbatch)) + 0.5
+
+
+def _draw_tasks(axes: Any, panel: Panel, axis: TimeAxis, legend: dict[str, Any], points: float) -> None:
+    trace, chunks = panel.trace, panel.trace.placement.chunks
+    for stage in range(trace.stages):
+        records = trace.stage_records(stage)
+        spans = [axis.span(trace, record.start, record.end) for record in records]
+        colours = [_colour(record.task, chunks) for record in records]
+        row = (stage - THICK / 2, THICK)
+        axes.broken_barh(spans, row, facecolors=colours, edgecolor="white", linewidth=0.4)
         for (start, width), record in zip(spans, records, strict=True):
-            label = str(record.task)
-            if width / end * WIDTH * 0.9 > LABEL_WIDTH * len(label):
-                middle = (start + width / 2, stage)
-                axes.annotate(label, middle, ha="center", va="center", color="white", fontsize=LABEL_POINTS)
-    axes.set_title(
-        f"{title}: {step.makespan * axis.scale:.4g} {axis.unit}, {sum(bubble) / step.stages:.0%} idle",
-        loc="left",
-        fontsize=10,
-        weight="bold",
-    )
-    axes.set_xlim(0, end)
-    axes.set_ylim(step.stages - 0.5, -0.5)
+            if _fits(record, points, axis):
+                ink = DARK if record.task.chunk else LETTERS[record.task.kind]
+                look = {"ha": "center", "va": "center_baseline", "color": ink, "fontsize": points}
+                axes.text(start + width / 2, stage, str(record.task.microbatch), **look)
+    for kind in {record.task.kind for record in trace.records}:
+        legend[NAMES[kind]] = _patch(NAMES[kind], facecolor=COLOURS[kind])
+    if chunks > 1:
+        legend[CHUNKS] = _patch(CHUNKS, facecolor=_colour(Task(FORWARD, chunks - 1, 0), chunks))
+
+
+def _describe(axes: Any, panel: Panel, axis: TimeAxis) -> None:
+    """Title, ticks and the names of the rows."""
+    trace, bubble = panel.trace, panel.trace.bubble()
+    title = f"{panel.title}: {told(trace.makespan)}, {sum(bubble) / trace.stages:.0%} idle"
+    axes.set_title(title, loc="left", fontsize=10.5, weight="bold")
+    axes.set_xlim(0, axis.longest * axis.scale)
+    axes.set_ylim(trace.stages - 0.5, -0.5)
     rows = [f"stage {stage}, {idle:.0%} idle" for stage, idle in enumerate(bubble)]
-    axes.set_yticks(range(step.stages), rows, fontsize=8)
+    axes.set_yticks(range(trace.stages), rows, fontsize=8)
     axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=8)
+    axes.tick_params(axis="x", labelsize=8, labelbottom=True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 
 
-def _tip(step: StepTrace, record: TaskRecord) -> str:
-    begin, seconds, waited = record.start - step.start, record.end - record.start, record.start - record.ready
-    return (
-        f"{record.task} on stage {record.stage}: {seconds * 1e3:.2f} ms from {begin * 1e3:.2f} ms on; "
-        f"ready {waited * 1e3:.2f} ms before"
-    )
+def _colour(task: Task, chunks: int) -> tuple[float, ...]:
+    """That of its kind, the paler the later its chunk."""
+    from matplotlib.colors import to_rgb
+
+    white = PALER * task.chunk / max(1, chunks - 1)
+    return tuple(white + (1 - white) * part for part in to_rgb(COLOURS[task.kind]))
 
 
-def _patch(colour: str, text: str) -> Any:
+def _patch(name: str, **look: Any) -> Any:
     from matplotlib.patches import Patch
 
-    return Patch(facecolor=colour, label=text)
+    return Patch(label=name, **look)

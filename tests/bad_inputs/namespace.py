@@ -16,8 +16,11 @@ import rrfp_jax as rrfp
 import rrfp_jax.weights
 from configs.quickstart import get_config
 from rrfp_jax.commands import doctor, launch, local, plan, sim, train
+from rrfp_jax.core.hints import BF
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.measure.workload import constant
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.json_files import read_json
@@ -34,6 +37,7 @@ from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.pace import Pace, read_costs, read_workload
 from rrfp_jax.train.settings import Numerics
+from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
 from rrfp_jax.views.trace_reading import read_trace
 from tests.support import toy
@@ -84,7 +88,9 @@ def usual_trainer():
 
 def timeline():
     record = TaskRecord(0, Task(FORWARD, 0, 0), 0, 0.0, 0.0, 0.0, 1.0)
-    return Timeline(StepTrace(0, Placement(1), [Part.of([record])]))
+    trace = StepTrace(0, Placement(1), [Part.of([record])])
+    rules = StepRules(placement=trace.placement, microbatches=1, schedule=BF())
+    return Timeline([Panel("a step", RecordedStep(trace=trace, rules=rules, buckets=["a"]))])
 
 
 def place(coordinator, processes, rank):

@@ -86,7 +86,7 @@ class TestARunThatEndsWell:
         _, printed = finished
         lines = [line for line in printed.splitlines() if line.startswith("step ")]
         assert [line.split()[1] for line in lines] == ["0", "1", "2"]
-        assert all(word in lines[0] for word in ("loss", "tokens/s", "ms", "bubble"))
+        assert all(word in lines[0] for word in ("loss", "tokens/s", "ms", "idle"))
         assert "validation" in lines[2] and "\r" not in printed and "\x1b" not in printed
 
     def test_the_end_tells_validation_loss_bigram_loss_and_files(self, finished):
@@ -301,6 +301,7 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
         **{"step": 1, "loss": 1.25, "weight": 50.0, "metrics": {}, "hyperparams": {}, "plan": ""},
         **{"gradient_norm": 0.5, "parameter_norm": 2.0, "loss_scale": 1.0, "applied": True, "skipped": 0},
         **times,
+        schedule="bf",
         recorded=None,
         peak_bytes=[0],
         budget_bytes=[None],

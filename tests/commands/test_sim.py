@@ -236,7 +236,7 @@ def test_in_a_notebook(tmp_path):
     names = list(found)
     assert names == ["1f1b", "bf"] and found.speedup("1f1b") == 1.0
     assert str(found) in found._repr_html_()
-    found.draw(tmp_path / "p.svg")
+    found.timeline().save(tmp_path / "p.svg")
     same = rrfp.simulate(STEP.as_json_object(), "bf", limit=4)
     assert same["bf"].makespan == found["bf"].makespan
     with pytest.raises(rrfp.UsageError, match=r"^interleaved-1f1b: .* multiples of the stages"):

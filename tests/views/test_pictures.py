@@ -1,55 +1,153 @@
-"""Pictures of a step: what they show, by every format, and what cannot be drawn."""
+"""Pictures of steps: what they show and what hovering tells, by every format, and what cannot be drawn."""
 
 import re
+from itertools import pairwise
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.views.picture import SVG
-from rrfp_jax.views.timeline import Timeline
-from tests.views import test_trace_file
+from rrfp_jax.core.hints import BF
+from rrfp_jax.core.measure.idleness import Cause, Idle
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+from rrfp_jax.views.picture import NAMES, Panel, told
+from rrfp_jax.views.timeline import SVG, Timeline, compare
+from rrfp_jax.views.tips import reason, tips
+from tests.views.test_trace_file import step
 
 
-def step(schedule):
-    return test_trace_file.step(schedule).trace
+def drawn(schedule):
+    return Timeline([Panel(schedule, step(schedule))])
 
 
 def texts(svg):
     return [element.text for element in ElementTree.fromstring(svg).iter(f"{{{SVG}}}text")]
 
 
-NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+@pytest.mark.parametrize(
+    ("schedule", "kinds", "idle"),
+    [
+        ("1f1b", "FB", ["nothing is ready", "what is ready is held back"]),
+        ("zb-v", "FIW", ["nothing is ready", "what is ready is held back"]),
+        ("bfw", "FBIW", ["nothing is ready"]),
+    ],
+)
+def test_the_legend_names_every_kind_of_task_and_of_idleness_and_no_other(schedule, kinds, idle):
+    shown = texts(drawn(schedule).svg())
+    legend = [NAMES[kind] for kind in sorted(NAMES) if kind.letter in kinds]
+    assert [text for text in shown if text in NAMES.values()] == legend
+    assert [text.removeprefix("idle: ") for text in shown if text.startswith("idle: ")] == idle
+    assert ("paler: later chunks" in shown) == (step(schedule).trace.placement.chunks > 1)
 
 
-@pytest.mark.parametrize(("schedule", "kinds"), [("1f1b", "FB"), ("zb-h1", "FIW"), ("bfw", "FBIW")])
-def test_the_legend_names_every_kind_of_task_and_no_other(schedule, kinds):
-    shown = texts(Timeline(step(schedule)).svg())
-    assert [text for text in shown if text in NAMES.values()] == [NAMES[kind] for kind in kinds]
-    assert shown.count("idle") == 1
+def test_a_panel_has_its_title_and_ticks():
+    shown = texts(drawn("1f1b").svg())
+    trace = step("1f1b").trace
+    assert f"1f1b: {trace.makespan * 1e3:.4g} ms, {sum(trace.bubble()) / 3:.0%} idle" in shown
+    assert [f"stage {stage}, {share:.0%} idle" for stage, share in enumerate(trace.bubble())] == [
+        text for text in shown if text.startswith("stage")
+    ]
+    ticks = [float(text) for text in shown if re.fullmatch(r"[\d.]+", text)]
+    assert {0.0, 50.0} <= set(ticks)
+    assert "time (ms); the number in a box is its microbatch" in shown
 
 
-def test_hovering_tells_every_task_and_its_times():
-    trace = step("bfw")
-    tips = re.findall(r"<title>(.*?)</title>", Timeline(trace).svg())
-    assert sorted(tip.split(":")[0] for tip in tips) == sorted(
-        f"{record.task} on stage {record.stage}" for record in trace.records
-    )
-    first = min(trace.records, key=lambda record: record.start)
-    (tip,) = [tip for tip in tips if tip.startswith(f"{first.task} on stage {first.stage}:")]
-    assert f"{(first.end - first.start) * 1e3:.2f} ms from 0.00 ms on" in tip
+def test_steps_are_compared_on_one_scale():
+    made = compare(drawn("1f1b"), SimpleNamespace(timeline=lambda: drawn("gpipe")))
+    assert [panel.title for panel in made.panels] == ["1f1b", "gpipe"]
+    root = ElementTree.fromstring(made.svg())
+    boxes = [box for box in root.iter(f"{{{SVG}}}rect") if box.find(f"{{{SVG}}}title") is not None]
+    firsts = [box for box in boxes if box[0].text.startswith("F0 on stage 0")]
+    one, other = ((float(box.get("x")), float(box.get("width")), float(box.get("y"))) for box in firsts)
+    assert one[:2] == other[:2] and other[2] > one[2]  # the same task, as wide, below
+
+
+@pytest.mark.parametrize(("given", "reason"), [((), "nothing is given"), ((3,), "int is no step")])
+def test_what_has_no_picture_cannot_be_compared(given, reason):
+    with pytest.raises(rrfp.UsageError, match=reason):
+        rrfp.compare(*given)
+
+
+def test_hovering_covers_every_second_of_every_stage():
+    (panel,) = drawn("bfw").panels
+    found = list(tips(panel))
+    for stage in range(3):
+        own = sorted((tip.start, tip.end) for tip in found if tip.stage == stage)
+        assert own[0][0] == panel.trace.start and own[-1][1] == panel.trace.end
+        assert all(a[1] == pytest.approx(b[0]) for a, b in pairwise(own))
+    tasks = {tip.text.split(":")[0] for tip in found if " idle for " not in tip.text}
+    assert tasks == {f"{record.task} on stage {record.stage}" for record in panel.trace.records}
+
+
+F, B = (lambda j: Task(FORWARD, 0, j)), (lambda j: Task(BACKWARD, 0, j))
+TWO = StepTrace(  # the backward of microbatch 0 leaves stage 1 at 4 ms, arrives at 5 and begins at 7
+    0,
+    Placement(2),
+    [
+        Part.of(
+            [
+                TaskRecord(0, F(0), 0, 0.0, 0.0, 0.0, 0.001),
+                TaskRecord(1, F(0), 0, 0.0015, 0.0015, 0.002, 0.003),
+                TaskRecord(1, B(0), 0, 0.003, 0.003, 0.003, 0.004),
+                TaskRecord(0, B(0), 0, 0.005, 0.006, 0.007, 0.008),
+            ]
+        )
+    ],
+)
+
+
+def test_hovering_tells_why_a_gap_is_idle():
+    rules = StepRules(placement=TWO.placement, microbatches=1, schedule=BF())
+    panel = Panel("two", RecordedStep(trace=TWO, rules=rules, buckets=["a"]))
+    told = [tip.text for tip in tips(panel) if " idle for " in tip.text]
+    assert told == [
+        "stage 0 idle for 6 ms from 1 ms on\n"
+        "3 ms: nothing is ready; B0 waits for B0 of stage 1\n"
+        "1 ms: nothing is ready; what B0 needs of B0 of stage 1 is on its way\n"
+        "2 ms: B0 is ready, but the host has not started it yet",
+        "stage 1 idle for 2 ms from 0 ms on\n"
+        "1 ms: nothing has reached the stage yet; F0 waits for F0 of stage 0\n"
+        "500 us: nothing has reached the stage yet; F0 waits for F0 of stage 0\n"
+        "500 us: F0 is ready, but the host has not started it yet",
+        "stage 1 idle for 4 ms from 4 ms on\n4 ms: nothing is left to do in this step",
+    ]
+
+
+def test_every_cause_has_its_words():
+    said = {reason(Idle(0, 0.0, 1.0, cause, F(1), (1, F(1)))) for cause in Cause}
+    assert len(said) == len(Cause)
+    assert "the order has F1 next, which waits for F1 of stage 1" in "".join(said)
+    assert reason(Idle(0, 0.0, 1.0, Cause.STAGE, F(1))).endswith("though it needs no other stage")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 ms"), (75.25, "75.25 s"), (1.0, "1 s"), (0.2, "200 ms"), (3.5e-5, "35 us"), (2e-8, "0.02 us")],
+)
+def test_durations_have_a_unit_that_suits_them(seconds, text):
+    assert told(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("name", "begins"),
-    [("step.png", b"\x89PNG"), ("step.pdf", b"%PDF"), ("step.svg", b"<svg"), ("step.SVG", b"<svg")],
+    [
+        ("step.png", b"\x89PNG"),
+        ("step.pdf", b"%PDF"),
+        ("step.svg", b"<svg"),
+        ("step.SVG", b"<svg"),
+        ("step.html", b"<!doctype html>"),
+    ],
 )
 def test_a_picture_is_saved_in_the_format_that_its_name_says(tmp_path, name, begins):
-    path = Timeline(step("bfw")).save(tmp_path / name)
+    path = drawn("bfw").save(tmp_path / name)
     assert path.read_bytes().startswith(begins)
 
 
 @pytest.mark.parametrize("name", ["step", "step.jpg", "nowhere/step.svg", "nowhere/step.png"])
 def test_what_cannot_be_saved_is_refused(tmp_path, name):
     with pytest.raises(rrfp.UsageError, match=name):
-        Timeline(step("bfw")).save(tmp_path / name)
+        drawn("bfw").save(tmp_path / name)
