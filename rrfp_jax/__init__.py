@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rrfp_jax import data, schedules, weights
+    from rrfp_jax import data, loggers, schedules, weights
     from rrfp_jax.commands.simulation import simulate
     from rrfp_jax.data.contract import Microbatch
     from rrfp_jax.errors import TrainingError, UsageError
@@ -37,6 +37,7 @@ __all__ = [
     "data",
     "export",
     "layer",
+    "loggers",
     "schedules",
     "simulate",
     "weights",
@@ -59,7 +60,7 @@ _MODULES = {
     "layer": "runtime.model.layers",
     "simulate": "commands.simulation",
 }
-"""Where each name is defined; `data`, `schedules` and `weights` are modules themselves."""
+"""Where each name is defined; `data`, `loggers`, `schedules` and `weights` are modules themselves."""
 
 
 def __getattr__(name: str) -> Any:

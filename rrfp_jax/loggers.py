@@ -1,0 +1,130 @@
+"""Loggers: what reports say, to TensorBoard or Weights & Biases.
+
+    logger = rrfp.loggers.tensorboard("tensorboard/mine")  # then: tensorboard --logdir tensorboard
+    trainer = rrfp.Trainer(pipe, optimizer, data=corpus, on_step=logger.on_step)
+
+All processes call a logger; the first of them writes. Another one is any object with the same three methods,
+which may take `figures_of` for what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from os import PathLike
+from typing import Any, NamedTuple
+
+from rrfp_jax.data.optional import imported
+from rrfp_jax.fields import path_of
+from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.train.report import Evaluation, Report
+
+__all__ = ["Logger", "figures_of", "tensorboard", "wandb"]
+
+FLUSH_SECONDS = 10
+"""After so long a figure is in TensorBoard's file, so that a run can be watched."""
+
+
+class Sink(NamedTuple):
+    """Where figures go: `write(step, figures)`, and `close()`."""
+
+    write: Callable[[int, Mapping[str, float]], None]
+    close: Callable[[], object]
+
+
+class Logger:
+    """Writes the figures of reports. Call it in every process; rank 0 writes.
+
+    Args:
+        make: opens what is written to, given the first step; called when that is reported.
+    """
+
+    def __init__(self, make: Callable[[int], Sink]) -> None:
+        self._make = make
+        self._sink: Sink | None = None
+
+    def on_step(self, report: Report) -> None:
+        """Write a step's figures; also for `Trainer(on_step=...)`."""
+        self._write(report.step, figures_of(report))
+
+    def on_validation(self, report: Report, evaluation: Evaluation) -> None:
+        """Write those of the validation after a step."""
+        figures = {"loss": evaluation.loss, **evaluation.metrics}
+        self._write(report.step, {f"validation/{name}": value for name, value in figures.items()})
+
+    def close(self) -> None:
+        """Have everything written. At the end of the process that is done, too."""
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+
+    def _write(self, step: int, figures: Mapping[str, float]) -> None:
+        if join().rank > 0:
+            return
+        if self._sink is None:
+            self._sink = self._make(step)
+        self._sink.write(step, figures)
+
+
+def figures_of(report: Report) -> dict[str, float]:
+    """A report's figures as loggers name them: "train/loss", "hyperparams/learning_rate", "idle/stage_0"."""
+    return {
+        "train/loss": report.loss,
+        **{f"train/{name}": value for name, value in report.metrics.items()},
+        "train/gradient_norm": report.gradient_norm,
+        "train/parameter_norm": report.parameter_norm,
+        "train/loss_scale": report.loss_scale,
+        "train/skipped": report.skipped,
+        **{f"hyperparams/{name}": value for name, value in report.hyperparams.items()},
+        "speed/tokens_per_second": report.tokens_per_second,
+        "speed/step_seconds": report.step_seconds,
+        "speed/load_seconds": report.load_seconds,
+        **{f"idle/stage_{stage}": share for stage, share in enumerate(report.bubble)},
+        **{f"memory/stage_{stage}_peak_bytes": size for stage, size in enumerate(report.peak_bytes)},
+    }
+
+
+def tensorboard(folder: str | PathLike[str], **options: Any) -> Logger:
+    """To TensorBoard's files. A run that goes on from a checkpoint writes into the same folder.
+
+    Args:
+        folder: of this run; `tensorboard --logdir` takes it, or one above it.
+        **options: of `tensorboardX.SummaryWriter`.
+
+    Raises:
+        UsageError: the package tensorboardX is not there, or `folder` is no path.
+    """
+    package = imported("tensorboardX", "rrfp_jax.loggers.tensorboard")
+    path = path_of("loggers.tensorboard: folder", folder)
+
+    def make(step: int) -> Sink:
+        # What an earlier start wrote of this step and later ones is not shown: they are done once more.
+        chosen = {"flush_secs": FLUSH_SECONDS, "purge_step": step or None, **options}
+        writer = package.SummaryWriter(str(path), **chosen)
+
+        def write(step: int, figures: Mapping[str, float]) -> None:
+            for name, value in figures.items():
+                writer.add_scalar(name, value, step)
+
+        return Sink(write, writer.close)
+
+    return Logger(make)
+
+
+def wandb(project: str, **options: Any) -> Logger:
+    """To Weights & Biases.
+
+    Args:
+        project: its name there.
+        **options: of `wandb.init`: `name`, `config`, `dir`, `id` with `resume` to go on with a run. With
+            `mode="offline"` nothing is sent; `wandb sync` does that later.
+
+    Raises:
+        UsageError: the package wandb is not there.
+    """
+    package = imported("wandb", "rrfp_jax.loggers.wandb")
+
+    def make(step: int) -> Sink:
+        run = package.init(project=project, **options)
+        return Sink(lambda step, figures: run.log(dict(figures), step=step), run.finish)
+
+    return Logger(make)

@@ -1,0 +1,130 @@
+"""Loggers, read back as their own tools do: TensorBoard's event files, the record file of W&B."""
+
+import dataclasses
+import json
+import struct
+import sys
+import zlib
+
+import pytest
+import wandb
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto import wandb_internal_pb2
+
+import rrfp_jax as rrfp
+from rrfp_jax.train.report import Evaluation, Report
+
+KNOWN = {
+    "step": 0,
+    "loss": 2.0,
+    "weight": 8.0,
+    "metrics": {"accuracy": 0.5},
+    "hyperparams": {"learning_rate": 0.125},
+    "step_seconds": 0.25,
+    "wall_seconds": 0.5,
+    "load_seconds": 0.0,
+    "bubble": [0.25, 0.75],
+    "gradient_norm": 3.0,
+    "parameter_norm": 4.0,
+    "loss_scale": 1.0,
+    "skipped": 0,
+    "peak_bytes": [1024, 2048],
+}
+REPORT = Report(**{item.name: None for item in dataclasses.fields(Report)} | KNOWN)
+FIGURES = {
+    "train/loss": 2.0,
+    "train/accuracy": 0.5,
+    "train/gradient_norm": 3.0,
+    "train/parameter_norm": 4.0,
+    "train/loss_scale": 1.0,
+    "train/skipped": 0,
+    "hyperparams/learning_rate": 0.125,
+    "speed/tokens_per_second": 16.0,
+    "speed/step_seconds": 0.25,
+    "speed/load_seconds": 0.0,
+    "idle/stage_0": 0.25,
+    "idle/stage_1": 0.75,
+    "memory/stage_0_peak_bytes": 1024,
+    "memory/stage_1_peak_bytes": 2048,
+}
+EVALUATION = Evaluation(loss=1.5, weight=8.0, metrics={"accuracy": 0.75})
+
+
+def log(logger, steps):
+    """Steps with a validation after the last."""
+    for step in steps:
+        report = dataclasses.replace(REPORT, step=step, loss=2.0 - step / 8)
+        assert logger.on_step(report) is None
+    assert logger.on_validation(report, EVALUATION) is None
+    logger.close()
+    logger.close()
+
+
+def test_tensorboard(tmp_path):
+    log(rrfp.loggers.tensorboard(tmp_path), range(4))
+    again = {"filename_suffix": ".again"}  # names of files have whole seconds
+    log(rrfp.loggers.tensorboard(tmp_path, **again), range(2, 5))  # from a checkpoint of step 2 on
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    found = {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+    validation = {"validation/loss": [(4, 1.5)], "validation/accuracy": [(4, 0.75)]}
+    assert found.pop("train/loss") == [(step, 2.0 - step / 8) for step in range(5)]
+    expected = {name: [(step, value) for step in range(5)] for name, value in FIGURES.items()}
+    del expected["train/loss"]
+    assert found == expected | validation
+
+
+def records(path):
+    """The records of a W&B file: LevelDB's log format, the first block with a header of its own."""
+    content, at, record = path.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if (left := -at % 2**15) in range(1, 7):  # too little for a header: the block ends
+            at += left
+        checksum, size, kind = struct.unpack("<IHB", content[at : at + 7])
+        part = content[at + 7 : at + 7 + size]
+        assert checksum == zlib.crc32(bytes([kind]) + part)
+        record = part if kind in (1, 2) else record + part  # 1 whole, 2 first, 3 middle, 4 last
+        at += 7 + size
+        if kind in (1, 4):
+            yield wandb_internal_pb2.Record.FromString(record)
+
+
+def test_wandb_offline(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    logger = rrfp.loggers.wandb("tests", dir=tmp_path, mode="offline", config={"depth": 3})
+    log(logger, range(3))
+    wandb.teardown()  # its process ends, and has written everything then
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    history = [record.history for record in records(file) if record.HasField("history")]
+    lines = {}
+    for line in history:
+        own = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in line.item}
+        lines[own.pop("_step")] = {name: value for name, value in own.items() if not name.startswith("_")}
+    assert sorted(lines) == [0, 1, 2]
+    assert lines[0] == FIGURES
+    validation = {"validation/loss": 1.5, "validation/accuracy": 0.75}
+    assert lines[2] == FIGURES | {"train/loss": 1.75} | validation
+
+
+@pytest.mark.parametrize(
+    ("package", "make"),
+    [("tensorboardX", lambda: rrfp.loggers.tensorboard("x")), ("wandb", lambda: rrfp.loggers.wandb("x"))],
+)
+def test_a_package_that_is_not_there(monkeypatch, package, make):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(rrfp.UsageError, match=rf"loggers\..*needs .*{package}.*pip install {package}"):
+        make()
+
+
+def test_other_ranks_write_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr("rrfp_jax.loggers.join", lambda: type("World", (), {"rank": 1}))
+    log(rrfp.loggers.tensorboard(tmp_path / "none"), range(2))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_is_none():
+    with pytest.raises(rrfp.UsageError, match=r"loggers\.tensorboard: folder=5"):
+        rrfp.loggers.tensorboard(5)
