@@ -19,7 +19,9 @@ SCHEDULES = (
 )
 """That are tried instead of a step's own; those that its placement does not allow are left out."""
 
-Durations: TypeAlias = Mapping[tuple[int, Task], float]
+SLOWEST = 3
+"""So many stages, and so many links, are each tried by itself: those that are slowest beside the others."""
+
 Link: TypeAlias = tuple[int, int]
 """From one stage to another."""
 
@@ -79,10 +81,11 @@ def _speeds(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
 
     mean = fmean(busy)
     yield Variant("all stages equally fast", "stages", None, scaled([mean / own for own in busy]), step)
-    for stage, own in enumerate(busy):
-        usual = median(busy[:stage] + busy[stage + 1 :])
-        if own > usual:
-            factors = [usual / own if s == stage else 1.0 for s in range(len(busy))]
+    usual = [median(busy[:stage] + busy[stage + 1 :]) for stage in range(len(busy))]
+    slow = sorted((own / others, stage) for stage, (own, others) in enumerate(zip(busy, usual, strict=True)))
+    for ratio, stage in slow[-SLOWEST:]:
+        if ratio > 1:
+            factors = [1 / ratio if s == stage else 1.0 for s in range(len(busy))]
             yield Variant(f"stage {stage} as fast as the others", "stage", stage, scaled(factors), step)
 
 
@@ -113,6 +116,12 @@ def _lengths(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
         even[stage, task] = seconds * mean[kind] / factor if factor else seconds
     no_jitter = "no jitter: tasks of equal lengths take equal times"
     yield Variant(no_jitter, "jitter", None, replace(costs, durations=steady), step)
+    excess = [0.0] * step.trace.stages
+    for (stage, task), seconds in costs.durations.items():
+        excess[stage] += abs(seconds - steady[stage, task])
+    for stage in sorted(range(len(excess)), key=excess.__getitem__)[-SLOWEST:]:
+        alone = {own: (steady if own[0] == stage else costs.durations)[own] for own in steady}
+        yield Variant(f"no jitter on stage {stage}", "jitter", stage, replace(costs, durations=alone), step)
     yield Variant("microbatches of equal lengths", "lengths", None, replace(costs, durations=even), step)
 
 
@@ -127,12 +136,14 @@ def _links(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
         transfers = {(s, t): x * factors[_link(step, s, t)] for (s, t), x in costs.transfers.items()}
         return replace(costs, transfers=transfers)
 
-    for link, own in sorted(usual.items()):
+    slow = []
+    for link, own in usual.items():
         others = [seconds for other, seconds in usual.items() if other != link]
         if others and own > median(others):
-            factors = dict.fromkeys(usual, 1.0) | {link: median(others) / own}
-            change = f"the link from stage {link[0]} to {link[1]} as fast as the others"
-            yield Variant(change, "link", link, scaled(factors), step)
+            slow.append((own - median(others), link, median(others) / own))
+    for _, link, factor in sorted(slow)[-SLOWEST:]:
+        change = f"the link from stage {link[0]} to {link[1]} as fast as the others"
+        yield Variant(change, "link", link, scaled(dict.fromkeys(usual, 1.0) | {link: factor}), step)
     if usual:
         yield Variant("all links twice as fast", "links", 0.5, scaled(dict.fromkeys(usual, 0.5)), step)
         yield Variant("no time in transfers", "links", 0.0, scaled(dict.fromkeys(usual, 0.0)), step)

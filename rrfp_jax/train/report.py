@@ -10,6 +10,7 @@ from typing import Any
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.errors import UsageError
+from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
 from rrfp_jax.runtime.model.metrics import Reduced, figures
 from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.views.picture import Panel
@@ -101,6 +102,23 @@ class Report:
     def timeline(self) -> Timeline:
         """A picture, stage by time, that notebooks show; `.save("step.png")` writes it to a file."""
         return Timeline([Panel(f"{self.schedule}, step {self.step}", self.recorded)])
+
+    def explain(self) -> Explanation:
+        """Why the step took as long as it did: a sentence, where its time went, what changes would save.
+
+        It simulates the step some twenty times, which takes up to some seconds.
+        """
+        return explain([self.timed])
+
+    @property
+    def timed(self) -> TimedStep:
+        """The step, with what it took beside its tasks."""
+        return TimedStep(
+            recorded=self.recorded,
+            wall_seconds=max(self.wall_seconds, self.step_seconds),
+            load_seconds=self.load_seconds,
+            planning_seconds=self.planning_seconds or 0.0,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The step's line of `metrics.jsonl`; None for numbers that are not finite, which JSON lacks."""

@@ -52,7 +52,8 @@ ARROWS = {
     # What is made of it.
     "forecast": {"runtime.memory", "runtime.programs", "sim"},
     "checkpoint": {"json_files", "progress", "runtime.processes"},
-    "train": {"checkpoint", "data", "fields", "forecast", "runtime.engine", "views"},
+    "explain": {"sim", "views"},
+    "train": {"checkpoint", "data", "explain", "fields", "forecast", "runtime.engine", "views"},
     "runs": {"train"},
     "launcher": {"runtime.group", "runtime.lifecycle"},
     "commands": {"fields", "launcher", "runs"},

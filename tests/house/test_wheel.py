@@ -71,6 +71,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
         "rrfp-doctor = rrfp_jax.commands.doctor:run",
         "rrfp-launch = rrfp_jax.commands.launch:run",
         "rrfp-plan = rrfp_jax.commands.plan:run",
+        "rrfp-report = rrfp_jax.commands.report:run",
         "rrfp-sim = rrfp_jax.commands.sim:run",
         "rrfp-train = rrfp_jax.commands.train:run",
     }

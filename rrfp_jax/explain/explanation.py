@@ -1,0 +1,185 @@
+"""Steps explained: a sentence, the shares of their time, and what changes would save."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from rrfp_jax.core.measure.idleness import Cause, shares, stage_times
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.explain.sentence import sentence
+from rrfp_jax.sim.what_if import TRUSTED_ERROR, WhatIfs, what_ifs
+
+MOST_TASKS = 40_000
+"""Tasks of the steps whose what-ifs are simulated, the latest steps first: that takes some ten seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedStep:
+    """A step with what it took beside its tasks.
+
+    Attributes:
+        recorded: its tasks, and what they were decided by.
+        wall_seconds: the whole step.
+        load_seconds: of that, waiting for data.
+        planning_seconds: of that, planning its order.
+    """
+
+    recorded: RecordedStep
+    wall_seconds: float
+    load_seconds: float = 0.0
+    planning_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What one change would save, as a share of the time of the steps' tasks; see `sim.variants.Variant`."""
+
+    change: str
+    kind: str
+    subject: Hashable
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Why steps took as long as they did. Printed it is a sentence and two tables.
+
+    Attributes:
+        sentence: what matters most.
+        steps: how many it is about.
+        seconds: of a step, with everything; the median.
+        shares: of that time, by cause, adding up to 1: "compute", the causes of idleness by name, "data",
+            "planning", and "between" for what is between the tasks of two steps, such as the update.
+        savings: the largest first; empty if the simulator is too far off to tell.
+        error: how far it is off on the steps as they were, as a share of their time.
+    """
+
+    sentence: str
+    steps: int
+    seconds: float
+    shares: Mapping[str, float]
+    savings: Sequence[Saving]
+    error: float
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        console = Console(file=text, width=100)
+        console.print(self.sentence, highlight=False)
+        console.print(self._shares())
+        if self.savings:
+            console.print(self._savings())
+        else:
+            console.print(
+                f"No what-ifs: the simulator is {self.error:.1%} off on these steps as they were, and up to "
+                f"{TRUSTED_ERROR:.0%} would be trusted.",
+                highlight=False,
+            )
+        return text.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
+
+    def _shares(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column(f"where {self.seconds * 1e3:.1f} ms of a step went")
+        table.add_column("share", justify="right")
+        for name, share in self.shares.items():
+            if share >= 0.0005:
+                table.add_row(MEANING.get(name, name), f"{share:.1%}")
+        return table
+
+    def _savings(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column(f"what if (the simulator is {self.error:.1%} off on these steps as they were)")
+        table.add_column("saves", justify="right")
+        for saving in self.savings:
+            table.add_row(saving.change, f"{saving.share:.1%}")
+        return table
+
+
+MEANING: Mapping[str, str] = {
+    "compute": "computing",
+    Cause.BEGIN: "idle: the pipeline fills",
+    Cause.STAGE: "idle: waiting for another stage's task",
+    Cause.LINK: "idle: waiting for a transfer",
+    Cause.ORDER: "idle: the fixed order waits for another task",
+    Cause.MEMORY: "idle: a limit on memory holds forwards back",
+    Cause.TURN: "idle: gradients wait for their turn",
+    Cause.GROUP: "idle: the processes of the stage agree",
+    Cause.HOST: "idle: the host",
+    Cause.END: "idle: the pipeline drains",
+    "data": "waiting for data",
+    "planning": "planning the order",
+    "between": "between steps: the update, and what else is not a task",
+}
+"""The names of shares in words."""
+
+
+def explain(steps: Sequence[TimedStep]) -> Explanation:
+    """Explain steps that trained, at least one; the latest last.
+
+    Raises:
+        ValueError: their traces and rules do not belong together.
+    """
+    found = _time_shares(steps)
+    replays = [what_ifs(step.recorded) for step in _replayed(steps)]
+    error = fmean(replay.error for replay in replays)
+    savings = _savings(replays) if error <= TRUSTED_ERROR else []
+    return Explanation(
+        sentence=sentence(
+            [step.recorded for step in steps], found, [(s.kind, s.subject, s.share) for s in savings]
+        ),
+        steps=len(steps),
+        seconds=median(step.wall_seconds for step in steps),
+        shares=found,
+        savings=[saving for saving in savings if saving.share >= 0.005],
+        error=error,
+    )
+
+
+def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
+    """Of all seconds of all steps."""
+    seconds: dict[str, float] = defaultdict(float)
+    for step in steps:
+        recorded = step.recorded
+        span = recorded.trace.makespan
+        times = stage_times(recorded.trace, recorded.fixed_order, recorded.grouped)
+        for cause, share in shares(times).items():
+            seconds["compute" if cause is None else cause.value] += span * share
+        outside = {"data": step.load_seconds, "planning": step.planning_seconds}
+        outside["between"] = max(step.wall_seconds - span - sum(outside.values()), 0.0)
+        for name, own in outside.items():
+            seconds[name] += own
+    whole = sum(seconds.values())
+    return {name: seconds[name] / whole if whole else 0.0 for name in MEANING}
+
+
+def _replayed(steps: Sequence[TimedStep]) -> list[TimedStep]:
+    """The latest steps, as many as are simulated in some seconds; at least one."""
+    found: list[TimedStep] = []
+    tasks = 0
+    for step in reversed(steps):
+        tasks += len(step.recorded.trace.records)
+        if found and tasks > MOST_TASKS:
+            break
+        found.append(step)
+    return found
+
+
+def _savings(replays: Sequence[WhatIfs]) -> list[Saving]:
+    """Of all replayed steps together; where a step has no such change, it would save nothing there."""
+    whole = sum(replay.replayed for replay in replays)
+    saved: dict[tuple[str, str, Hashable], float] = defaultdict(float)
+    for replay in replays:
+        for change in replay.changes:
+            saved[change.change, change.kind, change.subject] += replay.replayed - change.seconds
+    found = [Saving(*change, seconds / whole if whole else 0.0) for change, seconds in saved.items()]
+    return sorted(found, key=lambda saving: -saving.share)

@@ -1,0 +1,54 @@
+"""`rrfp-report`: what it says of a run's files, and which it refuses."""
+
+import json
+
+import pytest
+
+from rrfp_jax.commands import report
+from rrfp_jax.views.trace_file import write_trace
+from tests.support.spoilt import spoilt
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of a run with a slow stage, whose data came late."""
+    folder = tmp_path_factory.mktemp("run")
+    step, _ = spoilt("stage")
+    write_trace(folder / "trace.json", {"run": [step]})
+    span = step.trace.makespan
+    line = {"step": 0, "loss": 1.0, "wall_seconds": 1.25 * span, "load_seconds": 0.25 * span}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n" + '{"step": 1, "lo')
+    return folder
+
+
+def test_a_run_is_explained(folder, capsys):
+    assert report.main([str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("Stage 2 computes 1.60 times as long as the others: ")
+    assert "waiting for data" in told and "20.0%" in told
+    assert report.main([str(folder / "trace.json")]) == 0
+    assert "waiting for data" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "the following arguments are required: RUN"),
+        (["nowhere"], "nowhere/trace.json cannot be read: No such file or directory"),
+        (["empty"], "empty has no trace.json: give the folder of a run that has ended"),
+        (["broken"], "broken/trace.json is not a trace.json of rrfp-train"),
+        (["untrained"], "untrained/trace.json has no step of a run that trained"),
+        (["cut"], "cut/metrics.jsonl: line 1 is no step's: "),
+    ],
+)
+def test_refusals(given, said, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "broken", "untrained", "cut"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "broken" / "trace.json").write_text("{")
+    write_trace("untrained/trace.json", {"run": []})
+    (tmp_path / "cut" / "trace.json").write_bytes((folder / "trace.json").read_bytes())
+    (tmp_path / "cut" / "metrics.jsonl").write_text("{}\n")
+    assert report.main(given) == 2
+    told = capsys.readouterr()
+    assert said in told.err and told.out == "" and told.err.count("\n") == 1

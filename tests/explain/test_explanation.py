@@ -1,0 +1,63 @@
+"""What a sentence says of steps that were spoilt in one known way, and shares that add up."""
+
+from dataclasses import replace
+
+import pytest
+
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.explain.explanation import MEANING, TimedStep, explain
+from rrfp_jax.sim.disturbances import Disturbed
+from tests.support.spoilt import EVEN, STAGES, ran, rows, rules, spoilt
+
+
+class JitteryStage(Disturbed):
+    """One stage's tasks are delayed now and then."""
+
+    def duration(self, stage, task):
+        own = self.inner.duration(stage, task)
+        return own * 3 if stage == 1 and task.microbatch % 4 == 3 else own
+
+
+COSTS = WorkloadCosts(EVEN, rules().placement)
+LATE = WorkloadCosts(
+    replace(EVEN, transfer_forward=rows([15e-3] * STAGES), transfer_backward=rows([15e-3] * STAGES)),
+    rules().placement,
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (spoilt("stage")[0], "Stage 2 computes 1.60 times as long as the others: "),
+        (spoilt("link")[0], "The link from stage 1 to 2 is slow (40.0 ms a message, the others 1.0 ms): "),
+        (spoilt("lengths")[0], "Microbatches have unequal lengths: "),
+        (spoilt("jitter")[0], "Tasks of equal lengths take unequal times on all stages: "),
+        (ran(JitteryStage(COSTS)), "Tasks of equal lengths take unequal times on stage 1: "),
+        (ran(LATE, limit=3), "The limit on microbatches in flight holds forwards back: "),
+        (ran(COSTS), "No single cause stands out: stages compute "),
+    ],
+    ids=["stage", "link", "lengths", "jitter", "one stage's jitter", "limit", "nothing"],
+)
+def test_the_first_sentence_names_the_cause(step, said):
+    found = explain([TimedStep(recorded=step, wall_seconds=1.02 * step.trace.makespan)] * 2)
+    assert found.sentence.startswith(said)
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+    assert found.shares["between"] == pytest.approx(0.02 / 1.02)
+    assert set(found.shares) == set(MEANING) and found.error < 1e-9
+    shown = str(found)
+    assert found.sentence in " ".join(shown.split()) and "computing" in shown and "saves" in shown
+
+
+def test_late_data():
+    step = ran(COSTS)
+    span = step.trace.makespan
+    found = explain([TimedStep(recorded=step, wall_seconds=1.5 * span, load_seconds=0.5 * span)])
+    assert found.sentence == "Steps wait for their data: 33% of the time."
+
+
+def test_nothing_is_predicted_where_the_replay_is_off():
+    step = ran(LATE)
+    tighter = replace(step, rules=rules(limit=1))  # than it ran with
+    found = explain([TimedStep(recorded=tighter, wall_seconds=step.trace.makespan)])
+    assert found.error > 0.05 and not found.savings
+    assert "off on these steps as they were, and up to 5% would be trusted" in " ".join(str(found).split())

@@ -1,0 +1,55 @@
+"""Steps that are spoilt in one known way, in virtual time."""
+
+from dataclasses import replace
+
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.jitter import LEVELS
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.measure.workload import constant, log_normal
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.sim.disturbances import Jittered, Straggler
+from rrfp_jax.sim.engine import simulate
+
+STAGES, MICROBATCHES = 4, 12
+EVEN = constant(STAGES, MICROBATCHES, 10e-3, transfer=1e-3)
+
+
+def rules(name="bf", limit=4, microbatches=MICROBATCHES):
+    schedule = by_name(name)
+    placement = schedule.placement_for(STAGES)
+    return StepRules(placement=placement, microbatches=microbatches, schedule=schedule, limit=limit)
+
+
+def ran(costs, name="bf", budgets=None, buckets=None, **kind):
+    own = rules(name, **kind)
+    trace = simulate(own, costs, budgets=budgets)
+    return RecordedStep(trace=trace, rules=own, budgets=budgets, buckets=buckets or [""] * own.microbatches)
+
+
+def spoilt(name):
+    """A step that something is wrong with, and the seconds of the same step without that."""
+    costs = WorkloadCosts(EVEN, rules().placement)
+    fine = simulate(rules(), costs).makespan
+    if name == "stage":
+        return ran(Straggler(costs, stage=2, factor=1.6)), fine
+    if name == "jitter":
+        return ran(Jittered(costs, LEVELS["J3"], seed=5)), fine
+    if name == "lengths":
+        uneven = log_normal(STAGES, MICROBATCHES, forward=10e-3, sigma=0.8, shared=1.0, seed=2, transfer=1e-3)
+        halves = rows([sum(row) / MICROBATCHES for row in uneven.backward_input])
+        forward = rows([sum(row) / MICROBATCHES for row in uneven.forward])
+        even = replace(EVEN, forward=forward, backward_input=halves, backward_weight=halves)
+        lengths = [str(j) for j in range(MICROBATCHES)]
+        return ran(WorkloadCosts(uneven, rules().placement), buckets=lengths), simulate(
+            rules(), WorkloadCosts(even, rules().placement)
+        ).makespan
+    slow = [list(row) for row in EVEN.transfer_forward]
+    slow[1] = [40e-3] * MICROBATCHES
+    return ran(
+        WorkloadCosts(replace(EVEN, transfer_forward=tuple(map(tuple, slow))), rules().placement)
+    ), fine
+
+
+def rows(values):
+    return tuple((value,) * MICROBATCHES for value in values)
