@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
 from rrfp_jax.fields import check_path, printable
+from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
 
@@ -102,6 +104,16 @@ def exit_status(command: str, body: Callable[[], int]) -> int:
         return {UsageError: REFUSED, KeyboardInterrupt: INTERRUPTED}.get(type(error), FAILED)
     finally:
         warnings.formatwarning = usual
+
+
+def interruptible(command: str, body: Callable[[], int]) -> Callable[[], int]:
+    """A body in which Ctrl-C ends the process at once, whatever it imports, until it listens itself."""
+
+    def run() -> int:
+        with heard_signals(signal.SIGINT, answer=ends_at_once(command)):
+            return body()
+
+    return run
 
 
 def _plain(said: object) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rrfp_jax.commands import local
-from rrfp_jax.commands.command_line import Parser, exit_status
+from rrfp_jax.commands.command_line import Parser, exit_status, interruptible
 from rrfp_jax.commands.config_line import FLAG, names_a_run
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_name, check_path
@@ -37,7 +37,7 @@ EPILOG = """\
 If a rank ends badly the others are ended too, and one diagnosis says which and why (also in diagnosis.txt).
 Signals are passed on to all ranks; a second Ctrl-C or SIGTERM kills them. No process is left behind.
 RRFP_SILENCE_SECONDS (25) is how long a rank may be silent, as when it is frozen, before it is given up;
-RRFP_SAVE_SECONDS (120) how long ranks may take to save after SIGTERM.
+RRFP_SAVE_SECONDS (120) how long ranks may take to save after SIGTERM or Ctrl-C.
 
 With --max-restarts a failed run is started again, and must go on from what it has saved; RRFP_RESTARTS tells
 it how often. It is given up after three restarts in a row that came no further.
@@ -52,7 +52,7 @@ examples:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; its exit status (0 done, 1 failed, 2 refused, 130 interrupted)."""
-    return exit_status(COMMAND, lambda: _launch(arguments))
+    return exit_status(COMMAND, interruptible(COMMAND, lambda: _launch(arguments)))
 
 
 def _launch(arguments: Sequence[str]) -> int:

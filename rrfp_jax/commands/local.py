@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import asks_for_usage, exit_status
+from rrfp_jax.commands.command_line import asks_for_usage, exit_status, interruptible
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import printable
@@ -29,7 +29,8 @@ Exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
 
 def main(argv: Sequence[str]) -> int:
     """Run `python -m launch.local`; its exit status."""
-    return exit_status(COMMAND, lambda: launch_run(argv, COMMAND, f"python -m {COMMAND}"))
+    typed = f"python -m {COMMAND}"
+    return exit_status(COMMAND, interruptible(COMMAND, lambda: launch_run(argv, COMMAND, typed)))
 
 
 def launch_run(argv: Sequence[str], command: str, typed: str) -> int:

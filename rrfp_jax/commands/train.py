@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE
+from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
+
+COMMAND = "rrfp-train"
 
 USAGE = """\
 usage: rrfp-train --config=FILE.py [--config.FIELD=VALUE ...]
 
 Trains the run that FILE.py's get_config() describes and keeps its files in runs/<name>/.
 With --config=FILE.py --help, lists the fields of that run: their values, and what they are for. That takes
-some seconds, as the file is read and imports JAX. Modules beside the file can be imported from it."""
+some seconds, as the file is read and imports JAX. Modules beside the file can be imported from it.
+
+Ctrl-C stops the run after a step; it saves itself if checkpoints are on, and says how to go on. A second one
+ends it at once."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; its exit status (0 done, 1 failed, 2 refused, 130 interrupted)."""
-    return exit_status("rrfp-train", lambda: _train(argv))
+    return exit_status(COMMAND, lambda: _train(argv))
 
 
 def _train(argv: Sequence[str]) -> int:
@@ -27,13 +34,12 @@ def _train(argv: Sequence[str]) -> int:
         print(USAGE)
         return DONE
     line = read_config_line(argv)
-    from rrfp_jax.commands.overrides import configured  # these import JAX
-    from rrfp_jax.runs.run import train
+    with heard_signals(signal.SIGINT, answer=ends_at_once(COMMAND)) as signals:
+        from rrfp_jax.commands.overrides import configured  # these import JAX
+        from rrfp_jax.runs.run import train
 
-    config = configured(line, USAGE)
-    if config is not None:
-        train(config)
-    return DONE
+        config = configured(line, USAGE)
+        return DONE if config is None else train(config, signals)
 
 
 def run() -> None:

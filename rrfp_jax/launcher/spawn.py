@@ -19,6 +19,7 @@ from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
 from rrfp_jax.launcher.supervisor import PASSED_ON, Patience, Supervisor, recording_of
 from rrfp_jax.runtime.lifecycle.last_words import read_all
 from rrfp_jax.runtime.processes import token
+from rrfp_jax.runtime.processes.command import NAME, typed_command
 from rrfp_jax.runtime.processes.coordinator import Coordinator, reserved_port
 from rrfp_jax.runtime.processes.gpus import gpu_environment
 from rrfp_jax.runtime.processes.signals import Signals, collected_signals
@@ -38,11 +39,11 @@ def spawn(
 ) -> int:
     """Run a command once per rank; must be called from the main thread, for it handles signals meanwhile.
 
-    Each rank finds RRFP_COORDINATOR, RRFP_PROCESSES, RRFP_RANK, RRFP_FOLDER, RRFP_TOKEN and RRFP_RESTARTS in
-    its environment, and the launcher, not rank 0, sees to the coordination service. What they print goes to
-    `rank-<r>.log` and, with the rank before each line, to stdout. None of them, nor of their groups, is left
-    at the end. If they fail they are started again, as `restarts.py` has it; what the attempt before has left
-    is then in `attempt-<number>/`.
+    Each rank finds RRFP_COORDINATOR, RRFP_PROCESSES, RRFP_RANK, RRFP_FOLDER, RRFP_TOKEN, RRFP_RESTARTS and
+    RRFP_COMMAND in its environment, and the launcher, not rank 0, sees to the coordination service. What they
+    print goes to `rank-<r>.log` and, with the rank before each line, to stdout. None of them, nor of their
+    groups, is left at the end. If they fail they are started again, as `restarts.py` has it; what the attempt
+    before has left is then in `attempt-<number>/`.
 
     Args:
         argv: the command.
@@ -68,7 +69,8 @@ def spawn(
     with collected_signals(PASSED_ON, wakes=[signal.SIGCHLD]) as signals:
         while True:
             restarts = {"RRFP_RESTARTS": str(len(reached))}
-            supervisor = _attempt(argv, count, folder, {**base, **restarts}, patience, signals)
+            told = {**base, **restarts, NAME: typed_command(base)}
+            supervisor = _attempt(argv, count, folder, told, patience, signals, command)
             found = _diagnosed(supervisor, folder)
             reached.append(_furthest_step(folder.path, count))
             most = 0 if supervisor.passed_on else max_restarts
@@ -89,14 +91,19 @@ def _attempt(
     env: Mapping[str, str],
     patience: Patience,
     signals: Signals,
+    command: str,
 ) -> Supervisor:
     """Start the ranks and watch them to their end."""
+
+    def say(text: str) -> None:
+        print(f"{command}: {text}", file=sys.stderr, flush=True)
+
     with ExitStack() as stack:
         address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
         try:
             coordinator = Coordinator(address, count, linger_seconds=0.0)  # the ranks die with the launcher
             stack.callback(coordinator.close)
-            supervisor = Supervisor(patience, folder, signals)
+            supervisor = Supervisor(patience, folder, signals, say)
             stack.callback(supervisor.close)
             where, secret = folder.path, token.new_token()
             for rank in range(count):

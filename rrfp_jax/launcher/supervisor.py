@@ -7,11 +7,12 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rrfp_jax.errors import DONE, INTERRUPTED
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
@@ -33,8 +34,8 @@ class Patience:
         grace: for the others, after one has ended badly, to end by themselves; then they get SIGTERM.
         terminate: after SIGTERM, or for a rank that is stopped while all others have ended; then SIGKILL.
         silence: for a stopped rank that nobody can miss: it has not begun, or no other is left that runs.
-        interrupt: after a signal was passed on; then SIGKILL. A second SIGINT or SIGTERM is not waited for.
-        save: before that, after SIGTERM, to come to a step boundary and to save.
+        interrupt: after a signal was passed on; then SIGKILL. After a second SIGINT or SIGTERM, at once.
+        save: before that, after SIGINT and SIGTERM, to come to a step boundary and to save.
         back_off: before restarts; see `restarts.py`.
     """
 
@@ -56,9 +57,10 @@ class Patience:
 
     def after(self, signals: Sequence[int]) -> float:
         """How long ranks may take to end after the last of these signals was passed on."""
-        if signals.count(signal.SIGINT) > 1 or signals.count(signal.SIGTERM) > 1:
+        asked = [number for number in signals if number in (signal.SIGINT, signal.SIGTERM)]
+        if len(asked) > 1:
             return 0.0
-        return self.interrupt + (self.save if set(signals) == {signal.SIGTERM} else 0.0)
+        return self.interrupt + (self.save if len(asked) == len(signals) else 0.0)
 
 
 class Supervisor:
@@ -68,17 +70,20 @@ class Supervisor:
         patience: limits.
         folder: of the run.
         signals: those to be passed on.
+        say: is told of them.
 
     Attributes:
         ranks: all that were started.
         passed_on: the signals that were, in order.
     """
 
-    def __init__(self, patience: Patience, folder: RunFolder, signals: Signals) -> None:
+    def __init__(
+        self, patience: Patience, folder: RunFolder, signals: Signals, say: Callable[[str], None]
+    ) -> None:
         self.ranks: list[RankProcess] = []
         self.passed_on: list[int] = []
         self._was_well = False
-        self._patience, self._folder, self._signals = patience, folder, signals
+        self._patience, self._folder, self._signals, self._say = patience, folder, signals, say
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ)
         self._terminate_at = self._kill_at = float("inf")
@@ -135,11 +140,18 @@ class Supervisor:
             self.passed_on.append(number)
             for rank in self._running():
                 rank.pass_on(number)
-            self._kill_at = min(self._kill_at, now + self._patience.after(self.passed_on))
+            seconds = self._patience.after(self.passed_on)
+            self._kill_at = min(self._kill_at, now + seconds)
+            self._say(_passed_on(number, seconds))
+
+    def _ended_badly(self, rank: RankProcess) -> bool:
+        """Whether a rank has ended otherwise than it was to, upon which the others cannot go on."""
+        good = (None, DONE, INTERRUPTED) if self.passed_on else (None, DONE)
+        return rank.status not in good
 
     def _heed_ends(self, now: float) -> None:
         """Give the others some time once one has ended badly."""
-        if any(rank.status for rank in self.ranks):
+        if any(map(self._ended_badly, self.ranks)):
             self._terminate_at = min(self._terminate_at, now + self._patience.grace)
         if now >= self._terminate_at and self._kill_at > now + self._patience.terminate:
             self._end_all(signal.SIGTERM)
@@ -162,6 +174,14 @@ class Supervisor:
     def _is_starting(self, rank: RankProcess) -> bool:
         recording = recording_of(self._folder.path, rank.rank)
         return recording is None or recording.phase == "starting"
+
+
+def _passed_on(number: int, seconds: float) -> str:
+    """What is said of a signal that was passed on."""
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    if not seconds:
+        return f"{name} again: the ranks are killed"
+    return f"{name} is passed on to the ranks, which have {seconds:g} s; a second one kills them"
 
 
 class Printer:

@@ -23,6 +23,7 @@ from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.settings import Execution, MemoryPolicy, group_of
 from rrfp_jax.train.auto_split import AUTO
 from rrfp_jax.train.pace import Pace
+from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.settings import Numerics, Settings
 from rrfp_jax.train.trainer import Trainer
 from rrfp_jax.user_code import called
@@ -122,6 +123,24 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
 
     def init(self) -> InitFunction | None:
         """Initial values from elsewhere, as from `rrfp_jax.weights.pretrained`; None for the layers' own."""
+        return None
+
+    def on_step(self, report: Report) -> bool | None:
+        """Called after every step, in every process: for loggers, which write in one of them.
+
+        Returns:
+            True to end the run with this step, as if it were its last; in all processes, if one of them says
+            so.
+        """
+        return None
+
+    def on_validation(self, report: Report, evaluation: Evaluation) -> bool | None:
+        """Called after every validation, in every process; as `on_step`, after it.
+
+        Args:
+            report: of the step before.
+            evaluation: mean loss and metrics.
+        """
         return None
 
     def made(self, what: str) -> Any:

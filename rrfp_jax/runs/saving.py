@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.files import move_away
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runtime.processes.world import World
@@ -16,7 +15,7 @@ from rrfp_jax.train.trainer import Trainer
 
 
 class Saver:
-    """Saves a Trainer as it goes along: at its intervals, at the end, and when it is asked to stop.
+    """Saves a Trainer as it goes along: at its intervals, and where it ends or stops.
 
     Args:
         trainer: of this process.
@@ -76,18 +75,6 @@ class Saver:
                 wait=ends,
                 config=self._config,
             )
-
-    def stop(self, report: Report) -> None:
-        """Say from where a run that has been asked to stop can go on.
-
-        Raises:
-            KeyboardInterrupt: from nowhere.
-        """
-        steps = CheckpointFolder(self._folder).steps() if self._settings.wanted else []
-        if not steps:
-            self._say(f"SIGTERM: stopped after step {report.step}; nothing is saved")
-            raise KeyboardInterrupt
-        self._say(f"SIGTERM: stopped after step {report.step}; resumes from {self._folder / str(steps[-1])}")
 
 
 def started_again() -> bool:

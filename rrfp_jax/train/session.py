@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ class Session(Startup):
         """
         return Evaluation.of(list(self.evaluating(data, steps)))
 
-    def evaluating(self, data: Any, steps: int | None = None) -> Iterator[Sums]:
+    def evaluating(self, data: Any, steps: int | None = None) -> Generator[Sums]:
         """The steps of an evaluation one by one, so that it may be left between two of them."""
         data = as_data(data)
         count = getattr(data, "steps", 1) if steps is None else steps

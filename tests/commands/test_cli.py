@@ -4,6 +4,8 @@ import io
 import itertools
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -146,36 +148,62 @@ def test_a_run_that_breaks_off_says_where_and_keeps_its_files(folder, capsys):
     assert json.loads((run / "trace.json").read_text())["traceEvents"]
 
 
-def test_control_c_ends_cleanly(folder):
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "rrfp_jax.commands.train",
-        *arguments(folder, name="stopped", steps=10**6),
-    ]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, **streams) as process:
-        limit = threading.Timer(120, process.kill)
-        limit.start()
-        for line in process.stdout:
-            if line.startswith("step     3"):
-                process.send_signal(signal.SIGINT)
-                break
-        out, err = process.communicate()
-        limit.cancel()
-    assert process.returncode == 130 and "Traceback" not in err
-    (steps,) = [int(line.split()[2]) for line in out.splitlines() if line.startswith("interrupted after")]
+@pytest.fixture
+def interrupted(folder):
+    """Run the command until it prints a line that begins so, then press Ctrl-C; what it then says."""
+
+    def run(name, beginning, **overrides):
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        given = arguments(folder, name=name, steps=10**6, **overrides)
+        command = [sys.executable, "-m", "rrfp_jax.commands.train", *given]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, cwd=ROOT, env=environment, **streams) as process:
+            limit = threading.Timer(120, process.kill)
+            limit.start()
+            for line in process.stdout:
+                if line.startswith(beginning):
+                    process.send_signal(signal.SIGINT)
+                    break
+            out, err = process.communicate()
+            limit.cancel()
+        assert (process.returncode, err) == (130, "")
+        return out, shlex.join(command)
+
+    return run
+
+
+def test_control_c_ends_after_a_step(folder, interrupted):
+    out, _ = interrupted("stopped", "step     3")
+    assert "Ctrl-C: stops after this step and saves nothing" in out
+    step = int(re.search(r"^Ctrl-C: stopped after step (\d+); nothing is saved$", out, re.MULTILINE)[1])
     run = folder / "runs" / "stopped"
-    assert len(metrics(run)) in (steps - 1, steps)  # it may have come between the update and the line
+    assert len(metrics(run)) == step + 1
     assert json.loads((run / "trace.json").read_text())["traceEvents"]
     assert json.loads((run / "config.json").read_text())["steps"] == 10**6
+
+
+def test_control_c_says_how_to_go_on(folder, interrupted):
+    settings = {"checkpoint.every_steps": 10**5, "checkpoint.resume": False}
+    out, command = interrupted("goes-on", "step     1", **settings)
+    (folder / "runs" / "goes-on.checkpoints").rename(folder / "runs" / "resumed.checkpoints")
+    said = re.search(r"^Ctrl-C: stopped after step (\d+); resumes from .*/(\d+)\nto go on: (.*)$", out, re.M)
+    assert int(said[2]) == int(said[1]) + 1
+    goes_on = command.replace(" --config.checkpoint.resume=False", "")
+    assert said[3] == f"{goes_on} --config.checkpoint.resume=True"
+    del settings["checkpoint.resume"]
+    out, again = interrupted("resumed", "rrfp_jax on jax", **settings)
+    latest = folder / "runs" / "resumed.checkpoints" / said[2]
+    assert out.splitlines()[-2:] == [
+        f"Ctrl-C while starting: ends; nothing is lost; resumes from {latest}",
+        f"to go on: {again}",
+    ]
+    assert not (folder / "runs" / "resumed").exists()
 
 
 def test_control_c_while_compiling_says_so_and_writes_nothing(folder, capsys, monkeypatch):

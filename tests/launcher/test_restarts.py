@@ -24,6 +24,7 @@ from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
 from rrfp_jax.runtime.processes.mailbox import Mailbox
+from rrfp_jax.runtime.processes.stop import Why
 from rrfp_jax.runtime.processes.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +157,8 @@ time.sleep(60)
 def test_sigterm_lets_ranks_save_and_is_a_good_end(launch, tmp_path):
     when(both_say("ready", tmp_path), signal.SIGTERM)
     done = launch(SAVES % 1.5)  # longer than after other signals
-    assert (done.status, done.err) == (DONE, "")
+    assert done.status == DONE and done.err.startswith("rrfp-launch: SIGTERM is passed on to the ranks")
+    assert done.err.count("\n") == 1
     assert (done.folder / "rank-0.log").read_text() == "ready\nsaves\nsaved\n"
 
 
@@ -165,7 +167,9 @@ def test_whoever_is_impatient_need_not_wait_for_that(launch, tmp_path, second):
     when(both_say("ready", tmp_path), signal.SIGTERM, second)
     done = launch("signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SAVES % 60)
     assert done.status == INTERRUPTED and done.seconds < HANG_SECONDS
-    assert done.err.startswith("rrfp-launch: interrupted\n") and "restart" not in done.err
+    name = "Ctrl-C" if second == signal.SIGINT else "SIGTERM"
+    assert f"\nrrfp-launch: {name} again: the ranks are killed\nrrfp-launch: interrupted\n" in done.err
+    assert "restart" not in done.err
 
 
 @pytest.mark.parametrize(("well", "status"), [(True, INTERRUPTED), (False, FAILED)])
@@ -206,8 +210,8 @@ def test_all_learn_of_one_request_at_the_same_gather():
 
     def steps(world):
         for step in range(3):
-            if (world.rank, step) == (1, 1):
-                world.stop.request()
+            if (world.rank, step) in ((1, 1), (0, 2)):  # the second is of less account
+                world.stop.request(Why.CTRL_C if world.rank else Why.ASKED)
             assert world.gather(f"step {step}", world.rank) == [0, 1]
             agreed[world.rank].append(world.stop.agreed)
 
@@ -217,50 +221,62 @@ def test_all_learn_of_one_request_at_the_same_gather():
     other.join()
     for world in worlds:
         world.mailbox.close()
-    assert agreed == {0: [False, True, True], 1: [False, True, True]}
+    expected = [Why.NOTHING, Why.CTRL_C, Why.CTRL_C]
+    assert agreed == {0: expected, 1: expected}
 
 
 NOTES = f"""\
 import json, os, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from rrfp_jax.runtime.lifecycle.preemption import sigterm_noted
+from rrfp_jax.runtime.lifecycle.preemption import StopsAfterStep
+from rrfp_jax.runtime.lifecycle.stop_signals import EndsAtOnce, heard_signals
 from rrfp_jax.runtime.processes.world import World
 world, mode = World(), sys.argv[1]
-with sigterm_noted(world, 0.5 if mode == "stuck" else 20.0):
+answer = StopsAfterStep(
+    world, 0.5 if mode == "stuck" else 20.0, lambda why, again: print(why, again, flush=True)
+)
+at_start = EndsAtOnce(lambda: print("ends", flush=True), lambda: os._exit(130))
+with heard_signals(signal.SIGINT, answer=at_start) as signals, signals.answered_by(answer, signal.SIGTERM):
     print("ready", flush=True)
     while not world.stop.requested: time.sleep(0.01)
-    print("noted", flush=True)
     if mode != "steps": time.sleep(20.0)
     world.gather("step 0", None)
-print(json.dumps([world.stop.agreed, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL]))
+print(json.dumps([str(world.stop.agreed), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL]))
 """
 
 
-@pytest.mark.parametrize("mode", ["steps", "stuck", "twice"])
-def test_a_process_notes_sigterm_and_ends_if_it_cannot_stop(mode):
+@pytest.mark.parametrize(
+    ("mode", "number", "name"),
+    [
+        ("steps", signal.SIGTERM, "SIGTERM"),
+        ("steps", signal.SIGINT, "Ctrl-C"),
+        ("stuck", signal.SIGTERM, "SIGTERM"),
+        ("twice", signal.SIGINT, "Ctrl-C"),
+    ],
+)
+def test_a_process_answers_signals_and_ends_if_it_cannot_stop(mode, number, name):
     with subprocess.Popen(
         [sys.executable, "-c", NOTES, mode], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         limit = threading.Timer(HANG_SECONDS, process.kill)
         limit.start()
         assert process.stdout.readline() == "ready\n"
-        process.terminate()
-        assert process.stdout.readline() == "noted\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == f"{name} False\n"
         if mode == "twice":
-            process.terminate()
+            process.send_signal(number)
+            assert process.stdout.readline() == f"{name} True\n"
         began = time.monotonic()
         out, err = process.communicate()
         limit.cancel()
     assert time.monotonic() - began < HANG_SECONDS / 2
     if mode == "steps":
-        assert (process.returncode, json.loads(out)) == (DONE, [True, True])
+        assert (process.returncode, json.loads(out)) == (DONE, [name, True])
     elif mode == "stuck":
-        assert (process.returncode, err) == (
-            FAILED,
-            "rank 0: SIGTERM came, and no step ended in the next 0.5 s\n",
-        )
+        told = f"rank 0: {name} came, and no step ended in the next 0.5 s\n"
+        assert (process.returncode, err) == (FAILED, told)
     else:
-        assert (process.returncode, err) == (INTERRUPTED, "rank 0: interrupted\n")
+        assert (process.returncode, err) == (INTERRUPTED, "")
 
 
 # The run's own lines.

@@ -218,7 +218,10 @@ def test_signals_are_passed_on(launch, tmp_path, number):
         "def stop(n, f): print('got', n); sys.exit(130)\n"
         f"signal.signal({int(number)}, stop); print('ready'); time.sleep(60)"
     )
-    assert (done.status, done.err) == (130, "rrfp-launch: interrupted\n")
+    passed_on, end = done.err.splitlines()
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    assert passed_on.startswith(f"rrfp-launch: {name} is passed on to the ranks, which have 121 s;")
+    assert (done.status, end) == (130, "rrfp-launch: interrupted")
     assert {f"[0] got {int(number)}", f"[1] got {int(number)}"} <= set(done.out.splitlines())
     assert not done.folder.parent.exists()
 
@@ -236,10 +239,11 @@ def test_ranks_that_ignore_an_interrupt_are_killed(launch, tmp_path, twice):
             os.kill(os.getpid(), signal.SIGINT)
 
     when_printed(logs, "ready", interrupt)
-    patience = Patience(interrupt=60.0 if twice else 0.5)
+    patience = Patience(interrupt=60.0 if twice else 0.5, save=0.0)
     done = launch("signal.signal(2, signal.SIG_IGN); print('ready'); time.sleep(60)", patience=patience)
     assert done.status == 130 and done.seconds < HANG_SECONDS
-    assert done.err.splitlines()[1] == "  rank 0: ended by the launcher (SIGKILL)"
+    assert "\nrrfp-launch: interrupted\n  rank 0: ended by the launcher (SIGKILL)\n" in done.err
+    assert ("rrfp-launch: Ctrl-C again: the ranks are killed\n" in done.err) == twice
 
 
 def test_no_rank_outlives_a_killed_launcher(tmp_path, marker):

@@ -18,7 +18,8 @@ from pathlib import Path
 import rrfp_jax as rrfp
 from rrfp_jax.runtime._jax import key_value_store
 from rrfp_jax.runtime.driver.delays import Delays
-from rrfp_jax.runtime.lifecycle.preemption import sigterm_noted
+from rrfp_jax.runtime.lifecycle.preemption import StopsAfterStep
+from rrfp_jax.runtime.lifecycle.stop_signals import heard_signals
 from tests.support import toy
 
 SCHEDULES = ("bf", "1f1b", "bfw", "gpipe", "gpipe", "bf", "zb-h1", "bfw")
@@ -79,7 +80,7 @@ def sigterm():
         dispatched(step, *entry)
 
     recorder.dispatched = noted
-    with sigterm_noted(world, 60.0):
+    with heard_signals(signal.SIGTERM, answer=StopsAfterStep(world, 60.0)):
         for _ in range(10):
             yield from steps(made, 1)
             if world.stop.agreed:

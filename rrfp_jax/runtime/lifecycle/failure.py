@@ -69,7 +69,7 @@ def report(world: World, words: LastWords) -> None:
     """Tell the launcher if there is one, else whoever reads standard error; then the other processes."""
     if world.folder_descriptor is not None:
         words.write(world.folder_descriptor)  # the launcher tells it, once for all ranks
-    else:
+    elif words.kind != "interrupted" or world.size > 1:  # whoever interrupts one process knows it
         text = [words.traceback or "", f"{world.describe(world.rank)}: {words.sentence}\n"]
         text += [f"  it waited for {item}\n" for item in words.waiting]
         sys.stderr.write("".join(text))

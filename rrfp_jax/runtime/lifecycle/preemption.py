@@ -1,4 +1,4 @@
-"""SIGTERM, a scheduler's warning: stop at the next step boundary, all processes at the same one.
+"""Ctrl-C, and SIGTERM, a scheduler's warning: stop at the next step boundary, all processes at the same one.
 
 Perhaps only one process gets it, or all at different moments. So each notes it (`Stop.requested`), and the
 notes travel with every gather. After the gather that ends a step all know the same (`Stop.agreed`).
@@ -6,26 +6,22 @@ notes travel with every gather. After the gather that ends a step all know the s
 
 from __future__ import annotations
 
-import os
-import select
 import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.lifecycle.failure import fail
-from rrfp_jax.runtime.processes.signals import Signals, collected_signals
+from rrfp_jax.runtime.processes.stop import Why
 from rrfp_jax.runtime.processes.waits import LONGEST_SECONDS
 from rrfp_jax.runtime.processes.world import World
 
 SAVE_SECONDS = 120.0
-"""After SIGTERM a run has so long to come to a step boundary. RRFP_SAVE_SECONDS changes it."""
+"""After SIGTERM or Ctrl-C a run has so long to come to a step boundary. RRFP_SAVE_SECONDS changes it."""
 
 
 def save_seconds(environment: Mapping[str, str]) -> float:
-    """RRFP_SAVE_SECONDS, or the default: how long a run is waited for after SIGTERM.
+    """RRFP_SAVE_SECONDS, or the default: how long a run is waited for after SIGTERM or Ctrl-C.
 
     Raises:
         UsageError: it is no number, or negative.
@@ -43,43 +39,50 @@ def save_seconds(environment: Mapping[str, str]) -> float:
     return seconds
 
 
-@contextmanager
-def sigterm_noted(world: World, limit_seconds: float) -> Iterator[None]:
-    """Inside, SIGTERM sets `world.stop.requested` instead of ending this process.
+class StopsAfterStep:
+    """The answer to signals between the first step and the last: the run is to stop at a step boundary.
 
-    A second one ends it at once, and so does the limit if there was no step boundary: even if the main thread
-    is stuck, for a thread of its own listens. Where a program has a handler of its own, that stays.
+    A second signal ends this process at once, and so does the limit if there was no step boundary: even if
+    the main thread is stuck.
+
+    Args:
+        world: is asked to stop.
+        limit_seconds: until a step must have ended.
+        say: is told why the run is to stop, and whether this was the last warning.
+        leave: is called just before this process ends from here, to leave its terminal in order.
     """
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    if not on_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    with collected_signals([signal.SIGTERM]) as signals:
-        stop_end, stopper = os.pipe()
-        thread = threading.Thread(
-            target=_listen, args=(world, limit_seconds, signals, stop_end), name="rrfp-sigterm", daemon=True
-        )
-        thread.start()
-        try:
-            yield
-        finally:
-            os.close(stopper)
-            thread.join()
-            os.close(stop_end)
 
+    def __init__(
+        self,
+        world: World,
+        limit_seconds: float,
+        say: Callable[[Why, bool], None] = lambda why, at_once: None,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._world, self._limit = world, limit_seconds
+        self._say, self._leave = say, leave
+        self._deadline: float | None = None
 
-def _listen(world: World, limit_seconds: float, signals: Signals, stop_end: int) -> None:
-    """Until the other end of `stop_end` is closed."""
-    deadline = None
-    while True:
-        left = None if deadline is None or world.stop.agreed else max(deadline - monotonic(), 0.0)
-        readable, _, _ = select.select([signals.fileno(), stop_end], [], [], left)
-        if stop_end in readable:
-            return
-        for _ in signals.take():
-            if world.stop.requested:
-                fail(world, KeyboardInterrupt())
-            world.stop.request()
-            deadline = monotonic() + limit_seconds
-        if deadline is not None and monotonic() >= deadline and not world.stop.agreed:
-            fail(world, TrainingError(f"SIGTERM came, and no step ended in the next {limit_seconds:g} s"))
+    def heed(self, number: int) -> None:
+        """Ask the run to stop; the second time, end."""
+        stop, why = self._world.stop, Why.CTRL_C if number == signal.SIGINT else Why.SIGTERM
+        asked = stop.requested > Why.ASKED
+        stop.request(why)
+        self._say(why, asked)
+        if asked:
+            self._leave()
+            fail(self._world, KeyboardInterrupt())
+        self._deadline = monotonic() + self._limit
+
+    def left(self) -> float | None:
+        """Seconds until a step must have ended."""
+        if self._deadline is None or self._world.stop.agreed > Why.ASKED:
+            return None
+        return max(self._deadline - monotonic(), 0.0)
+
+    def check(self) -> None:
+        """End this process if no step has ended in time."""
+        if self.left() == 0.0:
+            self._leave()
+            why = self._world.stop.requested
+            fail(self._world, TrainingError(f"{why} came, and no step ended in the next {self._limit:g} s"))

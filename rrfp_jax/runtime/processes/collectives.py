@@ -48,7 +48,7 @@ class Collectives:
     def __init__(self, roster: Roster, mailbox: Mailbox | None, waits: Waits, stop: Stop) -> None:
         self._roster, self._mailbox, self._waits, self._stop = roster, mailbox, waits, stop
         self._gathers = self._comparisons = 0
-        self._values: dict[int, dict[int, tuple[str, Any, bool]]] = {}  # by gather and rank
+        self._values: dict[int, dict[int, tuple[str, Any, int]]] = {}  # by gather and rank
         self._pieces: dict[tuple[int, int], list[bytes]] = {}
         self._compared: dict[int, dict[int, tuple[str, str | dict[str, str]]]] = {}
         if mailbox is not None:
@@ -59,7 +59,7 @@ class Collectives:
         """See `World.gather`."""
         number, self._gathers = self._gathers, self._gathers + 1
         values = self._values.setdefault(number, {})
-        requested = self._stop.requested
+        requested = int(self._stop.requested)
         values[self._roster.rank] = (what, value, requested)
         if self._mailbox is not None:
             parts = pieces([value, requested])
@@ -75,7 +75,7 @@ class Collectives:
                     f"every process must run the same program with the same arguments",
                     rank,
                 )
-        self._stop.hear(any(requested for _, _, requested in values.values()))
+        self._stop.hear(max(requested for _, _, requested in values.values()))
         return [values[rank][1] for rank in range(self._roster.size)]
 
     def agree(self, what: str, value: str | Mapping[str, str]) -> None:

@@ -36,6 +36,19 @@ class Signals:
         except BlockingIOError:
             return ()
 
+    @contextmanager
+    def also(self, numbers: Sequence[int]) -> Iterator[None]:
+        """Inside, these are told, too; to be called in the main thread."""
+        usual = self._numbers
+        before = {number: signal.signal(number, _only_wake) for number in numbers}
+        self._numbers |= frozenset(numbers)
+        try:
+            yield
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old)
+            self._numbers = usual
+
     def close(self) -> None:
         """Close both ends."""
         self._reader.close()

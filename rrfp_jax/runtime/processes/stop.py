@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
+
+class Why(IntEnum):
+    """Why a run is to stop; of several reasons the greatest counts."""
+
+    NOTHING = 0
+    ASKED = 1  # by the run's own code
+    SIGTERM = 2
+    CTRL_C = 3
+
+    def __str__(self) -> str:
+        return {Why.SIGTERM: "SIGTERM", Why.CTRL_C: "Ctrl-C"}.get(self, self.name.lower())
+
 
 class Stop:
     """What this process knows of a request to stop.
@@ -12,12 +26,16 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        self.requested = self.agreed = False
+        self.forget()
 
-    def request(self) -> None:
+    def forget(self) -> None:
+        """As if nothing had been requested; in all processes at the same point."""
+        self.requested = self.agreed = Why.NOTHING
+
+    def request(self, why: Why) -> None:
         """Ask this process to stop; from any thread."""
-        self.requested = True
+        self.requested = max(self.requested, why)
 
-    def hear(self, requested: bool) -> None:
+    def hear(self, requested: int) -> None:
         """Take in what all processes have just told each other."""
-        self.agreed = self.agreed or requested
+        self.agreed = max(self.agreed, Why(requested))

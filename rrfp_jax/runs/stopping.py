@@ -1,0 +1,98 @@
+"""What a run answers to Ctrl-C and SIGTERM, at each stage of its life, and how it is gone on with."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from rrfp_jax.checkpoint.folder import CheckpointFolder
+from rrfp_jax.errors import DONE, INTERRUPTED
+from rrfp_jax.runs.config import RunConfig
+from rrfp_jax.runs.display import Display
+from rrfp_jax.runtime.lifecycle.failure import fail
+from rrfp_jax.runtime.lifecycle.preemption import StopsAfterStep, save_seconds
+from rrfp_jax.runtime.lifecycle.stop_signals import EndsAtOnce
+from rrfp_jax.runtime.processes.command import NAME, typed_command, without_flag
+from rrfp_jax.runtime.processes.stop import Why
+from rrfp_jax.runtime.processes.world import World
+
+RESUME = "--config.checkpoint.resume"
+
+
+def checkpoints_of(config: RunConfig) -> Path:
+    """The folder of a run's checkpoints."""
+    return Path(config.directory) / f"{config.name}.checkpoints"
+
+
+class Stopping:
+    """What is said, by rank 0 or by whoever has a terminal of its own, when a run is asked to stop.
+
+    Args:
+        config: of the run.
+        world: its processes.
+        display: shows what is said.
+    """
+
+    def __init__(self, config: RunConfig, world: World, display: Display) -> None:
+        self._config, self._world, self._display = config, world, display
+        self._folder = checkpoints_of(config)
+
+    def at_start(self) -> EndsAtOnce:
+        """The answer before the first step: nothing is to be saved."""
+        return EndsAtOnce(self._say_start, self._end)
+
+    def in_steps(self) -> StopsAfterStep:
+        """The answer from the first step to the end of the last.
+
+        Raises:
+            UsageError: RRFP_SAVE_SECONDS is nonsense.
+        """
+        return StopsAfterStep(
+            self._world, save_seconds(os.environ), self._say_answer, leave=self._display.close
+        )
+
+    def say_end(self, step: int) -> int:
+        """Say after which step the run has stopped, and how to go on; the exit status that goes with it."""
+        why, latest = self._world.stop.agreed, self._latest()
+        if latest is None:
+            self._display.say(f"{why}: stopped after step {step}; nothing is saved")
+            return INTERRUPTED
+        self._display.say(f"{why}: stopped after step {step}; resumes from {latest}\n{self._how()}")
+        return INTERRUPTED if why is Why.CTRL_C else DONE
+
+    def _say_start(self) -> None:
+        latest = self._latest()
+        lost = "nothing was trained yet" if latest is None else f"nothing is lost; resumes from {latest}"
+        self._say(f"Ctrl-C while starting: ends; {lost}\n{self._how()}")
+
+    def _say_answer(self, why: Why, at_once: bool) -> None:
+        if at_once:
+            latest = self._latest()
+            lost = "nothing is saved" if latest is None else f"resumes from {latest}\n{self._how()}"
+            self._say(f"{why} again: ends at once; {lost}")
+            return
+        saves = "saves itself" if self._config.checkpoint.wanted else "saves nothing, as no interval is set"
+        self._say(f"{why}: stops after this step and {saves}; a second one ends it at once")
+
+    def _say(self, text: str) -> None:
+        if self._world.rank == 0 or self._world.folder is None:
+            self._display.say(text)
+
+    def _latest(self) -> Path | None:
+        """The latest checkpoint."""
+        steps = CheckpointFolder(self._folder).steps() if self._config.checkpoint.wanted else []
+        return self._folder / str(steps[-1]) if steps else None
+
+    def _how(self) -> str:
+        """The command that goes on with the run, in words."""
+        if self._world.size > 1 and NAME not in os.environ:
+            return "to go on: start all ranks again as before"
+        command = without_flag(typed_command(), RESUME)
+        if not self._config.checkpoint.resume and self._latest() is not None:
+            command += f" {shlex.quote(RESUME)}=True"
+        return f"to go on: {command}"
+
+    def _end(self) -> None:
+        self._display.close()
+        fail(self._world, KeyboardInterrupt())
