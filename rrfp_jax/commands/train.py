@@ -44,7 +44,9 @@ def _train(argv: Sequence[str]) -> int:
 
 def run() -> None:
     """Entry point of the `rrfp-train` command."""
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run has ended: nothing is left to be interrupted
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -90,9 +90,12 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal ended the run while nothing was wrong. SIGTERM may also end it well: it saves."""
-        saved = set(self.passed_on) == {signal.SIGTERM} and not any(rank.status for rank in self.ranks)
-        return self._was_well and not saved
+        """Whether a signal ended the run while nothing was wrong, and did not come too late for that.
+
+        After SIGTERM ranks may also have saved themselves, which is a good end.
+        """
+        asked = {*self.passed_on} <= {signal.SIGINT, signal.SIGTERM}
+        return self._was_well and not (asked and not any(rank.status for rank in self.ranks))
 
     def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str], where: Path) -> None:
         """Start one more rank, with its log in the folder `where`."""

@@ -87,7 +87,8 @@ class _Run:
             return DONE
         writes = {"trace.json": trainer.write_trace, "costs.json": trainer.write_costs}
         files = RunFiles(config, world, writes, done)
-        with signals.answered_by(self._stopping.in_steps(), signal.SIGTERM), files:
+        answer = self._stopping.in_steps(lambda: trainer.steps_done)
+        with signals.answered_by(answer, signal.SIGTERM), files:
             files.write("memory.json", [row.plain() for row in table])
             loop = Loop(
                 config=config,
@@ -159,7 +160,7 @@ def _run_paced(
         f"schedule {config.schedule}, jitter {config.jitter}"
     )
     files, status = RunFiles(config, world, {"trace.json": run.write_trace}), DONE
-    with signals.answered_by(stopping.in_steps(), signal.SIGTERM), files:
+    with signals.answered_by(stopping.in_steps(lambda: run.steps_done), signal.SIGTERM), files:
         for report in run.steps(config.steps):
             files.add(report.as_dict())
             display.show(report, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
@@ -42,15 +43,20 @@ class Stopping:
         """The answer before the first step: nothing is to be saved."""
         return EndsAtOnce(self._say_start, self._end)
 
-    def in_steps(self) -> StopsAfterStep:
-        """The answer from the first step to the end of the last.
+    def in_steps(self, done: Callable[[], int]) -> StopsAfterStep:
+        """The answer from the first step to the end of the run.
+
+        Args:
+            done: tells how many steps have been trained.
 
         Raises:
             UsageError: RRFP_SAVE_SECONDS is nonsense.
         """
-        return StopsAfterStep(
-            self._world, save_seconds(os.environ), self._say_answer, leave=self._display.close
-        )
+
+        def say(why: Why, at_once: bool) -> None:
+            self._say_again(why) if at_once else self._say_answer(why, done())
+
+        return StopsAfterStep(self._world, save_seconds(os.environ), say, leave=self._display.close)
 
     def say_end(self, step: int) -> int:
         """Say after which step the run has stopped, and how to go on; the exit status that goes with it."""
@@ -66,14 +72,18 @@ class Stopping:
         lost = "nothing was trained yet" if latest is None else f"nothing is lost; resumes from {latest}"
         self._say(f"Ctrl-C while starting: ends; {lost}\n{self._how()}")
 
-    def _say_answer(self, why: Why, at_once: bool) -> None:
-        if at_once:
-            latest = self._latest()
-            lost = "nothing is saved" if latest is None else f"resumes from {latest}\n{self._how()}"
-            self._say(f"{why} again: ends at once; {lost}")
-            return
-        saves = "saves itself" if self._config.checkpoint.wanted else "saves nothing, as no interval is set"
-        self._say(f"{why}: stops after this step and {saves}; a second one ends it at once")
+    def _say_again(self, why: Why) -> None:
+        latest = self._latest()
+        lost = "nothing is saved" if latest is None else f"resumes from {latest}\n{self._how()}"
+        self._say(f"{why} again: ends at once; {lost}")
+
+    def _say_answer(self, why: Why, done: int) -> None:
+        what = "stops after this step and saves nothing, as no interval is set"
+        if done >= self._config.steps:
+            what = "all steps have been trained: validates, saves and ends"
+        elif self._config.checkpoint.wanted:
+            what = "stops after this step and saves itself"
+        self._say(f"{why}: {what}; a second one ends it at once")
 
     def _say(self, text: str) -> None:
         if self._world.rank == 0 or self._world.folder is None:

@@ -45,25 +45,35 @@ class Run:
         command: that starts the launcher.
         mark: an argument of it by which its ranks are known.
         launches: how often the launcher was started.
+        said_before: bytes of `said` when it was started the last time.
     """
 
     folder: Path
     command: Sequence[str]
     mark: str
     launches: int = 0
+    said_before: int = 0
     launcher: subprocess.Popen[bytes] = field(init=False)
 
-    def launch(self) -> None:
-        """Start the launcher; what it prints is added to `said`."""
+    def launch(self, *more: str) -> None:
+        """Start the launcher, with further arguments; what it prints is added to `said`."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("RRFP_")}
         env |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         env |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles sooner
         self.folder.mkdir(parents=True, exist_ok=True)
+        command = [*self.command, *more]
         with (self.folder / "said").open("ab") as out:
+            self.said_before = out.tell()
             self.launcher = subprocess.Popen(
-                self.command, env=env, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+                command, env=env, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL
             )
         self.launches += 1
+
+    def said_since_launch(self) -> bytes:
+        """What the launcher and the ranks have printed since it was started the last time."""
+        with (self.folder / "said").open("rb") as file:
+            file.seek(self.said_before)
+            return file.read()
 
     def ranks(self) -> list[int]:
         """The ids of its living ranks."""
@@ -160,18 +170,19 @@ def _await_moment(moment: str, run: Run, furthest: int, chance: random.Random) -
     """Wait for the moment to kill; whether it came while the launcher lived."""
     if moment == "start":
         at = time.monotonic() + chance.uniform(0.0, START_SECONDS)
-        return _await(lambda: time.monotonic() >= at or run.last_step() > furthest, run)
+        return wait_for(lambda: time.monotonic() >= at or run.last_step() > furthest, run)
     if moment == "step":
         target = furthest + chance.randint(1, FURTHER_STEPS)
-        return _await(lambda: run.last_step() >= target, run)
+        return wait_for(lambda: run.last_step() >= target, run)
     left_over = run.saving()
-    if not _await(lambda: run.last_step() > furthest and bool(run.saving() - left_over), run):
+    if not wait_for(lambda: run.last_step() > furthest and bool(run.saving() - left_over), run):
         return False
     time.sleep(chance.uniform(0.0, SAVING_SECONDS))
     return True
 
 
-def _await(condition: Callable[[], bool], run: Run) -> bool:
+def wait_for(condition: Callable[[], bool], run: Run) -> bool:
+    """Wait until something is so; whether that came while the launcher lived."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while run.launcher.poll() is None and time.monotonic() < deadline:
         if condition():

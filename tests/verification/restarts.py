@@ -90,15 +90,13 @@ def _figures(calm: Run, shaken: Run, kills: Sequence[Kill]) -> dict[str, Any]:
         "resumed_off_checkpoint": [step for step in resumes if step % EVERY],
         "steps": len(found),
         "skipped_or_repeated": [at for at, line in enumerate(found) if line["step"] != at],
-        "other_data": _differ("plan", expected, found),
-        "other_loss": _differ("loss", expected, found),
+        "other_data": differ("plan", expected, found),
+        "other_loss": differ("loss", expected, found),
         "other_leaves": _other_leaves(calm.checkpoints(), shaken.checkpoints()),
     }
 
 
-def _differ(
-    name: str, expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
-) -> list[int]:
+def differ(name: str, expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> list[int]:
     """The steps in which two runs differ, by their lines, or that only one of them has."""
     pairs = zip_longest(*([line[name] for line in lines] for lines in (expected, found)))
     return [step for step, (one, other) in enumerate(pairs) if one != other]

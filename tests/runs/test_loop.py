@@ -1,0 +1,113 @@
+"""What follows a step of a run: validation, the config's own methods, and an end before the last step."""
+
+import json
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.data.contract import as_data
+from rrfp_jax.errors import DONE, INTERRUPTED
+from rrfp_jax.runs.run import train
+from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
+from tests.scripts.toy_run import ToyRun
+from tests.support import toy
+
+STEPS = 6
+
+
+class Corpus:
+    """Validation data of several steps, in the second of which something may happen."""
+
+    steps = 3
+
+    def __init__(self, happens=lambda: None):
+        self._happens, self._data = happens, as_data(lambda step: toy.microbatches(3, seed=50 + step))
+
+    def plan(self, step):
+        if step == 1:
+            self._happens()
+        return self._data.plan(step)
+
+    def load(self, microbatch, fields):
+        return self._data.load(microbatch, fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(ToyRun):
+    """Its methods are given as functions; what they were called with is kept."""
+
+    validation: object = field(default_factory=Corpus)
+    after_step: object = None
+    after_validation: object = None
+    seen: list = field(default_factory=list)
+
+    def validation_data(self):
+        return self.validation
+
+    def on_step(self, report):
+        self.seen.append(("step", report.step))
+        return self.after_step and self.after_step(report)
+
+    def on_validation(self, report, evaluation):
+        self.seen.append(("validation", report.step))
+        return self.after_validation and self.after_validation(report, evaluation)
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Train a run with some settings: its status, config, lines and what was said."""
+
+    def run(**settings):
+        usual = {"name": "own", "steps": STEPS, "mesh": rrfp.Mesh(pp=1), "validate_every": 2}
+        config = Own(**usual | {"directory": str(tmp_path), "executables": False} | settings)
+        with heard_signals(signal.SIGINT, answer=ends_at_once("test")) as signals:
+            status = train(config, signals)
+        lines = (Path(tmp_path) / "own" / "metrics.jsonl").read_text().splitlines()
+        return status, config, [json.loads(line) for line in lines], capsys.readouterr().out
+
+    return run
+
+
+def test_methods_are_called_after_each_step_and_validation(run):
+    status, config, lines, _ = run()
+    assert status == DONE and len(lines) == STEPS
+    assert config.seen[:4] == [("step", 0), ("step", 1), ("validation", 1), ("step", 2)]
+    assert [line["step"] for line in lines if "validation_loss" in line] == [1, 3, 5]
+    assert 0 <= lines[1]["validation_accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "last", "validated"),
+    [
+        ({"after_step": lambda report: report.step == 2}, 2, [1, 2]),
+        ({"after_validation": lambda report, found: report.step == 3}, 3, [1, 3]),
+        ({"after_validation": lambda report, found: False}, STEPS - 1, [1, 3, 5]),
+    ],
+)
+def test_a_method_ends_the_run_as_if_the_step_were_its_last(run, tmp_path, settings, last, validated):
+    status, _, lines, said = run(**settings)
+    assert status == DONE and [line["step"] for line in lines] == [*range(last + 1)]
+    assert [line["step"] for line in lines if "validation_loss" in line] == validated
+    assert "validation loss " in said
+    assert (f"ended after step {last}, as the config's own method asked" in said) == (last < STEPS - 1)
+
+
+def test_a_method_that_raises(run):
+    def fails(report):
+        raise KeyError("logger")
+
+    with pytest.raises(rrfp.TrainingError, match=r"Own\.on_step\(\) raised KeyError: 'logger'"):
+        run(after_step=fails)
+
+
+def test_control_c_breaks_a_validation_off_but_not_the_last(run):
+    press = Corpus(lambda: os.kill(os.getpid(), signal.SIGINT))
+    status, _, lines, said = run(validation=press)
+    assert status == INTERRUPTED and [line["step"] for line in lines] == [0, 1]
+    assert "validation_loss" not in lines[1] and "Ctrl-C: stopped after step 1; nothing is saved" in said
+    status, _, lines, _ = run(validation=press, validate_every=0)
+    assert status == DONE and "validation_loss" in lines[STEPS - 1]
