@@ -53,5 +53,4 @@ def get_config():
         steps=10,
         mesh=rrfp.Mesh(pp=4),
         validate_every=5,
-        checkpoint=rrfp.Checkpointing(every_steps=7),
     )

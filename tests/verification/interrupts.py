@@ -73,9 +73,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--processes", default="1,4")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args(argv)
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # else ignored in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored in the background
     figures: dict[str, Any] = {}
     aims: list[Aim] = []
     for processes in map(int, options.processes.split(",")):
