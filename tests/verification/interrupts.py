@@ -138,6 +138,7 @@ def _await_moment(moment: str, run: Run, furthest: int, steps: int, chance: rand
     def compiles() -> bool:
         return b"rrfp_jax on jax" in run.said_since_launch()
 
+    target = furthest + chance.randint(SAVES + 1, SAVES + FURTHER_STEPS)
     within, condition = {
         "start": (START_SECONDS, listens),
         "compile": (COMPILE_SECONDS, compiles),
@@ -146,7 +147,6 @@ def _await_moment(moment: str, run: Run, furthest: int, steps: int, chance: rand
         "saving": (SAVING_SECONDS, lambda: run.last_step() >= target - (target + 1) % SAVES),
         "end": (END_SECONDS, lambda: run.last_step() >= steps - 2),
     }[moment]
-    target = furthest + chance.randint(SAVES + 1, SAVES + FURTHER_STEPS)
     if not wait_for(condition, run):
         return False
     time.sleep(chance.uniform(0.0, within))
