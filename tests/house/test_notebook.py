@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import nbformat
+import numpy as np
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
@@ -130,6 +131,12 @@ def test_shows_that_it_is_right(executed):
     assert results(cells["equal"], "text/plain") == ["True"]
     assert results(cells["check"], "text/plain") == ["True"]
     assert json.loads((folder / "runs" / "quickstart-trace.json").read_text())["traceEvents"]
+
+
+def test_its_model_counts_on_by_itself(executed):
+    numbers, _ = executed[1].run("print(greedy(modules, [[0, 3], [30, 31], [5, 10]], 8).tolist())")
+    counted = [[(start + stride * i) % 32 for i in range(10)] for start, stride in ((0, 3), (30, 1), (5, 5))]
+    assert (np.array(json.loads(numbers)) == counted).mean() > 0.9
 
 
 def test_interrupted_and_run_again_leaves_nothing_behind(executed):

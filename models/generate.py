@@ -1,0 +1,60 @@
+"""Greedy generation with a trained language model, in plain JAX.
+
+The model is a list of layers that are called as in training, `layer(carry, mb)`; the last one gives logits.
+`rrfp_jax.export(trainer, modules=True)` gives such a list. Every token takes a forward of the whole sequence.
+That is right for any causal model and needs nothing of it. A cache of keys and values would be faster.
+
+Shapes: B batch, T tokens of the prompt, N new ones, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+
+class Evaluated(dict[str, Any]):
+    """A microbatch of whoever evaluates: its fields, `training`, and a `key` for layers that ask for one."""
+
+    training = False
+
+    @property
+    def key(self) -> jax.Array:
+        """The same at every call."""
+        return jax.random.key(0)
+
+
+def logits_of(layers: Sequence[Callable[[Any, Any], Any]], tokens: jax.Array) -> jax.Array:
+    """What the last layer gives; int32[B, T] -> float[B, T, V]."""
+    carry: Any = None
+    for layer in layers:
+        carry = layer(carry, Evaluated(tokens=tokens))
+    return carry  # type: ignore[no-any-return]
+
+
+def greedy(layers: Sequence[Callable[[Any, Any], Any]], prompt: ArrayLike, count: int) -> jax.Array:
+    """The prompt, and after it `count` times the most likely next token; int[B, T] -> int32[B, T + N].
+
+    All prompts have the same number of tokens, at least one. The model must be causal: the logits of a
+    position do not depend on what is to its right, which is zeros at first.
+    """
+    given = jnp.asarray(prompt, jnp.int32)
+    chex.assert_rank(given, 2)
+    start = given.shape[1]
+
+    @jax.jit
+    def completed(tokens: jax.Array) -> jax.Array:
+        def one(at: jax.Array, tokens: jax.Array) -> jax.Array:
+            logits = logits_of(layers, tokens)
+            return tokens.at[:, at].set(logits[:, at - 1].argmax(-1).astype(jnp.int32))
+
+        found: jax.Array = jax.lax.fori_loop(start, start + count, one, tokens)
+        return found
+
+    done: jax.Array = completed(jnp.pad(given, ((0, 0), (0, count))))
+    return done
