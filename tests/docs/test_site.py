@@ -17,7 +17,7 @@ from tests.docs.pages import REPOSITORY
 
 LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
 """What a browser fetches by itself."""
-PUBLIC = ["rrfp_jax", "rrfp_jax.data", "rrfp_jax.schedules", "rrfp_jax.weights"]
+PUBLIC = ["rrfp_jax", *(f"rrfp_jax.{name}" for name in ("data", "loggers", "schedules", "weights"))]
 """Modules whose `__all__` users have, all of which is in the reference."""
 
 
@@ -104,6 +104,12 @@ def test_nothing_is_fetched_from_elsewhere(site, read):
     assert {url for own in read.values() for url in own.fetched if urlsplit(url).netloc} == set()
     styles = "".join(path.read_text(encoding="utf-8") for path in site[0].rglob("*.css"))
     assert "url(http" not in styles and "@import" not in styles
+
+
+def test_patterns_in_docstrings_are_no_emphasis(site):
+    """As `"0.*" or "1.*"` would be without backticks."""
+    pages = {path: path.read_text(encoding="utf-8") for path in (site[0] / "reference").glob("*.html")}
+    assert [path.name for path, text in pages.items() if "<em>" in text] == []
 
 
 @pytest.mark.parametrize("module", PUBLIC)

@@ -53,7 +53,7 @@ class Pipeline:
         loss: `loss(carry, mb) -> Loss` with sums over the microbatch, never means.
         additive: whether the loss of several rows is the sum of their losses. This is checked at the start.
             Say False only for a loss that couples the rows of a microbatch on purpose (contrastive ones).
-        frozen: patterns such as "0.*" or "-1.attention.*" (as in `fnmatch`) of parameters that keep their
+        frozen: patterns such as `"0.*"` or `"-1.attention.*"` (as in `fnmatch`) of parameters that keep their
             values; a layer index below 0 counts from the end. Optimizers do not see them, they count in no
             norm, and nothing below the first trained layer is differentiated. A tied parameter is frozen by
             any of its names.
