@@ -138,12 +138,12 @@ class Report:
             "skipped": self.skipped,
             "peak_bytes": list(self.peak_bytes),
             "plan": self.plan,
-            **({"hyperparams": dict(self.hyperparams)} if self.hyperparams else {}),
+            **({"hyperparams": _finite(self.hyperparams)} if self.hyperparams else {}),
             **({} if set(self.budget_bytes) == {None} else {"budget_bytes": list(self.budget_bytes)}),
             **self._planning,
             **self.metrics,
         }
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        return _finite(line)
 
     @property
     def _planning(self) -> Mapping[str, float]:
@@ -167,6 +167,11 @@ class Report:
             f"{self.tokens_per_second:9,.0f} tokens/s  {self.step_seconds * 1e3:7.1f} ms  "
             f"idle {summary_of_idleness(self.bubble)}{planned}{left_out}"
         )
+
+
+def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with None for numbers that are not finite."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
 
 
 VALIDATION = "validation_"

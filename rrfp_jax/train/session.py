@@ -127,23 +127,17 @@ class Session(Startup):
     def check(self) -> CheckReport:
         """Compare one step with plain, unpipelined JAX and print that with the bytes of every stage.
 
-        In a run of several processes each compares its own stages, and makes the other initial parameters
-        itself for that.
+        In a run of several processes each compares its own stages, and gets the other parameters for that.
 
         Raises:
-            UsageError: there is no data, or, with several processes, parameters are no longer initial.
+            UsageError: there is no data.
         """
         data = self._own_data("check")
-        if self._world.size > 1 and self.steps_done:
-            raise UsageError(
-                f"Trainer.check() after {self.steps_done} steps in {self._world.size} processes: no process "
-                f"has all parameters then; call it before the first step"
-            )
         table = self.start()
         self._stepper.loader.settle()
         microbatches = load_step(data, self.steps_done)
         loss, gradient = self.value_and_grad(microbatches)
-        params = self._engine.all_initial_params() if self._world.size > 1 else self.params
+        params = self.whole_params() if self._world.size > 1 else self.params
         ids = self._stepper.seed, self.steps_done
         report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
         report = report.of_all(self._world.gather("the check", report.leaves))

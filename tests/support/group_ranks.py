@@ -61,7 +61,7 @@ def main(folder, size, word=""):
     predicted = name_of(trainer.schedule)
     trainer.start()
     driver, layout, batch, cases = trainer._engine.driver, trainer._engine.layout, toy.microbatches(8), {}
-    params = trainer._engine.all_initial_params()
+    params = toy.initial_params(trainer)
     if pipe.tied:
         expected, reference = unpipelined_value_and_grad(pipe, params, batch, 0, 0)
     else:

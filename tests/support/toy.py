@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.model.sharding import Sharding
 
 VOCABULARY, WIDTH, BLOCKS = 13, 16, 6
 
@@ -103,6 +104,12 @@ def _value_and_grad(params, whole):
         carry = block(params[str(i)], carry, whole)
     total, weight = sums(head(params[str(BLOCKS + 1)], carry, whole), whole)
     return total / weight
+
+
+def initial_params(trainer):
+    """Those of all layers, made by this process itself, whichever stages it has."""
+    engine = trainer._engine
+    return engine._staging.initial_params(range(len(engine.pipe)), engine.alone, Sharding())
 
 
 def worst_leaf(gradient, expected):

@@ -56,6 +56,6 @@ def differences(trainer, run, data, expected=None):
     """Of the loss and of this process's worst leaf, relative; and what they were held against."""
     plan = data.plan(0)
     loss, gradient = trainer.value_and_grad([data.load(mb, mb.fields) for mb in plan])
-    expected = expected or alone(run, trainer._engine.all_initial_params(), data, plan)
+    expected = expected or alone(run, toy.initial_params(trainer), data, plan)
     worst = toy.worst_leaf(gradient, {layer: expected[1][layer] for layer in gradient})
     return abs(loss - expected[0]) / expected[0], worst, expected

@@ -193,7 +193,7 @@ def test_initial_values_of_tied_parameters_are_asked_of_the_owner():
         asked.append(path)
         return np.full(spec.shape, 0.5, spec.dtype) if path == "0.table" else None
 
-    params = toy.trainer(2, pipe=toy.tied_pipeline(), init=init)._engine.all_initial_params()
+    params = toy.initial_params(toy.trainer(2, pipe=toy.tied_pipeline(), init=init))
     assert "7.table" not in asked
     assert (np.asarray(params["7"]["table"]) == 0.5).all()
 

@@ -180,7 +180,7 @@ def test_two_processes(saved, tmp_path):
     logits = zoo.plain_logits(spread)
     assert first["logits"] == hashlib.sha256(logits.tobytes()).hexdigest()
     assert [own["learning_rate"] for own in first["hyperparams"]] == pytest.approx([0.01, 0.009])
-    assert first["steps"] == [1]
+    assert first["steps"] == [1] and first["checked"]
 
 
 def plain_trees(states):

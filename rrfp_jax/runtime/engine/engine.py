@@ -20,7 +20,6 @@ from rrfp_jax.runtime.memory.memory import Memory
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
-from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.executables import Executables
@@ -135,10 +134,6 @@ class Engine:
         for stage_replica, stage in self.stages.items():
             found.setdefault(self.layout.place(stage_replica)[1], stage)
         return list(found.values())
-
-    def all_initial_params(self) -> Params:
-        """Initial parameters of all layers, on this process's first device."""
-        return self._staging.initial_params(range(len(self.pipe)), self.alone, Sharding())
 
     def start(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile for a first step and allocate parameters and optimizer state, once."""
