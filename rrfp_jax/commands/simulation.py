@@ -9,11 +9,7 @@ from math import prod
 from pathlib import Path
 from statistics import fmean
 from types import NoneType
-from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.hints import Hint
@@ -39,6 +35,9 @@ from rrfp_jax.train.pace import read_workload
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
 from rrfp_jax.views.trace_file import write_trace
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PLANNED = "planned"
 BASELINE = "1f1b"
@@ -90,6 +89,8 @@ class Comparison(Mapping[str, Outcome]):
         return Timeline([_panel(name, outcome) for name, outcome in self.items()])
 
     def __str__(self) -> str:
+        from rich.console import Console  # as long to import as a small simulation takes
+
         text = io.StringIO()
         Console(file=text, width=120).print(self._table())
         return text.getvalue().rstrip()
@@ -101,6 +102,9 @@ class Comparison(Mapping[str, Outcome]):
         return f"<pre>{self}</pre>"
 
     def _table(self) -> Table:
+        from rich import box
+        from rich.table import Table
+
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("schedule")
         columns = f"makespan|vs {BASELINE}|idle|stall|blocked|held|in flight|MiB|above bound"

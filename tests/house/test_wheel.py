@@ -89,6 +89,59 @@ def test_trains_from_an_empty_folder(environment, tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+RUN = """
+from dataclasses import dataclass
+import optax
+import rrfp_jax as rrfp
+from own_model import data, layers, loss
+
+@dataclass(frozen=True, kw_only=True)
+class Run(rrfp.RunConfig):
+    rate: float = 0.1  # of every step
+
+    def pipeline(self):
+        return rrfp.Pipeline(layers(), loss)
+
+    def optimizer(self):
+        return optax.sgd(self.rate)
+
+    def train_data(self):
+        return data
+
+def get_config():
+    return Run(name="own", steps=2, mesh=rrfp.Mesh(pp=2))
+"""
+
+OWN_MODEL = """
+import jax.numpy as jnp
+import numpy as np
+import rrfp_jax as rrfp
+
+WIDTH = 4
+
+def layers():
+    scale = lambda params, carry, mb: params["w"] * (mb["x"] if carry is None else carry)
+    return [rrfp.layer(scale, init=lambda key: {"w": jnp.ones(WIDTH)}, repeat=2)]
+
+def loss(carry, mb):
+    return rrfp.Loss((carry**2).sum(), weight=carry.shape[0])
+
+def data(step):
+    return [{"x": np.full((2, WIDTH), 1.0 + step, np.float32)} for _ in range(2)]
+"""
+
+
+def test_launches_a_run_anywhere_with_the_modules_beside_its_config(environment, tmp_path):
+    """In every one of its processes, from another folder."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.py").write_text(RUN)
+    (tmp_path / "mine" / "own_model.py").write_text(OWN_MODEL)
+    said = run(environment / "rrfp-launch", "--config=mine/run.py", "--config.steps=3", folder=tmp_path)
+    assert "step     2" in said and (tmp_path / "runs" / "own" / "rank-1.log").exists()
+    listed = run(environment / "rrfp-launch", "--config=mine/run.py", "--help", folder=tmp_path)
+    assert "--config.rate=0.1\n        of every step" in listed
+
+
 def test_is_used_from_the_new_environment(environment, tmp_path):
     where = "from importlib.util import find_spec; print(find_spec('rrfp_jax').origin)"
     assert run(environment / "python", "-c", where, folder=tmp_path).startswith(str(environment.parent))
