@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, exit_status
+from rrfp_jax.commands.command_line import Parser, check_output, exit_status
 from rrfp_jax.errors import DONE, UsageError
 
 COMMAND = "rrfp-report"
@@ -22,7 +22,8 @@ simulator is off; above 5 % it predicts nothing.
 exit status: 0 done, 2 refused, 130 interrupted
 
 examples:
-  rrfp-report runs/quickstart"""
+  rrfp-report runs/quickstart
+  rrfp-report runs/quickstart/trace.json --out=why.html"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,16 +39,29 @@ def _report(arguments: Sequence[str]) -> int:
     from rrfp_jax.explain.run_folder import read_run
     from rrfp_jax.json_files import Unreadable
 
+    folder = options.run if options.run.is_dir() else options.run.parent
+    file = folder / "report.html" if options.out is None else options.out
+    check_output(file)
     try:
-        print(explain(read_run(options.run)), flush=True)
+        steps = read_run(options.run)
     except Unreadable as error:
         raise UsageError(str(error)) from None
+    explanation = explain(steps)
+    print(explanation, flush=True)
+    from rrfp_jax.explain.page import page  # beside which the text need not wait
+
+    try:
+        file.write_text(page(folder.resolve().name, steps, explanation), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}; set --out") from None
+    print(f"\npictures: {file} (open it in a browser; it needs no network)")
     return DONE
 
 
 def _parser() -> Parser:
     parser = Parser(COMMAND, DESCRIPTION, EPILOG)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, or a trace.json")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="where the page goes (RUN/report.html)")
     return parser
 
 

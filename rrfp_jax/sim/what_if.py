@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from rrfp_jax.core.measure.metrics import peak_charge, peak_in_flight
 from rrfp_jax.core.measure.recorded_step import RecordedStep, replayed_costs
+from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.variants import SCHEDULES, Variant, variants
 
@@ -60,23 +62,39 @@ def what_ifs(step: RecordedStep, schedules: Sequence[str] = SCHEDULES) -> WhatIf
 
     Args:
         step: with a backward.
-        schedules: by name, to try instead of its own.
+        schedules: by name, to try instead of its own; those that would hold more are left out.
     """
     costs = replayed_costs(step.trace)
     found = []
     for variant in variants(step, costs, schedules):
         try:
-            seconds = _seconds(variant)
+            trace = _replay(variant)
         except (ValueError, RuntimeError):
             if variant.kind != "schedule":  # one that cannot run within the step's limits
                 raise
-        else:
-            found.append(WhatIf(variant.change, variant.kind, variant.subject, seconds))
+            continue
+        if variant.kind != "schedule" or _fits(trace, step):
+            found.append(WhatIf(variant.change, variant.kind, variant.subject, trace.makespan))
     found.sort(key=lambda change: change.seconds)
-    as_it_was = _seconds(Variant("as it was", "none", None, costs, step))
-    return WhatIfs(measured=step.trace.makespan, replayed=as_it_was, changes=found)
+    as_it_was = _replay(Variant("as it was", "none", None, costs, step))
+    return WhatIfs(measured=step.trace.makespan, replayed=as_it_was.makespan, changes=found)
 
 
-def _seconds(variant: Variant) -> float:
+def _replay(variant: Variant) -> StepTrace:
     step = variant.step
-    return simulate(step.rules, variant.costs, budgets=step.budgets, lead=step.lead).makespan
+    return simulate(step.rules, variant.costs, budgets=step.budgets, lead=step.lead)
+
+
+def _fits(trace: StepTrace, step: RecordedStep) -> bool:
+    """Whether another schedule holds no more than the step's might; no limit stops a fixed order."""
+    rules = step.rules
+    if step.fixed_order:
+        most = max(peak_in_flight(step.trace))
+    else:
+        most = rules.microbatches if rules.admission_limit is None else rules.admission_limit
+    if max(peak_in_flight(trace)) > most:
+        return False
+    return all(
+        budget is None or peak_charge(trace.order(stage), budget.costs) <= budget.limit
+        for stage, budget in enumerate(step.budgets or ())
+    )

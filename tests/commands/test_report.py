@@ -26,8 +26,11 @@ def test_a_run_is_explained(folder, capsys):
     told = capsys.readouterr().out
     assert told.startswith("Stage 2 computes 1.60 times as long as the others: ")
     assert "waiting for data" in told and "20.0%" in told
-    assert report.main([str(folder / "trace.json")]) == 0
-    assert "waiting for data" not in capsys.readouterr().out
+    assert "Stage 2 computes" in (folder / "report.html").read_text()
+    out = folder / "why.html"
+    assert report.main([str(folder / "trace.json"), f"--out={out}"]) == 0
+    told = capsys.readouterr().out
+    assert "waiting for data" not in told and f"pictures: {out} (" in told and out.exists()
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,7 @@ def test_a_run_is_explained(folder, capsys):
         (["empty"], "empty has no trace.json: give the folder of a run that has ended"),
         (["broken"], "broken/trace.json is not a trace.json of rrfp-train"),
         (["untrained"], "untrained/trace.json has no step of a run that trained"),
+        (["empty", "--out=nowhere/why.html"], "nowhere/why.html: there is no folder nowhere"),
         (["cut"], "cut/metrics.jsonl: line 1 is no step's: "),
     ],
 )

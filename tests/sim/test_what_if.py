@@ -58,6 +58,19 @@ def test_another_schedule_takes_what_it_takes():
         assert seconds == pytest.approx(simulate(rules(name), costs).makespan)
 
 
+def test_another_schedule_holds_no_more():
+    costs = WorkloadCosts(EVEN, rules().placement)
+    budgets = [Budget([[10] * MICROBATCHES], 40)] * STAGES
+
+    def tried(step):
+        found = what_ifs(step, schedules=["gpipe", "zb-h1", "zb-h2"])
+        return {change.subject for change in found.changes if change.kind == "schedule"}
+
+    assert tried(ran(costs)) == tried(ran(costs, "1f1b")) == {"zb-h1"}
+    assert tried(ran(costs, limit=None, budgets=budgets)) == {"zb-h1"}
+    assert tried(ran(costs, limit=None)) == {"gpipe", "zb-h1", "zb-h2"}
+
+
 @given(steps())
 @settings(max_examples=100, deadline=None)
 def test_a_replay_takes_as_long_as_the_step(drawn):

@@ -1,0 +1,53 @@
+"""A chart apart from its rows, and the colours of all charts of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import altair as alt
+
+from rrfp_jax.core.measure.idleness import Cause
+
+WIDTH = 1000
+"""Of a chart, in pixels."""
+
+CAUSES: Mapping[str, str] = {
+    "compute": "#0072b2",
+    Cause.BEGIN: "#e5e5e5",
+    Cause.STAGE: "#d55e00",
+    Cause.LINK: "#e69f00",
+    Cause.ORDER: "#cc79a7",
+    Cause.MEMORY: "#8c564b",
+    Cause.TURN: "#f0e442",
+    Cause.GROUP: "#56b4e9",
+    Cause.HOST: "#555555",
+    Cause.END: "#c8c8c8",
+    "data": "#000000",
+    "planning": "#999999",
+    "between": "#b8b8a0",
+}
+"""The colour of each share of an explanation."""
+
+Row: TypeAlias = Mapping[str, Any]
+
+
+class Plot(NamedTuple):
+    """A chart, and the rows of the data that it names: altair checks the one, which the other would slow."""
+
+    chart: Any
+    rows: Mapping[str, Sequence[Row]]
+
+    def spec(self) -> dict[str, Any]:
+        """For vega-embed."""
+        return {**self.chart.to_dict(), "datasets": self.rows}
+
+
+def colours(found: Mapping[str, str]) -> alt.Scale:
+    """A scale that gives each name its colour."""
+    return alt.Scale(domain=list(found), range=list(found.values()))
+
+
+def milliseconds(seconds: float) -> float:
+    """To the microsecond: more digits would only make the file larger."""
+    return round(seconds * 1e3, 3)

@@ -1,0 +1,94 @@
+"""A step, stage by time, that can be zoomed: every task, every idle time and why, the critical path."""
+
+from __future__ import annotations
+
+import altair as alt
+
+from rrfp_jax.core.measure.critical_path import critical_path
+from rrfp_jax.core.measure.idleness import idleness
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.explain.charts import row_height
+from rrfp_jax.explain.explanation import MEANING
+from rrfp_jax.explain.plot import WIDTH, Plot, Row, colours, milliseconds
+from rrfp_jax.views.picture import COLOURS, NAMES
+
+LEAST_IDLE = 1e-3
+"""Part of the step below which an idle time is left out."""
+
+
+def timeline(step: RecordedStep) -> Plot:
+    """The step. Its rows have short names, since there are many: stage, from, to, kind, task, ready."""
+    x = alt.X("a:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(step.trace.makespan)]))
+    y = alt.Y("s:O", title="stage")
+    present = {record.task.kind for record in step.trace.records}
+    scale = colours({NAMES[kind]: COLOURS[kind] for kind in NAMES if kind in present})
+    legend = alt.Legend(title=None, orient="bottom")
+    times = [_tip("a", "from"), _tip("b", "to")]
+    idle = (
+        alt.Chart(alt.NamedData("idle"))
+        .mark_rect(color="#eeeeee")
+        .encode(x=x, x2="b:Q", y=y, tooltip=[_tip("k", "why"), _tip("t", "waits for"), *times])
+    )
+    tasks = (
+        alt.Chart(alt.NamedData("tasks"))
+        .mark_rect()
+        .encode(
+            x=x,
+            x2="b:Q",
+            y=y,
+            color=alt.Color("k:N", scale=scale, legend=legend),
+            tooltip=[_tip("t", "task"), _tip("k", "kind"), *times, _tip("r", "ready")],
+        )
+    )
+    critical = (
+        alt.Chart(alt.NamedData("critical"))
+        .mark_rect(fillOpacity=0, stroke="black", strokeWidth=1.2)
+        .encode(x=x, x2="b:Q", y=y)
+    )
+    zoom = alt.selection_interval(bind="scales", encodings=["x"])
+    height = alt.Step(row_height(step.trace.stages))
+    chart = alt.layer(idle, tasks.add_params(zoom), critical).properties(width=WIDTH, height=height)
+    return Plot(chart, {"tasks": _tasks(step), "idle": _idle(step), "critical": _critical(step)})
+
+
+def _tasks(step: RecordedStep) -> list[Row]:
+    begin = step.trace.start
+    return [
+        {
+            "s": record.stage,
+            "a": milliseconds(record.start - begin),
+            "b": milliseconds(record.end - begin),
+            "k": NAMES[record.task.kind],
+            "t": str(record.task),
+            "r": milliseconds(record.ready - begin),
+        }
+        for record in step.trace.records
+    ]
+
+
+def _idle(step: RecordedStep) -> list[Row]:
+    trace = step.trace
+    return [
+        {
+            "s": idle.stage,
+            "a": milliseconds(idle.start - trace.start),
+            "b": milliseconds(idle.end - trace.start),
+            "k": MEANING[idle.cause],
+            "t": "" if idle.source is None else f"{idle.source[1]} of stage {idle.source[0]}",
+        }
+        for idle in idleness(trace, step.fixed_order, step.grouped)
+        if idle.seconds > LEAST_IDLE * trace.makespan
+    ]
+
+
+def _critical(step: RecordedStep) -> list[Row]:
+    begin = step.trace.start
+    return [
+        {"s": part.stage, "a": milliseconds(part.start - begin), "b": milliseconds(part.end - begin)}
+        for part in critical_path(step.trace, step.grouped)
+        if part.cause is None
+    ]
+
+
+def _tip(field: str, title: str) -> alt.Tooltip:
+    return alt.Tooltip(f"{field}:{'N' if field in 'kt' else 'Q'}", title=title)
