@@ -20,18 +20,15 @@ import numpy as np
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.leaves import Key, name_of
-from rrfp_jax.checkpoint.manifest import METADATA, Leaf, RunState
+from rrfp_jax.checkpoint.manifest import Leaf, RunState
 from rrfp_jax.checkpoint.orbax_files import Damaged, joined, write_leaf
 from rrfp_jax.checkpoint.parts import Parts, Place, shards_to_write
-from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Chosen, Restored, misfits_of, read_all
+from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Chosen, Restored, misfits_of, of_another, read_all
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
 
 RUNNING = "running"
-
-NAMED = 8
-"""Leaves that a message names."""
 
 OnError: TypeAlias = Literal["continue", "stop"]
 
@@ -261,11 +258,7 @@ class Checkpoints:
             self._say(f"the checkpoint {folder} is refused: {next(filter(None, damages))}")
             return None
         if misfits:
-            more = f"; and {len(misfits) - NAMED} more" if len(misfits) > NAMED else ""
-            raise UsageError(
-                f"{folder} is of another {only.what}: {'; '.join(misfits[:NAMED])}{more}; "
-                f"{METADATA} in it has the config that it was saved with"
-            )
+            raise UsageError(of_another(only.what, folder, misfits))
         return found
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rrfp_jax.checkpoint.leaves import Key, name_of
-from rrfp_jax.checkpoint.manifest import Leaf, RunState
+from rrfp_jax.checkpoint.manifest import METADATA, Leaf, RunState
 from rrfp_jax.checkpoint.orbax_files import read_leaf
 from rrfp_jax.checkpoint.parts import Parts, places_here
 
 FILES_AT_ONCE = 8
 """Arrays that are read or written at once: a disk serves several requests to sync in the time of one."""
+
+NAMED = 8
+"""Leaves that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +83,12 @@ def misfits_of(leaves: Mapping[str, Leaf], everything: Mapping[str, Any]) -> lis
     found += [f"its {name} is not in the model" for name in there if name not in here]
     other = [name for name in here if name in there and here[name] != there[name]]
     return found + [f"its {name} is {there[name]} instead of {here[name]}" for name in other]
+
+
+def of_another(what: str, folder: Path, misfits: Sequence[str]) -> str:
+    """The refusal of a checkpoint that has other leaves; `what` must be the same."""
+    more = f"; and {len(misfits) - NAMED} more" if len(misfits) > NAMED else ""
+    return (
+        f"{folder} is of another {what}: {'; '.join(misfits[:NAMED])}{more}; "
+        f"{METADATA} in it has the config that it was saved with"
+    )

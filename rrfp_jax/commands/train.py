@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status
 from rrfp_jax.commands.config_line import read_config_line
@@ -39,7 +40,7 @@ def _train(argv: Sequence[str]) -> int:
         from rrfp_jax.runs.run import train
 
         config = configured(line, USAGE)
-        return DONE if config is None else train(config, signals)
+        return DONE if config is None else train(config, signals, Path(line.file))
 
 
 def run() -> None:

@@ -63,7 +63,7 @@ class Display:
         if self._silent:
             return
         if self._live is None:
-            print(text, flush=True)
+            _write(text)
         else:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -78,7 +78,7 @@ class Display:
             return
         checked = f"  validation {validation.loss:.4f}" if validation is not None else ""
         if self._live is None:
-            print(f"{report}{checked}", flush=True)
+            _write(f"{report}{checked}")
             return
         self._latest = str(report)
         self._live.update(self._task, completed=report.step + 1, description=self._latest)
@@ -91,3 +91,9 @@ class Display:
 
     def _ended(self, text: str, seconds: float) -> None:
         self._describe(self._latest)
+
+
+def _write(text: str) -> None:
+    """Write lines at once: another thread may be writing, too, and `print` would write their end apart."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

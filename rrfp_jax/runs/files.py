@@ -16,7 +16,11 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.files import move_away, read_whole
 from rrfp_jax.json_files import Count, as_kind, parse_json
 from rrfp_jax.runs.config import RunConfig, as_json
+from rrfp_jax.runs.origin import origin_of
 from rrfp_jax.runtime.processes.world import World
+
+ORIGIN = "_origin"
+"""Of `config.json`, beside the config's own fields: where the run comes from."""
 
 LARGEST_METRICS = 2**32
 """Bytes of a `metrics.jsonl` whose lines are kept: some ten million steps."""
@@ -38,6 +42,7 @@ class RunFiles:
         world: its processes.
         writes: files that are written at the end, each by a function of its path.
         done: steps of the run before this start, whose lines are kept.
+        source: file of the config; None if there is none.
     """
 
     def __init__(
@@ -46,9 +51,10 @@ class RunFiles:
         world: World,
         writes: Mapping[str, Callable[[Path], None]],
         done: int = 0,
+        source: Path | None = None,
     ) -> None:
         self.folder = Path(config.directory) / config.name
-        self._config, self._world, self._writes = config, world, writes
+        self._config, self._world, self._writes, self._source = config, world, writes, source
         self._steps, self._done = 0, done
         parent = Path(config.directory)
         while not parent.exists():
@@ -61,7 +67,7 @@ class RunFiles:
             return self
         try:
             self._take_place()
-            self.write("config.json", as_json(self._config))
+            self.write("config.json", as_json(self._config) | {ORIGIN: origin_of(self._source)})
             part, metrics = self.folder / ".metrics.part", self.folder / "metrics.jsonl"
             lines = _lines_before(self._done, self.folder)
             part.unlink(missing_ok=True)  # whatever it may be

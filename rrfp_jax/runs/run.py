@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -32,7 +33,7 @@ from rrfp_jax.train.report import Evaluation
 from rrfp_jax.train.trainer import Trainer
 
 
-def train(config: RunConfig, signals: StopSignals) -> int:
+def train(config: RunConfig, signals: StopSignals, source: Path | None = None) -> int:
     """Train a run to its end; rank 0 prints, and writes the files.
 
     Ctrl-C and SIGTERM stop it after a step, see `Stopping`; the files are complete then, too.
@@ -40,6 +41,7 @@ def train(config: RunConfig, signals: StopSignals) -> int:
     Args:
         config: of the run.
         signals: that this process hears.
+        source: file of the config; None if there is none.
 
     Returns:
         The exit status: 0 if it is done, or has saved itself for SIGTERM; 130 if it was interrupted.
@@ -54,8 +56,8 @@ def train(config: RunConfig, signals: StopSignals) -> int:
         stopping = Stopping(config, world, display)
         with signals.answered_by(stopping.at_start()):
             if config.pace.workload:
-                return _run_paced(config, world, display, stopping, signals)
-            return _Run(config, world, display, stopping).train(signals)
+                return _run_paced(config, world, display, stopping, signals, source)
+            return _Run(config, world, display, stopping, source).train(signals)
 
 
 class _Run:
@@ -66,27 +68,32 @@ class _Run:
         world: its processes.
         display: shows it.
         stopping: says how it stops.
+        source: file of the config, if there is one.
     """
 
-    def __init__(self, config: RunConfig, world: World, display: Display, stopping: Stopping) -> None:
+    def __init__(
+        self, config: RunConfig, world: World, display: Display, stopping: Stopping, source: Path | None
+    ) -> None:
         self._config, self._world, self._display, self._stopping = config, world, display, stopping
+        self._source = source
 
     def train(self, signals: StopSignals) -> int:
         """See `train`."""
         config, world = self._config, self._world
         trainer, validation = self._made()
         saver = Saver(trainer, config.checkpoint, checkpoints_of(config), self._display.say)
+        saver.look_ahead(as_json(config))
         table = self._started(trainer, validation)
-        done = saver.resume(as_json(config), world)
+        done = saver.resume(world)
         if done >= config.steps:
-            with RunFiles(config, world, {}, done):
+            with RunFiles(config, world, {}, done, self._source):
                 self._display.say(
                     f"{done} steps have been trained already: nothing is left to do. For more set "
                     f"--config.steps, to begin anew --config.checkpoint.resume=False"
                 )
             return DONE
         writes = {"trace.json": trainer.write_trace, "costs.json": trainer.write_costs}
-        files = RunFiles(config, world, writes, done)
+        files = RunFiles(config, world, writes, done, self._source)
         answer = self._stopping.in_steps(lambda: trainer.steps_done)
         with signals.answered_by(answer, signal.SIGTERM), files:
             files.write("memory.json", [row.plain() for row in table])
@@ -148,7 +155,12 @@ class _Run:
 
 
 def _run_paced(
-    config: RunConfig, world: World, display: Display, stopping: Stopping, signals: StopSignals
+    config: RunConfig,
+    world: World,
+    display: Display,
+    stopping: Stopping,
+    signals: StopSignals,
+    source: Path | None,
 ) -> int:
     """The same on paced devices: no loss, no validation, no optimizer."""
     run = PacedRun(config)
@@ -159,7 +171,7 @@ def _run_paced(
         f"{workload.microbatches} microbatches, messages of {config.pace.message_bytes} bytes, "
         f"schedule {config.schedule}, jitter {config.jitter}"
     )
-    files, status = RunFiles(config, world, {"trace.json": run.write_trace}), DONE
+    files, status = RunFiles(config, world, {"trace.json": run.write_trace}, source=source), DONE
     with signals.answered_by(stopping.in_steps(lambda: run.steps_done), signal.SIGTERM), files:
         for report in run.steps(config.steps):
             files.add(report.as_dict())

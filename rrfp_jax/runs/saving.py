@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rrfp_jax.errors import UsageError
 from rrfp_jax.files import move_away
 from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runs.differences import differences
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.trainer import Trainer
@@ -31,17 +33,36 @@ class Saver:
         self._config: Mapping[str, Any] = {}
         self._saved_at: float | None = None  # on rank 0's clock, as the trace has it
 
-    def resume(self, config: Mapping[str, Any], world: World) -> int:
-        """Go on from the latest checkpoint, if that is wanted and there is one; the steps that are done.
+    def look_ahead(self, config: Mapping[str, Any]) -> None:
+        """Tell what has changed since the checkpoint that the run will go on from; nothing is compiled yet.
 
         Args:
             config: of the run as plain data, to keep with what will be saved.
-            world: the processes, all of which call this.
+
+        Raises:
+            UsageError: the run cannot go on from it.
         """
         self._config = config
+        found = self._trainer.look_at(self._folder) if self._resumes else None
+        if found is None:
+            return
+        if changed := differences(found.config, config):
+            self._say("\n  ".join(["changed since the checkpoint that is there:", *changed]))
+        if found.refusal:
+            raise UsageError(
+                f"{found.refusal}. To begin anew, which keeps that checkpoint: "
+                f"--config.checkpoint.resume=False"
+            )
+
+    def resume(self, world: World) -> int:
+        """Go on from the latest checkpoint, if that is wanted and there is one; the steps that are done.
+
+        Args:
+            world: the processes, all of which call this.
+        """
         if not self._settings.wanted:
             return 0
-        if not self._settings.resume and not started_again():
+        if not self._resumes:
             if world.rank == 0 and self._folder.exists():
                 self._say(f"earlier checkpoints are kept as {move_away(self._folder)}")
             world.gather("earlier checkpoints to be moved away", None)
@@ -50,6 +71,10 @@ class Saver:
             done = self._trainer.steps_done
             self._say(f"resumes after {done} steps, from {self._folder / str(done)}")
         return self._trainer.steps_done
+
+    @property
+    def _resumes(self) -> bool:
+        return self._settings.wanted and (self._settings.resume or started_again())
 
     def after_step(self, report: Report, *, ends: bool) -> None:
         """Save if it is time.

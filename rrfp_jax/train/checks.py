@@ -119,7 +119,7 @@ def check_model(
     """Refuse a model, its loss, or an optimizer that does not work for the microbatches of a first step.
 
     Raises:
-        UsageError: see `Library.examine` and `flow`, `check_metrics`, `Engine.check_optimizer`,
+        UsageError: see `Library.examine` and `flow`, `check_metrics`, `Engine.optimizer_state`,
         `check_loss_is_a_sum`; or a parameter has a name that cannot be stored.
     """
     buckets = buckets_of(plan)
@@ -128,7 +128,7 @@ def check_model(
         engine.library.flow(bucket)
     keyed(engine.library.params, "params")
     if optimizer is not None:
-        engine.check_optimizer()
+        _ = engine.optimizer_state
     last = len(plan) - 1  # the one most likely to differ from the rest
     fields = load_repeatedly(data, 0, last, plan[last])
     carry = engine.library.examine(buckets[last])[-1].carry_out

@@ -22,6 +22,7 @@ from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.checks import check_count, check_losses, folder_of
 from rrfp_jax.train.gathering import whole_params
+from rrfp_jax.train.going_on import Found, look_at
 from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.reference import CheckReport, compare
@@ -240,18 +241,28 @@ class Session(Startup):
                 f"Trainer.restore(params_only=True) after {self.steps_done} steps: training begins anew with "
                 f"these parameters, so restore them before the first step"
             )
+        if not params_only and (found := self.look_at(path, step)) is not None and found.refusal:
+            raise UsageError(found.refusal)  # before it compiles
         self._start(data)
         if params_only:
             with during(self.progress, "restoring", str(path)):
                 self._stepper.saves.restore_params(path, step)
             return True
         with during(self.progress, "restoring", str(path)):
-            found = self._stepper.saves.restore(path, step)
-        if found is None:
+            restored = self._stepper.saves.restore(path, step)
+        if restored is None:
             return False
-        if not self._stepper.go_on_from(*found, data) and self._world.rank == 0:
+        if not self._stepper.go_on_from(*restored, data) and self._world.rank == 0:
             print(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
         return True
+
+    def look_at(self, folder: str | Path, step: int | None = None) -> Found | None:
+        """What `restore` would find there: the config kept with it, and why this Trainer could not go on.
+
+        Nothing is compiled. All processes together.
+        """
+        self._own_data("restore")
+        return look_at(self._engine, self._stepper.seed, folder_of("restore", folder), step)
 
     def _train(self, data: Data, more: bool = False) -> Report:
         report = self._stepper.train(data, more)

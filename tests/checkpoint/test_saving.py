@@ -101,3 +101,17 @@ def test_sigterm_saves_and_is_a_good_end(train, tmp_path, monkeypatch):
 def test_refusals(folder, tmp_path, capsys, overrides, said):  # noqa: F811
     assert main(arguments(folder, directory=tmp_path, **{**EVERY_TWO, **overrides})) == 2
     assert said in "".join(capsys.readouterr())
+
+
+def test_a_changed_configuration_is_told_or_refused_before_it_compiles(train, folder, tmp_path, monkeypatch):  # noqa: F811
+    train(steps=2)
+    _, said, _ = train(steps=3, learning_rate=0.25)
+    told = "changed since the checkpoint that is there:\n  steps: 2 -> 3\n  learning_rate: 0.006 -> 0.25\n"
+    assert told in said and said.index(told) < said.index("ready after")
+    monkeypatch.setattr(Trainer, "start", lambda *args, **kwargs: pytest.fail("compiled before refusing"))
+    status, said, lines = train(steps=4, **{"model.d_model": 16, "seed": 0})
+    assert status == 2 and len(lines) == 3
+    assert "  model.d_model: 8 -> 16\n" in said
+    assert "is of another model or optimizer: its params.0." in said and "To begin anew" in said
+    status, said, _ = train(steps=4, seed=3)
+    assert status == 2 and "seed=3: the checkpoint of step 3 is of a run with seed=0" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
 import jax
 import optax
@@ -123,9 +124,10 @@ class Engine:
         stage_mesh = next(iter(self.layout.stage_meshes.values()))
         return self._staging.compiler(StageMesh((stage_mesh.device,)))
 
-    def check_optimizer(self) -> None:
-        """Refuse an optimizer that cannot run by stages, see `WholeOptimizer`; needs one examined bucket."""
-        _ = self._staging.optimizer_parts
+    @property
+    def optimizer_state(self) -> Any:
+        """See `Staging.optimizer_state`; refuses an optimizer that cannot run by stages."""
+        return self._staging.optimizer_state
 
     @property
     def distinct(self) -> list[Stage]:

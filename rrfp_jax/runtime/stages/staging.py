@@ -77,6 +77,14 @@ class Staging:
         layers = [{i for own in chunks for i in own} for chunks in self._chunks]
         return whole, [whole.part(own, f"stage {s}") for s, own in enumerate(layers)]
 
+    @property
+    def optimizer_state(self) -> Any:
+        """Specs of the optimizer's state for the whole model, None without one; as `optimizer_parts`."""
+        if self._optimizer is None:
+            return None
+        whole, _ = self.optimizer_parts
+        return jax.tree.unflatten(whole.structure, [spec for _, spec in whole.state])
+
     def begin(self, pool: ThreadPoolExecutor) -> Callable[[], Made]:
         """Compile and allocate in a pool's threads; what is returned waits for that."""
         if self._optimizer is not None:
