@@ -175,6 +175,8 @@ def _say_end(found: Diagnosis, more: str, folder: RunFolder, command: str) -> No
     if folder.path.exists():
         _keep(message, folder.path)
         message += f"\nlogs: {os.path.relpath(folder.path)}/rank-*.log"
+    elif found.status == INTERRUPTED:
+        message += "\nnothing is lost: the same command starts it again"
     print(message, file=sys.stderr, flush=True)
 
 

@@ -213,15 +213,16 @@ def test_signals_are_passed_on(launch, tmp_path, number):
         found = list(tmp_path.glob("runs/.trial*/rank-*.log"))
         return found if len(found) == 2 else []
 
-    when_printed(logs, "ready", lambda: os.kill(os.getpid(), number))
+    when_printed(logs, "ready\n", lambda: os.kill(os.getpid(), number))
     done = launch(
         "def stop(n, f): print('got', n); sys.exit(130)\n"
         f"signal.signal({int(number)}, stop); print('ready'); time.sleep(60)"
     )
-    passed_on, end = done.err.splitlines()
+    passed_on, end, how = done.err.splitlines()
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     assert passed_on.startswith(f"rrfp-launch: {name} is passed on to the ranks, which have 121 s;")
     assert (done.status, end) == (130, "rrfp-launch: interrupted")
+    assert how == "nothing is lost: the same command starts it again"
     assert {f"[0] got {int(number)}", f"[1] got {int(number)}"} <= set(done.out.splitlines())
     assert not done.folder.parent.exists()
 
@@ -238,7 +239,7 @@ def test_ranks_that_ignore_an_interrupt_are_killed(launch, tmp_path, twice):
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGINT)
 
-    when_printed(logs, "ready", interrupt)
+    when_printed(logs, "ready\n", interrupt)
     patience = Patience(interrupt=60.0 if twice else 0.5, save=0.0)
     done = launch("signal.signal(2, signal.SIG_IGN); print('ready'); time.sleep(60)", patience=patience)
     assert done.status == 130 and done.seconds < HANG_SECONDS
