@@ -2,6 +2,7 @@
 nothing is fetched from elsewhere."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -118,3 +119,13 @@ def test_every_public_name_is_in_the_reference(module, read):
     found = import_module(module)
     others = [name for name in found.__all__ if not isinstance(getattr(found, name), ModuleType | Kind)]
     assert sorted({f"{module}.{name}" for name in others} - told) == []
+
+
+def test_markdown_is_rendered(site):
+    """What the site's parser reads otherwise than others do: a list or table without an empty line before it."""
+    for path in sorted(site[0].rglob("*.html")):
+        article = path.read_text(encoding="utf-8").partition("<article")[2].partition("</article>")[0]
+        text = re.sub(r"<(pre|code)\b.*?</\1>", "", article, flags=re.DOTALL)
+        paragraphs = "\n".join(re.findall(r"<p>(.*?)</p>", text, re.DOTALL))
+        left = re.findall(r"^\s*(?:- |\d+\. |\|).*|.*(?:\*\*|\]\().*", paragraphs, re.MULTILINE)
+        assert left == [], path.name
