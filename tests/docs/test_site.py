@@ -122,7 +122,7 @@ def test_every_public_name_is_in_the_reference(module, read):
 
 
 def test_markdown_is_rendered(site):
-    """What the site's parser reads otherwise than others do: a list or table without an empty line before it."""
+    """The site's parser wants an empty line before a list or a table, which others do not."""
     for path in sorted(site[0].rglob("*.html")):
         article = path.read_text(encoding="utf-8").partition("<article")[2].partition("</article>")[0]
         text = re.sub(r"<(pre|code)\b.*?</\1>", "", article, flags=re.DOTALL)
