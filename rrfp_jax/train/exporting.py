@@ -96,6 +96,9 @@ def _of_folder(
         except Damaged as error:
             print(f"the checkpoint {stored.folder} is refused: {error}")
             continue
+        inside = {key[:n] for key in arrays for n in range(len(key))}
+        if mixed := inside & arrays.keys():
+            raise UsageError(f"{stored.folder}: {name_of(min(mixed))} is an array, and has arrays in it")
         if pipe is not None:
             return _of_pipe(pipe, stored, arrays), pipe.layers
         if not stored.run.layers:
@@ -104,6 +107,11 @@ def _of_folder(
                 f"store of what kind layers are; give pipe=, the model"
             )
         layers = stored.run.layers
+        told = [_key_of(i, path) for i, layer in enumerate(layers) for path in layer.paths]
+        if sorted(told) != sorted(arrays):
+            raise UsageError(
+                f"{stored.folder}: its layers have other arrays than it says; give pipe=, the model"
+            )
         return {str(i): _of_stored(i, layer, arrays) for i, layer in enumerate(layers)}, layers
     raise TrainingError(f"export({str(folder)!r}): no checkpoint is intact")
 
@@ -112,7 +120,7 @@ def _of_stored(index: int, layer: StoredLayer, arrays: Mapping[Key, Any]) -> Par
     """A layer's parameters as nested dicts, by the paths that were stored."""
     tree: dict[int | str, Any] = {}
     for path in layer.paths:
-        array = arrays[PARAMETERS, str(index), *map(str, path)]
+        array = arrays[_key_of(index, path)]
         if not path:  # the parameters are one array
             return array
         node = tree
@@ -120,6 +128,11 @@ def _of_stored(index: int, layer: StoredLayer, arrays: Mapping[Key, Any]) -> Par
             node = node.setdefault(key, {})
         node[path[-1]] = array
     return tree
+
+
+def _key_of(layer: int, path: Sequence[int | str]) -> Key:
+    """Of an array, given its path in a layer."""
+    return (PARAMETERS, str(layer), *map(str, path))
 
 
 def _of_pipe(pipe: Pipeline, stored: Stored, arrays: Mapping[Key, Any]) -> Params:

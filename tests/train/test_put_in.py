@@ -10,9 +10,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.checkpoint.manifest import run_state
+from rrfp_jax.checkpoint.manifest import StoredLayer, run_state
 from tests.support import zoo
 from tests.train.test_processes import SCRIPTS, command
+
+SAVING = ".9.saving"
 
 
 def made(mesh=None, optimizer=None, init=None, **kwargs):
@@ -26,6 +28,7 @@ def saved(tmp_path_factory):
     list(trainer.steps(2))
     folder = tmp_path_factory.mktemp("saved") / "checkpoints"
     trainer.save(folder)
+    (folder / SAVING).mkdir()
     return rrfp.export(trainer), folder
 
 
@@ -54,6 +57,7 @@ class TestParamsOnly:
         trainer.restore(folder, params_only=True)
         assert bits(rrfp.export(trainer)) == bits(states)
         assert trainer.steps_done == 0
+        assert (folder / SAVING).exists(), "what another run saves just now is not ours to remove"
         if optimizer is not None:
             assert [report.step for report in trainer.steps(1)] == [0]
             moved = bits(rrfp.export(trainer)) != bits(states)
@@ -67,18 +71,12 @@ class TestParamsOnly:
         assert bits(found[5]) == bits(states[0]["tables"][1]["embedding"]) != bits(states[5])
 
     def test_refusals(self, saved, tmp_path):
-        trainer = made(optimizer=optax.sgd(0.1))
+        trainer = made()
         with pytest.raises(rrfp.UsageError, match="no checkpoint is there to take parameters from"):
             trainer.restore(tmp_path, params_only=True)
-        list(trainer.steps(1))
+        trainer._stepper.steps_done = 1
         with pytest.raises(rrfp.UsageError, match=r"params_only=True\) after 1 steps"):
             trainer.restore(saved[1], params_only=True)
-
-    def test_another_run_that_saves_just_now_is_left_alone(self, saved):
-        (unfinished := saved[1] / ".9.saving").mkdir()
-        made().restore(saved[1], params_only=True)
-        assert unfinished.exists()
-        unfinished.rmdir()
 
 
 class TestInit:
@@ -156,6 +154,16 @@ def test_checkpoints_of_the_first_versions(monkeypatch, tmp_path):
     assert bits(rrfp.export(tmp_path, pipe=trainer.pipe)) == bits(rrfp.export(trainer))
 
 
+def test_a_checkpoint_that_tells_of_other_layers_than_it_has(monkeypatch, tmp_path):
+    told = (StoredLayer(kind="nnx", paths=(("scale",), ("tables", 0))),)
+    monkeypatch.setattr("rrfp_jax.train.stepping.stored_layers", lambda engine: told)
+    trainer = made()
+    trainer.start()
+    trainer.save(tmp_path)
+    with pytest.raises(rrfp.UsageError, match=r"/0: its layers have other arrays than it says; give pipe="):
+        rrfp.export(tmp_path)
+
+
 def digest(states):
     content = hashlib.sha256()
     for leaf in jax.tree.leaves(states):
@@ -177,10 +185,8 @@ def test_two_processes(saved, tmp_path):
     spread = rrfp.export(tmp_path / "spread")
     assert first["spread"] == digest(spread)
     assert first["mixed"][:5] == [digest(own) for own in (spread[0], *states[1:3], spread[3], {})]
-    logits = zoo.plain_logits(spread)
-    assert first["logits"] == hashlib.sha256(logits.tobytes()).hexdigest()
     assert [own["learning_rate"] for own in first["hyperparams"]] == pytest.approx([0.01, 0.009])
-    assert first["steps"] == [1] and first["checked"]
+    assert first["steps"] == [1]
 
 
 def plain_trees(states):
