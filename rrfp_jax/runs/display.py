@@ -38,7 +38,8 @@ class Display:
                 BarColumn(bar_width=20),
                 TaskProgressColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
+                expand=True,
                 console=Console(),
             )
             self._task = self._live.add_task(self._latest, total=steps)

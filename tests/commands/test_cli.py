@@ -323,7 +323,7 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "100")
     times = {"step_seconds": 0.01, "wall_seconds": 0.02, "load_seconds": 0.0, "bubble": [0.25, 0.5]}
     report = Report(
         **{"step": 1, "loss": 1.25, "weight": 50.0, "metrics": {}, "hyperparams": {}, "plan": ""},
