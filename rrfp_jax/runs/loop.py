@@ -64,7 +64,7 @@ class Loop:
         raise AssertionError("the last step ends the run")
 
     def _follow(self, report: Report) -> Followed:
-        ends = report.step == self.config.steps - 1 or self._wants_end("on_step", report)
+        ends = self._wants_end("on_step", report) or report.step == self.config.steps - 1
         found = None
         try:
             if self._is_due(report, ends):
