@@ -5,15 +5,18 @@ There is one more in `processes/_service.py`, which is a program of its own.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 import jax
-from jax._src import config, distributed, xla_bridge
+import numpy as np
+from jax._src import compiler, config, distributed, xla_bridge
 from jax._src.interpreters import partial_eval
 from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
+from jax.experimental import serialize_executable
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import SingleDeviceSharding
 
@@ -45,6 +48,37 @@ def calls_python(lowered: jax.stages.Lowered) -> bool:
     """Whether a program has more to it than its text tells: Python functions, and what only they refer to."""
     arguments = lowered._lowering.compile_args  # type: ignore[attr-defined]
     return bool(arguments["host_callbacks"] or arguments["keepalive"])
+
+
+def load_for(serialized: Any, made_for: Sequence[int], devices: Sequence[jax.Device]) -> jax.stages.Compiled:
+    """A serialised program on other devices than it was compiled for, as many and of the same kind.
+
+    JAX takes programs from its own cache for other devices in the same way, on GPUs.
+
+    Args:
+        serialized: what `serialize_executable.serialize` has given.
+        made_for: ids of the devices that it was compiled for, in the order of its mesh.
+        devices: of this process, to take their places.
+    """
+    client, count = devices[0].client, len(devices)
+    ids = np.array([[device.id for device in devices]])
+    options = compiler.get_compile_options(1, count, ids, backend=client)
+
+    class Mover(serialize_executable._JaxPjrtUnpickler):  # type: ignore[misc]
+        """Reads the program as if it had been written on these devices."""
+
+        def persistent_load(self, pid: Any) -> Any:
+            if pid[0] != "exec":
+                return super().persistent_load(pid)
+            load = self.backend.deserialize_executable
+            return load(pid[1], executable_devices=self.execution_devices, compile_options=options)
+
+    content, inputs, outputs = serialized
+    mover = Mover(io.BytesIO(content), client, devices)
+    mover.devices_by_id = dict(zip(made_for, devices, strict=True))
+    executable, arguments, no_keywords = mover.load()
+    info = inputs.unflatten(arguments)
+    return jax.stages.Compiled(executable.load(), [], info, outputs, no_kwargs=no_keywords)
 
 
 def live_part(closed: ClosedJaxpr, outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[int]]:

@@ -12,8 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 import pytest
+from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import PartitionSpec
 
+from rrfp_jax.runtime.programs import request, serialized
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
@@ -38,7 +41,7 @@ def test_a_second_start_compiles_nothing(tmp_path):
     first, second = ended(start(tmp_path)), ended(start(tmp_path))
     assert first["compiled"] > 0 and second["compiled"] == 0
     assert first | {"compiled": 0} == second and second["said"] == []
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_many_may_store_the_same_program_at_once(tmp_path):
@@ -91,8 +94,8 @@ def test_what_failed_is_tried_again(monkeypatch):
 
 @pytest.fixture
 def filled(tmp_path):
-    """A folder with the programs of `programs.run`."""
-    assert programs.run(tmp_path)["compiled"] == 4
+    """A folder with the programs of `programs.run`: two, each for two devices."""
+    assert programs.run(tmp_path)["compiled"] == 2
     assert programs.run(tmp_path)["compiled"] == 0
     return tmp_path
 
@@ -128,13 +131,13 @@ def test_a_damaged_or_foreign_file_is_said_and_replaced(filled, how):
 
 def test_other_flags_are_another_program(filled):
     other = {**os.environ, "XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
-    assert programs.run(filled, environment=other)["compiled"] == 4
+    assert programs.run(filled, environment=other)["compiled"] == 2
 
 
 def test_a_setting_of_the_compiler_is_another_program(filled):
     jax.config.update("jax_disable_most_optimizations", True)
     try:
-        assert programs.run(filled)["compiled"] == 4
+        assert programs.run(filled)["compiled"] == 2
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
 
@@ -142,5 +145,65 @@ def test_a_setting_of_the_compiler_is_another_program(filled):
 def test_where_nothing_can_be_written_programs_are_compiled(tmp_path):
     (tmp_path / "file").touch()
     found = programs.run(tmp_path / "file" / "folder")
-    assert found["compiled"] == 4 and len(found["said"]) == 1
+    assert found["compiled"] == 2 and len(found["said"]) == 1
     assert "is not stored: Not a directory" in found["said"][0]
+
+
+def test_programs_that_differ_in_their_device_only_are_compiled_once():
+    said, devices = [], jax.devices()[:3]
+    store = Executables(say=said.append)
+    compiled = [store.compiled(programs.lowered(device), [device]) for device in devices]
+    assert (store.compiles, store.loads, said) == (1, 2, [])
+    alone = [Executables().compiled(programs.lowered(device), [device]) for device in devices]
+    for one, other, device in zip(compiled, alone, devices, strict=True):
+        assert programs.result(one, device) == programs.result(other, device)
+        assert one.runtime_executable().local_devices() == [device]
+        assert str(one.memory_analysis()) == str(other.memory_analysis())
+
+
+def test_a_program_of_a_mesh_runs_on_other_devices_in_another_order():
+    store, devices, found = Executables(), jax.devices(), []
+    for own in (devices[:2], [devices[3], devices[2]]):
+        compiler = Compiler(StageMesh(tuple(own)), store)
+        spread = compiler.stage_mesh.sharding(PartitionSpec("tp"))
+        spec = jax.ShapeDtypeStruct((2, 3), np.float32, sharding=spread)
+        rows = compiler.stage_mesh.put(np.arange(6, dtype=np.float32).reshape(2, 3), spread)
+        summed, same = compiler(lambda x: [x.sum(0), x + 1], spec, out=[None, spread])(rows)
+        assert [shard.device for shard in same.addressable_shards] == own
+        assert np.array_equal(summed, [3, 5, 7]) and np.array_equal(same, rows + 1)
+        found.append((store.compiles, store.loads))
+    assert found == [(1, 0), (1, 1)]
+
+
+def test_many_may_ask_for_equal_programs_at_once():
+    store, devices = Executables(), jax.devices()
+    with ThreadPoolExecutor(8) as pool:
+        asked = [devices[i % len(devices)] for i in range(16)]
+        found = list(pool.map(lambda d: store.compiled(programs.lowered(d), [d]), asked))
+    assert (store.compiles, store.loads) == (1, len(devices) - 1)
+    assert len(set(map(id, found))) == len(devices)
+
+
+@pytest.mark.parametrize("breaks", ["raises", "runs elsewhere"])
+def test_where_a_program_cannot_be_taken_over_it_is_compiled_and_that_is_said_once(monkeypatch, breaks):
+    def load_for(content, made_for, devices):
+        if breaks == "raises":
+            raise KeyError("no such device")
+        return serialize_executable.deserialize_and_load(*content, execution_devices=jax.devices()[:1])
+
+    monkeypatch.setattr(serialized, "load_for", load_for)
+    said, devices = [], jax.devices()[:3]
+    store = Executables(say=said.append)
+    compiled = [store.compiled(programs.lowered(device), [device]) for device in devices]
+    assert (store.compiles, store.loads, len(said)) == (3, 0, 2 if breaks == "runs elsewhere" else 1)
+    assert all("it is compiled anew" in line for line in said)
+    assert all(programs.result(one, device) for one, device in zip(compiled, devices, strict=True))
+
+
+def test_what_runs_once_is_compiled_roughly_if_the_compiler_can(monkeypatch):
+    device, said = jax.devices()[0], []
+    monkeypatch.setitem(request.ROUGHLY, "no_such_option", 1)
+    store = Executables(say=said.append)
+    roughly = store.compiled(programs.lowered(device), [device], roughly=True)
+    assert programs.result(roughly, device) and store.compiles == 1
+    assert store.compiled(programs.lowered(device), [device]) is not roughly

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from rrfp_jax.runtime.autodiff.hoist import hoist, prepared_too
+from rrfp_jax.runtime.autodiff.inline import inline
 from rrfp_jax.runtime.autodiff.residuals import plan_residuals
 from rrfp_jax.runtime.autodiff.split_backward import Split, split
 from rrfp_jax.runtime.autodiff.traced import (
@@ -120,6 +121,7 @@ def differentiate(
     own = tuple(range(len(params))) if trainable is None else tuple(i for i, t in enumerate(trainable) if t)
     whole, facts = _trace_with_residuals(stage, params, carry, inputs, own, flow_in, cotangents)
     kept = facts.out + facts.has_statistics
+    whole = inline(whole)  # a call's cheap results are computed again like any others
     plan = plan_residuals(whole, len(params), kept)
     prepare = reduce(quiet(with_given(whole, [], 0, plan.prepared))) if plan.prepared else None
     sent = [*whole.jaxpr.outvars[:kept], *plan.saved]

@@ -30,7 +30,12 @@ class Compiler:
     executables: Executables = field(default_factory=Executables)
 
     def __call__(
-        self, function: Callable[..., Any], *specs: Any, out: Any = (), donate: tuple[int, ...] = ()
+        self,
+        function: Callable[..., Any],
+        *specs: Any,
+        out: Any = (),
+        donate: tuple[int, ...] = (),
+        roughly: bool = False,
     ) -> Compiled:
         """The function compiled for arguments of these specs (trees of them).
 
@@ -40,6 +45,7 @@ class Compiler:
             out: shardings of its results, a tree like them, in which None leaves the choice to the compiler;
                 unless it is given all are whole.
             donate: indices of the arguments whose memory the results may take.
+            roughly: whether it runs once and computes little, so that compiling it well takes longer.
         """
         stage_mesh = self.stage_mesh
 
@@ -50,7 +56,8 @@ class Compiler:
         where = stage_mesh.whole if stage_mesh.single or out == () else out
         program = jax.jit(function, donate_argnums=donate, keep_unused=True, out_shardings=where)
         with stage_mesh.tracing():
-            return self.executables.compiled(program.lower(*jax.tree.map(placed, specs)), stage_mesh.devices)
+            lowered = program.lower(*jax.tree.map(placed, specs))
+        return self.executables.compiled(lowered, stage_mesh.devices, roughly)
 
 
 def connect(compiler: Compiler) -> None:

@@ -1,4 +1,7 @@
-"""Compiled programs kept in files, so that the next start of a run compiles nothing.
+"""Compiled programs: equal ones are compiled once, and kept in files, so the next start compiles nothing.
+
+Programs that are equal but for their devices are of one kind: those of equal layers on several stages, or of
+replicas. The first one is compiled, and the others are loaded from what it is when serialised.
 
 JAX's own compilation cache is written by process 0 only. Here every process stores its own programs. What is
 in JAX's cache, if that is on, is not stored here: on CPU a program that is serialised a second time loads but
@@ -7,38 +10,22 @@ cannot be run ("Function wrapped_multiply not found", jax 0.10.2 and 0.12.0).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import serialize_executable
 
-from rrfp_jax.runtime._jax import calls_python
+from rrfp_jax.runtime.programs.request import Request
 from rrfp_jax.runtime.programs.sealed_files import NotSealed, SealedFiles
-
-COMPILER_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-
-COMPILER_SETTINGS = (
-    "jax_compiler_enable_remat_pass",
-    "jax_disable_most_optimizations",
-    "jax_enable_pgle",
-    "jax_exec_time_optimization_effort",
-    "jax_memory_fitting_effort",
-    "jax_memory_fitting_level",
-    "jax_optimization_level",
-    "jax_xla_profile_version",
-)
-"""Those that tell the compiler something; all others show in the program's text."""
+from rrfp_jax.runtime.programs.serialized import Serialized, ids_of
 
 ENDING = ".executable"
 
@@ -62,7 +49,7 @@ jax.monitoring.register_event_listener(_cache_hits)
 
 
 class Executables:
-    """Compiled programs, each made once, and kept in a folder that several processes may use at once.
+    """Compiled programs, one of a kind, and kept in a folder that several processes may use at once.
 
     Loading a file can run code that is in it. So nothing of a file is looked at unless this user alone can
     have written it; see `SealedFiles`.
@@ -70,11 +57,11 @@ class Executables:
     Args:
         folder: made when it is needed; None to keep nothing.
         environment: variables of this process.
-        say: what to do with a line about a file that cannot be used. For each reason there is one.
+        say: what to do with a line about what cannot be used. For each reason there is one.
 
     Attributes:
         compiles: how many programs have been compiled.
-        loads: how many have been loaded instead.
+        loads: how many have been loaded instead, from a file or from an equal program.
     """
 
     def __init__(
@@ -87,124 +74,145 @@ class Executables:
         self._files = None if folder is None else SealedFiles(Path(folder), environment)
         self._writable = True
         self._lock = threading.Lock()
-        self._made: dict[str, Future[jax.stages.Compiled]] = {}
+        self._processors = threading.Semaphore(os.cpu_count() or 1)
+        self._made: dict[Hashable, Future[jax.stages.Compiled]] = {}  # by kind and devices
+        self._firsts: dict[Hashable, Future[Callable[[], Serialized] | None]] = {}  # by kind
         self._reasons: set[str] = set()  # that have been said
         self.compiles = self.loads = 0
 
-    def compiled(self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
-        """A program for these devices: the same as before, or from its file if that is sound, else compiled.
+    def compiled(
+        self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device], roughly: bool = False
+    ) -> jax.stages.Compiled:
+        """A program for these devices: the same as before, from its file, from an equal one, or compiled.
 
         It must have been lowered by `jax.jit(..., keep_unused=True)`: which arguments another leaves out
         cannot be told from its text, nor from anything else that is public. One that calls Python functions
         is compiled for itself: which ones they are cannot be told either.
+
+        Args:
+            lowered: the program.
+            devices: in the order of its mesh.
+            roughly: see `Request`.
         """
-        if calls_python(lowered):
-            with self._lock:
-                self.compiles += 1
-            return _compile(lowered, devices)
-        key = self._key(lowered, devices)
-        with self._lock:
-            first = key not in self._made
-            made = self._made.setdefault(key, Future())
-        if first:
-            try:
-                made.set_result(self._obtain(key, lowered, devices))
-            except BaseException as error:
-                with self._lock:  # whoever asks next may have more luck
-                    del self._made[key]
-                made.set_exception(error)
-        return made.result()
+        request = Request(lowered, devices, roughly)
+        if request.calls_python:
+            return self._compile(request)[0]
+        kind = request.kind(self._environment)
+        return self._once(self._made, (kind, ids_of(devices)), lambda: self._obtain(kind, request))  # type: ignore[no-any-return]
 
     def remove_unused(self) -> None:
         """Remove the files that have not been used for `KEPT_DAYS`, as far as that is allowed."""
         if self._files is not None:
             self._files.remove_unused(ENDING, time.time() - KEPT_DAYS * 24 * 3600)
 
-    def _obtain(
-        self, key: str, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]
-    ) -> jax.stages.Compiled:
-        found = self._files and self._load(self._files, key, devices)
-        if found:
-            with self._lock:
-                self.loads += 1
-            return found
-        before = _cache_hits.count
-        found = _compile(lowered, devices)
+    def _once(self, made: dict[Hashable, Future[Any]], key: Hashable, make: Callable[[], Any]) -> Any:
+        """What is there by a key, made by whoever asks first; the others wait for it."""
+        with self._lock:
+            first = key not in made
+            future = made.setdefault(key, Future())
+        if first:
+            try:
+                future.set_result(make())
+            except BaseException as error:
+                with self._lock:  # whoever asks next may have more luck
+                    del made[key]
+                future.set_exception(error)
+        return future.result()
+
+    def _obtain(self, kind: str, request: Request) -> jax.stages.Compiled:
+        own: list[jax.stages.Compiled] = []  # if this is the first of its kind
+
+        def first() -> Callable[[], Serialized] | None:
+            found, serialize = self._first(kind, request)
+            own.append(found)
+            return serialize
+
+        serialize = self._once(self._firsts, kind, first)
+        if own:
+            return own[0]
+        devices = request.devices
+        found = self._load(self._files, kind, devices) or (serialize and self._equal(serialize, devices))
+        return found or self._compile(request)[0]
+
+    def _first(
+        self, kind: str, request: Request
+    ) -> tuple[jax.stages.Compiled, Callable[[], Serialized] | None]:
+        """A program from its file or the compiler; and what serialises it for others, if that can be."""
+        if stored := self._load(self._files, kind, request.devices):
+            return stored, None  # the others have the file, too
+        found, by_jax = self._compile(request)
+        if by_jax:
+            return found, None
+        serialize = partial(Serialized.of, found, request.devices)
+        if self._files is not None and self._writable and not _kept_by_jax():
+            self._store(self._files, kind, serialize)
+        return found, serialize
+
+    def _compile(self, request: Request) -> tuple[jax.stages.Compiled, bool]:
+        """From the compiler, for as many threads at once as there are processors; whether JAX had it."""
+        with self._processors:
+            before = _cache_hits.count
+            found = request.compile()
         with self._lock:
             self.compiles += 1
-        if self._files is not None and self._writable and not _kept_by_jax(_cache_hits.count > before):
-            self._store(self._files, key, found)
-        return found
-
-    def _key(self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> str:
-        """A hash of all that the compiled program depends on; its devices are part of what is stored."""
-        device = devices[0]
-        parts = [
-            lowered.as_text(),
-            lowered.in_tree,
-            lowered.out_tree,
-            jax.__version__,
-            version("jaxlib"),
-            device.client.platform_version,
-            device.platform,
-            device.device_kind,
-            *(device.id for device in devices),
-            _processor() if device.platform == "cpu" else "",
-            *(self._environment.get(name) for name in COMPILER_VARIABLES),
-            *(jax.config.values.get(name) for name in COMPILER_SETTINGS),
-        ]
-        return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+        return found, _cache_hits.count > before
 
     def _load(
-        self, files: SealedFiles, key: str, devices: Sequence[jax.Device]
+        self, files: SealedFiles | None, kind: str, devices: Sequence[jax.Device]
     ) -> jax.stages.Compiled | None:
         """A program from its file; the only place where anything that was read is unpickled."""
-        name = key + ENDING
+        if files is None:
+            return None
+        name = kind + ENDING
         try:
             sealed = files.read(name)
             if sealed is None:
                 return None
-            load = serialize_executable.deserialize_and_load
-            serialized, inputs, outputs = pickle.loads(sealed)
-            return load(serialized, inputs, outputs, execution_devices=devices)  # type: ignore[no-any-return]
+            content, made_for = pickle.loads(sealed)
+            return self._loaded(Serialized(content, made_for), devices)
         except Exception as error:
-            self._complain(files.folder / name, "not used, the program is compiled anew", error)
+            self._complain(f"{files.folder / name} is not used, the program is compiled anew", error)
             return None
 
-    def _store(self, files: SealedFiles, key: str, compiled: jax.stages.Compiled) -> None:
-        """Write a program's file, whole or not at all."""
-        name = key + ENDING
+    def _equal(
+        self, serialize: Callable[[], Serialized], devices: Sequence[jax.Device]
+    ) -> jax.stages.Compiled | None:
+        """The first of a kind as a program for these devices; None, which is said, if JAX cannot do that."""
         try:
-            files.write(name, pickle.dumps(serialize_executable.serialize(compiled)))
+            return self._loaded(serialize(), devices)
+        except Exception as error:
+            self._complain("a program is not taken over from another device, it is compiled anew", error)
+            return None
+
+    def _loaded(self, serialized: Serialized, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
+        found = serialized.loaded(devices)
+        with self._lock:
+            self.loads += 1
+        return found
+
+    def _store(self, files: SealedFiles, kind: str, serialize: Callable[[], Serialized]) -> None:
+        """Write a program's file, whole or not at all."""
+        name = kind + ENDING
+        try:
+            serialized = serialize()
+            files.write(name, pickle.dumps((serialized.content, serialized.made_for)))
         except Exception as error:
             self._writable = self._writable and not isinstance(error, (OSError, NotSealed))
-            self._complain(files.folder / name, "not stored", error)
+            self._complain(f"{files.folder / name} is not stored", error)
 
-    def _complain(self, file: Path, what: str, error: Exception) -> None:
-        """Say what becomes of a file and why, unless that was said of another file."""
+    def _complain(self, what: str, error: Exception) -> None:
+        """Say what cannot be done and why, unless that was said before."""
         reason = _first_line(error)
         with self._lock:
             known = reason in self._reasons
             self._reasons.add(reason)
         if not known:
-            self._say(f"{file} is {what}: {reason}")
+            self._say(f"{what}: {reason}")
 
 
-def _compile(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
-    """Compiled here alone: processes that share a program must not wait for one that has loaded it instead.
-
-    Untried on GPUs, where XLA would tune a shared program together (`xla_gpu_shard_autotuning`).
-    """
-    shared = len({device.process_index for device in devices}) > 1
-    if shared and devices[0].platform == "gpu":
-        return lowered.compile({"xla_gpu_shard_autotuning": False})
-    return lowered.compile()
-
-
-def _kept_by_jax(hit: bool) -> bool:
-    """Whether JAX has read a program from its own cache, or may have written it there, as process 0 does."""
-    used = jax.config.values.get("jax_compilation_cache_dir") is not None
-    return used and (hit or jax.process_index() == 0)
+def _kept_by_jax() -> bool:
+    """Whether JAX may have written a program that was just compiled to its own cache, as process 0 does."""
+    return jax.config.values.get("jax_compilation_cache_dir") is not None and jax.process_index() == 0
 
 
 def _first_line(error: Exception) -> str:
@@ -212,12 +220,3 @@ def _first_line(error: Exception) -> str:
         return str(error)
     text = str(error.strerror or error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return text.splitlines()[0]
-
-
-def _processor() -> str:
-    """The instructions that this machine's processor has, as far as the system tells."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
-    return ""

@@ -72,7 +72,9 @@ class SumPrograms:
 
 def _zeros_program(compiler: Compiler, specs: list[list[Any]]) -> Compiled:
     """Of programs without any result, stored ones cannot be loaded."""
-    return compiler(lambda: zeros(specs), out=where(specs)) if any(specs) else lambda: [[] for _ in specs]
+    if not any(specs):
+        return lambda: [[] for _ in specs]
+    return compiler(lambda: zeros(specs), out=where(specs), roughly=True)
 
 
 def where(specs: Any) -> Any:

@@ -268,9 +268,11 @@ def specs_of(bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
 def compile_pool() -> Iterator[ThreadPoolExecutor]:
     """Threads for compiling, which XLA does outside the interpreter lock; an error drops what waits.
 
-    Layers are traced there, too, so JAX's settings on this thread hold there.
+    There are twice as many as processors: one that waits for an equal program keeps none of them busy, and
+    `Executables` lets no more compile at once than there are processors. Layers are traced there, too, so
+    JAX's settings on this thread hold there.
     """
-    pool = ThreadPoolExecutor(os.cpu_count(), initializer=adopt, initargs=(settings_here(),))
+    pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1), initializer=adopt, initargs=(settings_here(),))
     try:
         yield pool
     finally:

@@ -75,7 +75,7 @@ class OptimizerPrograms:
         state = _placed_state([whole.state[k] for k in part.state], merged(trees), stage_mesh)
         scale = jax.ShapeDtypeStruct((), widest(spec.dtype for own in sums for spec in own))
         return cls(
-            init=compiler(_init_of(part, places), owned, out=where(state)),
+            init=compiler(_init_of(part, places), owned, out=where(state), roughly=True),
             update=compiler(
                 *(_update_of(whole, part, places), owned, state, sums, scale),
                 out=where((owned, state, sums)),
