@@ -23,7 +23,7 @@ def start(folder):
 
 def test_it_compiles_nothing(tmp_path):
     cold, said = start(tmp_path)
-    assert all(cold) and " 0 loaded" in said
+    assert any(cold), "equal programs are compiled by whoever comes first"
     warm, said = start(tmp_path)
     assert warm == [0] * RANKS and ": 0 programs compiled" in said and "not used" not in said
     (first, *_) = json.loads((tmp_path / "runs" / "gpt_lengths" / "memory.json").read_text())

@@ -24,10 +24,12 @@ class Compiler:
     Attributes:
         stage_mesh: the devices.
         executables: where compiled programs are kept.
+        made: called after each program.
     """
 
     stage_mesh: StageMesh
     executables: Executables = field(default_factory=Executables)
+    made: Callable[[], None] = lambda: None
 
     def __call__(
         self,
@@ -57,7 +59,9 @@ class Compiler:
         program = jax.jit(function, donate_argnums=donate, keep_unused=True, out_shardings=where)
         with stage_mesh.tracing():
             lowered = program.lower(*jax.tree.map(placed, specs))
-        return self.executables.compiled(lowered, stage_mesh.devices, roughly)
+        compiled = self.executables.compiled(lowered, stage_mesh.devices, roughly)
+        self.made()
+        return compiled
 
 
 def connect(compiler: Compiler) -> None:

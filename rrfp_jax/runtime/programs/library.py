@@ -6,7 +6,8 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Literal, TypeAlias
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import FORWARD, Kind
+from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime._jax import adopt, settings_here
@@ -27,6 +28,7 @@ from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.counting import Counting
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.runtime.programs.stage_mesh import VirtualStage
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
@@ -198,8 +200,10 @@ class Library:
         jobs = [
             (b, s, c) for b in missing for s, own in self._virtual_stages.items() for c in range(len(own))
         ]
-        with compile_pool() as pool:
-            results = pool.map(lambda job: self._compile(job, kinds[job[1]][job[2]]), jobs)
+        expected = {job: self._expected(job, kinds[job[1]][job[2]]) for job in jobs}
+        some = {job: count for job, count in expected.items() if count}
+        with Counting(self.progress, some) as counting, compile_pool() as pool:
+            results = pool.map(lambda job: self._compile(job, kinds[job[1]][job[2]], counting), jobs)
             made = dict(zip(jobs, results, strict=True))
         phase = phase_of(rules)
         for bucket in missing:
@@ -220,15 +224,32 @@ class Library:
         """What has been compiled for all buckets."""
         return [made for (_, of), made in self._programs.items() if of == phase]
 
-    def _compile(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> VirtualStagePrograms:
-        """Programs by (bucket, stage replica, chunk); without any kind of backward, for forwards only."""
+    def _before(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> VirtualStagePrograms | None:
+        """What there is already by (bucket, stage replica, chunk), for these kinds of backward or others."""
         bucket, stage_replica, chunk = place
         before = self._programs.get((bucket, "train" if kinds else "evaluate"), {}).get(stage_replica)
-        own = before[chunk] if before else None
+        return before[chunk] if before else None
+
+    def _expected(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> int:
+        """How many programs are to be compiled there, at most."""
+        own = self._before(place, kinds)
+        wanted = {FORWARD, *({INPUT, WEIGHT} if kinds and self._halves else kinds)}
+        if own is None:
+            return len(wanted) + bool(kinds)  # and what all of them prepare
+        return 0 if own.tasks.keys() == {FORWARD, *kinds} else len(wanted - own.compiled.keys())
+
+    def _compile(
+        self, place: tuple[Bucket, int, int], kinds: Collection[Kind], counting: Counting
+    ) -> VirtualStagePrograms:
+        """Programs by (bucket, stage replica, chunk); without any kind of backward, for forwards only."""
+        bucket, stage_replica, chunk = place
+        own = self._before(place, kinds)
         if own is not None and own.tasks.keys() == {FORWARD, *kinds}:
+            counting.ended(place)
             return own
         began = perf_counter()
         compiler, virtual_stage = self._compilers[stage_replica], self._virtual_stages[stage_replica][chunk]
+        compiler = replace(compiler, made=partial(counting.one_more, place))
         layers = virtual_stage.layers
         params = {str(i): self._shapes[bucket][i].params for i in layers}
         trained = set(self.roles.leaves(params).trained)
@@ -251,6 +272,7 @@ class Library:
             else:
                 programs = VirtualStagePrograms.evaluation(shape, compiler)
         self.compile_seconds[stage_replica] += perf_counter() - began
+        counting.ended(place)
         return programs
 
 
