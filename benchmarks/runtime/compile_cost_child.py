@@ -167,7 +167,7 @@ class Texts:
             self.distinct[hashlib.sha256(lowered.as_text().encode()).hexdigest()] += 1
             return kept(store, lowered, devices, *rest, **more)
 
-        executables.Executables.compiled = compiled  # type: ignore[method-assign]
+        executables.Executables.compiled = compiled  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -188,12 +188,12 @@ class _Here:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """While it is open, programs are made one after the other."""
-    kept = library.ThreadPoolExecutor
-    library.ThreadPoolExecutor = _Here  # type: ignore[misc, assignment]
+    place = vars(library)
+    kept, place["ThreadPoolExecutor"] = place["ThreadPoolExecutor"], _Here
     try:
         yield
     finally:
-        library.ThreadPoolExecutor = kept  # type: ignore[misc]
+        place["ThreadPoolExecutor"] = kept
 
 
 if __name__ == "__main__":

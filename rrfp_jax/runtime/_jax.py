@@ -69,12 +69,12 @@ def load_for(serialized: Any, made_for: Sequence[int], devices: Sequence[jax.Dev
 
         def persistent_load(self, pid: Any) -> Any:
             if pid[0] != "exec":
-                return super().persistent_load(pid)
+                return super().persistent_load(pid)  # type: ignore[no-untyped-call]
             load = self.backend.deserialize_executable
             return load(pid[1], executable_devices=self.execution_devices, compile_options=options)
 
     content, inputs, outputs = serialized
-    mover = Mover(io.BytesIO(content), client, devices)
+    mover = Mover(io.BytesIO(content), client, devices)  # type: ignore[no-untyped-call]
     mover.devices_by_id = dict(zip(made_for, devices, strict=True))
     executable, arguments, no_keywords = mover.load()
     info = inputs.unflatten(arguments)

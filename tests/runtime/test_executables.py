@@ -20,7 +20,7 @@ from rrfp_jax.runtime.programs import request, serialized
 from rrfp_jax.runtime.programs.compiling import Compiler
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
-from tests.support import programs
+from tests.support import programs, refusals, toy
 from tests.train.test_processes import environment
 
 pytestmark = pytest.mark.usefixtures("jax_keeps_nothing")
@@ -207,3 +207,18 @@ def test_what_runs_once_is_compiled_roughly_if_the_compiler_can(monkeypatch):
     roughly = store.compiled(programs.lowered(device), [device], roughly=True)
     assert programs.result(roughly, device) and store.compiles == 1
     assert store.compiled(programs.lowered(device), [device]) is not roughly
+
+
+def test_a_step_is_equal_to_the_bit_whether_programs_are_taken_over_or_compiled(monkeypatch):
+    def step():
+        trainer = toy.trainer(4, data=refusals.BATCH)
+        loss, gradient = trainer.value_and_grad(refusals.BATCH)
+        return trainer._engine.executables, [loss, *map(np.asarray, jax.tree.leaves(gradient))]
+
+    taken, found = step()
+    with monkeypatch.context() as patched:
+        patched.setattr(serialized, "load_for", lambda *_: 1 / 0)
+        compiled, expected = step()
+    assert taken.loads > 0 and compiled.loads == 0
+    assert taken.compiles + taken.loads == compiled.compiles
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any, TypeAlias
 
 from rrfp_jax.progress import Doing, Progress
+
+
+Job: TypeAlias = tuple[Any, ...]
+"""A bucket, and whatever else tells jobs apart."""
 
 
 class Counting:
@@ -14,11 +19,10 @@ class Counting:
 
     Args:
         progress: is told.
-        expected: number of programs at most, by job: a bucket, and whatever else tells jobs apart. Other
-            jobs count nothing.
+        expected: number of programs at most, by job; other jobs count nothing.
     """
 
-    def __init__(self, progress: Progress, expected: Mapping[tuple[Hashable, ...], int]) -> None:
+    def __init__(self, progress: Progress, expected: Mapping[Any, int]) -> None:
         self._progress, self._expected = progress, dict(expected)  # of jobs that have not ended
         self._buckets = len({bucket for bucket, *_ in expected})
         self._done, self._total = 0, sum(expected.values())
@@ -35,7 +39,7 @@ class Counting:
                 self._done = self._total
                 self._tell()
 
-    def one_more(self, job: tuple[Hashable, ...]) -> None:
+    def one_more(self, job: Job) -> None:
         """A program of this job is there; the last one is told of by `ended`."""
         with self._lock:
             self._done += 1
@@ -43,7 +47,7 @@ class Counting:
             if self._done < self._total:
                 self._tell()
 
-    def ended(self, job: tuple[Hashable, ...]) -> None:
+    def ended(self, job: Job) -> None:
         """This job has all its programs; those that would compute nothing are none."""
         with self._lock:
             if job in self._expected:

@@ -141,12 +141,16 @@ class Executables:
         if stored := self._load(self._files, kind, request.devices):
             return stored, None  # the others have the file, too
         found, by_jax = self._compile(request)
-        if by_jax:
-            return found, None
         serialize = partial(Serialized.of, found, request.devices)
-        if self._files is not None and self._writable and not _kept_by_jax():
+        cached = jax.config.values.get("jax_compilation_cache_dir") is not None
+        if (
+            self._files is not None
+            and self._writable
+            and not (cached and (by_jax or jax.process_index() == 0))
+        ):
             self._store(self._files, kind, serialize)
-        return found, serialize
+        # JAX may have read it for another Trainer of this process, which it does not tell.
+        return found, None if cached else serialize
 
     def _compile(self, request: Request) -> tuple[jax.stages.Compiled, bool]:
         """From the compiler, for as many threads at once as there are processors; whether JAX had it."""
@@ -208,11 +212,6 @@ class Executables:
             self._reasons.add(reason)
         if not known:
             self._say(f"{what}: {reason}")
-
-
-def _kept_by_jax() -> bool:
-    """Whether JAX may have written a program that was just compiled to its own cache, as process 0 does."""
-    return jax.config.values.get("jax_compilation_cache_dir") is not None and jax.process_index() == 0
 
 
 def _first_line(error: Exception) -> str:

@@ -37,7 +37,7 @@ class Serialized:
         """
         if self.made_for == ids_of(devices):
             load = serialize_executable.deserialize_and_load
-            return load(*self.content, execution_devices=devices)  # type: ignore[no-any-return]
+            return load(*self.content, execution_devices=devices)  # type: ignore[no-any-return, misc]
         found = load_for(self.content, self.made_for, devices)
         runs_on = found.runtime_executable().local_devices()  # type: ignore[union-attr]
         if list(runs_on) != list(devices):
