@@ -23,10 +23,10 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from models import gpt
-from rrfp_jax.data.contract import buckets_of, declared_buckets, plan_step
+from rrfp_jax.data.contract import as_data, buckets_of, declared_buckets, plan_step
 from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.model.run_layers import run_layers
-from rrfp_jax.runtime.programs import executables, library
+from rrfp_jax.runtime.programs import compiling, executables, library
 
 STAGES = 4
 
@@ -73,13 +73,14 @@ def three_buckets() -> Run:
     model = gpt.GPTConfig(d_model=64, n_heads=2, d_ff=128, n_layers=8)
     from configs.quickstart import pipeline
 
-    def microbatches(step: int) -> list[dict[str, Any]]:
+    def draw_step(step: int) -> list[dict[str, Any]]:
         draw = jax.random.key(step)
         shapes = [(2, length) for length in (32, 64, 96, 32)]
         tokens = [jax.random.randint(draw, shape, 0, 256) for shape in shapes]
         return [{"tokens": own, "labels": own, "mask": own > 0} for own in map(jax.device_get, tokens)]
 
-    return pipeline(model), optax.adamw(1e-3), microbatches, microbatches
+    drawn = as_data(draw_step)
+    return pipeline(model), optax.adamw(1e-3), drawn, drawn
 
 
 def plain_seconds(pipe: Pipeline, specs: library.Library, buckets: Sequence[Any]) -> float:
@@ -188,7 +189,7 @@ class _Here:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """While it is open, programs are made one after the other."""
-    place = vars(library)
+    place = vars(compiling)
     kept, place["ThreadPoolExecutor"] = place["ThreadPoolExecutor"], _Here
     try:
         yield

@@ -22,10 +22,10 @@ from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.split import layers_of_chunks
-from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.programs.library import Library, compile_pool, phase_of
+from rrfp_jax.runtime.programs.library import Library, phase_of
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.settings import Execution, MemoryPolicy
 from rrfp_jax.runtime.stages.inputs import Inputs, Load

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -11,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.stage_mesh import AXES, StageMesh
 
@@ -77,3 +81,18 @@ def connect(compiler: Compiler) -> None:
 def results(compiled: Any) -> list[Any]:
     """The shardings of the list of arrays that a program gives, as the compiler has chosen them."""
     return [] if compiled is None else jax.tree.leaves(compiled.output_shardings)
+
+
+@contextmanager
+def compile_pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for compiling, which XLA does outside the interpreter lock; an error drops what waits.
+
+    There are twice as many as processors: one that waits for an equal program keeps none of them busy, and
+    `Executables` lets no more compile at once than there are processors. Layers are traced there, too, so
+    JAX's settings on this thread hold there.
+    """
+    pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1), initializer=adopt, initargs=(settings_here(),))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 from rrfp_jax.progress import Doing, Progress
 
-
 Job: TypeAlias = tuple[Any, ...]
 """A bucket, and whatever else tells jobs apart."""
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter
@@ -19,7 +16,6 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
-from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.autodiff.purity import check_repeatable
 from rrfp_jax.runtime.autodiff.remat import NONE
 from rrfp_jax.runtime.model.gradient_flow import Border, gradient_flow
@@ -27,7 +23,7 @@ from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool
 from rrfp_jax.runtime.programs.counting import Counting
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.runtime.programs.stage_mesh import VirtualStage
@@ -284,18 +280,3 @@ def phase_of(rules: StepRules) -> Phase:
 def specs_of(bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
     """Specs of a bucket's fields by name."""
     return {name: jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for name, shape, dtype in bucket}
-
-
-@contextmanager
-def compile_pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads for compiling, which XLA does outside the interpreter lock; an error drops what waits.
-
-    There are twice as many as processors: one that waits for an equal program keeps none of them busy, and
-    `Executables` lets no more compile at once than there are processors. Layers are traced there, too, so
-    JAX's settings on this thread hold there.
-    """
-    pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1), initializer=adopt, initargs=(settings_here(),))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
