@@ -23,6 +23,7 @@ from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.checks import check_count, check_losses, folder_of
 from rrfp_jax.train.gathering import whole_params
 from rrfp_jax.train.going_on import Found, look_at
+from rrfp_jax.train.kept_numbers import kept_numbers, say_which_count
 from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.reference import CheckReport, compare
@@ -248,10 +249,12 @@ class Session(Startup):
             with during(self.progress, "restoring", str(path)):
                 self._stepper.saves.restore_params(path, step)
             return True
+        asked = kept_numbers(self._engine)
         with during(self.progress, "restoring", str(path)):
             restored = self._stepper.saves.restore(path, step)
         if restored is None:
             return False
+        say_which_count(self._engine, asked)
         if not self._stepper.go_on_from(*restored, data) and self._world.rank == 0:
             print(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
         return True

@@ -166,3 +166,25 @@ def test_hyperparameters_are_those_of_the_update(optimizer, expected):
         rates = [value for name, value in expected(report.step).items() if name.endswith("learning_rate")]
         shown = f"  lr {' '.join(f'{value:.2e}' for value in rates)}  norm"
         assert shown in str(report) or not rates
+
+
+def test_a_number_that_a_checkpoint_keeps_is_said(tmp_path, capfd):
+    """Whoever asks for another one hears that it does not count; a schedule's is asked anew."""
+
+    def made(rate, **numbers):
+        optimizer = optax.inject_hyperparams(optax.sgd)(optax.constant_schedule(rate), **numbers)
+        return rrfp.Trainer(pipeline(), optimizer, data=microbatches, mesh=rrfp.Mesh(pp=2))
+
+    first = made(0.25, momentum=0.5)
+    list(first.steps(1))
+    first.save(tmp_path)
+    capfd.readouterr()
+    assert made(0.25, momentum=0.5).restore(tmp_path) and capfd.readouterr().out == ""
+    other = made(0.125, momentum=0.75)
+    assert other.restore(tmp_path)
+    assert capfd.readouterr().out == (
+        "momentum stays 0.5, as the checkpoint has it in the optimizer's state; 0.75 was asked for. To "
+        "change it, give a schedule: momentum=optax.constant_schedule(0.75)\n"
+    )
+    (report,) = other.steps(1)
+    assert report.hyperparams == {"learning_rate": 0.125, "momentum": 0.5}

@@ -8,7 +8,7 @@ waits for the update itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ from rrfp_jax.runtime.stages.whole_optimizer import OptimizerPart, WholeOptimize
 FIELD = "hyperparams"
 """Of the states that `optax.inject_hyperparams` makes."""
 
+SCHEDULES = "hyperparams_states"
+"""Of the same, the states of schedules, by the names of their hyperparameters."""
+
 
 @dataclass(frozen=True)
 class Hyperparams:
@@ -33,11 +36,13 @@ class Hyperparams:
         names: such as "learning_rate"; where several have one name, "decoder.learning_rate".
         reads: of the stage's leaves of the state, those that the program takes.
         program: leaves of the state -> a vector, as wide as float32 or float64.
+        kept: of the names, those of plain numbers: no schedule gives them, so they stay what they are.
     """
 
     names: Sequence[str]
     reads: Sequence[int]
     program: Compiled
+    kept: Collection[str]
 
     @classmethod
     def compile(
@@ -58,11 +63,17 @@ class Hyperparams:
             real = widest(value.dtype for value in found.values())
             return jnp.stack([found[place].astype(real) for place in places.values()])
 
-        return cls(list(places), reads, compiler(numbers, *[state[i] for i in reads]))
+        kept = {name for name, place in places.items() if not _scheduled(whole, place)}
+        return cls(list(places), reads, compiler(numbers, *[state[i] for i in reads]), kept)
 
     def __call__(self, state: Sequence[jax.Array]) -> jax.Array:
         """The numbers of the next update."""
         return self.program(*[state[i] for i in self.reads])  # type: ignore[no-any-return]
+
+    def kept_numbers(self, state: Sequence[jax.Array]) -> dict[str, float]:
+        """The plain numbers of a state, by name."""
+        found = zip(self.names, self(state).tolist(), strict=True)
+        return {name: value for name, value in found if name in self.kept}
 
 
 def places_of(whole: WholeOptimizer) -> Mapping[str, int]:
@@ -75,3 +86,10 @@ def places_of(whole: WholeOptimizer) -> Mapping[str, int]:
             found[place] = keystr(chosen[-1:], simple=True), keystr(chosen, simple=True, separator=".")
     counts = Counter(short for short, _ in found.values())
     return {long if counts[short] > 1 else short: place for place, (short, long) in found.items()}
+
+
+def _scheduled(whole: WholeOptimizer, place: int) -> bool:
+    """Whether a hyperparameter follows a schedule, which has a state of its own beside it."""
+    path, _ = whole.state[place]
+    beside = (*path[:-2], GetAttrKey(SCHEDULES), path[-1])
+    return any(other[: len(beside)] == beside for other, _ in whole.state)
