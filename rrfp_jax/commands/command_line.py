@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import warnings
@@ -85,6 +86,14 @@ def check_output(file: Path) -> None:
         raise UsageError(f"{file}: there is no folder {file.parent}")
     if file.is_dir():
         raise UsageError(f"{file}: is a folder; give a file")
+
+
+def print_whole(text: str) -> None:
+    """Print the result of a command; whoever reads it may stop early, as `| head -1` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def exit_status(command: str, body: Callable[[], int]) -> int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, check_output, exit_status
+from rrfp_jax.commands.command_line import Parser, check_output, exit_status, print_whole
 from rrfp_jax.errors import DONE, UsageError
 
 COMMAND = "rrfp-report"
@@ -47,14 +47,14 @@ def _report(arguments: Sequence[str]) -> int:
     except Unreadable as error:
         raise UsageError(str(error)) from None
     explanation = explain(steps)
-    print(explanation, flush=True)
+    print_whole(str(explanation))
     from rrfp_jax.explain.page import page  # beside which the text need not wait
 
     try:
         file.write_text(page(folder.resolve().name, steps, explanation), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}; set --out") from None
-    print(f"\npictures: {file} (open it in a browser; it needs no network)")
+    print_whole(f"\npictures: {file} (open it in a browser; it needs no network)")
     return DONE
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, check_output, exit_status
+from rrfp_jax.commands.command_line import Parser, check_output, exit_status, print_whole
 from rrfp_jax.commands.simulation import PLANNED, POLICIES, Comparison, simulate
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS
 from rrfp_jax.core.measure.jitter import LEVELS
@@ -81,10 +80,7 @@ def _simulate(arguments: Sequence[str]) -> int:
         evaluations=options.evaluations,
     )
     _write(comparison, options)
-    try:
-        print(comparison, flush=True)
-    except BrokenPipeError:  # as of `| head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print_whole(str(comparison))
     return DONE
 
 

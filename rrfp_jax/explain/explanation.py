@@ -21,6 +21,10 @@ MOST_TASKS = 40_000
 """Tasks of the steps whose what-ifs are simulated, the latest steps first: that takes some ten seconds."""
 
 
+MOST_SAVINGS = 12
+"""That are shown."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TimedStep:
     """A step with what it took beside its tasks.
@@ -140,7 +144,7 @@ def explain(steps: Sequence[TimedStep]) -> Explanation:
         steps=len(steps),
         seconds=median(step.wall_seconds for step in steps),
         shares=found,
-        savings=[saving for saving in savings if saving.share >= 0.005],
+        savings=[saving for saving in savings[:MOST_SAVINGS] if saving.share >= 0.005],
         error=error,
     )
 

@@ -9,14 +9,27 @@ from typing import TypeAlias
 
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 
-NOTEWORTHY = 0.02
+NOTEWORTHY = 0.03
 """A smaller share of the time is not worth a sentence."""
 
-UNDONE = ("stage", "link", "jitter", "lengths", "in flight", "bytes", "host")
-"""Kinds of changes that undo one cause. Others undo several at once, or none."""
+UNDONE = ("stage", "stages", "link", "links", "jitter", "lengths", "in flight", "bytes", "host")
+"""Kinds of changes that undo a cause."""
+
+WHOLES: Mapping[str, tuple[str, Hashable]] = {
+    "stage": ("stages", None),
+    "link": ("links", 0.5),
+    "jitter": ("jitter", None),
+}
+"""For what one stage or link may cause: the kind and subject of the change that undoes it on all of them."""
+
+MOSTLY = 0.7
+"""Of what all of them cause, the share of one that is named instead."""
 
 Saved: TypeAlias = tuple[str, Hashable, float]
 """Kind and subject of a change (`sim.variants.Variant`), and the share of the tasks' time that it saves."""
+
+Cause: TypeAlias = tuple[float, str, Hashable]
+"""The share of the whole time that would be saved without it, and the kind and subject of that change."""
 
 
 def sentence(steps: Sequence[RecordedStep], shares: Mapping[str, float], saved: Sequence[Saved]) -> str:
@@ -28,7 +41,11 @@ def sentence(steps: Sequence[RecordedStep], shares: Mapping[str, float], saved: 
         saved: by changes, the largest first; empty if that is not known.
     """
     tasks = 1.0 - shares["data"] - shares["planning"] - shares["between"]
-    causes = [(share * tasks, kind, subject) for kind, subject, share in saved if kind in UNDONE]
+    causes: list[Cause] = [
+        (share * tasks, kind, subject)
+        for kind, subject, share in saved
+        if kind in UNDONE and (kind, subject) != ("links", 0.0)
+    ]
     causes = _sharpened(causes)
     outside = {"data": "Steps wait for their data", "planning": "Steps wait until their order is planned"}
     causes += [(shares[name], name, None) for name in outside]
@@ -40,17 +57,21 @@ def sentence(steps: Sequence[RecordedStep], shares: Mapping[str, float], saved: 
         )
     if kind in outside:
         return f"{outside[kind]}: {share:.0%} of the time."
-    return f"{_cause(kind, subject, steps)}: {share:.0%} of the time would be saved without that."
+    without = "if they took half as long" if kind == "links" else "without that"
+    return f"{_cause(kind, subject, steps)}: {share:.0%} of the time would be saved {without}."
 
 
-def _sharpened(causes: Sequence[tuple[float, str, Hashable]]) -> list[tuple[float, str, Hashable]]:
-    """Without the jitter of all stages where that of one explains most of it."""
-    jitter = {subject: share for share, kind, subject in causes if kind == "jitter"}
-    whole = jitter.pop(None, 0.0)
-    alone = max(jitter, key=lambda stage: jitter[stage], default=None)
-    one = alone is not None and jitter[alone] >= 0.7 * whole
-    kept = alone if one else None
-    return [cause for cause in causes if cause[1] != "jitter" or cause[2] == kept]
+def _sharpened(causes: Sequence[Cause]) -> list[Cause]:
+    """Without a cause of all stages or links where one of them explains most of it; else without those."""
+    kept = list(causes)
+    for one, (kind, subject) in WHOLES.items():
+        whole = max((share for share, *of in causes if of == [kind, subject]), default=0.0)
+        single = [cause for cause in causes if cause[1] == one and cause[2] != subject]
+        if max((share for share, *_ in single), default=0.0) >= MOSTLY * whole:
+            kept = [cause for cause in kept if cause[1:] != (kind, subject)]
+        else:
+            kept = [cause for cause in kept if cause not in single]
+    return kept
 
 
 def _cause(kind: str, subject: Hashable, steps: Sequence[RecordedStep]) -> str:
@@ -70,6 +91,8 @@ def _cause(kind: str, subject: Hashable, steps: Sequence[RecordedStep]) -> str:
         where = "all stages" if subject is None else f"stage {subject}"
         return f"Tasks of equal lengths take unequal times on {where}"
     return {
+        "stages": "Stages compute unequally long",
+        "links": "Transfers take long on all links",
         "lengths": "Microbatches have unequal lengths",
         "in flight": "The limit on microbatches in flight holds forwards back",
         "bytes": "The limit in bytes holds forwards back",

@@ -138,10 +138,11 @@ class Session(Startup):
         table = self.start()
         self._stepper.loader.settle()
         microbatches = load_step(data, self.steps_done)
-        loss, gradient = self.value_and_grad(microbatches)
-        params = self.whole_params() if self._world.size > 1 else self.params
-        ids = self._stepper.seed, self.steps_done
-        report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
+        with during(self.progress, "comparing with plain JAX"):
+            loss, gradient = self.value_and_grad(microbatches)
+            params = self.whole_params() if self._world.size > 1 else self.params
+            ids = self._stepper.seed, self.steps_done
+            report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
         report = report.of_all(self._world.gather("the check", report.leaves))
         if self._world.rank == 0:
             print(report)

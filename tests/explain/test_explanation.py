@@ -18,6 +18,13 @@ class JitteryStage(Disturbed):
         return own * 3 if stage == 1 and task.microbatch % 4 == 3 else own
 
 
+class TwoSlow(Disturbed):
+    """Two stages are slow."""
+
+    def duration(self, stage, task):
+        return self.inner.duration(stage, task) * (1.8 if stage in (0, 2) else 1.0)
+
+
 COSTS = WorkloadCosts(EVEN, rules().placement)
 LATE = WorkloadCosts(
     replace(EVEN, transfer_forward=rows([15e-3] * STAGES), transfer_backward=rows([15e-3] * STAGES)),
@@ -33,10 +40,12 @@ LATE = WorkloadCosts(
         (spoilt("lengths")[0], "Microbatches have unequal lengths: "),
         (spoilt("jitter")[0], "Tasks of equal lengths take unequal times on all stages: "),
         (ran(JitteryStage(COSTS)), "Tasks of equal lengths take unequal times on stage 1: "),
-        (ran(LATE, limit=3), "The limit on microbatches in flight holds forwards back: "),
+        (ran(LATE, limit=None), "Transfers take long on all links: "),
+        (ran(TwoSlow(COSTS)), "Stages compute unequally long: "),
+        (ran(LATE, limit=2), "The limit on microbatches in flight holds forwards back: "),
         (ran(COSTS), "No single cause stands out: stages compute "),
     ],
-    ids=["stage", "link", "lengths", "jitter", "one stage's jitter", "limit", "nothing"],
+    ids=["stage", "link", "lengths", "jitter", "one stage's jitter", "links", "stages", "limit", "nothing"],
 )
 def test_the_first_sentence_names_the_cause(step, said):
     found = explain([TimedStep(recorded=step, wall_seconds=1.02 * step.trace.makespan)] * 2)
