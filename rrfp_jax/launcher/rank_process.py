@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from rrfp_jax.progress import MARK
+
+LIVE_LINE = re.compile(rb"%s[^\n]*\n" % MARK.encode())
+"""What is written over is not worth keeping; one that two chunks share is kept."""
 
 CHUNK = 65536  # bytes read at once, and the longest line that is waited for
 TAIL_LINES = 500  # a crash dumps all threads
@@ -32,7 +38,7 @@ class RankProcess:
         rank: of the process.
         argv: its command.
         env: its environment.
-        log: file for all that it prints, as it is.
+        log: file for all that it prints, as it is, but for live lines.
         show: called with every line that it prints (with the line's end), and with an incomplete last one.
 
     Attributes:
@@ -40,7 +46,7 @@ class RankProcess:
         ended: when, in the seconds of `time.time()`.
         told: whether the launcher has sent it a signal.
         froze: whether it was found stopped when it was killed.
-        tail: its latest lines.
+        tail: its latest lines, live ones left out.
         stopped_since: `time.monotonic()` since when it was seen in process state T; None if it runs.
 
     Raises:
@@ -87,7 +93,7 @@ class RankProcess:
         except BlockingIOError:
             return True
         with suppress(OSError):  # a full disk is no reason to stop watching
-            self._log.write(data)
+            self._log.write(LIVE_LINE.sub(b"", data))
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line + b"\n")
@@ -151,5 +157,6 @@ class RankProcess:
         self._rest = b""
 
     def _line(self, line: bytes) -> None:
-        self.tail.append(line.decode("utf-8", "replace").rstrip())
+        if not line.startswith(MARK.encode()):
+            self.tail.append(line.decode("utf-8", "replace").rstrip())
         self._show(line)

@@ -16,6 +16,7 @@ from rrfp_jax.launcher.diagnosis import Diagnosis, diagnose
 from rrfp_jax.launcher.folders import RunFolder, set_attempt_aside
 from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
+from rrfp_jax.launcher.screen import Screen
 from rrfp_jax.launcher.supervisor import PASSED_ON, Patience, Supervisor, recording_of
 from rrfp_jax.runtime.lifecycle.last_words import read_all
 from rrfp_jax.runtime.processes import token
@@ -103,11 +104,12 @@ def _attempt(
         try:
             coordinator = Coordinator(address, count, linger_seconds=0.0)  # the ranks die with the launcher
             stack.callback(coordinator.close)
-            supervisor = Supervisor(patience, folder, signals, say)
+            screen = Screen()
+            supervisor = Supervisor(patience, folder, signals, screen, say)
             stack.callback(supervisor.close)
             where, secret = folder.path, token.new_token()
             for rank in range(count):
-                one = _environment(env, address, count, rank, where, secret)
+                one = _environment(env, address, count, rank, where, secret) | screen.environment
                 supervisor.start(rank, argv, one, where)
         except (OSError, RuntimeError) as error:
             raise TrainingError(f"cannot start the ranks: {error}") from None

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rrfp_jax.errors import DONE, INTERRUPTED
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
+from rrfp_jax.launcher.screen import Screen
 from rrfp_jax.runtime.lifecycle.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
 from rrfp_jax.runtime.processes.flight_recorder import Recording
@@ -70,7 +69,8 @@ class Supervisor:
         patience: limits.
         folder: of the run.
         signals: those to be passed on.
-        say: is told of them.
+        screen: where the ranks' lines go.
+        say: is told of the signals.
 
     Attributes:
         ranks: all that were started.
@@ -78,12 +78,18 @@ class Supervisor:
     """
 
     def __init__(
-        self, patience: Patience, folder: RunFolder, signals: Signals, say: Callable[[str], None]
+        self,
+        patience: Patience,
+        folder: RunFolder,
+        signals: Signals,
+        screen: Screen,
+        say: Callable[[str], None],
     ) -> None:
         self.ranks: list[RankProcess] = []
         self.passed_on: list[int] = []
         self._was_well = False
-        self._patience, self._folder, self._signals, self._say = patience, folder, signals, say
+        self._patience, self._folder, self._signals = patience, folder, signals
+        self._screen, self._say = screen, say
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ)
         self._terminate_at = self._kill_at = float("inf")
@@ -100,7 +106,7 @@ class Supervisor:
     def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str], where: Path) -> None:
         """Start one more rank, with its log in the folder `where`."""
         log = where / f"rank-{rank}.log"
-        process = RankProcess(rank, argv, env, log, Printer(f"[{rank}] ".encode()))
+        process = RankProcess(rank, argv, env, log, partial(self._screen.show, rank))
         self.ranks.append(process)
         self._selector.register(process.output, selectors.EVENT_READ, process)
 
@@ -128,6 +134,7 @@ class Supervisor:
                 rank.reap()
                 time.sleep(0.001)
             rank.close()
+        self._screen.live()
         self._selector.close()
 
     def _running(self) -> list[RankProcess]:
@@ -145,6 +152,7 @@ class Supervisor:
                 rank.pass_on(number)
             seconds = self._patience.after(self.passed_on)
             self._kill_at = min(self._kill_at, now + seconds)
+            self._screen.live()
             self._say(_passed_on(number, seconds))
 
     def _ended_badly(self, rank: RankProcess) -> bool:
@@ -185,22 +193,6 @@ def _passed_on(number: int, seconds: float) -> str:
     if not seconds:
         return f"{name} again: the ranks are killed"
     return f"{name} is passed on to the ranks, which have {seconds:g} s; a second one kills them"
-
-
-class Printer:
-    """Writes lines to stdout behind a prefix. When stdout is gone the run goes on; its logs have it all."""
-
-    def __init__(self, prefix: bytes) -> None:
-        self._prefix = prefix
-
-    def __call__(self, line: bytes) -> None:
-        """Write one line, ended if it is not."""
-        try:
-            sys.stdout.buffer.write(self._prefix + line.removesuffix(b"\n") + b"\n")
-            sys.stdout.buffer.flush()
-        except OSError:
-            with open(os.devnull, "wb") as nothing, suppress(OSError):
-                os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def recording_of(folder: Path, rank: int) -> Recording | None:

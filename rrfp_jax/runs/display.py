@@ -1,5 +1,7 @@
 """Progress of a run: a live line with a bar on a terminal, plain lines elsewhere.
 
+Under a launcher that prints to a terminal steps are plain lines, and what lasts is a live one.
+
 Both count alike: "step 0" is the first one, as in `metrics.jsonl`.
 """
 
@@ -17,7 +19,7 @@ from rrfp_jax.progress import Doing
 from rrfp_jax.runs.paced import PacedReport
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.views.lasting import Lasting
-from rrfp_jax.views.progress_line import LIVE_AFTER, LIVE_EVERY, plain_lines
+from rrfp_jax.views.progress_line import LIVE_AFTER, LIVE_EVERY, printed_lines
 
 
 class Display:
@@ -32,7 +34,7 @@ class Display:
         self._live: Progress | None = None
         self._silent = silent
         self._latest = "starting"  # what stands beside the bar while nothing else lasts
-        self._lasting = plain_lines(self.say)
+        self._lasting = printed_lines(self.say)
         if sys.stdout.isatty() and not silent:
             self._live = Progress(
                 BarColumn(bar_width=20),

@@ -5,13 +5,15 @@ A run from a config has a display of its own (`runs/display.py`), with a bar for
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.status import Status
 
-from rrfp_jax.progress import Progress
+from rrfp_jax.progress import LIVE, MARK, Progress
 from rrfp_jax.views.lasting import Lasting
 
 LINE_AFTER, LINE_EVERY = 1.0, 10.0
@@ -25,10 +27,22 @@ def shown_progress() -> Progress:
     """A listener that shows what lasts where this process prints."""
     if (cell := _display_of_cell()) is not None:
         return _in_cell(cell)
-    return _on_terminal() if sys.stdout.isatty() else plain_lines(_say)
+    return _on_terminal() if sys.stdout.isatty() else printed_lines(_say)
 
 
-def plain_lines(say: Any) -> Lasting:
+def printed_lines(say: Callable[[str], None]) -> Lasting:
+    """Lines by `say`: plain ones, or a live one if a launcher shows such."""
+    if not os.environ.get(LIVE):
+        return plain_lines(say)
+
+    def end(text: str, seconds: float) -> None:
+        say(MARK)
+        say(f"{text}: done after {seconds:.1f} s")
+
+    return Lasting(lambda text: say(f"{MARK}{text}"), end, LIVE_AFTER, LIVE_EVERY)
+
+
+def plain_lines(say: Callable[[str], None]) -> Lasting:
     """Plain lines, `say(line)` each: once it has lasted for a second, every ten seconds, and at its end."""
     return Lasting(
         say, lambda text, seconds: say(f"{text}: done after {seconds:.1f} s"), LINE_AFTER, LINE_EVERY

@@ -55,7 +55,7 @@ ARROWS = {
     "explain": {"sim", "views"},
     "train": {"checkpoint", "data", "explain", "fields", "forecast", "runtime.engine", "views"},
     "runs": {"train"},
-    "launcher": {"runtime.group", "runtime.lifecycle"},
+    "launcher": {"progress", "runtime.group", "runtime.lifecycle"},
     "commands": {"fields", "launcher", "runs"},
     # What users import.
     "weights": {"train"},
