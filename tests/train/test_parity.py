@@ -117,6 +117,16 @@ def test_initial_values_do_not_depend_on_the_split(stages, four_stages):
     chex.assert_trees_all_equal(trainer_params(toy.trainer(stages)), four_stages.params)
 
 
+def test_a_layer_that_stands_several_times_is_as_many_layers(four_stages):
+    first, *_, last = toy.layers()
+    turns = [rrfp.layer(toy.block, init=toy.block_init), rrfp.layer(toy.block, init=toy.block_init)] * 3
+    trainer = toy.trainer(1, pipe=rrfp.Pipeline([first, *turns, last], toy.loss))
+    trainer.start()
+    repeated = toy.initial_params(four_stages)
+    chex.assert_trees_all_equal(jax.device_get(trainer.params), jax.device_get(repeated))
+    assert (repeated["1"]["up"] != repeated["3"]["up"]).all()
+
+
 def test_check_agrees_and_tells_bytes(four_stages, capsys):
     report = four_stages.check()
     assert report.ok

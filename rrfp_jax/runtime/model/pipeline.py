@@ -49,7 +49,8 @@ class Pipeline:
     """Layers in order, then a loss.
 
     Args:
-        layers: from `layer(...)`; the first one gets None as carry.
+        layers: from `layer(...)`; the first one gets None as carry. What stands there several times, as in
+            `[attend, mlp] * 3`, is several layers with parameters of their own.
         loss: `loss(carry, mb) -> Loss` with sums over the microbatch, never means.
         additive: whether the loss of several rows is the sum of their losses. This is checked at the start.
             Say False only for a loss that couples the rows of a microbatch on purpose (contrastive ones).
