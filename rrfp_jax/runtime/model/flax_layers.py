@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ from flax.core import meta, unfreeze
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.built import instead_of_layer, kind_of
+from rrfp_jax.runtime.model.calls import building, calling, signature_of
 from rrfp_jax.runtime.model.layers import Apply, LayerSpec, MicrobatchView, Params
 
 
@@ -31,21 +31,31 @@ def layer_of(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> La
     if isinstance(factory, linen.Module):
         return _linen_layer(name, factory, repeat)
     if isinstance(factory, type) and issubclass(factory, linen.Module):
-        return _linen_layer(name, factory(*args, **kwargs), repeat)
+        with building(factory, args, kwargs, f"layer({name}): "):
+            module = factory(*args, **kwargs)
+        return _linen_layer(name, module, repeat)
     if isinstance(factory, type) and issubclass(factory, nnx.Module):
         return nnx_layer(name, factory, args, kwargs, repeat)
     return None
 
 
 def nnx_layer(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> LayerSpec:
-    """A layer of an NNX class, or of a function with an `rngs` parameter that returns a module."""
-    parameters = inspect.signature(factory).parameters.values()
+    """A layer of an NNX class, or of a function with an `rngs` parameter that returns a module.
+
+    Raises:
+        UsageError: random numbers are among the arguments.
+    """
+    if any(isinstance(value, nnx.Rngs) for value in (*args, *kwargs.values())) or "rngs" in kwargs:
+        raise UsageError(f"layer({name}): do not pass rngs: each stage makes its own")
+    signature = signature_of(factory)
+    parameters = signature.parameters.values() if signature else ()
     takes_rngs = any(p.name == "rngs" or p.kind is p.VAR_KEYWORD for p in parameters)
 
     def build(key: jax.Array) -> Any:
+        made = kwargs | ({"rngs": nnx.Rngs(key)} if takes_rngs else {})
         # Where parameters go is the stage's to say, which may have one device and no mesh.
-        with nnx.use_eager_sharding(False):
-            return factory(*args, **kwargs, **({"rngs": nnx.Rngs(key)} if takes_rngs else {}))
+        with nnx.use_eager_sharding(False), building(factory, args, made):
+            return factory(*args, **made)
 
     def split(module: Any) -> tuple[Any, Any]:
         graph, params, other = nnx.split(module, nnx.Param, ...)
@@ -69,7 +79,8 @@ def nnx_layer(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> L
         def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
             leaves = jax.tree.leaves(params)
             module = nnx.merge(graph, jax.tree.unflatten(structure, leaves))
-            out = module(carry, mb)
+            with calling(module):
+                out = module(carry, mb)
             _refuse_changes(leaves, nnx.state(module, nnx.Param))
             return out
 
@@ -84,7 +95,8 @@ def nnx_layer(name: str, factory: Any, args: Any, kwargs: Any, repeat: int) -> L
 
 def _linen_layer(name: str, module: linen.Module, repeat: int) -> LayerSpec:
     def boxed(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
-        variables = unfreeze(module.init({"params": key, "dropout": key}, carry, mb))
+        with calling(module):
+            variables = unfreeze(module.init({"params": key, "dropout": key}, carry, mb))
         params = variables.pop("params", {})
         _refuse_state(sorted(variables))
         return params

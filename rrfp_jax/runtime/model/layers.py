@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
+from rrfp_jax.runtime.model.calls import CARRY_AND_MB, calling
 
 MOST_LAYERS = 2**16
 """Of a model, each of which is traced if it is unlike the one before it."""
@@ -171,7 +172,7 @@ def layer(
 
         return flax_layers.nnx_layer(name, factory, args, kwargs, repeat)
     if plain and not args and not kwargs:
-        return _function(name, lambda params, carry, mb: factory(carry, mb), lambda key: {}, repeat)
+        return _function(name, factory, None, repeat)
     raise UsageError(
         f"layer({name}): expected an NNX or Linen module class, a function f(carry, mb), or a function "
         f"f(params, carry, mb) with init=; got {shown(factory)}"
@@ -179,11 +180,23 @@ def layer(
     )
 
 
-def _function(name: str, function: Apply, init: Callable[[jax.Array], Any], repeat: int) -> LayerSpec:
-    def fill(params: Params) -> Any:
-        return partial(function, params)
+def _function(
+    name: str, function: Callable[..., Any], init: Callable[[jax.Array], Any] | None, repeat: int
+) -> LayerSpec:
+    """A layer of a function, which takes parameters if there is an `init`."""
+    takes = CARRY_AND_MB if init is None else ("params", *CARRY_AND_MB)
 
-    return LayerSpec(name, lambda key, carry, mb: init(key), lambda: function, repeat, fill=fill)
+    def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
+        with calling(function, takes):
+            return function(carry, mb) if init is None else function(params, carry, mb)
+
+    def made(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
+        return {} if init is None else init(key)
+
+    def fill(params: Params) -> Any:
+        return partial(apply, params)
+
+    return LayerSpec(name, made, lambda: apply, repeat, fill=fill)
 
 
 def zeros(spec: Any) -> Any:

@@ -15,6 +15,7 @@ from jax.tree_util import keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.purity import check_pure
 from rrfp_jax.runtime.model.built import instead_of_layer, instead_of_layers
+from rrfp_jax.runtime.model.calls import calling
 from rrfp_jax.runtime.model.given import check_carry, check_sums, describe, reason_of
 from rrfp_jax.runtime.model.layers import MOST_LAYERS, Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
 from rrfp_jax.runtime.model.sharding import WHOLE
@@ -135,7 +136,8 @@ class Pipeline:
         Raises:
             UsageError: not a Loss, or not scalar.
         """
-        loss = self.loss(carry, mb)
+        with calling(self.loss):
+            loss = self.loss(carry, mb)
         if not isinstance(loss, Loss):
             got = describe(loss) if hasattr(loss, "dtype") else type(loss).__name__
             raise UsageError(f"returned {got}; return rrfp.Loss(sum, weight=count)")

@@ -1,0 +1,104 @@
+"""What a layer or its class does not take, in words, after Python has raised a TypeError.
+
+Python's own sentence counts `self`, and may be about any call further inside. So the signature is asked
+whether it is about this one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import Parameter, Signature
+from typing import Any
+
+from rrfp_jax.errors import UsageError
+
+CARRY_AND_MB = ("carry", "mb")
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+OF_FLAX = ("rngs", "parent", "name")
+"""Parameters of modules that nobody gives here."""
+
+
+def signature_of(function: Any) -> Signature | None:
+    """What a class, or anything else that is called, takes, without `self`; None if it does not say.
+
+    A class's `__init__` is asked, since NNX's metaclass takes whatever comes.
+    """
+    if not isinstance(function, type):
+        try:
+            return inspect.signature(function)
+        except (TypeError, ValueError):  # as what is written in C
+            return None
+    if function.__init__ is object.__init__:
+        return Signature()
+    signature = inspect.signature(function.__init__)
+    parameters = list(signature.parameters.values())
+    return signature.replace(parameters=parameters[parameters[0].kind in POSITIONAL :])
+
+
+@contextmanager
+def building(factory: Any, args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "") -> Iterator[None]:
+    """Inside, a module is made of these arguments.
+
+    Raises:
+        UsageError: they are not what `factory` takes; the sentence begins with `where`.
+    """
+    try:
+        yield
+    except TypeError as error:
+        signature = signature_of(factory)
+        if signature is None or not (misfit := _misfit(signature, args, kwargs)):
+            raise
+        name = factory.__name__
+        called = f"{name}.__init__" if isinstance(factory, type) else name
+        written = ", ".join([name, *filter(None, map(_written, signature.parameters.values()))])
+        raise UsageError(
+            f"{where}{called}(): {misfit}; give what it takes after it, rrfp.layer({written})"
+        ) from error
+
+
+@contextmanager
+def calling(function: Callable[..., Any], takes: Sequence[str] = CARRY_AND_MB) -> Iterator[None]:
+    """Inside, a layer, a module or a function, is called with arguments of these names.
+
+    Raises:
+        UsageError: it takes other ones.
+    """
+    try:
+        yield
+    except TypeError as error:
+        signature = signature_of(function)
+        if signature is None or not _misfit(signature, takes, {}):
+            raise
+        who = "" if hasattr(function, "__name__") else "__call__ "
+        raise UsageError(f"{who}must take ({', '.join(takes)}); {_remedy(signature, takes)}") from error
+
+
+def _misfit(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Why a call with these arguments fails; empty if it does not."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def _written(parameter: Parameter) -> str:
+    """An argument as one writes it in a call; empty for any number of them, and for flax's own."""
+    if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in OF_FLAX:
+        return ""
+    by_place = parameter.kind in POSITIONAL and parameter.default is Parameter.empty
+    return parameter.name if by_place else f"{parameter.name}=..."
+
+
+def _remedy(signature: Signature, takes: Sequence[str]) -> str:
+    """What a layer must take besides, and what it cannot ask for."""
+    own = signature.parameters.values()
+    places = [parameter.name for parameter in own if parameter.kind in POSITIONAL]
+    if lacking := max(len(takes) - len(places), 0):
+        absent = [name for name in takes if name not in places]
+        last = "mb" not in places  # which is left out more often than what comes first
+        return f"add {' and '.join(absent[-lacking:] if last else absent[:lacking])}"
+    needed = [parameter.name for parameter in own if parameter.default is Parameter.empty]
+    return f"give {' and '.join(name for name in needed if name not in places[: len(takes)])} a default"
