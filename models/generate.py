@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 
 class Evaluated(dict[str, Any]):
-    """A microbatch of whoever evaluates: its fields, `training`, and a `key` for layers that ask for one."""
+    """As `rrfp_jax.EvaluationBatch`, which models here do not import: fields, `training`, and a `key`."""
 
     training = False
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rrfp_jax.errors import TrainingError, UsageError
     from rrfp_jax.runs.config import RunConfig
     from rrfp_jax.runtime.mesh.topology import Mesh
-    from rrfp_jax.runtime.model.layers import Loss, layer
+    from rrfp_jax.runtime.model.layers import EvaluationBatch, Loss, layer
     from rrfp_jax.runtime.model.metrics import Max, Mean, Sum
     from rrfp_jax.runtime.model.pipeline import Pipeline
     from rrfp_jax.train.exporting import export
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rrfp_jax.views.timeline import compare
 
 __all__ = [
+    "EvaluationBatch",
     "Loss",
     "Max",
     "Mean",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "EvaluationBatch": "runtime.model.layers",
     "Loss": "runtime.model.layers",
     "Max": "runtime.model.metrics",
     "Mean": "runtime.model.metrics",

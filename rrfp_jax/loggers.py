@@ -41,10 +41,23 @@ class Logger:
     def __init__(self, make: Callable[[int], Sink]) -> None:
         self._make = make
         self._sink: Sink | None = None
+        self._first: dict[str, float] = {}  # of hyperparameters that have not changed
 
     def on_step(self, report: Report) -> None:
-        """Write a step's figures; also for `Trainer(on_step=...)`."""
-        self._write(report.step, figures_of(report))
+        """Write a step's figures; also for `Trainer(on_step=...)`.
+
+        Hyperparameters other than learning rates are written from their first change on: most of those that
+        `optax.inject_hyperparams` keeps are constants, such as Adam's b1.
+        """
+        figures = figures_of(report)
+        self._first = {
+            name: value
+            for name, value in figures.items()
+            if name.startswith("hyperparams/")
+            and not name.endswith("learning_rate")
+            and (self._sink is None or self._first.get(name) == value)
+        }
+        self._write(report.step, {n: value for n, value in figures.items() if n not in self._first})
 
     def on_validation(self, report: Report, evaluation: Evaluation) -> None:
         """Write those of the validation after a step."""

@@ -30,13 +30,40 @@ NO_SENTENCE = (
 
 
 def listed(config: Any) -> str:
-    """All fields with their values, each with its sentence below."""
-    lines, every = [], True
-    for name, value, sentence in _fields(config):
-        lines.append(f"  --config.{name}={value}")
-        lines += textwrap.wrap(sentence, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
-        every = every and bool(sentence)
-    return "\n".join(lines if every else [*lines, "", NO_SENTENCE])
+    """All fields with their values, each with its sentence below.
+
+    Those that a class adds stand together under its name, the config's own class first. Nobody inherits from
+    what is nested, so that stays with its field.
+    """
+    fields, parts = list(_fields(config)), []
+    owners = _owners(type(config))
+    kinds = [kind for kind in type(config).__mro__ if kind in owners.values()]
+    for kind in kinds:
+        lines = [_heading(kind)] if len(kinds) > 1 else []
+        for name, value, sentence in fields:
+            if owners[name.partition(".")[0]] is kind:
+                lines.append(f"  --config.{name}={value}")
+                lines += textwrap.wrap(sentence, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+        parts.append("\n".join(lines))
+    every = all(sentence for _, _, sentence in fields)
+    return "\n\n".join(parts if every else [*parts, NO_SENTENCE])
+
+
+def _owners(kind: type) -> dict[str, type]:
+    """By the name of a field, the class that added it; another value given to it later makes no owner."""
+    found: dict[str, type] = {}
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base):
+            for item in dataclasses.fields(base):
+                found.setdefault(item.name, base)
+    return found
+
+
+def _heading(kind: type) -> str:
+    """A class's name, and its first sentence if it has one of its own."""
+    said = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
+    generated = said.startswith(f"{kind.__name__}(")  # by `dataclass`
+    return f"{kind.__name__}{'' if generated or not said else f': {said}'}"
 
 
 def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:

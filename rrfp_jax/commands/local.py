@@ -64,7 +64,8 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
     count = most if asked is None else asked
     if not 1 <= count <= most or most % count:
         raise UsageError(
-            f"-n {count}: its {most} devices are shared out evenly, so give a number that divides {most}"
+            f"-n {count}: the run's mesh has {most} devices, which are shared out evenly; give a number that "
+            f"divides {most}"
         )
     config.actual_mesh.groups(count)  # refuses what cannot be
     patience = Patience.of(os.environ)

@@ -31,10 +31,11 @@ from rrfp_jax.user_code import called
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
-    """What a named run consists of. Subclass it in a file of `configs/`; add fields and say how to build it.
+    """What every named run has.
 
-    The fields of `Numerics`, `MemoryPolicy` and `Terms` are its own, so that config files and command lines
-    name them without a prefix.
+    Subclass it in a file of `configs/`; add fields, and say how to build what the run consists of. The fields
+    of `Numerics`, `MemoryPolicy` and `Terms` are its own, so that config files and command lines name them
+    without a prefix.
 
     Attributes:
         name: of the run; its files go to `<directory>/<name>/`.
@@ -48,6 +49,8 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             first by that order, which reserves its memory; or auto, the hint that the simulator finds
             fastest, looked at again after some steps, and auto-once, the same before the first step only.
         validate_every: steps between validations; 0 for one at the end.
+        validation_steps: steps of validation data that each of them takes; 0 for as many as the data's
+            `steps` says, or 1 if it does not say.
         stall_seconds: a step without progress for so long is given up.
         jitter: inject delays: tasks take longer at random, from J0 (not at all) to J3.
         late_readiness: inject delays: every arrival is noticed so much later (s).
@@ -70,6 +73,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     split: tuple[int | str, ...] | str = ()
     schedule: str = "bf"
     validate_every: int = 0
+    validation_steps: int = 0
     stall_seconds: float = 300.0
     jitter: str = "J0"
     late_readiness: float = 0.0
@@ -97,6 +101,8 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             )
         if self.validate_every < 0:
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
+        if self.validation_steps < 0:
+            raise UsageError(f"validation_steps={self.validation_steps}: give a number of steps, 0 for all")
         if self.settings.memory.budget not in (None, "auto") and self.pace.workload:
             raise UsageError(
                 f"activation_budget={self.activation_budget} with pace.workload: a stand-in for the model "
@@ -118,7 +124,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         """Training data; see `Trainer`."""
 
     def validation_data(self) -> Any:
-        """Validation data with a number of `steps`, or None for no validation."""
+        """Validation data, or None for no validation. `validation_steps` says how much of it is taken."""
         return None
 
     def init(self) -> InitFunction | None:

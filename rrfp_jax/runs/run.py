@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from rrfp_jax.data.contract import as_data, plan_step
+from rrfp_jax.data.documents import Documents
 from rrfp_jax.data.text import ByteText, bigram_loss
 from rrfp_jax.errors import DONE
 from rrfp_jax.progress import during
@@ -147,7 +148,11 @@ class _Run:
         return table
 
     def _say_validation(self, found: Evaluation, validation: Any) -> None:
-        self._display.say(f"validation loss {found.loss:.4f} nats per token over {found.weight:,.0f} tokens")
+        is_text = isinstance(validation, (ByteText, Documents))
+        unit, counted = (" nats per token", " tokens") if is_text else ("", "")
+        metrics = "".join(f"  {name} {value:.4f}" for name, value in found.metrics.items())
+        over = f"{'' if is_text else 'a weight of '}{found.weight:,.0f}{counted}"
+        self._display.say(f"validation loss {found.loss:.4f}{unit}{metrics}  (over {over})")
         data = self._config.made("train_data")
         if self._world.rank == 0 and isinstance(data, ByteText) and isinstance(validation, ByteText):
             beside = bigram_loss(data, validation)

@@ -36,6 +36,9 @@ def export(
         nnx.update(block, states[1])  # of an NNX layer: a state
         logits = head.apply(states[-1], carry, mb)  # of a Linen layer: its variables
 
+        for layer in rrfp.export(trainer, modules=True):
+            carry = layer(carry, rrfp.EvaluationBatch(fields))
+
     A Trainer is asked by all its processes together, and each of them gets the whole model; where they have
     no room for that, save, and export the folder in one process. A folder may be that of a run of any number
     of processes and of any mesh; nothing of the run is needed, and it may still be running.
@@ -47,7 +50,8 @@ def export(
         step: to take the checkpoint of another step than the latest intact one.
         modules: give, instead of its parameters, what can be called as the layer is, `module(carry, mb)`: the
             user's own NNX module with its parameters, a Linen module that is bound to its variables, or a
-            function.
+            function. As `mb` give an `rrfp.EvaluationBatch`, which has what layers read of one, such as
+            `mb.training`.
 
     Returns:
         For each layer, in the model's order: of an NNX layer an `nnx.State` (for `nnx.update`), of a Linen

@@ -46,8 +46,8 @@ class Pace:
     """Devices that last as a workload says; messages, transfers and scheduling are real.
 
     Attributes:
-        workload: JSON file with the seconds of every task and transfer (`core/measure/workload.py`), which
-            also says how many stages and microbatches there are; empty to train the model.
+        workload: JSON file with the seconds of every task and transfer, which also says how many stages and
+            microbatches there are; empty to train the model.
         message_bytes: of every activation and gradient.
 
     Raises:

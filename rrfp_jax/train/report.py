@@ -196,6 +196,11 @@ class Evaluation:
     weight: float
     metrics: Mapping[str, float]
 
+    def __str__(self) -> str:
+        figures = {"loss": self.loss, **self.metrics}
+        said = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        return f"{said}  over a weight of {self.weight:,.0f}"
+
     @classmethod
     def of(cls, found: Sequence[Sums]) -> Evaluation:
         """What the steps of a pass add up to.

@@ -68,7 +68,10 @@ def test_sentences_are_those_of_docstrings_and_comments():
 def test_what_has_no_sentence_says_how_it_gets_one():
     said = listed(Inner())
     assert "  --config.kept.left=2\n        edges.\n" in said
-    assert "  --config.bare=0\n\nA field without a sentence" in said
+    assert "  --config.bare=0\n\nOuter: Of a base.\n  --config.size=1\n" in said
+    assert said.startswith("Inner: No attributes here.\n  --config.several=")
+    assert said.index("--config.said") > said.index("Outer")  # although Inner gives it another sentence
+    assert "\n\nA field without a sentence" in said
     assert "A field without" not in listed(Outer())
 
 
@@ -82,7 +85,10 @@ def test_every_field_of_our_runs_has_a_sentence(path):
     config = load_config(str(path))
     said = listed(config)
     names = re.findall(r"^  --config\.([\w.]+)=", said, re.MULTILINE)
-    assert names == [name for name, _ in fields_of(config)]
+    assert sorted(names) == sorted(name for name, _ in fields_of(config))
+    groups = re.findall(r"^(\w+): ", said, re.MULTILINE)
+    assert groups[-4:] == ["RunConfig", "Numerics", "MemoryPolicy", "Terms"]
+    assert names.index("name") < names.index("mesh.pp") < names.index("seed") < names.index("remat")
     assert "A field without" not in said
 
 

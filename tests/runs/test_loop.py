@@ -97,6 +97,14 @@ def test_a_method_ends_the_run_as_if_the_step_were_its_last(run, tmp_path, setti
     assert (f"ended after step {last}, as the config's own method asked" in said) == (last < STEPS - 1)
 
 
+def test_the_validation_is_as_long_as_asked_and_told_with_its_metrics(run):
+    *_, lines, said = run(steps=1, validation_steps=2)
+    (end,) = [line for line in said.splitlines() if line.startswith("validation loss ")]
+    loss, accuracy = lines[-1]["validation_loss"], lines[-1]["validation_accuracy"]
+    weight = sum(part["mask"].sum() for step in range(2) for part in toy.microbatches(3, seed=50 + step))
+    assert end == f"validation loss {loss:.4f}  accuracy {accuracy:.4f}  (over a weight of {weight:,.0f})"
+
+
 def test_a_method_that_raises(run):
     def fails(report):
         raise KeyError("logger")

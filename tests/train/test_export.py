@@ -71,6 +71,16 @@ def test_modules_are_the_users_own(trained):
     jax.jit(lambda tokens: embed(None, {"tokens": tokens}))(zoo.TOKENS)
 
 
+def test_an_evaluation_batch_is_what_layers_read_of_a_microbatch():
+    def layer(carry, mb):
+        return mb["x"] * mb.training, mb.get("absent"), jax.random.uniform(mb.key)
+
+    batch = rrfp.EvaluationBatch({"x": np.ones(2, np.float32)})
+    plain, traced = layer(None, batch), jax.jit(layer)(None, batch)
+    assert plain[0].tolist() == traced[0].tolist() == [0, 0] and plain[1] is traced[1] is None
+    assert float(plain[2]) == float(traced[2]) and [*batch] == ["x"]
+
+
 def test_tied_parameters_are_one(trained):
     trainer, folder = trained
     if trainer.pipe.tied:

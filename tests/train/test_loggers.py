@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 import rrfp_jax as rrfp
+from rrfp_jax import loggers
 from rrfp_jax.train.report import Evaluation, Report
 
 KNOWN = {
@@ -19,7 +20,7 @@ KNOWN = {
     "loss": 2.0,
     "weight": 8.0,
     "metrics": {"accuracy": 0.5},
-    "hyperparams": {"learning_rate": 0.125},
+    "hyperparams": {"learning_rate": 0.125, "b1": 0.9},
     "step_seconds": 0.25,
     "wall_seconds": 0.5,
     "load_seconds": 0.0,
@@ -38,7 +39,7 @@ FIGURES = {
     "train/parameter_norm": 4.0,
     "train/loss_scale": 1.0,
     "train/skipped": 0,
-    "hyperparams/learning_rate": 0.125,
+    "hyperparams/learning_rate": 0.125,  # and no constant beside it
     "speed/tokens_per_second": 16.0,
     "speed/step_seconds": 0.25,
     "speed/load_seconds": 0.0,
@@ -117,6 +118,16 @@ def test_a_package_that_is_not_there(monkeypatch, package, make):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(rrfp.UsageError, match=rf"loggers\..*needs .*{package}.*pip install {package}"):
         make()
+
+
+def test_hyperparameters_are_written_from_their_first_change_on():
+    written = []
+    sink = loggers.Sink(lambda step, figures: written.append({*figures} - {*FIGURES}), lambda: None)
+    logger = loggers.Logger(lambda step: sink)
+    for momentum in (0.5, 0.5, 0.75, 0.5, 0.5):
+        hyperparams = {"learning_rate": 0.125, "momentum": momentum, "b1": 0.9}
+        logger.on_step(dataclasses.replace(REPORT, hyperparams=hyperparams))
+    assert written == [set(), set()] + [{"hyperparams/momentum"}] * 3
 
 
 def test_other_ranks_write_nothing(monkeypatch, tmp_path):

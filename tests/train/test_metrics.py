@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.model.metrics import Reduced, figures
+from rrfp_jax.train.report import Evaluation
 
 ROWS, WIDTH = 4, 6
 
@@ -188,3 +189,8 @@ def test_a_number_that_a_checkpoint_keeps_is_said(tmp_path, capfd):
     )
     (report,) = other.steps(1)
     assert report.hyperparams == {"learning_rate": 0.125, "momentum": 0.5}
+
+
+def test_an_evaluation_prints_as_one_line():
+    found = Evaluation(loss=0.52984, weight=1256.0, metrics={"accuracy": 0.951})
+    assert str(found) == "loss 0.5298  accuracy 0.9510  over a weight of 1,256"

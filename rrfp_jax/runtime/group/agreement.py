@@ -51,7 +51,7 @@ class Terms:
     Attributes:
         agreement: by what they send: "kv", the key-value store of `jax.distributed`, or "socket", the control
             sockets.
-        protocol: "leader", the first process decides, or "unanimous", all vote; see core/group/group.py.
+        protocol: "leader", the first process decides, or "unanimous", all vote.
 
     Raises:
         UsageError: an unknown agreement or protocol.

@@ -104,6 +104,28 @@ class MicrobatchView(Mapping[str, Any]):
         return cls(*children, *static)
 
 
+@jax.tree_util.register_pytree_node_class
+class EvaluationBatch(MicrobatchView):
+    """A microbatch for calling exported layers: its fields, `training` False, and a `key`, always the same.
+
+        carry = layer(None, rrfp.EvaluationBatch({"image": images}))
+
+    It is a pytree, so functions under `jax.jit` take it.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields, (0, 0, 0), 0, training=False)
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:  # type: ignore[override]
+        """The fields."""
+        return (self._fields,), None
+
+    @classmethod
+    def tree_unflatten(cls, static: None, children: tuple[Any]) -> EvaluationBatch:  # type: ignore[override]
+        """The inverse of `tree_flatten`."""
+        return cls(*children)
+
+
 Init: TypeAlias = Callable[[jax.Array, Any, MicrobatchView], Params]
 Apply: TypeAlias = Callable[[Params, Any, MicrobatchView], Any]
 
