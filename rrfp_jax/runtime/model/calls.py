@@ -30,9 +30,10 @@ def signature_of(function: Any) -> Signature | None:
             return inspect.signature(function)
         except (TypeError, ValueError):  # as what is written in C
             return None
-    if function.__init__ is object.__init__:
+    init: Any = next(vars(base)["__init__"] for base in function.__mro__ if "__init__" in vars(base))
+    if init is object.__init__:
         return Signature()
-    signature = inspect.signature(function.__init__)
+    signature = inspect.signature(init)
     parameters = list(signature.parameters.values())
     return signature.replace(parameters=parameters[parameters[0].kind in POSITIONAL :])
 
