@@ -23,7 +23,7 @@ from rrfp_jax.checkpoint.leaves import Key, name_of
 from rrfp_jax.checkpoint.manifest import Leaf, RunState
 from rrfp_jax.checkpoint.orbax_files import Damaged, joined, write_leaf
 from rrfp_jax.checkpoint.parts import Parts, Place, shards_to_write
-from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Chosen, Restored, misfits_of, of_another, read_all
+from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Chosen, Restored, read_all, refusal_of
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
@@ -216,14 +216,14 @@ class Checkpoints:
             UsageError: it has other leaves than all processes want together, or there is none of that step.
             TrainingError: there are only damaged ones.
         """
-        if self._world.rank == 0 and only is None:
+        only = only or Chosen()
+        if self._world.rank == 0 and only.root is None:
             for unfinished in self._folder.tidy():
                 self._say(f"the checkpoint {unfinished} was never completed: it is removed")
         steps = self._world.gather("the steps of checkpoints", self._folder.steps())[0]
         if step is not None and step not in steps:
             known = ", ".join(map(str, steps)) or "none"
             raise UsageError(f"{self._folder.path}: no checkpoint of step {step}; there are: {known}")
-        only = only or Chosen()
         own = {name_of(key): [list(spec.shape), spec.dtype.name] for key, spec in wanted.items()}
         parts = self._world.gather("the leaves to restore", own, START_SECONDS)
         everything = {name: spec for part in parts for name, spec in part.items()}
@@ -245,11 +245,11 @@ class Checkpoints:
     ) -> Restored | None:
         """This process's leaves of a checkpoint; None if it is damaged for any process."""
         folder, found, damage = self._folder.final(step), None, ""
-        misfits: Sequence[str] = ()
+        refusal = ""
         try:
             run, leaves = self._folder.open(step, check)
-            misfits = misfits_of(only.of(leaves), everything)
-            if not misfits:
+            refusal = refusal_of(folder, run, leaves, everything, only)
+            if not refusal:
                 found = Restored(folder=folder, run=run, leaves=read_all(folder, leaves, wanted, only))
         except Damaged as error:
             damage = str(error)
@@ -257,8 +257,8 @@ class Checkpoints:
         if any(damages):
             self._say(f"the checkpoint {folder} is refused: {next(filter(None, damages))}")
             return None
-        if misfits:
-            raise UsageError(of_another(only.what, folder, misfits))
+        if refusal:
+            raise UsageError(refusal)
         return found
 
 

@@ -60,6 +60,18 @@ class CheckpointFolder:
             return sorted(int(path.name) for path in self.path.iterdir() if STEP.fullmatch(path.name))
         return []
 
+    def other_things(self) -> list[str]:
+        """What is there besides checkpoints, and what becomes of them; hidden files do not count.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        try:
+            names = sorted(path.name for path in self.path.iterdir())
+        except FileNotFoundError:
+            return []
+        return [name for name in names if name[0] != "." and not STEP.fullmatch(name.partition(".")[0])]
+
     def final(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
         return self.path / str(step)

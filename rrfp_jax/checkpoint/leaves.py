@@ -14,6 +14,9 @@ import numpy as np
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 
+PARAMETERS, OPTIMIZER = "params", "optimizer"
+"""What the keys of leaves begin with."""
+
 LONGEST_NAME = 255
 """Bytes of a folder's name that file systems take."""
 

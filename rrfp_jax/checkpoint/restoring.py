@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.checkpoint.leaves import Key, name_of
+from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, name_of
 from rrfp_jax.checkpoint.manifest import METADATA, Leaf, RunState
 from rrfp_jax.checkpoint.orbax_files import read_leaf
 from rrfp_jax.checkpoint.parts import Parts, places_here
@@ -16,7 +16,7 @@ from rrfp_jax.checkpoint.parts import Parts, places_here
 FILES_AT_ONCE = 8
 """Arrays that are read or written at once: a disk serves several requests to sync in the time of one."""
 
-NAMED = 8
+EXAMPLES = 2
 """Leaves that a message names."""
 
 
@@ -36,12 +36,12 @@ class Chosen:
     Attributes:
         root: what the keys of leaves must begin with, such as "params"; None for all leaves.
         sources: keys of leaves that are to have the values of others, such as aliases of tied parameters.
-        what: must be the same as when it was saved, for messages.
+        layers: of the model that they are for, for messages; None if that is not known.
     """
 
     root: str | None = None
     sources: Mapping[Key, Key] = field(default_factory=dict)
-    what: str = "model or optimizer"
+    layers: int | None = None
 
     def of(self, leaves: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
         """The leaves below the root."""
@@ -85,10 +85,32 @@ def misfits_of(leaves: Mapping[str, Leaf], everything: Mapping[str, Any]) -> lis
     return found + [f"its {name} is {there[name]} instead of {here[name]}" for name in other]
 
 
-def of_another(what: str, folder: Path, misfits: Sequence[str]) -> str:
-    """The refusal of a checkpoint that has other leaves; `what` must be the same."""
-    more = f"; and {len(misfits) - NAMED} more" if len(misfits) > NAMED else ""
+def refusal_of(
+    folder: Path, run: RunState, leaves: Mapping[str, Leaf], everything: Mapping[str, Any], only: Chosen
+) -> str:
+    """Why a checkpoint has other leaves than those wanted; empty if it has the same.
+
+    Args:
+        folder: of the checkpoint.
+        run: its state.
+        leaves: all that it has, by name.
+        everything: shape and dtype of all that are wanted, by name.
+        only: where their values are.
+    """
+    misfits = misfits_of(only.of(leaves), everything)
+    if not misfits:
+        return ""
+    params = {name: spec for name, spec in everything.items() if name.partition(".")[0] == PARAMETERS}
+    of_params = misfits_of(Chosen(root=PARAMETERS).of(leaves), params)
+    what, cause, remedy = "model", "the parameters differ", ""
+    if not of_params:
+        what, cause = "optimizer", "the parameters fit, the optimizer's state does not"
+        remedy = "; for the parameters alone: restore(folder, params_only=True)"
+    elif run.layers and only.layers not in (None, len(run.layers)):
+        cause = f"the checkpoint has {len(run.layers)} layers, this model {only.layers}"
+    examples = of_params or misfits
+    more = f"; and {len(examples) - EXAMPLES} more" if len(examples) > EXAMPLES else ""
     return (
-        f"{folder} is of another {what}: {'; '.join(misfits[:NAMED])}{more}; "
+        f"{folder} is of another {what}: {cause} ({'; '.join(examples[:EXAMPLES])}{more}){remedy}; "
         f"{METADATA} in it has the config that it was saved with"
     )

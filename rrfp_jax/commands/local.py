@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status, interruptible
 from rrfp_jax.commands.config_line import read_config_line
-from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, UsageError
 from rrfp_jax.fields import printable
 
 COMMAND = "launch.local"
@@ -71,7 +71,15 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
     patience = Patience.of(os.environ)
     folder = RunFolder(Path(config.directory), config.name)
     argv = [sys.executable, "-m", "rrfp_jax.commands.train", *rest]
-    return spawn(argv, count, folder, command=command, patience=patience, max_restarts=max_restarts or 0)
+    return spawn(
+        argv,
+        count,
+        folder,
+        command=command,
+        patience=patience,
+        max_restarts=max_restarts or 0,
+        discards=(DONE, REFUSED, INTERRUPTED),  # done without having begun: nothing was left to do
+    )
 
 
 def leave_accelerators_alone() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import move_away
+from rrfp_jax.runtime.processes.name_lock import is_held
 
 ATTEMPT = ("rank-*.log", "flight-*", "last-words-*.json", "diagnosis.txt")
 """What each attempt at a run leaves in its folder."""
@@ -68,8 +69,11 @@ class RunFolder:
         return self.path != self.staging
 
     def begin(self) -> Path | None:
-        """Move it from staging to its final place, if nobody has; the new name of a run that was there."""
-        if self.has_begun:
+        """Move it from staging to its final place, if nobody has; the new name of a run that was there.
+
+        It stays where it is if a live run has that place.
+        """
+        if self.has_begun or is_held(self.final):
             return None
         earlier = move_away(self.final) if self.final.exists() else None
         self.staging.rename(self.final)

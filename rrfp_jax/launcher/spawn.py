@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -37,6 +37,7 @@ def spawn(
     env: Mapping[str, str] | None = None,
     patience: Patience | None = None,
     max_restarts: int = 0,
+    discards: Collection[int] = (REFUSED, INTERRUPTED),
 ) -> int:
     """Run a command once per rank; must be called from the main thread, for it handles signals meanwhile.
 
@@ -50,12 +51,12 @@ def spawn(
         argv: the command.
         count: of ranks.
         folder: for logs, flight recorders (`flight-<rank>`), last words and `diagnosis.txt`. One still in
-            staging at the end is removed if all ranks refused or it was interrupted, else brought to its
-            place.
+            staging at the end is removed if the status is one of `discards`, else brought to its place.
         command: that messages begin with.
         env: of the ranks, before the above is added; None for this process's own.
         patience: limits; None for what `env` says.
         max_restarts: how often they are started again.
+        discards: statuses of a run that has left nothing to keep unless it has begun.
 
     Returns:
         The exit status of the last attempt: 0 done, 1 failed, 2 refused by all ranks, 130 interrupted.
@@ -72,7 +73,7 @@ def spawn(
             restarts = {"RRFP_RESTARTS": str(len(reached))}
             told = {**base, **restarts, NAME: typed_command(base)}
             supervisor = _attempt(argv, count, folder, told, patience, signals, command)
-            found = _diagnosed(supervisor, folder)
+            found = _diagnosed(supervisor, folder, discards)
             reached.append(_furthest_step(folder.path, count))
             most = 0 if supervisor.passed_on else max_restarts
             verdict = after_attempt(found.status, reached, most, patience.back_off)
@@ -138,7 +139,7 @@ def _environment(
     }
 
 
-def _diagnosed(supervisor: Supervisor, folder: RunFolder) -> Diagnosis:
+def _diagnosed(supervisor: Supervisor, folder: RunFolder, discards: Collection[int]) -> Diagnosis:
     """How the attempt went; sees to the folder, and keeps the diagnosis there if anything was wrong."""
     words = read_all(folder.path)
     ends = [
@@ -155,7 +156,7 @@ def _diagnosed(supervisor: Supervisor, folder: RunFolder) -> Diagnosis:
         for process in supervisor.ranks
     ]
     found = diagnose(ends, interrupted=supervisor.interrupted)
-    if not folder.has_begun and found.status in (REFUSED, INTERRUPTED):
+    if not folder.has_begun and found.status in discards:
         folder.discard()
     else:
         folder.begin()

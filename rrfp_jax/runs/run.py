@@ -27,6 +27,7 @@ from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.lifecycle.stop_signals import StopSignals
 from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.processes.name_lock import name_held
 from rrfp_jax.runtime.processes.stop import Why
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.train.reference import stage_table
@@ -48,14 +49,15 @@ def train(config: RunConfig, signals: StopSignals, source: Path | None = None) -
         The exit status: 0 if it is done, or has saved itself for SIGTERM; 130 if it was interrupted.
 
     Raises:
-        UsageError: it cannot work; nothing has been written then.
+        UsageError: it cannot work, or a live run has its name; nothing has been written then.
         TrainingError: it broke off. The files are complete then, too.
     """
     world = join()
     world.stop.forget()  # an earlier run of this process
     with Display(config.steps, silent=world.rank > 0) as display:
         stopping = Stopping(config, world, display)
-        with signals.answered_by(stopping.at_start()):
+        name = name_held(world, Path(config.directory) / config.name, display.say)
+        with signals.answered_by(stopping.at_start()), name:
             if config.pace.workload:
                 return _run_paced(config, world, display, stopping, signals, source)
             return _Run(config, world, display, stopping, source).train(signals)
@@ -83,16 +85,15 @@ class _Run:
         config, world = self._config, self._world
         trainer, validation = self._made()
         saver = Saver(trainer, config.checkpoint, checkpoints_of(config), self._display.say)
-        saver.look_ahead(as_json(config))
+        there = saver.look_ahead(as_json(config))
+        if there >= config.steps:
+            self._display.say(
+                f"{there} steps have been trained already: nothing is left to do. For more set "
+                f"--config.steps, to begin anew --config.checkpoint.resume=False"
+            )
+            return DONE
         table = self._started(trainer, validation)
         done = saver.resume(world)
-        if done >= config.steps:
-            with RunFiles(config, world, {}, done, self._source):
-                self._display.say(
-                    f"{done} steps have been trained already: nothing is left to do. For more set "
-                    f"--config.steps, to begin anew --config.checkpoint.resume=False"
-                )
-            return DONE
         writes = {"trace.json": trainer.write_trace, "costs.json": trainer.write_costs}
         files = RunFiles(config, world, writes, done, self._source)
         answer = self._stopping.in_steps(lambda: trainer.steps_done)
@@ -108,7 +109,6 @@ class _Run:
                 display=self._display,
             )
             last = loop.run()
-            status = self._stopping.say_end(last.report.step) if last.stops else DONE
             if world.stop.agreed is Why.ASKED:
                 self._display.say(f"ended after step {last.report.step}, as the config's own method asked")
             if last.validation is not None and last.ends:
@@ -117,7 +117,7 @@ class _Run:
             f"files: {files.folder}/config.json, memory.json, metrics.jsonl, costs.json, "
             f"trace.json (open it at ui.perfetto.dev)"
         )
-        return status
+        return self._stopping.say_end(last.report.step) if last.stops else DONE
 
     def _made(self) -> tuple[Trainer, Any]:
         """The Trainer, and the validation data."""
@@ -176,16 +176,17 @@ def _run_paced(
         f"{workload.microbatches} microbatches, messages of {config.pace.message_bytes} bytes, "
         f"schedule {config.schedule}, jitter {config.jitter}"
     )
-    files, status = RunFiles(config, world, {"trace.json": run.write_trace}, source=source), DONE
+    files = RunFiles(config, world, {"trace.json": run.write_trace}, source=source)
+    stopped_after = None
     with signals.answered_by(stopping.in_steps(lambda: run.steps_done), signal.SIGTERM), files:
         for report in run.steps(config.steps):
             files.add(report.as_dict())
             display.show(report, None)
             if world.stop.agreed and report.step < config.steps - 1:
-                status = stopping.say_end(report.step)
+                stopped_after = report.step
                 break
     display.say(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
-    return status
+    return DONE if stopped_after is None else stopping.say_end(stopped_after)
 
 
 def _sizes(mesh: Mesh) -> str:

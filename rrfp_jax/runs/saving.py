@@ -33,8 +33,10 @@ class Saver:
         self._config: Mapping[str, Any] = {}
         self._saved_at: float | None = None  # on rank 0's clock, as the trace has it
 
-    def look_ahead(self, config: Mapping[str, Any]) -> None:
+    def look_ahead(self, config: Mapping[str, Any]) -> int:
         """Tell what has changed since the checkpoint that the run will go on from; nothing is compiled yet.
+
+        The result is how many steps that has; 0 if there is none.
 
         Args:
             config: of the run as plain data, to keep with what will be saved.
@@ -45,14 +47,15 @@ class Saver:
         self._config = config
         found = self._trainer.look_at(self._folder) if self._resumes else None
         if found is None:
-            return
-        if changed := differences(found.config, config):
+            return 0
+        if found.config is not None and (changed := differences(found.config, config)):
             self._say("\n  ".join(["changed since the checkpoint that is there:", *changed]))
         if found.refusal:
             raise UsageError(
                 f"{found.refusal}. To begin anew, which keeps that checkpoint: "
                 f"--config.checkpoint.resume=False"
             )
+        return found.steps
 
     def resume(self, world: World) -> int:
         """Go on from the latest checkpoint, if that is wanted and there is one; the steps that are done.
@@ -67,7 +70,7 @@ class Saver:
                 self._say(f"earlier checkpoints are kept as {move_away(self._folder)}")
             world.gather("earlier checkpoints to be moved away", None)
             return 0
-        if self._trainer.restore(self._folder):
+        if self._trainer.go_on(self._folder):
             done = self._trainer.steps_done
             self._say(f"resumes after {done} steps, from {self._folder / str(done)}")
         return self._trainer.steps_done

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rrfp_jax.checkpoint.leaves import Key, filled, keyed, name_of
+from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, filled, keyed, name_of
 from rrfp_jax.checkpoint.manifest import StoredLayer
 from rrfp_jax.checkpoint.orbax_files import Damaged
 from rrfp_jax.checkpoint.reading import Stored, intact
@@ -20,7 +20,6 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.train.session import Session
-from rrfp_jax.train.snapshot import PARAMETERS
 
 
 def export(

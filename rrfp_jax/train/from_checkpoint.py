@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from rrfp_jax.checkpoint.leaves import PARAMETERS
 from rrfp_jax.checkpoint.orbax_files import Damaged
 from rrfp_jax.checkpoint.reading import intact
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.train.snapshot import PARAMETERS
 from rrfp_jax.train.stored import NameMap, check_names, from_tensors
 
 

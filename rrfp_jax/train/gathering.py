@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from rrfp_jax.checkpoint.leaves import Key, filled, keyed
+from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, filled, keyed
 from rrfp_jax.checkpoint.parts import Place, shards_to_write
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.processes.world import START_SECONDS
-from rrfp_jax.train.snapshot import PARAMETERS, leaves_of
+from rrfp_jax.train.snapshot import leaves_of
 
 
 def whole_params(engine: Engine) -> Params:

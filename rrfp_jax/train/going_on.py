@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.checkpoint.leaves import keyed, name_of
+from rrfp_jax.checkpoint.folder import MANIFEST, CheckpointFolder
+from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, keyed, name_of
 from rrfp_jax.checkpoint.orbax_files import Damaged
-from rrfp_jax.checkpoint.restoring import misfits_of, of_another
+from rrfp_jax.checkpoint.restoring import Chosen, refusal_of
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import printable
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.processes.world import START_SECONDS
-from rrfp_jax.train.snapshot import OPTIMIZER, PARAMETERS, check_seed, standing_of
+from rrfp_jax.runtime.processes.world import START_SECONDS, World
+from rrfp_jax.train.snapshot import check_seed, standing_of
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,12 @@ class Found:
     Attributes:
         config: that was kept with it.
         refusal: why this Trainer cannot; empty if it can.
+        steps: that were done; 0 if none that is there can be opened, which `restore` says.
     """
 
-    config: Any
-    refusal: str
+    config: Any = None
+    refusal: str = ""
+    steps: int = 0
 
 
 def look_at(engine: Engine, seed: int, folder: Path, step: int | None) -> Found | None:
@@ -44,28 +47,56 @@ def look_at(engine: Engine, seed: int, folder: Path, step: int | None) -> Found 
         None if there is none.
     """
     mine = _seen(engine, seed, CheckpointFolder(folder), step) if engine.world.rank == 0 else None
-    told = None if mine is None else [mine.config, mine.refusal]
+    told = None if mine is None else [mine.config, mine.refusal, mine.steps]
     found = engine.world.gather("the checkpoint to go on from", told, START_SECONDS)[0]
     return None if found is None else Found(*found)
 
 
 def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None) -> Found | None:
-    for candidate in reversed(folder.steps() if step is None else [step]):
+    candidates = folder.steps() if step is None else [step]
+    for candidate in reversed(candidates):
         try:
             run, leaves = folder.open(candidate, standing_of)
         except (Damaged, OSError):
             continue  # `restore` says so
         except UsageError as error:
-            return Found(None, str(error))
+            return Found(refusal=str(error))
         try:
             check_seed(run, seed)
         except UsageError as error:
             return Found(run.config, str(error))
-        misfits = misfits_of(leaves, _leaves(engine))
-        return Found(
-            run.config, of_another("model or optimizer", folder.final(candidate), misfits) if misfits else ""
-        )
-    return None
+        everything = Chosen(layers=len(engine.library.params))
+        refusal = refusal_of(folder.final(candidate), run, leaves, _leaves(engine), everything)
+        return Found(run.config, refusal, candidate)
+    return Found() if candidates else None
+
+
+def say_none(world: World, folder: Path, steps: int) -> None:
+    """Say that a folder has no checkpoint, so that training begins with this step; all processes together.
+
+    Raises:
+        UsageError: it is there and has other things in it, so it was hardly meant.
+    """
+    reason = _other_folder(folder) if world.rank == 0 else ""
+    if reason := world.gather("what is in the folder of checkpoints", reason, START_SECONDS)[0]:
+        raise UsageError(reason)
+    if world.rank == 0:
+        print(f"no checkpoint in {folder}: training begins with step {steps}", flush=True)
+
+
+def _other_folder(folder: Path) -> str:
+    """Why a folder without checkpoints is not one for them; empty if it can be."""
+    try:
+        names = CheckpointFolder(folder).other_things()
+    except OSError as error:
+        return f"{folder}: cannot be read: {error.strerror}"
+    if not names:
+        return ""
+    if MANIFEST in names:
+        return f"{folder} is itself a checkpoint: give restore() the folder that it is in, and its step"
+    beside = Path(f"{folder}.checkpoints")
+    remedy = f"did you mean {beside}?" if beside.is_dir() else "give a folder of checkpoints, or a new one"
+    return f"{folder} has no checkpoint, but {printable(', '.join(names[:3]))}: {remedy}"
 
 
 def _leaves(engine: Engine) -> dict[str, tuple[list[int], str]]:

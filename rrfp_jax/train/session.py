@@ -22,7 +22,7 @@ from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.checks import check_count, check_losses, folder_of
 from rrfp_jax.train.gathering import whole_params
-from rrfp_jax.train.going_on import Found, look_at
+from rrfp_jax.train.going_on import Found, look_at, say_none
 from rrfp_jax.train.kept_numbers import kept_numbers, say_which_count
 from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.train.named import read_schedule
@@ -217,7 +217,8 @@ class Session(Startup):
         """Go on from the latest intact checkpoint of a folder; all processes together.
 
         The mesh, the number of processes, the schedule and the precision of messages may be others than
-        when it was saved. One that is damaged is passed over, which is said.
+        when it was saved. One that is damaged is passed over. That is said, and so is
+        that there is none.
 
         Args:
             folder: as for `save`.
@@ -230,7 +231,8 @@ class Session(Startup):
             Whether there was one.
 
         Raises:
-            UsageError: it is of another model, optimizer or seed, or there is none of that step. With
+            UsageError: it is of another model, optimizer or seed, there is none of that step, or the folder
+                has other things than checkpoints. With
                 `params_only` also if there is none at all, or after a step.
             TrainingError: there are only damaged ones.
         """
@@ -243,13 +245,22 @@ class Session(Startup):
                 f"Trainer.restore(params_only=True) after {self.steps_done} steps: training begins anew with "
                 f"these parameters, so restore them before the first step"
             )
-        if not params_only and (found := self.look_at(path, step)) is not None and found.refusal:
-            raise UsageError(found.refusal)  # before it compiles
-        self._start(data)
         if params_only:
+            self._start(data)
             with during(self.progress, "restoring", str(path)):
                 self._stepper.saves.restore_params(path, step)
             return True
+        found = self.look_at(path, step)  # before it compiles
+        if found is not None and found.refusal:
+            raise UsageError(found.refusal)
+        if found is None and step is None:
+            say_none(self._world, path, self.steps_done)
+        return self.go_on(path, step)
+
+    def go_on(self, folder: str | Path, step: int | None = None) -> bool:
+        """What `restore` does once `look_at` refuses nothing; if there is no checkpoint, without a word."""
+        data, path = self._own_data("restore"), folder_of("restore", folder)
+        self._start(data)
         asked = kept_numbers(self._engine)
         with during(self.progress, "restoring", str(path)):
             restored = self._stepper.saves.restore(path, step)

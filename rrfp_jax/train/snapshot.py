@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from rrfp_jax.checkpoint.checkpoint import Checkpoints, OnError
-from rrfp_jax.checkpoint.leaves import Key, filled, keyed, plain_key
+from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, filled, keyed, plain_key
 from rrfp_jax.checkpoint.manifest import RunState, StoredLayer
 from rrfp_jax.checkpoint.parts import Parts
 from rrfp_jax.checkpoint.restoring import Chosen
@@ -19,8 +19,6 @@ from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.train.nonfinite import Standing
-
-PARAMETERS, OPTIMIZER = "params", "optimizer"
 
 
 def leaves_of(stages: Iterable[Stage], optimizers: Iterable[Optimizer]) -> list[tuple[Key, jax.Array]]:
@@ -115,7 +113,8 @@ class Saves:
             key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             for key, leaf in leaves_of(stages, optimizers)
         }
-        found = Checkpoints(folder, self._world).restore(wanted, step, standing_of)
+        everything = Chosen(layers=len(self._engine.library.params))
+        found = Checkpoints(folder, self._world).restore(wanted, step, standing_of, everything)
         if found is None:
             return None
         check_seed(found.run, self._seed)
@@ -139,7 +138,7 @@ class Saves:
         specs, owners = self._engine.library.params, self._engine.library.roles.owners
         keys = dict(zip(leaf_paths(specs), (key for key, _ in keyed(specs, PARAMETERS)), strict=True))
         sources = {keys[alias]: keys[owner] for alias, owner in owners.items()}
-        only = Chosen(root=PARAMETERS, sources=sources, what="model")
+        only = Chosen(root=PARAMETERS, sources=sources, layers=len(specs))
         found = Checkpoints(folder, self._world).restore(wanted, step, only=only)
         if found is None:
             raise UsageError(f"{folder}: no checkpoint is there to take parameters from")

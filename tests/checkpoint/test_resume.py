@@ -1,5 +1,7 @@
 """Training that is stopped and goes on: in the same way, on other stages, by another schedule."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ import rrfp_jax as rrfp
 from tests.support import toy
 
 STEPS = 40
+
+FITS = "of another optimizer: the parameters fit, the optimizer's state does not"
 
 
 def trainer(stages=4, **kwargs):
@@ -122,17 +126,34 @@ def test_steps_taken_beside_the_writing_change_nothing_that_is_saved(tmp_path):
     chex.assert_trees_all_equal(other.params, before)
 
 
-def test_nothing_there(tmp_path):
+def test_nothing_there(tmp_path, capsys, monkeypatch):
     own = trainer(1)
-    assert not own.restore(tmp_path) and own.steps_done == 0
+    monkeypatch.setattr(own, "go_on", lambda folder, step: False)  # it would compile
+    (tmp_path / ".2.saving").mkdir()  # was never completed
+    for folder in (tmp_path, tmp_path / "thrid.checkpoints"):
+        assert not own.restore(folder) and own.steps_done == 0
+        assert capsys.readouterr().out == f"no checkpoint in {folder}: training begins with step 0\n"
+
+
+def test_a_folder_of_something_else_is_refused(saved, tmp_path):
+    run, own = tmp_path / "third", trainer(1)
+    run.mkdir()
+    (run / "metrics.jsonl").touch()
+    refused = f"{run} has no checkpoint, but metrics.jsonl: "
+    for said in (f"{refused}give a folder", f"{refused}did you mean {run}.checkpoints?"):
+        with pytest.raises(rrfp.UsageError, match=re.escape(said)):
+            own.restore(run)
+        run.with_name("third.checkpoints").mkdir(exist_ok=True)
+    with pytest.raises(rrfp.UsageError, match="is itself a checkpoint: give restore"):
+        own.restore(saved[0] / str(STEPS))
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
         (lambda: trainer(1, seed=1), ["seed=1", "seed=0"]),
-        (lambda: trainer(1, optimizer=toy.optax.sgd(0.1)), ["another model or optimizer", "optimizer"]),
-        (lambda: trainer(1, pipe=shorter()), ["another model", "it lacks params.3.out"]),
+        (lambda: trainer(1, optimizer=toy.optax.sgd(0.1)), [FITS, "(its optimizer.", "params_only=True"]),
+        (lambda: trainer(1, pipe=shorter()), ["another model: the checkpoint has 8 layers, this model 4 ("]),
     ],
     ids=["seed", "optimizer", "model"],
 )

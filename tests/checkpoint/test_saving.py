@@ -62,10 +62,16 @@ def test_a_run_that_broke_off_goes_on_to_the_bit(train, tmp_path, monkeypatch):
     assert checkpoints(tmp_path) == [6, 7]
 
 
-def test_what_a_start_finds_there(train, tmp_path):
-    train(steps=3)
-    status, said, lines = train(steps=3)
+def test_what_a_start_finds_there(train, tmp_path, monkeypatch):
+    said_none = "no checkpoint in"
+    _, said, _ = train(steps=3)
+    assert said_none not in said
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "start", lambda *args, **kwargs: pytest.fail("compiled for nothing"))
+        status, said, lines = train(steps=3)
     assert status == 0 and "nothing is left to do" in said and len(lines) == 3
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     status, said, lines = train(steps=4)
     assert "resumes after 3 steps" in said and [line["step"] for line in lines] == [0, 1, 2, 3]
     status, said, lines = train(steps=2, **{"checkpoint.resume": False})
@@ -112,6 +118,6 @@ def test_a_changed_configuration_is_told_or_refused_before_it_compiles(train, fo
     status, said, lines = train(steps=4, **{"model.d_model": 16, "seed": 0})
     assert status == 2 and len(lines) == 3
     assert "  model.d_model: 8 -> 16\n" in said
-    assert "is of another model or optimizer: its params.0." in said and "To begin anew" in said
+    assert "is of another model: the parameters differ (its params.0." in said and "To begin anew" in said
     status, said, _ = train(steps=4, seed=3)
     assert status == 2 and "seed=3: the checkpoint of step 3 is of a run with seed=0" in said

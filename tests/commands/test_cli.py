@@ -193,7 +193,7 @@ def test_control_c_says_how_to_go_on(folder, interrupted):
     out, command = interrupted("goes-on", "step     1", **settings)
     (folder / "runs" / "goes-on.checkpoints").rename(folder / "runs" / "resumed.checkpoints")
     said = re.search(r"^Ctrl-C: stopped after step (\d+); resumes from .*/(\d+)\nto go on: (.*)$", out, re.M)
-    assert int(said[2]) == int(said[1]) + 1
+    assert int(said[2]) == int(said[1]) + 1 and out.splitlines()[-1] == f"to go on: {said[3]}"
     goes_on = command.replace(" --config.checkpoint.resume=False", "")
     assert said[3] == f"{goes_on} --config.checkpoint.resume=True"
     del settings["checkpoint.resume"]

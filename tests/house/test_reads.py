@@ -142,6 +142,7 @@ def test_secrets_are_made_for_their_user_alone(trees):
         ("runtime/programs/sealed_files.py", True, 0o600),
         ("runtime/lifecycle/last_words.py", False, 0o644),
         ("runtime/processes/flight_recorder.py", False, 0o644),
+        ("runtime/processes/name_lock.py", False, 0o644),
     }
 
 

@@ -1,0 +1,123 @@
+"""One live run of a name: its rank 0 holds `<directory>/.<name>.lock` for as long as it lives.
+
+The lock is the kernel's (`flock`), which takes it back when a process dies: a killed run is in nobody's way.
+The file says who has it, and is removed at the end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import printable
+from rrfp_jax.files import opened, read_whole
+from rrfp_jax.runtime.processes.world import START_SECONDS, World
+
+LONGEST_HOLDER = 1024
+"""Bytes that the file may have."""
+
+
+@contextmanager
+def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, no other run can take this one's name; all processes together.
+
+    Args:
+        world: the processes.
+        folder: of the run.
+        say: is told, on rank 0, if the file system has no locks; then nothing is held.
+
+    Raises:
+        UsageError: a live run has the name.
+    """
+    with ExitStack() as stack:
+        lock, holder = _lock_of(folder), ""
+        if world.rank == 0:
+            try:
+                stack.enter_context(_locked(lock))
+            except BlockingIOError:
+                holder = _holder(lock)
+            except OSError as error:
+                say(f"{lock} cannot be locked ({error.strerror}): start no other run of this name meanwhile")
+        holder = world.gather("whether the run's name is free", holder, START_SECONDS)[0]
+        if holder:
+            raise UsageError(
+                f"{folder} is being trained by {holder}: give this run another --config.name, or stop "
+                f"that one"
+            )
+        yield
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a live run has the name of this folder."""
+    try:
+        with opened(_lock_of(folder)) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no file, or no locks
+        return False
+    return False
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is there meanwhile, as are the directories above it."""
+    made = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = _lock(path)
+        try:
+            with suppress(OSError):  # a full disk: the lock holds all the same
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{_this_process()}\n".encode())
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+    finally:
+        for parent in made:
+            with suppress(OSError):
+                parent.rmdir()
+
+
+def _lock(path: Path) -> int:
+    """The descriptor of the file, locked.
+
+    Raises:
+        BlockingIOError: another process has the lock.
+        OSError: the file cannot be made, or its file system has no locks.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # whoever had the lock has removed this file since: there is another by now
+
+
+def _this_process() -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"process {os.getpid()} on {socket.gethostname()} (since {since})"
+
+
+def _holder(path: Path) -> str:
+    """Who has the lock, in words."""
+    with suppress(OSError):
+        text = read_whole(path, LONGEST_HOLDER).decode(errors="replace").strip()
+        return printable(text) or "another process"
+    return "another process"
