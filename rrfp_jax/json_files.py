@@ -26,6 +26,9 @@ T = TypeVar("T")
 LARGEST_FILE = 2**28
 """Bytes of a JSON file that is read; in Python it takes about ten times as many."""
 
+LARGEST_LINES = 2**32
+"""Bytes of a file with a JSON object a line that is read: some ten million steps of a `metrics.jsonl`."""
+
 MOST_DIGITS = 400
 """Of a whole number; with more of them it fits no machine's float either."""
 

@@ -9,11 +9,8 @@ import msgspec
 
 from rrfp_jax.explain.explanation import TimedStep
 from rrfp_jax.files import read_whole
-from rrfp_jax.json_files import Count, Seconds, Unreadable, as_kind, parse_json
+from rrfp_jax.json_files import LARGEST_LINES, Count, Seconds, Unreadable, as_kind, parse_json
 from rrfp_jax.views.trace_reading import read_trace
-
-LARGEST_METRICS = 2**32
-"""Bytes of a `metrics.jsonl` that is read: some ten million steps."""
 
 Steps: TypeAlias = dict[int, "_Line"]
 
@@ -61,7 +58,7 @@ def read_run(folder: Path) -> list[TimedStep]:
 def _lines(path: Path) -> Steps:
     """By step, the lines that are whole: the last one may have been cut short as a run was killed."""
     try:
-        lines = read_whole(path, LARGEST_METRICS).split(b"\n")[:-1]
+        lines = read_whole(path, LARGEST_LINES).split(b"\n")[:-1]
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
     found: Steps = {}

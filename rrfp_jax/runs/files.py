@@ -14,16 +14,13 @@ import msgspec
 
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.files import move_away, read_whole
-from rrfp_jax.json_files import Count, as_kind, parse_json
+from rrfp_jax.json_files import LARGEST_LINES, Count, as_kind, parse_json
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runs.origin import origin_of
 from rrfp_jax.runtime.processes.world import World
 
 ORIGIN = "_origin"
 """Of `config.json`, beside the config's own fields: where the run comes from."""
-
-LARGEST_METRICS = 2**32
-"""Bytes of a `metrics.jsonl` whose lines are kept: some ten million steps."""
 
 
 class MetricsLine(msgspec.Struct, frozen=True):
@@ -158,7 +155,7 @@ def _lines_of(path: Path) -> tuple[list[tuple[int, str]], str]:
     A last line that was cut short is not wrong: somebody was killed while it was written.
     """
     try:
-        lines = read_whole(path, LARGEST_METRICS).split(b"\n")[:-1]
+        lines = read_whole(path, LARGEST_LINES).split(b"\n")[:-1]
     except OSError as error:
         return [], f"cannot be read: {error.strerror}"
     found, wrong = [], ""

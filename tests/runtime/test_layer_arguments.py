@@ -1,0 +1,117 @@
+"""What a layer or its class does not take is said, with what to write instead."""
+
+import flax.linen as linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import rrfp_jax as rrfp
+from tests.runtime.test_layers import WIDTH, Table, head, head_init, tokens_only
+from tests.support import toy
+
+
+class Plain(nnx.Module):
+    """Takes no random numbers; `others` go to its `__call__`."""
+
+    def __init__(self, width, scale=1.0):
+        self.scale = nnx.Param(jnp.full(width, scale))
+
+    def __call__(self, x, mb):
+        return x * self.scale[...]
+
+
+class Random(Plain):
+    def __init__(self, width, *, rngs):
+        super().__init__(width)
+
+
+class NoMicrobatch(Random):
+    def __call__(self, x):
+        return x
+
+
+class Trained(Random):
+    def __call__(self, x, mb, train):
+        return x
+
+
+class Wrong(Random):
+    def __call__(self, x, mb):
+        return abs(x, mb)
+
+
+class LinenNoMicrobatch(linen.Module):
+    width: int
+
+    def __call__(self, x):
+        return x
+
+
+def no_microbatch(x):
+    return x
+
+
+def none(key):
+    return {}
+
+
+def refusal(make):
+    """Of a model whose second layer is this one."""
+    with pytest.raises(rrfp.UsageError) as refused:
+        layers = [rrfp.layer(lambda carry, mb: mb["x"]), make()]
+        rrfp.Pipeline(layers, toy.loss).shapes({"x": jax.ShapeDtypeStruct((2, WIDTH), np.float32)})
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: rrfp.layer(NoMicrobatch, WIDTH),
+            "layer 1 (NoMicrobatch): __call__ must take (carry, mb); add mb",
+        ),
+        (lambda: rrfp.layer(Trained, WIDTH), "__call__ must take (carry, mb); give train a default"),
+        (lambda: rrfp.layer(LinenNoMicrobatch, 3), "__call__ must take (carry, mb); add mb"),
+        (lambda: rrfp.layer(no_microbatch), "layer 1 (no_microbatch): must take (carry, mb); add mb"),
+        (lambda: rrfp.layer(lambda mb: 0), "must take (carry, mb); add carry"),
+        (lambda: rrfp.layer(lambda x, mb: x, init=none), "must take (params, carry, mb); add params"),
+        (
+            lambda: rrfp.layer(Random),
+            "layer 1 (Random): Random.__init__(): missing a required argument: 'width'; give what it takes "
+            "after it, rrfp.layer(Random, width)",
+        ),
+        (
+            lambda: rrfp.layer(Plain, 3, 4, 5),
+            "too many positional arguments; give what it takes after it, rrfp.layer(",
+        ),
+        (lambda: rrfp.layer(Plain, 3, size=4), "unexpected keyword argument 'size'"),
+        (
+            lambda: rrfp.layer(LinenNoMicrobatch),
+            "layer(LinenNoMicrobatch): LinenNoMicrobatch.__init__(): missing",
+        ),
+        (
+            lambda: rrfp.layer(Random, WIDTH, nnx.Rngs(0)),
+            "layer(Random): do not pass rngs: each stage makes its own",
+        ),
+        (lambda: rrfp.layer(Random, WIDTH, rngs=nnx.Rngs(0)), "do not pass rngs"),
+        (lambda: rrfp.layer(Wrong, WIDTH), "cannot take what layer 0 (<lambda>) gives"),  # a call inside
+    ],
+)
+def test_what_a_layer_does_not_take_is_said(make, said):
+    assert said in refusal(make)
+
+
+def test_a_class_without_random_numbers_is_given_none():
+    layers = [rrfp.layer(tokens_only), rrfp.layer(Table, toy.VOCABULARY), rrfp.layer(Plain, WIDTH, 2.0)]
+    pipe = rrfp.Pipeline([*layers, rrfp.layer(head, init=head_init)], toy.loss)
+    trainer = toy.trainer(1, pipe=pipe, data=toy.microbatches(1))
+    trainer.start()
+    assert trainer.params["2"]["scale"].tolist() == [2.0] * WIDTH
+
+
+def test_a_loss_that_takes_no_microbatch_is_refused():
+    pipe = rrfp.Pipeline([rrfp.layer(tokens_only)], lambda carry: rrfp.Loss(0.0))
+    with pytest.raises(rrfp.UsageError, match=r"the loss: must take \(carry, mb\); add mb"):
+        pipe.shapes({"tokens": jax.ShapeDtypeStruct((2, WIDTH), np.int32)})
