@@ -56,11 +56,10 @@ def stages(step: RecordedStep) -> Plot:
     span = step.trace.makespan or 1.0
     rows = []
     for stage, time in enumerate(stage_times(step.trace, step.fixed_order, step.grouped)):
-        idle = [(cause.value, seconds) for cause, seconds in time.idle.items()]
-        for order, (name, own) in enumerate([("compute", time.compute), *idle]):
+        for order, (name, own) in enumerate(time.seconds.items()):
             what = {"stage": stage, "name": MEANING[name], "share": own / span, "order": order}
             rows.append(what | {"ms": milliseconds(own)})
-    scale = colours({MEANING[name]: CAUSES[name] for name in ("compute", *Cause)})
+    scale = colours({MEANING[name]: CAUSES[name] for name in ("compute", "delayed", *Cause)})
     axis = alt.Axis(format="%")
     chart = (
         alt.Chart(alt.NamedData("stages"), width=WIDTH, height=alt.Step(row_height(step.trace.stages)))

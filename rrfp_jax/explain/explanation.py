@@ -60,8 +60,9 @@ class Explanation:
         sentence: what matters most.
         steps: how many it is about.
         seconds: of a step, with everything; the median.
-        shares: of that time, by cause, adding up to 1: "compute", the causes of idleness by name, "data",
-            "planning", and "between" for what is between the tasks of two steps, such as the update.
+        shares: of that time, by cause, adding up to 1: "compute", "delayed" for devices that injected delays
+            keep busy, the causes of idleness by name, "data", "planning", and "between" for what is between
+            the tasks of two steps, such as the update.
         savings: the largest first; empty if the simulator is too far off to tell.
         error: how far it is off on the steps as they were, as a share of their time.
     """
@@ -111,9 +112,11 @@ class Explanation:
 
 MEANING: Mapping[str, str] = {
     "compute": "computing",
+    "delayed": "injected delays: a device is kept busy",
     Cause.BEGIN: "idle: the pipeline fills",
     Cause.STAGE: "idle: waiting for another stage's task",
     Cause.LINK: "idle: waiting for a transfer",
+    Cause.INJECTED: "idle: an injected delay holds a transfer",
     Cause.ORDER: "idle: the fixed order waits for another task",
     Cause.MEMORY: "idle: a limit on memory holds forwards back",
     Cause.TURN: "idle: gradients wait for their turn",
@@ -156,8 +159,8 @@ def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
         recorded = step.recorded
         span = recorded.trace.makespan
         times = stage_times(recorded.trace, recorded.fixed_order, recorded.grouped)
-        for cause, share in shares(times).items():
-            seconds["compute" if cause is None else cause.value] += span * share
+        for name, share in shares(times).items():
+            seconds[name] += span * share
         outside = {"data": step.load_seconds, "planning": step.planning_seconds}
         outside["between"] = max(step.wall_seconds - span - sum(outside.values()), 0.0)
         for name, own in outside.items():

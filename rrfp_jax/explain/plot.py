@@ -14,9 +14,11 @@ WIDTH = 1000
 
 CAUSES: Mapping[str, str] = {
     "compute": "#0072b2",
+    "delayed": "#ff69b4",
     Cause.BEGIN: "#e5e5e5",
     Cause.STAGE: "#d55e00",
     Cause.LINK: "#e69f00",
+    Cause.INJECTED: "#ffc0dc",
     Cause.ORDER: "#cc79a7",
     Cause.MEMORY: "#8c564b",
     Cause.TURN: "#f0e442",

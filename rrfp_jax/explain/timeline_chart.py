@@ -10,7 +10,7 @@ from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.explain.charts import row_height
 from rrfp_jax.explain.explanation import MEANING
 from rrfp_jax.explain.plot import WIDTH, Plot, Row, colours, milliseconds
-from rrfp_jax.views.picture import COLOURS, NAMES
+from rrfp_jax.views.picture import COLOURS, DELAY, DELAY_COLOUR, NAMES
 
 LEAST_IDLE = 1e-3
 """Part of the step below which an idle time is left out."""
@@ -21,7 +21,9 @@ def timeline(step: RecordedStep) -> Plot:
     x = alt.X("a:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(step.trace.makespan)]))
     y = alt.Y("s:O", title="stage")
     present = {record.task.kind for record in step.trace.records}
-    scale = colours({NAMES[kind]: COLOURS[kind] for kind in NAMES if kind in present})
+    drawn = {NAMES[kind]: COLOURS[kind] for kind in NAMES if kind in present}
+    delays = _delays(step)
+    scale = colours(drawn | ({DELAY: DELAY_COLOUR} if delays else {}))
     legend = alt.Legend(title=None, orient="bottom")
     times = [_tip("a", "from"), _tip("b", "to")]
     idle = (
@@ -29,16 +31,15 @@ def timeline(step: RecordedStep) -> Plot:
         .mark_rect(color="#eeeeee")
         .encode(x=x, x2="b:Q", y=y, tooltip=[_tip("k", "why"), _tip("t", "waits for"), *times])
     )
+    colour = alt.Color("k:N", scale=scale, legend=legend)
+    said = [_tip("t", "task"), _tip("k", "kind"), *times]
     tasks = (
         alt.Chart(alt.NamedData("tasks"))
         .mark_rect()
-        .encode(
-            x=x,
-            x2="b:Q",
-            y=y,
-            color=alt.Color("k:N", scale=scale, legend=legend),
-            tooltip=[_tip("t", "task"), _tip("k", "kind"), *times, _tip("r", "ready")],
-        )
+        .encode(x=x, x2="b:Q", y=y, color=colour, tooltip=[*said, _tip("r", "ready")])
+    )
+    injected = (
+        alt.Chart(alt.NamedData("delays")).mark_rect().encode(x=x, x2="b:Q", y=y, color=colour, tooltip=said)
     )
     critical = (
         alt.Chart(alt.NamedData("critical"))
@@ -47,8 +48,9 @@ def timeline(step: RecordedStep) -> Plot:
     )
     zoom = alt.selection_interval(bind="scales", encodings=["x"])
     height = alt.Step(row_height(step.trace.stages))
-    chart = alt.layer(idle, tasks.add_params(zoom), critical).properties(width=WIDTH, height=height)
-    return Plot(chart, {"tasks": _tasks(step), "idle": _idle(step), "critical": _critical(step)})
+    chart = alt.layer(idle, tasks.add_params(zoom), injected, critical)
+    rows = {"tasks": _tasks(step), "delays": delays, "idle": _idle(step), "critical": _critical(step)}
+    return Plot(chart.properties(width=WIDTH, height=height), rows)
 
 
 def _tasks(step: RecordedStep) -> list[Row]:
@@ -63,6 +65,22 @@ def _tasks(step: RecordedStep) -> list[Row]:
             "r": milliseconds(record.ready - begin),
         }
         for record in step.trace.records
+    ]
+
+
+def _delays(step: RecordedStep) -> list[Row]:
+    """The ends of tasks that injected delays are."""
+    begin = step.trace.start
+    return [
+        {
+            "s": record.stage,
+            "a": milliseconds(record.computed - begin),
+            "b": milliseconds(record.end - begin),
+            "k": DELAY,
+            "t": str(record.task),
+        }
+        for record in step.trace.records
+        if record.delayed
     ]
 
 

@@ -210,7 +210,7 @@ def byte_budgets(workload: Workload, limit: int | None, chunks: int) -> list[Bud
 
 
 COLUMNS: Mapping[str, Sequence[Cause]] = {
-    "stall": (Cause.BEGIN, Cause.STAGE, Cause.LINK, Cause.END),
+    "stall": (Cause.BEGIN, Cause.STAGE, Cause.LINK, Cause.INJECTED, Cause.END),
     "blocked": (Cause.ORDER,),
     "held": (Cause.MEMORY, Cause.TURN),
     "launch": (Cause.GROUP, Cause.HOST),

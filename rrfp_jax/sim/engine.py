@@ -130,7 +130,7 @@ class _Simulation:
         device.busy += duration
         device.tasks += 1
         self._records += RECORD.pack(
-            stage, kind, chunk, microbatch, 0, ready[kind][chunk][microbatch], now, start, end
+            stage, kind, chunk, microbatch, 0, ready[kind][chunk][microbatch], now, start, end, 0.0, 0.0
         )
         if kind is FORWARD:
             ready[BACKWARD][chunk][microbatch] = now  # on the last virtual stage; elsewhere it must arrive

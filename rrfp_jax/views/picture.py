@@ -6,7 +6,7 @@ All pictures of steps are drawn here, real ones and simulated ones. Colours are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,21 +18,30 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 
 COLOURS = {FORWARD: "#0072b2", BACKWARD: "#d55e00", INPUT: "#e69f00", WEIGHT: "#009e73"}
 NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: "input gradient", WEIGHT: "weight gradient"}
+DELAY, DELAY_COLOUR = "injected delay", "#ff69b4"
+"""Of the end of a task in which its device was only kept busy."""
+
 DARK, LIGHT = "#202020", "white"
 LETTERS = {FORWARD: LIGHT, BACKWARD: LIGHT, INPUT: DARK, WEIGHT: LIGHT}
 PALER = 0.45
 """How far the colour of a stage's last chunk is from its first one's to white."""
 
-HELD = (Cause.ORDER, Cause.MEMORY, Cause.TURN)
-HOST = (Cause.GROUP, Cause.HOST)
 IDLE = {
     "idle: nothing is ready": ("#eeeeee", ""),
     "idle: what is ready is held back": ("#c8c8c8", "////"),
     "idle: ready, not started yet": ("#8c8c8c", ""),
+    "idle: an injected delay": ("#ffd9ec", ""),
 }
 """What is drawn of idleness: its name, colour and hatching. Hovering tells each cause."""
 
-NOTHING, HELD_BACK, NOT_STARTED = IDLE
+NOTHING, HELD_BACK, NOT_STARTED, INJECTED = IDLE
+
+DRAWN_AS: Mapping[Cause, str] = {
+    **dict.fromkeys((Cause.BEGIN, Cause.STAGE, Cause.LINK, Cause.END), NOTHING),
+    **dict.fromkeys((Cause.ORDER, Cause.MEMORY, Cause.TURN), HELD_BACK),
+    **dict.fromkeys((Cause.GROUP, Cause.HOST), NOT_STARTED),
+    Cause.INJECTED: INJECTED,
+}
 
 LEAST = 1e-3
 """Part of the time axis below which an idle time is drawn as one in which nothing is ready."""
@@ -124,9 +133,10 @@ def figure(panels: Sequence[Panel]) -> Any:
         for axes, panel in zip(rows, panels, strict=True):
             _draw_idle(axes, panel, axis, legend)
             _draw_tasks(axes, panel, axis, legend, points)
+            _draw_delays(axes, panel, axis, legend)
             _describe(axes, panel, axis)
         rows[-1].set_xlabel(f"time ({axis.unit}); the number in a box is its microbatch", fontsize=9)
-        order = [*NAMES.values(), CHUNKS, *IDLE]
+        order = [*NAMES.values(), CHUNKS, DELAY, *IDLE]
         shown = [legend[name] for name in order if name in legend]
         made.legend(handles=shown, loc="outside lower center", ncols=len(shown), fontsize=8.5, frameon=False)
     return made
@@ -138,8 +148,7 @@ CHUNKS = "paler: later chunks"
 def _draw_idle(axes: Any, panel: Panel, axis: TimeAxis, legend: dict[str, Any]) -> None:
     found: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for idle in panel.idle:
-        kind = HELD_BACK if idle.cause in HELD else NOT_STARTED if idle.cause in HOST else NOTHING
-        kind = kind if idle.seconds > LEAST * axis.longest else NOTHING
+        kind = DRAWN_AS[idle.cause] if idle.seconds > LEAST * axis.longest else NOTHING
         found.setdefault((idle.stage, kind), []).append(axis.span(panel.trace, idle.start, idle.end))
     for (stage, kind), spans in found.items():
         colour, hatch = IDLE[kind]
@@ -178,6 +187,17 @@ def _draw_tasks(axes: Any, panel: Panel, axis: TimeAxis, legend: dict[str, Any],
         legend[NAMES[kind]] = _patch(NAMES[kind], facecolor=COLOURS[kind])
     if chunks > 1:
         legend[CHUNKS] = _patch(CHUNKS, facecolor=_colour(Task(FORWARD, chunks - 1, 0), chunks))
+
+
+def _draw_delays(axes: Any, panel: Panel, axis: TimeAxis, legend: dict[str, Any]) -> None:
+    """Over the ends of tasks that were injected."""
+    look = {"facecolor": DELAY_COLOUR, "linewidth": 0, "hatch": "xxxx"}
+    for stage in range(panel.trace.stages):
+        delayed = [record for record in panel.trace.stage_records(stage) if record.delayed]
+        spans = [axis.span(panel.trace, record.computed, record.end) for record in delayed]
+        if spans:
+            axes.broken_barh(spans, (stage - THICK / 2, THICK), **look)
+            legend[DELAY] = _patch(DELAY, **look)
 
 
 def _describe(axes: Any, panel: Panel, axis: TimeAxis) -> None:

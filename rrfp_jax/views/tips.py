@@ -49,6 +49,8 @@ def _of_task(panel: Panel, record: TaskRecord) -> str:
         lines += [
             f"needed {sender.task} of stage {sender.stage}, which had ended {ended} before it was ready"
         ]
+    if record.delayed:
+        lines += [f"the last {told(record.delayed)} of it are an injected delay"]
     return "\n".join([*lines, f"ready {told(waited)} before it began"])
 
 
@@ -68,6 +70,7 @@ def reason(idle: Idle) -> str:
         Cause.BEGIN: f"nothing has reached the stage yet; {waits}",
         Cause.STAGE: f"nothing is ready; {waits}",
         Cause.LINK: f"nothing is ready; what {task} needs of {source} is on its way",
+        Cause.INJECTED: f"nothing is ready; an injected delay holds what {task} needs of {source}",
         Cause.ORDER: f"another task is ready, but the order has {task} next"
         + (f", which waits for {source}" if source else ""),
         Cause.MEMORY: f"{task} is ready, but the limit on what is in flight holds it back",

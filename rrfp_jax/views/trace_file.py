@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.json_files import write_json
 from rrfp_jax.views.rules_file import rules_text
 
 TRACED_STEPS = 20
 """How many of the latest steps are kept to be written."""
+
+DELAY = "injected delay"
+"""The name of the end of a task that is one."""
 
 SHORTEST_GAP = 50e-6
 """Idle times below this (s) are left out of the file."""
@@ -23,6 +26,8 @@ def write_trace(
     path: str | Path, groups: Mapping[str, Iterable[RecordedStep]], clock: str = "rank 0"
 ) -> None:
     """One track per stage: tasks, the gaps between them with what was awaited, arrows for transfers.
+
+    A task that was delayed on purpose has a slice for that within its own.
 
     Times in microseconds, on the clock of rank 0; `otherData` says how precisely the others' are known. Each
     group of steps has tracks of its own, under its name, and begins at 0.
@@ -54,6 +59,7 @@ def _group(pid: int, name: str, recorded: Sequence[RecordedStep]) -> list[dict[s
     events += _rules(recorded)
     for step in steps:
         events += _tasks(step, origin)
+        events += _delays(step, origin)
         events += _gaps(step, origin)
         events += _arrows(step, origin, f"{pid}.{step.step}")
     return events
@@ -86,9 +92,25 @@ def _tasks(step: StepTrace, origin: float) -> list[dict[str, Any]]:
                 "step": step.step,
                 "ready": _microseconds(record.ready - origin),
                 "dispatched": _microseconds(record.dispatched - origin),
+                **_injected(record),
             },
         )
         for record in step.records
+    ]
+
+
+def _injected(record: TaskRecord) -> dict[str, float]:
+    """What was injected, where something was."""
+    found = {"delayed": record.delayed, "late": record.late}
+    return {name: _microseconds(seconds) for name, seconds in found.items() if seconds}
+
+
+def _delays(step: StepTrace, origin: float) -> list[dict[str, Any]]:
+    """The ends of tasks that injected delays are."""
+    return [
+        _event(DELAY, r.stage, r.computed - origin, r.delayed, {"of": str(r.task), "step": step.step})
+        for r in step.records
+        if r.delayed
     ]
 
 

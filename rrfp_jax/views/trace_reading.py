@@ -15,6 +15,7 @@ from rrfp_jax.core.tasks import Kind, Placement, Task
 from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Seconds, Unreadable, as_kind, load_json
 from rrfp_jax.views.rules_file import RulesText
+from rrfp_jax.views.trace_file import DELAY
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """Of a stage, a task or a step, as records have it."""
@@ -22,6 +23,9 @@ Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Microseconds: TypeAlias = Seconds
 Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """In microseconds; what a step begins with may have been ready before it."""
+
+BESIDE = ("idle", DELAY, "process_name", "thread_name")
+"""Names of events that say nothing which others do not say."""
 
 KINDS = {kind.letter: kind for kind in Kind}
 
@@ -80,6 +84,8 @@ class _Task(_Strict, frozen=True, kw_only=True):
     step: Number
     ready: Moment
     dispatched: Moment
+    delayed: Microseconds = 0.0
+    late: Microseconds = 0.0
 
 
 class _Leaves(msgspec.Struct, frozen=True, tag_field="ph", tag="s"):
@@ -118,7 +124,7 @@ def _groups(events: Sequence[Any]) -> dict[str, list[RecordedStep]]:
     steps: dict[int, dict[int, list[TaskRecord]]] = {pid: {} for pid in groups}
     rules: dict[int, dict[int, RulesText]] = {pid: {} for pid in groups}
     for event in events:
-        if isinstance(event, _Leaves | _Comes) or event.name in ("idle", "process_name", "thread_name"):
+        if isinstance(event, _Leaves | _Comes) or event.name in BESIDE:
             continue
         if event.pid not in groups:
             raise ValueError(f"{event.name} is of process {event.pid}, which has no name")
@@ -162,5 +168,7 @@ def _record(event: _Slice, args: _Task, placement: Placement | None) -> TaskReco
         raise ValueError(f"{event.name} is of stage {args.stage}, chunk {args.chunk}; there is no such place")
     if (event.name, event.tid) != (str(task), args.stage):
         raise ValueError(f"{event.name} on track {event.tid} says that it is {task} on stage {args.stage}")
-    times = (args.ready, args.dispatched, event.ts, event.ts + event.dur)
+    if args.delayed > event.dur:
+        raise ValueError(f"{event.name} took {event.dur:g} us, of which {args.delayed:g} us were injected")
+    times = (args.ready, args.dispatched, event.ts, event.ts + event.dur, args.delayed, args.late)
     return TaskRecord(args.stage, task, args.bucket, *(time * 1e-6 for time in times))

@@ -47,6 +47,23 @@ def test_every_part_of_a_gap_has_its_cause():
     ]
 
 
+def test_injected_delays_are_neither_computing_nor_a_slow_link():
+    trace = trace_of(
+        record(F0, 0, 0, 0, 3)._replace(delayed=2),
+        record(B0, 10, 10, 10, 11)._replace(late=4),
+        record(F0, 4, 4, 4, 5, stage=1)._replace(late=0.5),
+        record(B0, 4, 5, 5, 5.5, stage=1),
+        stages=2,
+    )
+    assert causes(trace, 0) == [(Cause.STAGE, 3, 5.5), (Cause.LINK, 5.5, 6), (Cause.INJECTED, 6, 10)]
+    assert causes(trace, 1)[:3] == [(Cause.BEGIN, 0, 3), (Cause.BEGIN, 3, 3.5), (Cause.INJECTED, 3.5, 4)]
+    first, second = stage_times(trace, False)
+    assert (first.compute, first.delayed, first.total) == (2, 2, 11)
+    found = shares([first, second])
+    assert found["delayed"] == pytest.approx(1 / 11) and found["compute"] == pytest.approx(3.5 / 22)
+    assert sum(found.values()) == pytest.approx(1.0)
+
+
 def test_whose_task_and_link_was_awaited():
     stalls = [idle for idle in idleness(TWO_STAGES, False) if idle.cause in (Cause.STAGE, Cause.LINK)]
     assert stalls == [

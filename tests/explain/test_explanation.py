@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.explain.explanation import MEANING, TimedStep, explain
 from rrfp_jax.sim.disturbances import Disturbed
 from tests.support.spoilt import EVEN, STAGES, ran, rows, rules, spoilt
@@ -55,6 +56,17 @@ def test_the_first_sentence_names_the_cause(step, said):
     assert set(found.shares) == set(MEANING) and found.error < 1e-9
     shown = str(found)
     assert found.sentence in " ".join(shown.split()) and "computing" in shown and "saves" in shown
+
+
+def test_injected_delays_are_not_computing():
+    step = ran(COSTS)
+    records = [record._replace(delayed=record.end - record.start) for record in step.trace.records]
+    delayed = replace(step, trace=replace(step.trace, parts=[Part.of(records)]))
+    (plain, late) = (
+        explain([TimedStep(recorded=own, wall_seconds=own.trace.makespan)]) for own in (step, delayed)
+    )
+    assert late.shares["delayed"] == pytest.approx(plain.shares["compute"]) and late.shares["compute"] < 1e-9
+    assert "injected delays: a device is kept busy" in str(late) and "injected" not in str(plain)
 
 
 def test_late_data():

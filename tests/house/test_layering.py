@@ -77,6 +77,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "commands/preflight/surroundings.py:Surroundings": "what was found, one field a finding",
     "data/documents.py:Documents": "what users type, flat",
     "runs/config.py:RunConfig": "what users type, flat",
+    "runtime/driver/device.py:Running": "a record, one field a figure",
     "runtime/memory/ledger.py:StageLedger": "a record, one field a figure",
     "runtime/stages/sums.py:Sums": "a record, one field a figure",
     "train/report.py:Report": "a record, one field a figure",

@@ -8,7 +8,12 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.driver.delays import Delays
+from rrfp_jax.core.measure.costs import TableCosts, WorkloadCosts
+from rrfp_jax.core.measure.workload import constant
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+from rrfp_jax.runtime.driver.delays import Delays, _Links
+from rrfp_jax.runtime.driver.device import Running
+from rrfp_jax.runtime.transport.protocol import Arrival, Key
 
 LATE = 0.3
 
@@ -36,6 +41,12 @@ def late():
     return list(trainer(late_readiness=LATE).steps(2))[1].trace
 
 
+def test_what_was_injected_into_arrivals_is_told(late):
+    for record in late.records:
+        arrived = (record.stage, record.task.kind) in ((0, BACKWARD), (1, FORWARD))
+        assert record.late == pytest.approx(LATE if arrived else 0.0) and record.delayed == 0.0
+
+
 def test_arrivals_are_noticed_late(late):
     sent = {r.task.microbatch: r.end for r in late.stage_records(0) if r.task.kind == 0}
     noticed = {r.task.microbatch: r.ready for r in late.stage_records(1) if r.task.kind == 0}
@@ -53,7 +64,31 @@ def test_jitter_keeps_the_device_busy_and_changes_no_number():
     for stage in range(2):
         records = trace.stage_records(stage)
         assert all(b.start >= a.end for a, b in itertools.pairwise(records))
-    assert max(r.end - r.start for r in trace.records) > 0.011  # 0.5 x 1.5 x 15 ms at least, where it hits
+    delays = [record.delayed for record in trace.records if record.delayed]
+    assert 0 < len(delays) < len(trace.records) and min(delays) > 0.011  # 0.5 x 1.5 x 15 ms at least
+    assert all(record.computed > record.start for record in trace.records)
+
+
+def test_a_paced_device_tells_what_of_a_task_was_injected():
+    costs = WorkloadCosts(constant(2, 20, 0.001), Placement(2))
+    tasks = [Running(0, 0, Task(FORWARD, 0, j), 0, None, None, 0.0, 0.0) for j in range(20)]
+    with Delays(jitter="J3", seed=1).queue(costs)("device", lambda: None) as queue:
+        for running in tasks:
+            queue.submit(running)
+        ended = queue.ended()  # all, since they are due in the past
+    assert [running for running, _ in ended] == tasks
+    assert {running.delayed > 0 for running in tasks} == {True, False}
+    for running, start in ended:
+        own = costs.duration(0, running.task)
+        assert running.end - start == pytest.approx(own + running.delayed)
+
+
+def test_a_transfer_by_the_costs_is_not_injected():
+    costs = TableCosts({}, {(0, Task(FORWARD, 0, 0)): 0.25})
+    links = _Links(Delays(late_readiness=1.0, link_delay=0.5, link_bandwidth=8.0), Placement(2), costs, 0)
+    arrival = Arrival(Key(1, 1, Task(FORWARD, 0, 0).input), [jnp.zeros(4, jnp.uint8)], produced=10.0)
+    assert links.release(arrival, now=9.0) == (12.25, 2.0)
+    assert links.release(arrival, now=20.0) == (21.0, 1.0)  # the real transfer took longer than all else
 
 
 @pytest.mark.parametrize("wrong", [{"jitter": "J4"}, {"link_delay": -1.0}, {"late_readiness": float("nan")}])

@@ -271,7 +271,7 @@ def test_training_keeps_its_budget(trainer, schedule):
     least = int(str(said.value).split("at least activation_budget=")[1].split(",")[0])
     draw = random.Random(0)
     trainer._engine.driver.transport = DelayedTransport(
-        trainer._engine.driver.transport, lambda _, now: now + draw.uniform(0, 3e-3)
+        trainer._engine.driver.transport, lambda _, now: (now + draw.uniform(0, 3e-3), 0.0)
     )
     for extra in (1.0, 1.7):
         budgeted_by(trainer, int(extra * least))

@@ -38,7 +38,10 @@ LIMIT_SECONDS = 60.0
 HERE = {
     "LocalTransport": (LocalTransport, [0, 1, 2]),
     "LocalTransport-one-device": (LocalTransport, [0, 0]),
-    "DelayedTransport": (lambda: DelayedTransport(LocalTransport(), lambda _, now: now + 1e-3), [0, 1]),
+    "DelayedTransport": (
+        lambda: DelayedTransport(LocalTransport(), lambda _, now: (now + 1e-3, 0)),
+        [0, 1],
+    ),
     "OrderedTransport": (OrderedTransport, [0, 1, 2]),
 }
 """What is tested in this process: how it is made, and the device of each stage."""

@@ -54,7 +54,7 @@ class Runs:
         """Losses of all steps, parameters after them, orders of tasks, with arrivals held up at random."""
         draw = random.Random(seed)
         self.driver.transport = DelayedTransport(
-            self.transport, lambda arrival, now: now + draw.uniform(0, LONGEST_DELAY_SECONDS)
+            self.transport, lambda arrival, now: (now + draw.uniform(0, LONGEST_DELAY_SECONDS), 0.0)
         )
         for own, start in zip(self.optimizers, self.start, strict=True):
             own.stages[0].leaves, own.state = jax.device_put(start, own.stage_mesh.device)

@@ -105,7 +105,7 @@ def run(
     driver = Driver(
         {stage: (device,) for stage, device in devices.items()},
         World(),
-        transport if delay is None else DelayedTransport(transport, lambda _, now: now + delay()),
+        transport if delay is None else DelayedTransport(transport, lambda _, now: (now + delay(), 0.0)),
         STALL_SECONDS,
         lambda name, wake: PacedQueue(name, wake, seconds),
     )

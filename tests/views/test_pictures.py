@@ -17,7 +17,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from rrfp_jax.views.picture import NAMES, Panel, told
 from rrfp_jax.views.timeline import SVG, Timeline, compare
 from rrfp_jax.views.tips import reason, tips
-from tests.views.test_trace_file import step
+from tests.views.test_trace_file import delayed, step
 
 
 def drawn(schedule):
@@ -42,6 +42,14 @@ def test_the_legend_names_every_kind_of_task_and_of_idleness_and_no_other(schedu
     assert [text for text in shown if text in NAMES.values()] == legend
     assert [text.removeprefix("idle: ") for text in shown if text.startswith("idle: ")] == idle
     assert ("paler: later chunks" in shown) == (step(schedule).trace.placement.chunks > 1)
+
+
+def test_injected_delays_are_in_the_legend_and_told():
+    panel = Panel("late", delayed(step("bf"), delayed=2e-3, late=40e-3))
+    shown = texts(Timeline([panel]).svg())
+    assert "injected delay" in shown and "idle: an injected delay" in shown
+    told = [tip.text for tip in tips(panel) if "the last 2 ms of it are an injected delay" in tip.text]
+    assert len(told) == 12 and any("an injected delay holds what" in tip.text for tip in tips(panel))
 
 
 def test_a_panel_has_its_title_and_ticks():

@@ -1,18 +1,20 @@
 """Trace files: what is written is read again."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.recorded_step import RecordedStep, replayed_costs
+from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import plan
 from rrfp_jax.sim.what_if import what_ifs
-from rrfp_jax.views.trace_file import write_trace
+from rrfp_jax.views.trace_file import DELAY, write_trace
 from rrfp_jax.views.trace_reading import read_trace
 
 
@@ -38,6 +40,36 @@ def test_groups_of_steps_are_read_again(tmp_path):
         for one, other in zip(before.trace.records, after.trace.records, strict=True):
             assert one[:3] == other[:3]
             assert other[3:] == pytest.approx(one[3:], abs=2e-9)
+
+
+def delayed(step, **injected):
+    """The step with the same injected into every task of microbatch 1 (s)."""
+    records = [r._replace(**injected) if r.task.microbatch == 1 else r for r in step.trace.records]
+    return replace(step, trace=replace(step.trace, parts=[Part.of(records)]))
+
+
+def test_injected_delays_are_read_again_and_seen(tmp_path):
+    written = delayed(step("bf"), delayed=1e-3, late=2e-3)
+    write_trace(tmp_path / "trace.json", {"run": [written]})
+    (read,) = read_trace(tmp_path / "trace.json")["run"]
+    for before, after in zip(written.trace.records, read.trace.records, strict=True):
+        assert after[-2:] == pytest.approx(before[-2:])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    tasks = {(e["tid"], e["name"]): e for e in events if e["ph"] == "X"}
+    delays = [e for e in events if e["name"] == DELAY]
+    assert len(delays) == 12  # of 3 stages, 2 chunks, F and B
+    for event in delays:
+        task = tasks[event["tid"], event["args"]["of"]]
+        assert event["dur"] == 1000 and event["ts"] + 1000 == pytest.approx(
+            task["ts"] + task["dur"], abs=2e-3
+        )
+    assert all("delayed" not in e["args"] for e in tasks.values() if e["args"].get("microbatch") != 1)
+
+
+def test_a_delay_longer_than_its_task_is_refused(tmp_path):
+    write_trace(tmp_path / "trace.json", {"run": [delayed(step("bf"), delayed=1.0)]})
+    with pytest.raises(ValueError, match=r"F1 took .* us, of which 1e\+06 us were injected"):
+        read_trace(tmp_path / "trace.json")
 
 
 def test_an_order_without_a_name_is_read_as_the_order_in_which_tasks_ran(tmp_path):

@@ -4,11 +4,12 @@ While a stage's device is idle nothing is dispatched on it. So what it may run c
 three times split every gap between two tasks:
 
     |---- nothing is ready ----|---- something is ready ----|---- the gap's last task is ready ----|
-         STAGE, then LINK             ORDER, MEMORY, TURN            GROUP, then HOST
+     STAGE, LINK, then INJECTED       ORDER, MEMORY, TURN            GROUP, then HOST
 
 The first is split once more, where the task ended whose output was awaited: until then that task's stage is
-waited for, afterwards the link. The gaps before a stage's first task and after its last are the step's own
-(BEGIN, END): a pipeline has to be filled and drained.
+waited for, afterwards the link. If a delay was injected there, the end of it is that delay. The gaps before a
+stage's first task and after its last are the step's own (BEGIN, END): a pipeline has to be filled and
+drained.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Cause(StrEnum):
     BEGIN = "begin"  # nothing has reached the stage yet
     STAGE = "stage"  # nothing is ready: another stage's task has not ended
     LINK = "link"  # nothing is ready: an output is on its way
+    INJECTED = "injected"  # nothing is ready: a delay was injected into an output's way
     ORDER = "order"  # something is ready, but a fixed order waits for another task
     MEMORY = "memory"  # a forward is ready, but a limit holds it back
     TURN = "turn"  # a backward is ready, but the order of accumulation holds it back
@@ -59,15 +61,27 @@ class Idle(NamedTuple):
 
 @dataclass(frozen=True)
 class StageTime:
-    """What one stage did with the makespan: seconds that add up to it."""
+    """What one stage did with the makespan: seconds that add up to it.
+
+    Attributes:
+        compute: it computed.
+        delayed: it was only kept busy, by injected delays.
+        idle: it did nothing, by cause.
+    """
 
     compute: float
+    delayed: float
     idle: Mapping[Cause, float]
 
     @property
     def total(self) -> float:
         """All of it (s)."""
-        return self.compute + sum(self.idle.values())
+        return self.compute + self.delayed + sum(self.idle.values())
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """All of it by name: "compute", "delayed", and the causes."""
+        return {"compute": self.compute, "delayed": self.delayed} | {c.value: s for c, s in self.idle.items()}
 
 
 def idleness(trace: StepTrace, fixed_order: bool, grouped: bool = False) -> list[Idle]:
@@ -86,15 +100,20 @@ def stage_times(trace: StepTrace, fixed_order: bool, grouped: bool = False) -> l
     found = [dict.fromkeys(Cause, 0.0) for _ in range(trace.stages)]
     for idle in idleness(trace, fixed_order, grouped):
         found[idle.stage][idle.cause] += idle.seconds
-    return [StageTime(trace.busy(stage), causes) for stage, causes in enumerate(found)]
+    delayed = [trace.delayed(stage) for stage in range(trace.stages)]
+    return [
+        StageTime(trace.busy(stage) - delayed[stage], delayed[stage], causes)
+        for stage, causes in enumerate(found)
+    ]
 
 
-def shares(times: Sequence[StageTime]) -> dict[Cause | None, float]:
-    """The mean share of the step that stages computed (None), or were idle for each cause; they add to 1."""
-    share: dict[Cause | None, float] = {
-        cause: fmean(t.idle[cause] / t.total if t.total else 0.0 for t in times) for cause in Cause
+def shares(times: Sequence[StageTime]) -> dict[str, float]:
+    """The mean share of the step of what stages did, by the names of `StageTime.seconds`; they add to 1."""
+    share = {
+        name: fmean(t.seconds[name] / t.total if t.total else 0.0 for t in times)
+        for name in ("delayed", *Cause)
     }
-    share[None] = 1.0 - sum(share.values())
+    share["compute"] = 1.0 - sum(share.values())
     return share
 
 
@@ -135,10 +154,12 @@ def _gap(
     chosen = within(max(last.dispatched, own)) if grouped else own
     source, awaited = trace.sender(first), trace.sender(last)
     left = any_ready if source is None else min(within(source.end), any_ready)
+    on_time = max(min(within(first.ready - first.late), any_ready), left)
     held = Cause.ORDER if fixed_order else Cause.MEMORY if first.task.kind is FORWARD else Cause.TURN
     parts = (
         (start, left, Cause.STAGE, first, source),
-        (left, any_ready, Cause.LINK, first, source),
+        (left, on_time, Cause.LINK, first, source),
+        (on_time, any_ready, Cause.INJECTED, first, source),
         (any_ready, own, held, last if fixed_order else first, awaited if fixed_order else None),
         (own, chosen, Cause.GROUP, last, None),
         (chosen, last.start, Cause.HOST, last, None),

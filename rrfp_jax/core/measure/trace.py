@@ -16,7 +16,13 @@ from rrfp_jax.core.tasks import WEIGHT, Direction, Kind, Placement, Task
 
 
 class TaskRecord(NamedTuple):
-    """One task of one stage, times in seconds; `bucket` numbers the microbatch's shapes."""
+    """One task of one stage, times in seconds.
+
+    Attributes:
+        bucket: numbers the microbatch's shapes.
+        delayed: of the time to its end, how much at the end was injected: its device was only kept busy.
+        late: of the time to `ready`, how much at the end was injected: its input was held, or noticed late.
+    """
 
     stage: int
     task: Task
@@ -25,6 +31,13 @@ class TaskRecord(NamedTuple):
     dispatched: float
     start: float
     end: float
+    delayed: float = 0.0
+    late: float = 0.0
+
+    @property
+    def computed(self) -> float:
+        """When its device had computed it, before what was injected (s)."""
+        return self.end - self.delayed
 
 
 class Gap(NamedTuple):
@@ -37,8 +50,8 @@ class Gap(NamedTuple):
     ready: float
 
 
-RECORD = struct.Struct("<iBiiidddd")
-"""A task record in bytes: stage, kind, chunk, microbatch, bucket, then the four times."""
+RECORD = struct.Struct("<iBiiidddddd")
+"""A task record in bytes: stage, kind, chunk, microbatch, bucket, the four times, and what was injected."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +77,10 @@ class Part:
         """Pack records, at least one, all times moved by `offset` seconds, known to within `precision`."""
         busy: dict[int, float] = {}
         packed = []
-        for stage, (kind, chunk, microbatch), bucket, ready, dispatched, start, end in records:
+        for stage, (kind, chunk, microbatch), bucket, ready, dispatched, start, end, *injected in records:
             busy[stage] = busy.get(stage, 0.0) + end - start
             times = (ready + offset, dispatched + offset, start + offset, end + offset)
-            packed.append(RECORD.pack(stage, kind, chunk, microbatch, bucket, *times))
+            packed.append(RECORD.pack(stage, kind, chunk, microbatch, bucket, *times, *injected))
         return cls(
             start=min(record.dispatched for record in records) + offset,
             end=max(record.end for record in records) + offset,
@@ -164,8 +177,12 @@ class StepTrace:
         return [r.task for r in sorted(self.stage_records(stage), key=lambda r: r.dispatched)]
 
     def busy(self, stage: int) -> float:
-        """Time in which the stage computed (s)."""
+        """Time in which the stage computed, or was kept busy by injected delays (s)."""
         return sum(part.busy.get(stage, 0.0) for part in self.parts)
+
+    def delayed(self, stage: int) -> float:
+        """Of its busy time, what injected delays were (s)."""
+        return sum(record.delayed for record in self.stage_records(stage))
 
     def bubble(self) -> list[float]:
         """Per stage, the share of the makespan in which it did not compute."""

@@ -75,7 +75,8 @@ class Delays:
 
             def seconds(running: Running) -> float:
                 own = costs.duration(running.stage, running.task)
-                return own + delay(running, own)
+                running.delayed = delay(running, own)
+                return own + running.delayed
 
             return lambda name, wake: PacedQueue(name, wake, seconds)
         if not model.level.probability:
@@ -92,9 +93,14 @@ class Delays:
 
 
 class DelayedTransport:
-    """Holds arrivals of another transport until `release(arrival, now)` (s)."""
+    """Holds arrivals of another transport.
 
-    def __init__(self, inner: Transport, release: Callable[[Arrival, float], float]) -> None:
+    Args:
+        inner: that transport.
+        release: of an arrival that comes now, until when it is held, and how much of that is injected (s).
+    """
+
+    def __init__(self, inner: Transport, release: Callable[[Arrival, float], tuple[float, float]]) -> None:
         self._inner, self._release = inner, release
         self._held: list[tuple[float, int, Arrival]] = []
         self._numbers = itertools.count()
@@ -117,7 +123,8 @@ class DelayedTransport:
         arrivals = self._inner.poll()
         now = perf_counter()
         for arrival in arrivals:
-            heapq.heappush(self._held, (self._release(arrival, now), next(self._numbers), arrival))
+            until, late = self._release(arrival, now)
+            heapq.heappush(self._held, (until, next(self._numbers), arrival._replace(late=late)))
         released = []
         while self._held and self._held[0][0] <= now:
             released.append(heapq.heappop(self._held)[2])
@@ -152,25 +159,28 @@ class _Links:
         self._delays, self._placement, self._costs, self._rank = delays, placement, costs, rank
         self._free: dict[tuple[int, int], float] = {}  # when each directed link is
 
-    def release(self, arrival: Arrival, now: float) -> float:
+    def release(self, arrival: Arrival, now: float) -> tuple[float, float]:
+        """Until when it is held, and how much of that is injected (s); a transfer by the costs is not."""
         delays, (round, stage_replica, wanted) = self._delays, arrival.key
         stage = stage_replica % self._placement.stages
         source = self._placement.source(stage, wanted)
         assert source is not None, f"nobody sends the input of {wanted}"
         if source[0] == stage:
-            return now  # another chunk of the same stage: no link is between them
+            return now, 0.0  # another chunk of the same stage: no link is between them
+        took = 0.0
+        if self._costs is not None:
+            direction, chunk, microbatch = source[1]
+            took = self._costs.transfer(source[0], Task(Kind(direction), chunk, microbatch))
         at = arrival.produced
         if delays.link_bandwidth:
             link = source[0], stage_replica
             at = max(at, self._free.get(link, 0.0)) + nbytes(arrival.arrays) / delays.link_bandwidth
             self._free[link] = at
-        if self._costs is not None:
-            direction, chunk, microbatch = source[1]
-            at += self._costs.transfer(source[0], Task(Kind(direction), chunk, microbatch))
         late = delays.late_readiness
         if delays.skew:
             late += (
                 delays.skew
                 * jitter.uniforms(delays.seed ^ (self._rank << 32), round, stage_replica, wanted)[0]
             )
-        return max(now, at + delays.link_delay) + late
+        until = max(now, at + took + delays.link_delay) + late
+        return until, until - max(now, arrival.produced + took)

@@ -44,6 +44,7 @@ class Running:
     ready: float
     dispatched: float
     end: float = 0.0
+    delayed: float = 0.0  # at its end, injected
     error: Exception | None = None
 
     def wait(self) -> None:

@@ -21,7 +21,7 @@ class PacedQueue(DeviceQueue):
 
     Args:
         name, wake: see `DeviceQueue`.
-        seconds: how long a task keeps the device busy (s).
+        seconds: how long a task keeps the device busy (s), its delay included.
     """
 
     def __init__(self, name: str, wake: Callable[[], None], seconds: Callable[[Running], float]) -> None:
@@ -99,7 +99,8 @@ class JitteredQueue(DeviceQueue):
         """See `DeviceQueue.ended`."""
         for running, began in super().ended():
             seconds, start = running.end - began, max(began, self._busy_until)
-            running.end = self._busy_until = start + seconds + self._delay(running, seconds)
+            running.delayed = self._delay(running, seconds)
+            running.end = self._busy_until = start + seconds + running.delayed
             self._held.append((running, start))
         now, over = perf_counter(), []
         while self._held and self._held[0][0].end <= now:

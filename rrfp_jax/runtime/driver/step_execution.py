@@ -101,6 +101,7 @@ class StepExecution:
         self._began = perf_counter()
         self._wait: Wait  # of `run`
         self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
+        self._late: dict[tuple[int, Task], float] = {}  # of that, how much was injected; by stage and task
         self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
         self._records: list[TaskRecord] = []
         self._total = sum(scheduler.tasks for scheduler in self._schedulers.values())
@@ -147,14 +148,18 @@ class StepExecution:
                         running.dispatched,
                         start,
                         running.end,
+                        running.delayed,
+                        self._late.pop((running.stage, running.task), 0.0),
                     )
                 )
-        for key, arrays, _ in self._transport.poll():
+        for key, arrays, _, late in self._transport.poll():
             moved = True
             self._machines[key.stage].handle(Arrived(key.input))
             task = self._schedulers[key.stage].task_for(*key.input)
             self._parts[key.stage].receive(task, arrays)
             self._ready[key.stage][task] = perf_counter()
+            if late:
+                self._late[key.stage, task] = late
             self._idle[key.stage] = False
         if self._agreement is not None and self._agreement.hear():
             self._idle = dict.fromkeys(self._idle, False)

@@ -87,7 +87,7 @@ class _Pending:
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
         """File what has come."""
-        for (_, stage, task), shards, _ in arrivals:
+        for (_, stage, task), shards, _, _ in arrivals:
             self.arrived[stage, task.microbatch] = shards
 
     def missing(self) -> list[tuple[int, int]]:

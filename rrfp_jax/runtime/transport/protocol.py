@@ -36,11 +36,13 @@ class Arrival(NamedTuple):
 
     Attributes:
         produced: when the program that computed the arrays ended (s, on this process's `perf_counter`).
+        late: how long it was held by delays that were injected (s).
     """
 
     key: Key
     arrays: Sequence[jax.Array]
     produced: float
+    late: float = 0.0
 
 
 class Witness(Protocol):
