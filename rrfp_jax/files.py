@@ -100,3 +100,15 @@ def read_whole(path: str | Path, most: int) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than the {most} bytes that are read", str(path))
     return content
+
+
+def read_end(path: str | Path, most: int) -> tuple[bytes, bool]:
+    """The last bytes of a file, at most so many, and whether they are all of it.
+
+    Raises:
+        OSError: it cannot be read, or is no file; `strerror` says why.
+    """
+    with opened(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        begin = max(size - most, 0)
+        return os.pread(descriptor, most, begin), begin == 0

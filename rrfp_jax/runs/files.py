@@ -15,6 +15,8 @@ import msgspec
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.files import move_away, read_whole
 from rrfp_jax.json_files import LARGEST_LINES, Count, as_kind, parse_json
+from rrfp_jax.live.step_file import NAME as STEP_FILE
+from rrfp_jax.live.step_file import Reported, StepFile
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runs.origin import origin_of
 from rrfp_jax.runtime.processes.world import World
@@ -53,6 +55,7 @@ class RunFiles:
         self.folder = Path(config.directory) / config.name
         self._config, self._world, self._writes, self._source = config, world, writes, source
         self._steps, self._done = 0, done
+        self._latest = StepFile(self.folder)
         parent = Path(config.directory)
         while not parent.exists():
             parent = parent.parent
@@ -83,20 +86,27 @@ class RunFiles:
                 text = json.dumps(content, indent=2, default=str)
                 (self.folder / name).write_text(text + "\n", encoding="utf-8")
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Write a step's line; complete at once, so a run can be watched and nothing is lost."""
+    def add(self, report: Reported, line: Mapping[str, Any]) -> None:
+        """Write a step's line; complete at once, so a run can be watched and nothing is lost.
+
+        Args:
+            report: of the step, whose tasks are kept for whoever looks meanwhile.
+            line: of `metrics.jsonl`.
+        """
         self._steps += 1
         if self._world.rank == 0:
             with self._written("metrics.jsonl"):
                 self._metrics.write(json.dumps(line) + "\n")
                 self._metrics.flush()
+            with self._written(STEP_FILE):
+                self._latest.add(report)
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         if self._world.rank > 0:
             return
         self._metrics.close()
         failed = ""
-        for name, write in self._writes.items():
+        for name, write in {STEP_FILE: self._write_latest, **self._writes}.items():
             try:
                 write(self.folder / name)
             except UsageError as refused:
@@ -106,6 +116,12 @@ class RunFiles:
         if kind is not None:
             how = "interrupted" if kind is KeyboardInterrupt else "broken off"
             print(f"\n{how} after {self._steps} steps; files: {self.folder}/", flush=True)
+
+    def _write_latest(self, path: Path) -> None:
+        try:
+            self._latest.flush()
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
     @contextmanager
     def _written(self, name: str) -> Iterator[None]:

@@ -70,7 +70,7 @@ class Loop:
             if self._is_due(report, ends):
                 found = self._validated(ends)
         finally:  # a step's line is written even if its validation is broken off
-            self.files.add(report.as_dict() | _line_of(found))
+            self.files.add(report, report.as_dict() | _line_of(found))
         self.display.show(report, found)
         if found is not None:
             ends |= self._wants_end("on_validation", report, found)

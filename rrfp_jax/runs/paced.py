@@ -47,6 +47,8 @@ class PacedReport:
     step_seconds: float
     wall_seconds: float
     bubble: Sequence[float]
+    busy_seconds: Sequence[Sequence[float]]
+    ranks: Sequence[Sequence[int]]
     recorded: RecordedStep = field(repr=False)
 
     @property
@@ -163,7 +165,7 @@ class PacedRun:
         agreed = {"rules": str(self._rules), "delays": str(delays), "agreement": str(terms)}
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
         self._world.agree("what is to be run", agreed | {"the hash of pace.workload": tables})
-        self._member, self._grouped = layout.member, layout.grouped
+        self._member, self._grouped, self._ranks = layout.member, layout.grouped, layout.groups
         devices = {stage: stage_mesh.own[:1] for stage, stage_mesh in layout.stage_meshes.items()}
         self._driver = Driver(
             devices,
@@ -212,5 +214,7 @@ class PacedRun:
                 step_seconds=trace.makespan,
                 wall_seconds=perf_counter() - began,
                 bubble=trace.bubble(),
+                busy_seconds=[[trace.busy(stage) for stage in range(trace.stages)]],
+                ranks=self._ranks,
                 recorded=recorded,
             )

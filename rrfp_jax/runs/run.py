@@ -180,7 +180,7 @@ def _run_paced(
     stopped_after = None
     with signals.answered_by(stopping.in_steps(lambda: run.steps_done), signal.SIGTERM), files:
         for report in run.steps(config.steps):
-            files.add(report.as_dict())
+            files.add(report, report.as_dict())
             display.show(report, None)
             if world.stop.agreed and report.step < config.steps - 1:
                 stopped_after = report.step

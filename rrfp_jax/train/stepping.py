@@ -150,6 +150,7 @@ class Stepper:
             predicted_seconds=ran.ahead and ran.ahead.predicted_seconds,
             gradient_norm=norm,
             loss_scale=scale,
+            ranks=self.engine.layout.groups,
             applied=applied,
             skipped=self.standing.skipped,
             plan=self.last_plan,

@@ -54,7 +54,8 @@ ARROWS = {
     "checkpoint": {"json_files", "progress", "runtime.processes"},
     "explain": {"sim", "views"},
     "train": {"checkpoint", "data", "explain", "fields", "forecast", "runtime.engine", "views"},
-    "runs": {"train"},
+    "live": {"core", "json_files", "runtime.processes"},
+    "runs": {"live", "train"},
     "launcher": {"progress", "runtime.group", "runtime.lifecycle"},
     "commands": {"fields", "launcher", "runs"},
     # What users import.

@@ -73,6 +73,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
         "rrfp-plan = rrfp_jax.commands.plan:run",
         "rrfp-report = rrfp_jax.commands.report:run",
         "rrfp-sim = rrfp_jax.commands.sim:run",
+        "rrfp-top = rrfp_jax.commands.top:run",
         "rrfp-train = rrfp_jax.commands.train:run",
     }
     distribution = "-".join(wheel.name.split("-")[:2])

@@ -12,6 +12,7 @@ import rrfp_jax as rrfp
 from configs.quickstart import get_config
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.processes.world import World
+from tests.support.watched import step_of, told
 
 LINES = [f"{json.dumps({'step': step, 'loss': 1.5})}\n" for step in range(4)]
 
@@ -102,4 +103,12 @@ def test_a_disk_that_is_full(tmp_path, files, monkeypatch):
     with files() as own, monkeypatch.context() as patch:
         patch.setattr(own, "_metrics", Full())
         with pytest.raises(rrfp.TrainingError, match=said):
-            own.add({"step": 0})
+            own.add(told(step_of(2)), {"step": 0})
+
+
+def test_a_disk_that_is_full_when_a_step_is_kept_for_those_who_look(tmp_path, files, monkeypatch):
+    said = f"^{tmp_path}/run/latest-step: cannot be written: No space left on device$"
+    with pytest.raises(rrfp.TrainingError, match=said), files() as own:
+        monkeypatch.setattr(Path, "write_bytes", Full.write)
+        own.add(told(step_of(2)), {"step": 0})
+    assert len(lines(tmp_path)) == 1

@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.files import opened, read_whole
-from rrfp_jax.runtime.processes.world import START_SECONDS, World
+
+if TYPE_CHECKING:
+    from rrfp_jax.runtime.processes.world import World
 
 LONGEST_HOLDER = 1024
 """Bytes that the file may have."""
@@ -35,6 +38,8 @@ def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterato
     Raises:
         UsageError: a live run has the name.
     """
+    from rrfp_jax.runtime.processes.world import START_SECONDS  # with it JAX, which `is_held` does without
+
     with ExitStack() as stack:
         lock, holder = _lock_of(folder), ""
         if world.rank == 0:
@@ -53,16 +58,41 @@ def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterato
         yield
 
 
+class Hold(NamedTuple):
+    """A run has a name.
+
+    Attributes:
+        since: when it took it (s, by the file system's clock).
+        certain: whether it lives; on a file system without locks nobody knows.
+    """
+
+    since: float
+    certain: bool
+
+
+def hold_on(folder: Path) -> Hold | None:
+    """Who has the name of this folder; None if nobody has."""
+    certain, lock = True, _lock_of(folder)
+    try:
+        with opened(lock) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        pass
+    except OSError:
+        certain = False
+    try:
+        return Hold(lock.stat().st_mtime, certain)
+    except OSError:  # it has ended meanwhile
+        return None
+
+
 def is_held(folder: Path) -> bool:
     """Whether a live run has the name of this folder."""
-    try:
-        with opened(_lock_of(folder)) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no file, or no locks
-        return False
-    return False
+    hold = hold_on(folder)
+    return hold is not None and hold.certain
 
 
 def _lock_of(folder: Path) -> Path:

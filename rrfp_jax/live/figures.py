@@ -1,0 +1,155 @@
+"""What a frame shows of the latest step, as numbers: rows of stages, edges, and who is slowest."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import NamedTuple
+
+from rrfp_jax.core.measure.idleness import stage_times
+from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.live.look import Line
+from rrfp_jax.live.step_file import LatestStep
+
+COMPUTE, DELAYED = "compute", "delayed"
+"""Of `StageTime.seconds`, in both of which a device is busy."""
+
+SLOWER = 1.05
+"""So many times the others' time is worth a name: less is the clocks'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    """A stage, or the mean of several.
+
+    Attributes:
+        name: its number, or how many they are.
+        ranks: of its processes.
+        seconds: that it was busy.
+        shares: of the step, by what it did, as `StageTime.seconds` has that; they add up to 1.
+        peak: the most bytes that it held for microbatches, of any replica; None if that is not known.
+        budget: of these bytes; None if there is no limit.
+    """
+
+    name: str
+    ranks: Sequence[int]
+    seconds: float
+    shares: Mapping[str, float]
+    peak: float | None = None
+    budget: float | None = None
+
+    @property
+    def busy(self) -> float:
+        """The share of the step in which it was."""
+        return self.shares[COMPUTE] + self.shares[DELAYED]
+
+
+class Edge(NamedTuple):
+    """Messages from a stage to another: seconds from a task's end until its receiver is ready."""
+
+    source: int
+    target: int
+    messages: int
+    median: float
+    worst: float
+
+
+class Slowest(NamedTuple):
+    """The stage replica that was busy longest, and how many times as long as others.
+
+    `beside` is against the same stage in other replicas, None if there are none.
+    """
+
+    stage: int
+    replica: int
+    replicas: int
+    ranks: Sequence[int]
+    ratio: float
+    beside: float | None
+
+
+def rows_of(latest: LatestStep, line: Line | None) -> list[StageRow]:
+    """The stages of the replica that ended last, in order.
+
+    Args:
+        latest: the step.
+        line: of the latest step, which may be a later one; for bytes.
+    """
+    trace, stages = latest.trace, latest.trace.stages
+    replica = replica_of(latest)
+    peaks = line.peak_bytes if line is not None and len(line.peak_bytes) == stages else [None] * stages
+    budgets = line.budget_bytes if line is not None and len(line.budget_bytes) == stages else [None] * stages
+    times = stage_times(trace, latest.fixed_order, latest.grouped)
+    rows = []
+    for stage, time in enumerate(times):
+        rows.append(
+            StageRow(
+                name=str(stage),
+                ranks=latest.ranks[replica * stages + stage],
+                seconds=time.compute + time.delayed,
+                shares={n: own / time.total if time.total else 0.0 for n, own in time.seconds.items()},
+                peak=peaks[stage],
+                budget=budgets[stage],
+            )
+        )
+    return rows
+
+
+def replica_of(latest: LatestStep) -> int:
+    """The replica that the tasks are of: the one whose stages were busy as long as they were."""
+    own = [latest.trace.busy(stage) for stage in range(latest.trace.stages)]
+    far = [sum(abs(a - b) for a, b in zip(row, own, strict=True)) for row in latest.busy_seconds]
+    return far.index(min(far))
+
+
+def summarised(rows: Sequence[StageRow], most: int) -> list[StageRow]:
+    """At most so many rows, at least two: the stages that are busy longest, in order; the others' mean."""
+    if len(rows) <= most:
+        return list(rows)
+    slowest = sorted(range(len(rows)), key=lambda at: (-rows[at].seconds, at))[: most - 1]
+    others = [row for at, row in enumerate(rows) if at not in slowest]
+    names = list(rows[0].shares)
+    peaks = [row.peak for row in others if row.peak is not None]
+    budgets = [row.budget for row in others if row.budget is not None]
+    mean = StageRow(
+        name=f"{len(others)} more",
+        ranks=(),
+        seconds=fmean(row.seconds for row in others),
+        shares={name: fmean(row.shares[name] for row in others) for name in names},
+        peak=fmean(peaks) if peaks else None,
+        budget=fmean(budgets) if budgets else None,
+    )
+    return [rows[at] for at in sorted(slowest)] + [mean]
+
+
+def edges_of(trace: StepTrace) -> list[Edge]:
+    """Edges between stages, those first whose messages take longest in the median."""
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for sender in trace.records:
+        receiver = trace.receiver(sender)
+        if receiver is not None and receiver.stage != sender.stage:
+            found[sender.stage, receiver.stage].append(max(receiver.ready - sender.end, 0.0))
+    edges = [Edge(*between, len(own), median(own), max(own)) for between, own in found.items()]
+    return sorted(edges, key=lambda edge: (-edge.median, edge.source, edge.target))
+
+
+def slowest_of(latest: LatestStep) -> Slowest | None:
+    """The stage replica that was busy longest; None if it is alone, or no more than a little slower."""
+    stages = latest.trace.stages
+    flat = [seconds for row in latest.busy_seconds for seconds in row]
+    at = flat.index(max(flat))
+    others = flat[:at] + flat[at + 1 :]
+    if not others or not median(others) or flat[at] < SLOWER * median(others):
+        return None
+    replica, stage = divmod(at, stages)
+    alike = [row[stage] for number, row in enumerate(latest.busy_seconds) if number != replica]
+    return Slowest(
+        stage=stage,
+        replica=replica,
+        replicas=len(latest.busy_seconds),
+        ranks=latest.ranks[at],
+        ratio=flat[at] / median(others),
+        beside=flat[at] / median(alike) if alike and median(alike) else None,
+    )

@@ -1,0 +1,188 @@
+"""A frame: what a look at a run has found, as lines of a terminal, none longer than it is wide."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from textwrap import wrap
+
+from rich.text import Text
+
+from rrfp_jax.fields import printable
+from rrfp_jax.live.bars import GAP, Glyphs, Table, legend, ranks_text
+from rrfp_jax.live.figures import Edge, Slowest, edges_of, replica_of, rows_of, slowest_of, summarised
+from rrfp_jax.live.look import ALIVE_SECONDS, Line, Seen, State
+from rrfp_jax.live.step_file import LatestStep
+
+LONG_SECONDS, LONG_STEPS = 10.0, 5.0
+"""A step that takes so many seconds, and so many times as long as usual, is worth a word."""
+
+FEWEST_ROWS, EDGE_LINES = 3, 2
+
+EDGE_CELLS = 26
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where a frame is shown; `height` is None where lines may go on for ever."""
+
+    width: int
+    height: int | None
+    glyphs: Glyphs
+
+
+def frame(seen: Seen, screen: Screen) -> list[Text]:
+    """The lines of a frame; stages and edges that do not fit are summarised."""
+    if seen.state is State.ABSENT:
+        waiting = f"{seen.folder} has not begun: waiting for it (Ctrl-C ends)"
+        lines = [*map(Text, wrap(waiting, screen.width))]
+    else:
+        lines = [_title(seen), *map(Text, [*_figures(seen.last), *_curves(seen, screen)])]
+        lines += [Text(line, "bold red") for said in _alerts(seen) for line in wrap(said, screen.width)]
+        if not seen.lines:
+            lines += map(Text, _phases(seen))
+        if seen.latest is not None:
+            lines += _step(seen.latest, seen.last, screen, used=len(lines))
+    for line in lines:
+        line.truncate(screen.width, overflow="crop")
+        line.rstrip()
+    return lines[: screen.height]
+
+
+def _title(seen: Seen) -> Text:
+    last = seen.last
+    title = Text(seen.folder.name, style="bold").append(f"{GAP}{seen.state}", "")
+    if last is not None:
+        count = "" if seen.steps is None else f" of {seen.steps}"
+        title.append(f"{GAP}step {last.step}{count}", "")
+    if last is not None and last.schedule:
+        title.append(f"{GAP}schedule {printable(last.schedule)}", "")
+    return title
+
+
+def _figures(last: Line | None) -> list[str]:
+    """Its numbers, a line of what it learns and one of how fast it is."""
+    if last is None:
+        return []
+    learns = [f"loss {_number(last.loss)}"] if last.schedule else []
+    if last.validation_loss is not None:
+        learns.append(f"validation {_number(last.validation_loss)}")
+    rates = {n: v for n, v in last.hyperparams.items() if n.endswith("learning_rate") and v is not None}
+    learns += [f"{'lr' if len(rates) == 1 else printable(name)} {rate:.2e}" for name, rate in rates.items()]
+    learns += [f"norm {_number(last.gradient_norm)}"] if last.schedule else []
+    fast = [f"tasks {_seconds(last.step_seconds)}", f"whole step {_seconds(last.wall_seconds)}"]
+    if last.tokens_per_second is not None:
+        fast += [f"waiting for data {_seconds(last.load_seconds)}", f"{last.tokens_per_second:,.0f} tokens/s"]
+    return [GAP.join(line) for line in (learns, fast) if line]
+
+
+def _curves(seen: Seen, screen: Screen) -> list[str]:
+    """The latest steps' times and losses, side by side."""
+    if len(seen.lines) < 2:
+        return []
+    times = [line.wall_seconds for line in seen.lines]
+    curves: list[tuple[str, list[float], Callable[[float], str]]] = [("steps", times, _seconds)]
+    losses = [line.loss for line in seen.lines if line.loss is not None]
+    if len(losses) > 1:
+        curves.append(("loss", losses, _number))
+    each = screen.width // len(curves) - len(GAP)
+    said = []
+    for name, values, text in curves:
+        ends = f"{text(min(values))} to {text(max(values))}"
+        shown = values[-max(each - len(f"{name}  {ends}"), 1) :]
+        said.append(f"{name} {_curve(shown, screen.glyphs.levels)} {ends}".ljust(each))
+    return [GAP.join(said)]
+
+
+def _curve(values: Sequence[float], levels: str) -> str:
+    low, high = min(values), max(values)
+    step = (high - low) / (len(levels) - 1) or 1.0
+    return "".join(levels[round((value - low) / step)] for value in values)
+
+
+def _alerts(seen: Seen) -> list[str]:
+    """What somebody should look at."""
+    last, said = seen.last, []
+    if seen.failed and seen.state is State.ENDED:
+        said.append(f"it failed: {seen.folder}/diagnosis.txt says how")
+    if last is not None and not last.applied:
+        said.append(f"step {last.step} was not finite and is left out ({last.skipped} so far)")
+    if seen.state is not State.RUNNING:
+        return said
+    waited = seen.now - seen.told_at
+    usual = median(line.wall_seconds for line in seen.lines) if seen.lines else math.inf
+    if waited > max(LONG_SECONDS, LONG_STEPS * usual):
+        said.append(f"no step has ended for {waited:.0f} s, usually one takes {_seconds(usual)}")
+    for one in seen.recorders:
+        silent = seen.now - one.beat
+        if silent > ALIVE_SECONDS and one.phase != "ended":
+            where = f" ({printable(one.stages)})" if one.stages else ""
+            said.append(f"no sign of life from rank {one.rank}{where} for {silent:.0f} s")
+    return said
+
+
+def _phases(seen: Seen) -> list[str]:
+    """What processes are at before the first step has ended."""
+    found: dict[str, list[int]] = defaultdict(list)
+    since: dict[str, float] = {}
+    for one in seen.recorders:
+        found[one.phase].append(one.rank)
+        since[one.phase] = min(since.get(one.phase, math.inf), one.phase_since)
+    return [
+        f"{printable(phase) or 'unknown'} for {max(seen.now - since[phase], 0.0):.0f} s: rank "
+        f"{ranks_text(ranks)}"
+        for phase, ranks in found.items()
+    ] or ["no step has ended yet"]
+
+
+def _step(latest: LatestStep, last: Line | None, screen: Screen, used: int) -> list[Text]:
+    """Who is slowest, stages as bars, edges; `used` lines are above."""
+    rows, slowest, edges = rows_of(latest, last), slowest_of(latest), edges_of(latest.trace)
+    said = "" if slowest is None else _sentence(slowest)
+    above = [Text(line, "bold") for line in wrap(said, screen.width)]
+    if (count := len(latest.busy_seconds)) > 1:
+        above.append(Text(f"bars: replica {replica_of(latest)}, which ended last of {count}"))
+    explained = legend(rows, screen.glyphs, screen.width)
+    below = [*explained, *([Text(), *_edges(edges, screen)] if edges else [])]
+    if screen.height is not None:
+        rows = summarised(rows, max(screen.height - used - len(above) - len(below) - 2, FEWEST_ROWS))
+    table = Table(rows, screen.width, screen.glyphs)
+    return [*above, Text(), *table.lines(latest.trace.step), *below]
+
+
+def _sentence(slowest: Slowest) -> str:
+    """Who is busy longest, in words."""
+    ranks = f"rank{'s' if len(slowest.ranks) > 1 else ''} {ranks_text(slowest.ranks)}"
+    stage = f"stage {slowest.stage}" + (f" of replica {slowest.replica}" if slowest.replicas > 1 else "")
+    beside = "" if slowest.beside is None else f", {slowest.beside:.2f} times as long as its like elsewhere"
+    return f"slowest: {ranks} ({stage}) is busy {slowest.ratio:.2f} times as long as others{beside}"
+
+
+def _edges(edges: Sequence[Edge], screen: Screen) -> list[Text]:
+    """Those whose messages take longest; the others are counted."""
+    in_line = max(screen.width // EDGE_CELLS, 1)
+    lines = EDGE_LINES if screen.height is not None else len(edges)
+    shown = edges[: in_line * lines]
+    more = f"; {len(edges) - len(shown)} more are faster" if len(shown) < len(edges) else ""
+    items = [f"{e.source}>{e.target} {_seconds(e.median)}, {_seconds(e.worst)}" for e in shown]
+    return [
+        Text(f"from a task's end to the next stage, median and worst{more}", style="bold"),
+        *(
+            Text("".join(f"{item:<{EDGE_CELLS}}" for item in items[at : at + in_line]))
+            for at in range(0, len(items), in_line)
+        ),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    milliseconds = f"{seconds * 1e3:.{2 if seconds < 0.01 else 1}f} ms"
+    return milliseconds if seconds < 10 else f"{seconds:.1f} s"

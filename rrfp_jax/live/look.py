@@ -1,0 +1,193 @@
+"""What there is to be seen of a run just now, from the files in its folder; the run may be writing them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from rrfp_jax.files import read_end
+from rrfp_jax.json_files import Count, Seconds, Unreadable, as_kind, parse_json, read_json
+from rrfp_jax.live.step_file import NAME, LatestStep, read_step
+from rrfp_jax.runtime.processes import flight_recorder
+from rrfp_jax.runtime.processes.flight_recorder import Recording
+from rrfp_jax.runtime.processes.name_lock import hold_on
+
+LATEST_BYTES = 2**18
+"""Of `metrics.jsonl` that are read, from its end: hundreds of steps of a few stages, ten of 512."""
+
+ALIVE_SECONDS = 5.0
+"""A flight recorder tells of a process that lives if it was beaten so shortly ago."""
+
+
+class State(StrEnum):
+    """How far a run is."""
+
+    ABSENT = "has not begun"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `metrics.jsonl`, as far as it is shown; paced runs have no loss."""
+
+    step: Count
+    step_seconds: Seconds
+    wall_seconds: Seconds
+    schedule: str = ""
+    loss: float | None = None
+    gradient_norm: float | None = None
+    tokens_per_second: Seconds | None = None
+    load_seconds: Seconds = 0.0
+    hyperparams: dict[str, float | None] = {}
+    applied: bool = True
+    skipped: Count = 0
+    bubble: list[float] = []
+    peak_bytes: list[Count] = []
+    budget_bytes: list[Count | None] = []
+    validation_loss: float | None = None
+
+
+class _Config(msgspec.Struct, frozen=True):
+    """Of `config.json`."""
+
+    steps: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A look at a run.
+
+    Attributes:
+        folder: of the run.
+        state: of it.
+        now: when it was looked at, in the seconds of `time.time()`.
+        steps: that the run is to have; None if it has not said so yet.
+        lines: of the latest steps, the last one last.
+        told_at: when the last of them was written, in the same seconds.
+        latest: the tasks of one of the latest steps, if there is one.
+        recorders: of its processes, by rank; none if it has no launcher.
+        failed: whether a diagnosis was written.
+    """
+
+    folder: Path
+    state: State
+    now: float
+    steps: int | None = None
+    lines: Sequence[Line] = ()
+    told_at: float = 0.0
+    latest: LatestStep | None = None
+    recorders: Sequence[Recording] = ()
+    failed: bool = False
+
+    @property
+    def last(self) -> Line | None:
+        """The latest line."""
+        return self.lines[-1] if self.lines else None
+
+
+class Looker:
+    """Looks at a run again and again; reads a step's tasks only when there are others.
+
+    Args:
+        folder: of the run, which need not be there yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read_at = 0.0
+        self._latest: LatestStep | None = None
+
+    def look(self) -> Seen:
+        """What there is now. What is only half there is passed over: it will be whole the next time."""
+        folder, now = self._folder, time.time()
+        began, recorders = _changed(folder / "config.json"), recorders_of(folder)
+        state = _state(folder, began, recorders, now)
+        if began is None or state in (State.ABSENT, State.STARTING):
+            return Seen(folder=folder, state=state, now=now, recorders=recorders)
+        return Seen(
+            folder=folder,
+            state=state,
+            now=now,
+            steps=_steps(folder / "config.json"),
+            lines=latest_lines(folder / "metrics.jsonl"),
+            told_at=_changed(folder / "metrics.jsonl") or began,
+            latest=self._step(began),
+            recorders=recorders,
+            failed=(_changed(folder / "diagnosis.txt") or 0.0) >= began,
+        )
+
+    def _step(self, began: float) -> LatestStep | None:
+        written = _changed(self._folder / NAME)
+        if written is None or written < began:  # of an earlier start
+            return None
+        if written != self._read_at:
+            try:
+                self._latest = read_step(self._folder / NAME)
+            except Unreadable:
+                return self._latest
+            self._read_at = written
+        return self._latest
+
+
+def latest_lines(path: Path) -> list[Line]:
+    """The latest whole lines of a `metrics.jsonl`; none if there is no such file."""
+    try:
+        content, is_all = read_end(path, LATEST_BYTES)
+    except OSError:
+        return []
+    lines = content.split(b"\n")[0 if is_all else 1 : -1]  # the rest of a line, and one that is being written
+    found = []
+    for line in lines:
+        try:
+            found.append(as_kind(parse_json(line), Line))
+        except ValueError:  # of another version, or damaged; there may be others
+            continue
+    return found
+
+
+def recorders_of(folder: Path) -> list[Recording]:
+    """The flight recorders of a run's processes, by rank: in its folder, or where a launcher prepares it."""
+    staged = folder.parent.glob(f".{folder.name}.starting-*")
+    latest = max(staged, key=lambda path: _changed(path) or 0.0, default=folder)
+    found: list[Recording] = []
+    for place in (latest, folder):
+        for path in place.glob("flight-*"):
+            try:
+                found.append(flight_recorder.read(path))
+            except (OSError, ValueError):  # being made, or of another version
+                continue
+        if found:
+            break
+    return sorted(found, key=lambda recording: recording.rank)
+
+
+def _state(folder: Path, began: float | None, recorders: Sequence[Recording], now: float) -> State:
+    """By the lock on the run's name; by processes' signs of life where it says nothing."""
+    alive = any(now - one.beat < ALIVE_SECONDS and one.phase != "ended" for one in recorders)
+    hold = hold_on(folder)
+    if hold is not None and (hold.certain or alive):
+        return State.RUNNING if began is not None and began >= hold.since else State.STARTING
+    if began is not None:
+        return State.ENDED
+    return State.STARTING if alive else State.ABSENT
+
+
+def _steps(path: Path) -> int | None:
+    try:
+        return read_json(path, _Config).steps
+    except Unreadable:
+        return None
+
+
+def _changed(path: Path) -> float | None:
+    """When a file was last written (s); None if there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

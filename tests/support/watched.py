@@ -1,0 +1,63 @@
+"""Looks at runs, made by hand."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rrfp_jax.core.hints import BF
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.measure.workload import log_normal
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.live.look import Line, Seen, State
+from rrfp_jax.live.step_file import NAME, StepFile, read_step
+from rrfp_jax.sim.engine import simulate
+
+NOW = 1000.0
+
+
+@dataclass
+class Told:
+    """What is written of a step."""
+
+    recorded: RecordedStep
+    busy_seconds: list
+    ranks: list
+
+
+def told(recorded, replicas=1, wide=1):
+    """A step's report; replicas are a tenth slower than the one before them, stages have `wide` ranks."""
+    trace = recorded.trace
+    own = [trace.busy(stage) for stage in range(trace.stages)]
+    return Told(
+        recorded=recorded,
+        busy_seconds=[[seconds * 1.1 ** (n - replicas + 1) for seconds in own] for n in range(replicas)],
+        ranks=[list(range(at * wide, (at + 1) * wide)) for at in range(replicas * trace.stages)],
+    )
+
+
+def step_of(stages, microbatches=8):
+    """A simulated step of microbatches of natural length."""
+    rules = StepRules(placement=Placement(stages), microbatches=microbatches, schedule=BF(), limit=stages)
+    work = log_normal(stages, microbatches, forward=0.01, sigma=0.3, shared=0.5, seed=3, transfer=1e-3)
+    trace = simulate(rules, WorkloadCosts(work, rules.placement))
+    return RecordedStep(trace=trace, rules=rules, buckets=[""] * microbatches)
+
+
+def latest(folder, report):
+    """What is read of a report that was written."""
+    StepFile(folder).add(report)
+    return read_step(folder / NAME)
+
+
+def line(step=7, **given):
+    """A line of `metrics.jsonl` as it is read."""
+    known = {"step_seconds": 0.25, "wall_seconds": 0.3, "schedule": "bf", "loss": 2.5 - step / 8}
+    known |= {"gradient_norm": 0.75, "tokens_per_second": 12345.0, "load_seconds": 0.0004}
+    return Line(step=step, **known | given)
+
+
+def seen(latest=None, **given):
+    """A look at a run."""
+    known = {"state": State.RUNNING, "steps": 20, "lines": [line(n) for n in range(8)], "told_at": NOW - 1}
+    return Seen(folder=Path("runs/mine"), now=NOW, latest=latest, **known | given)
