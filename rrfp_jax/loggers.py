@@ -1,4 +1,4 @@
-"""Loggers: what reports say, to TensorBoard or Weights & Biases.
+"""Loggers: what reports say, to TensorBoard, Weights & Biases or Prometheus.
 
     logger = rrfp.loggers.tensorboard("tensorboard/mine")  # then: tensorboard --logdir tensorboard
     trainer = rrfp.Trainer(pipe, optimizer, data=corpus, on_step=logger.on_step)
@@ -9,16 +9,18 @@ which may take `figures_of` for what is written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rrfp_jax.data.optional import imported
-from rrfp_jax.fields import path_of
+from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import path_of, shown
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.train.report import Evaluation, Report
 
-__all__ = ["Logger", "figures_of", "tensorboard", "wandb"]
+__all__ = ["Logger", "figures_of", "prometheus", "tensorboard", "wandb"]
 
 FLUSH_SECONDS = 10
 """After so long a figure is in TensorBoard's file, so that a run can be watched."""
@@ -36,12 +38,12 @@ class Logger:
 
     Args:
         make: opens what is written to, given the first step; called when that is reported.
+        sink: what is written to, if that is open already.
     """
 
-    def __init__(self, make: Callable[[int], Sink]) -> None:
-        self._make = make
-        self._sink: Sink | None = None
-        self._first: dict[str, float] = {}  # of hyperparameters that have not changed
+    def __init__(self, make: Callable[[int], Sink], sink: Sink | None = None) -> None:
+        self._make, self._sink = make, sink
+        self._first: dict[str, float] | None = None  # of hyperparameters that have not changed
 
     def on_step(self, report: Report) -> None:
         """Write a step's figures; also for `Trainer(on_step=...)`.
@@ -55,7 +57,7 @@ class Logger:
             for name, value in figures.items()
             if name.startswith("hyperparams/")
             and not name.endswith("learning_rate")
-            and (self._sink is None or self._first.get(name) == value)
+            and (self._first is None or self._first.get(name) == value)
         }
         self._write(report.step, {n: value for n, value in figures.items() if n not in self._first})
 
@@ -141,3 +143,96 @@ def wandb(project: str, **options: Any) -> Logger:
         return Sink(lambda step, figures: run.log(dict(figures), step=step), run.finish)
 
     return Logger(make)
+
+
+class Family(NamedTuple):
+    """A metric of Prometheus, and which figures it has: what a pattern's group matches is its label."""
+
+    pattern: str
+    kind: Literal["Gauge", "Counter", "Histogram"]
+    name: str
+    help: str
+    label: str | None = None
+
+
+FAMILIES = (
+    Family("step", "Gauge", "rrfp_step", "Number of the latest step, from 0"),
+    Family("train/loss", "Gauge", "rrfp_loss", "Loss of the latest step, before its update"),
+    Family("train/gradient_norm", "Gauge", "rrfp_gradient_norm", "Norm of the gradient before clipping"),
+    Family("train/parameter_norm", "Gauge", "rrfp_parameter_norm", "Norm of the parameters"),
+    Family("train/loss_scale", "Gauge", "rrfp_loss_scale", "What the loss was multiplied by"),
+    Family("train/skipped", "Gauge", "rrfp_skipped_steps", "Steps of the run whose update was left out"),
+    Family("train/(.+)", "Gauge", "rrfp_metric", "A metric of the loss function", "name"),
+    Family("validation/loss", "Gauge", "rrfp_validation_loss", "Loss of the latest validation"),
+    Family("validation/(.+)", "Gauge", "rrfp_validation_metric", "A metric of it", "name"),
+    Family("hyperparams/(.+)", "Gauge", "rrfp_hyperparameter", "Of the latest step's update", "name"),
+    Family("speed/tokens_per_second", "Gauge", "rrfp_tokens_per_second", "Weight over the whole step's time"),
+    Family(
+        "speed/step_seconds", "Histogram", "rrfp_step_seconds", "From the first task to the last one's end"
+    ),
+    Family("speed/load_seconds", "Counter", "rrfp_load_seconds_total", "Seconds that steps waited for data"),
+    Family(r"idle/stage_(\d+)", "Gauge", "rrfp_stage_idle_ratio", "Share of a step without a task", "stage"),
+    Family(
+        r"memory/stage_(\d+)_peak_bytes", "Gauge", "rrfp_stage_peak_bytes", "Most for microbatches", "stage"
+    ),
+)
+"""In Prometheus' own units and endings; the first whose pattern matches a figure has it."""
+
+STEP_SECONDS = (*(n * 10.0**power for power in range(-3, 3) for n in (1, 2, 5)), 1000.0)
+"""Bounds of the histogram."""
+
+UPDATES: Mapping[str, str] = {"Gauge": "set", "Counter": "inc", "Histogram": "observe"}
+"""By kind, the method that takes a figure."""
+
+
+def prometheus(port: int, address: str = "127.0.0.1") -> Logger:
+    """For Prometheus, which asks the first process at `http://<address>:<port>/metrics`, from now on.
+
+    Args:
+        port: that it listens on, until `close`.
+        address: of which of the machine's networks; by the default only this machine can ask, by "0.0.0.0"
+            anybody.
+
+    Raises:
+        UsageError: the package prometheus_client is not there, or nothing can listen there.
+    """
+    package = imported("prometheus_client", "rrfp_jax.loggers.prometheus")
+    where = f"loggers.prometheus: port={shown(port)}"
+    if type(port) is not int or not 0 < port < 2**16:
+        raise UsageError(f"{where}: give a number from 1 to 65535")
+
+    def listen() -> Sink:
+        registry = package.CollectorRegistry()
+        made = {family.name: _metric(package, registry, family) for family in FAMILIES}
+        try:
+            server, thread = package.start_http_server(port, addr=address, registry=registry)
+        except OSError as error:
+            reason = f"{where}, address={shown(address)}: {error.strerror}; give another port, or an address"
+            raise UsageError(f"{reason} of this machine") from None
+
+        def write(step: int, figures: Mapping[str, float]) -> None:
+            for name, value in {"step": step, **figures}.items():
+                family, labels = _family_of(name)
+                metric = made[family.name].labels(*labels) if labels else made[family.name]
+                getattr(metric, UPDATES[family.kind])(value)
+
+        def close() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        return Sink(write, close)
+
+    return Logger(lambda step: listen(), listen() if join().rank == 0 else None)
+
+
+def _metric(package: Any, registry: Any, family: Family) -> Any:
+    options = {"buckets": STEP_SECONDS} if family.kind == "Histogram" else {}
+    labels = [] if family.label is None else [family.label]
+    return getattr(package, family.kind)(family.name, family.help, labels, registry=registry, **options)
+
+
+def _family_of(figure: str) -> tuple[Family, tuple[str, ...]]:
+    """The family that has a figure, and its labels there."""
+    found = ((family, re.fullmatch(family.pattern, figure)) for family in FAMILIES)
+    return next((family, match.groups()) for family, match in found if match)

@@ -25,7 +25,10 @@ OPEN_NO_FILES = {
     "checkpoint/checkpoint.py": "a checkpoint, which folder.py reads",
 }
 
-LISTENERS = {"listen", "create_server", "start_transfer_server", "get_distributed_runtime_service"}
+LISTENERS = {
+    *("listen", "create_server", "start_transfer_server", "get_distributed_runtime_service"),
+    "start_http_server",
+}
 
 RUNS = re.compile(
     r"(c?pickle|cloudpickle|dill|marshal|shelve|joblib|torch)\.(loads?|Unpickler|open)|(np|numpy)\.load"

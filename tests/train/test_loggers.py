@@ -1,18 +1,25 @@
-"""Loggers, read back as their own tools do: TensorBoard's event files, the record file of W&B."""
+"""Loggers, read as their own tools do: TensorBoard's event files, W&B's record file, a page for Prometheus."""
 
 import dataclasses
 import json
+import math
+import re
+import socket
 import struct
 import sys
+import threading
 import zlib
+from urllib.request import urlopen
 
 import pytest
 import wandb
+from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
 import rrfp_jax as rrfp
 from rrfp_jax import loggers
+from rrfp_jax.loggers import figures_of
 from rrfp_jax.train.report import Evaluation, Report
 
 KNOWN = {
@@ -110,9 +117,103 @@ def test_wandb_offline(tmp_path, monkeypatch):
     assert lines[2] == FIGURES | {"train/loss": 1.75} | validation
 
 
+@pytest.fixture
+def port():
+    """One that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def asked(port):
+    """What Prometheus is told: families by name, their samples by name and labels."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    assert all(family.documentation for family in families)
+    types = {family.name: family.type for family in families}
+    return types, {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_prometheus(port):
+    threads = threading.active_count()
+    logger = rrfp.loggers.prometheus(port)
+    assert asked(port)[1]["rrfp_step_seconds_count",] == 0, "it answers before the first step"
+    for step in range(3):
+        logger.on_step(dataclasses.replace(REPORT, step=step, loss=2.0 - step / 8, load_seconds=0.5))
+    types, samples = asked(port)
+    assert samples["rrfp_step",] == 2 and samples["rrfp_loss",] == 1.75
+    assert samples["rrfp_metric", "accuracy"] == 0.5
+    assert samples["rrfp_hyperparameter", "learning_rate"] == 0.125
+    assert ("rrfp_hyperparameter", "b1") not in samples
+    assert samples["rrfp_tokens_per_second",] == 16.0 and samples["rrfp_load_seconds_total",] == 1.5
+    assert [samples["rrfp_stage_idle_ratio", str(stage)] for stage in range(2)] == [0.25, 0.75]
+    assert [samples["rrfp_stage_peak_bytes", str(stage)] for stage in range(2)] == [1024, 2048]
+    assert samples["rrfp_step_seconds_sum",] == 0.75 and samples["rrfp_step_seconds_count",] == 3
+    assert samples["rrfp_step_seconds_bucket", "0.2"] == 0 and samples["rrfp_step_seconds_bucket", "0.5"] == 3
+    assert types["rrfp_step_seconds"] == "histogram" and types["rrfp_load_seconds"] == "counter"
+    assert types["rrfp_stage_idle_ratio"] == types["rrfp_loss"] == "gauge"
+    logger.on_validation(REPORT, EVALUATION)
+    samples = asked(port)[1]
+    assert samples["rrfp_validation_loss",] == 1.5 and samples["rrfp_validation_metric", "accuracy"] == 0.75
+    logger.close()
+    logger.close()
+    assert threading.active_count() == threads
+    with pytest.raises(OSError, match="refused"):
+        asked(port)
+    again = rrfp.loggers.prometheus(port)  # at once
+    assert ("rrfp_metric", "accuracy") not in asked(port)[1]
+    again.close()
+
+
+def test_every_figure_has_a_family():
+    for name in figures_of(dataclasses.replace(REPORT, hyperparams={"momentum": 0.5})):
+        family, labels = loggers._family_of(name)
+        assert len(labels) == (family.label is not None), name
+    assert len({family.name for family in loggers.FAMILIES}) == len(loggers.FAMILIES)
+
+
+def test_figures_that_are_not_finite_are_told(port):
+    logger = rrfp.loggers.prometheus(port)
+    logger.on_step(dataclasses.replace(REPORT, loss=float("nan"), gradient_norm=float("inf")))
+    samples = asked(port)[1]
+    assert math.isnan(samples["rrfp_loss",]) and math.isinf(samples["rrfp_gradient_norm",])
+    logger.close()
+
+
+def test_a_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        said = f"port={port}, address='127.0.0.1': Address already in use; give another port"
+        with pytest.raises(rrfp.UsageError, match=said):
+            rrfp.loggers.prometheus(port)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((0,), "port=0: give a number from 1 to 65535"),
+        ((2**16,), "port=65536: give a number"),
+        ((True,), "port=True: give a number"),
+        (("9090",), "port='9090': give a number"),
+        ((9090, "192.0.2.1"), "port=9090, address='192.0.2.1': Cannot assign requested address"),
+    ],
+)
+def test_what_nothing_can_listen_on(given, said):
+    with pytest.raises(rrfp.UsageError, match=f"^loggers.prometheus: {re.escape(said)}"):
+        rrfp.loggers.prometheus(*given)
+
+
 @pytest.mark.parametrize(
     ("package", "make"),
-    [("tensorboardX", lambda: rrfp.loggers.tensorboard("x")), ("wandb", lambda: rrfp.loggers.wandb("x"))],
+    [
+        ("tensorboardX", lambda: rrfp.loggers.tensorboard("x")),
+        ("wandb", lambda: rrfp.loggers.wandb("x")),
+        ("prometheus_client", lambda: rrfp.loggers.prometheus(9090)),
+    ],
 )
 def test_a_package_that_is_not_there(monkeypatch, package, make):
     monkeypatch.setitem(sys.modules, package, None)
@@ -134,6 +235,8 @@ def test_other_ranks_write_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr("rrfp_jax.loggers.join", lambda: type("World", (), {"rank": 1}))
     log(rrfp.loggers.tensorboard(tmp_path / "none"), range(2))
     assert not (tmp_path / "none").exists()
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # by rank 0
+        log(rrfp.loggers.prometheus(taken.getsockname()[1]), range(2))
 
 
 def test_a_folder_that_is_none():
