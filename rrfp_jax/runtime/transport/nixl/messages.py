@@ -1,0 +1,106 @@
+"""What the two ends of a one-sided transfer say, and why.
+
+    sender                                                  receiver
+    task dispatched     -- Offer (key, shapes) ------->     takes a slot, now or when one is free
+                        <------ Granted (a place) ---
+    program ended, place there: writes, no message
+    write complete      -- Written ------------------>      copies out by a program; that ended: slot free
+
+Every device of a receiving stage has a *slab*: a few slots that are registered once. A *place* is the right
+to write once into one slot of each of the stage's devices. It has a number that is used once, and belongs to
+one sender. All memory is the receiver's, so it decides when an offer gets a place.
+
+**Ahead.** A task may be shorter than the way of an offer and its answer. So a slot that becomes free goes
+back to the sender and stage that used it, as a place without an offer; the next offer names it and needs no
+answer. At least one slot of a slab is never given ahead. What is written there is always copied out, so
+whoever asks gets it in the end: no order of messages can deadlock. A place that is too small goes back with
+the next offer. A free slot grows to what an offer needs.
+
+**Rounds.** A sender may be a round ahead of the receiver. Its offer gets a place when that round begins, else
+slots would be held by what nobody can take, while others need them. A round that is broken off ends every
+offer: `Unwanted` says that the receiver takes no more, `Dropped` that the sender will not write. Each offer
+is ended by its sender, with Written or Dropped, once; only then is its slot free. So nobody writes into a
+slot that has been given to another.
+
+**Whoever is lost.** A write of a lost process may still be under way. Its slots are given to nobody.
+
+All this goes by the mailbox, whose peers have shown that they know the run's token. The agent's own
+notifications are not used: nothing can sleep on them, and whoever reaches its port could send one.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from rrfp_jax.runtime.processes.frames import Message
+from rrfp_jax.runtime.transport.protocol import Key
+
+Specs: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+"""Shape and dtype's name of each array of a message."""
+
+
+class Offer(Message, frozen=True):
+    """Arrays are being computed for an input.
+
+    Attributes:
+        number: of the message; the sender counts up.
+        place: given ahead, that it will be written to; None to ask for one, or if there is nothing to write.
+        returned: places given ahead that are too small, and are not used any more.
+    """
+
+    number: int
+    key: Key
+    specs: Specs
+    place: int | None
+    returned: tuple[int, ...]
+
+
+class Granted(Message, frozen=True):
+    """A place to write to, once.
+
+    Attributes:
+        place: its number.
+        stage: whose input may be written there (its stage replica, see `Layout`).
+        number: of the offer that it answers; None if it is given ahead.
+        room: bytes that fit, on each device.
+        at: where, on each of the stage's devices in turn: an address, and the device's id there.
+        metadata: what the sender's agent must know of this memory, if that is new.
+    """
+
+    place: int
+    stage: int
+    number: int | None
+    room: int
+    at: tuple[tuple[int, int], ...]
+    metadata: bytes = b""
+
+
+class Unwanted(Message, frozen=True):
+    """The receiver does not take this message any more."""
+
+    number: int
+
+
+class Written(Message, frozen=True):
+    """A message is complete in its place; its program ended at this time (s, on rank 0's clock)."""
+
+    number: int
+    ended: float
+
+
+class Dropped(Message, frozen=True):
+    """A message will not be written."""
+
+    number: int
+
+
+class Refused(Exception):
+    """Something was said that nobody may say. The machine is as it was before.
+
+    Attributes:
+        rank: who said it.
+    """
+
+    def __init__(self, rank: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.rank = rank

@@ -1,0 +1,174 @@
+"""Who has a place in which slot, who waits for one, and which slots go back to their senders ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from rrfp_jax.runtime.transport.nixl.slots import Slots
+
+AHEAD = 2
+"""Places that a sender has for a stage before it needs them: one is written while the other is copied out."""
+
+
+class Grow(NamedTuple):
+    """Give a slot so many bytes; nobody uses it."""
+
+    slab: int
+    slot: int
+    room: int
+
+
+class Give(NamedTuple):
+    """Tell a rank of its place, of so many bytes on each device.
+
+    Attributes:
+        number: of the offer that it answers, None if it is given ahead.
+    """
+
+    rank: int
+    place: int
+    stage: int
+    number: int | None
+    slab: int
+    slot: int
+    room: int
+
+
+Gift: TypeAlias = Grow | Give
+
+
+@dataclass
+class Place:
+    """A place that somebody has.
+
+    Attributes:
+        number: of the message that it is for; of one given ahead and not used yet, None.
+        ahead: whether it was given ahead.
+        copying: whether what was written is being copied out.
+    """
+
+    rank: int
+    stage: int
+    slab: int
+    slot: int
+    number: int | None
+    ahead: bool
+    copying: bool = False
+
+
+class Request(NamedTuple):
+    """A message that waits for a place."""
+
+    rank: int
+    number: int
+    stage: int
+    size: int
+
+
+@dataclass
+class _Slab:
+    slots: Slots
+    ahead: int = 0  # how many slots were given ahead and are not free again
+    queue: deque[Request] = field(default_factory=deque)  # who asked first
+
+
+class Places:
+    """All places in a process's slabs.
+
+    Args:
+        slabs: their slots, at least two each.
+        ahead: places given ahead, for each sender and stage.
+    """
+
+    def __init__(self, slabs: Sequence[Slots], ahead: int) -> None:
+        self._slabs, self._ahead = [_Slab(slots) for slots in slabs], ahead
+        self._all: dict[int, Place] = {}
+        self._given = 0  # how many, ever
+        self._edges: dict[tuple[int, int], int] = {}  # by rank and stage, places given ahead and not free
+        self._lost: set[int] = set()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for a slot."""
+        return any(slab.queue for slab in self._slabs)
+
+    def __getitem__(self, number: int) -> Place:
+        return self._all[number]
+
+    def get(self, number: int) -> Place | None:
+        """A place, if somebody has it."""
+        return self._all.get(number)
+
+    def room(self, number: int) -> int:
+        """Bytes of a place, on each device."""
+        place = self._all[number]
+        return self._slabs[place.slab].slots.sizes[place.slot]
+
+    def ask(self, slab: int, request: Request) -> None:
+        """Let a message wait for a slot of a slab."""
+        self._slabs[slab].queue.append(request)
+
+    def ask_no_more(self, rank: int, number: int) -> None:
+        """A message waits no more."""
+        self._keep(lambda request: (request.rank, request.number) != (rank, number))
+
+    def serve(self) -> list[Gift]:
+        """Give free slots to those who wait, in the order in which they asked."""
+        done: list[Gift] = []
+        for index, slab in enumerate(self._slabs):
+            while slab.queue and slab.slots.free:
+                rank, number, stage, size = slab.queue.popleft()
+                slot = slab.slots.suited(size)
+                if slab.slots.take(slot, size):
+                    done.append(Grow(index, slot, size))
+                done.append(self._give(rank, stage, index, slot, number))
+        return done
+
+    def free(self, number: int) -> Place:
+        """A place is used up, or was given back unused. A lost rank may still write to its slot."""
+        place = self._all.pop(number)
+        if place.rank not in self._lost:
+            slab = self._slabs[place.slab]
+            slab.slots.give_back(place.slot)
+            if place.ahead:
+                slab.ahead -= 1
+                self._edges[place.rank, place.stage] -= 1
+        return place
+
+    def release(self, number: int) -> list[Gift]:
+        """Free a place, serve who waits, else let its sender have the slot ahead."""
+        place = self.free(number)
+        done = self.serve()
+        slab, edge = self._slabs[place.slab], (place.rank, place.stage)
+        has = self._edges.get(edge, 0)
+        if place.slot in slab.slots.free and has < self._ahead and slab.ahead < len(slab.slots.sizes) - 1:
+            slab.slots.take(place.slot)
+            slab.ahead, self._edges[edge] = slab.ahead + 1, has + 1
+            done.append(self._give(*edge, place.slab, place.slot, None))
+        return done
+
+    def lost(self, rank: int) -> None:
+        """A rank is gone: what it could write to is nobody's any more."""
+        self._lost.add(rank)
+        self._keep(lambda request: request.rank != rank)
+        self._all = {n: place for n, place in self._all.items() if place.rank != rank or place.copying}
+
+    def key(self) -> Hashable:
+        """All that it remembers, for those who compare states."""
+        return (
+            (self._given, tuple(sorted(self._lost)), tuple(sorted(self._edges.items()))),
+            tuple((number, *vars(own).values()) for number, own in sorted(self._all.items())),
+            tuple((tuple(s.slots.sizes), tuple(s.slots.free), s.ahead, tuple(s.queue)) for s in self._slabs),
+        )
+
+    def _keep(self, wanted: Callable[[Request], bool]) -> None:
+        for slab in self._slabs:
+            slab.queue = deque(filter(wanted, slab.queue))
+
+    def _give(self, rank: int, stage: int, slab: int, slot: int, number: int | None) -> Give:
+        self._given += 1
+        self._all[self._given] = Place(rank, stage, slab, slot, number, number is None)
+        return Give(rank, self._given, stage, number, slab, slot, self._slabs[slab].slots.sizes[slot])

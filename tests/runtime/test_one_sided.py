@@ -1,0 +1,157 @@
+"""One-sided transfers without a wire: the machines of both ends, in every order of events that is small."""
+
+import pickle
+import re
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rrfp_jax.runtime.processes.frames import pack, unpack
+from rrfp_jax.runtime.transport.nixl.messages import Dropped, Granted, Offer, Refused, Unwanted, Written
+from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, packed
+from rrfp_jax.runtime.transport.nixl.sender import Sender, Write
+from rrfp_jax.runtime.transport.nixl.slots import Slots
+from tests.verification.exploration.slots.cases import SMALL
+from tests.verification.exploration.slots.faults import faults
+from tests.verification.exploration.slots.forged import check_forged
+from tests.verification.exploration.slots.moves import actions, after
+from tests.verification.exploration.slots.space import Violation, explore
+from tests.verification.exploration.slots.world import Case, message_key, start
+
+SPECS = (((ALIGNMENT,), "uint8"),)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: re.sub(r"^Case|\s", "", str(case)))
+def test_every_state_is_as_it_must_be(case):
+    assert explore(case, check=check_forged).whole
+
+
+@pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
+def test_a_fault_is_found(fault):
+    with pytest.raises(Violation, match=fault.said):
+        explore(fault.case, fault.makers, check=check_forged)
+
+
+def test_what_is_wrong_is_shown_by_the_shortest_way():
+    fault = next(fault for fault in faults() if fault.name == "too small")
+    with pytest.raises(Violation, match=r"too few, after: begin, offer 1, hear 1, answer 1$"):
+        explore(fault.case, fault.makers)
+
+
+SIZES = st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=2, max_size=2)
+CASES = st.builds(
+    Case,
+    sends=st.lists(SIZES, min_size=1, max_size=3),
+    slots=st.integers(2, 6),
+    ahead=st.integers(0, 3),
+    resets=st.booleans(),
+    deaths=st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(CASES, st.randoms(use_true_random=False))
+def test_long_ways_through_larger_cases(case, random):
+    """Each step is judged; whatever was done, it ends, and then everybody has everything."""
+    world, steps = start(case), 0
+    while possible := list(actions(world)):
+        usual = [action for action in possible if action[0] not in ("die", "kill", "break_", "reset")]
+        rare = not usual or random.random() < 0.02
+        world, steps = after(world, random.choice(possible if rare else usual)), steps + 1
+        assert steps < 3000
+    assert world.finished()
+    check_forged(world)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 9), max_size=3), st.sampled_from(["uint8", "bfloat16", "float32"]))
+    ),
+    st.integers(1, 4),
+)
+def test_arrays_lie_apart_and_in_turn(specs, devices):
+    specs = tuple((tuple(shape), dtype) for shape, dtype in specs)
+    parts, size = packed(specs, devices)
+    assert [part.device for part in parts] == [i % devices for i in range(len(specs))]
+    for device in range(devices):
+        end = 0
+        for part in parts:
+            if part.device == device:
+                assert part.offset >= end and part.offset % ALIGNMENT == 0
+                end = part.offset + part.size
+        assert end <= size
+
+
+class TestSlots:
+    def test_the_smallest_that_is_large_enough(self):
+        slots = Slots([30, 10, 20, 40])
+        assert [slots.suited(size) for size in (5, 10, 11, 30, 40)] == [1, 1, 2, 0, 3]
+
+    def test_the_largest_grows(self):
+        slots = Slots([30, 10, 40])
+        assert slots.suited(41) == 2
+        assert slots.take(2, 41)
+        assert (slots.sizes, slots.free) == ([30, 10, 41], [0, 1])
+        slots.give_back(2)
+        assert not slots.take(slots.suited(41), 41)
+
+
+class TestSender:
+    @pytest.fixture
+    def sender(self):
+        sender = Sender()
+        sender.granted(0, Granted(1, 0, None, 4 * ALIGNMENT, ((0, 0),)))
+        sender.granted(0, Granted(2, 0, None, ALIGNMENT, ((1, 0),)))
+        return sender
+
+    def test_it_takes_the_smallest_place_that_is_large_enough(self, sender):
+        _, [(_, offer)] = sender.offer(0, message_key(1, 1, 0), SPECS)
+        assert (offer.place, offer.returned) == (2, ())
+
+    def test_places_that_are_too_small_go_back(self, sender):
+        _, [(_, offer)] = sender.offer(0, message_key(1, 1, 0), (((9 * ALIGNMENT,), "uint8"),))
+        assert (offer.place, offer.returned) == (None, (1, 2))
+
+    def test_places_are_of_one_rank_and_stage(self, sender):
+        _, [(_, offer)] = sender.offer(3, message_key(1, 1, 0), SPECS)
+        assert (offer.place, offer.returned) == (None, ())
+        _, [(_, offer)] = sender.offer(0, message_key(1, 1, 0)._replace(stage=5), SPECS)
+        assert (offer.place, offer.returned) == (None, ())
+
+    def test_another_rank_may_not_answer(self, sender):
+        number, _ = sender.offer(3, message_key(1, 1, 0), SPECS)
+        before = pickle.dumps(sender)
+        for refused in (
+            lambda: sender.granted(0, Granted(9, 0, number, ALIGNMENT, ((0, 0),))),
+            lambda: sender.unwanted(0, Unwanted(number)),
+        ):
+            with pytest.raises(Refused, match="message 1, which was not offered to it"):
+                refused()
+        assert pickle.dumps(sender) == before
+
+    def test_a_late_answer_is_written_at_once(self):
+        sender = Sender()
+        number, _ = sender.offer(0, message_key(1, 1, 0), SPECS)
+        assert sender.produced(number, 1.0) == []
+        place = Granted(1, 0, number, ALIGNMENT, ((0, 0),))
+        assert sender.granted(0, place) == [Write(number, 0, SPECS, place)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Offer(1, message_key(1, 1, 0), SPECS, None, (3, 4)),
+        Granted(1, 0, None, 256, ((2**63, 0), (1, 7)), b"\0\xff"),
+        Unwanted(1),
+        Written(1, 0.5),
+        Dropped(1),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_messages_come_as_they_were_sent(message):
+    frame = unpack(bytearray(pack(message, 7)))
+    assert (frame.kind, frame.channel) == (type(message).__name__, 7)
+    assert msgspec.msgpack.Decoder(type(message)).decode(frame.body) == message
