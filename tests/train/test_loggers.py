@@ -1,4 +1,4 @@
-"""Loggers, read as their own tools do: TensorBoard's event files, W&B's record file, a page for Prometheus."""
+"""Loggers, read as their own tools do: TensorBoard's files, the record file of W&B, Prometheus' page."""
 
 import dataclasses
 import json
