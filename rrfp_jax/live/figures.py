@@ -1,17 +1,14 @@
-"""What a frame shows of the latest step, as numbers: rows of stages, edges, and who is slowest."""
+"""What a frame shows of the latest step, as numbers: rows of stages, and who is slowest."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
-from rrfp_jax.core.measure.idleness import stage_times
-from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.live.latest_step import LatestStep
 from rrfp_jax.live.look import Line
-from rrfp_jax.live.step_file import LatestStep
 
 COMPUTE, DELAYED = "compute", "delayed"
 """Of `StageTime.seconds`, in both of which a device is busy."""
@@ -46,16 +43,6 @@ class StageRow:
         return self.shares[COMPUTE] + self.shares[DELAYED]
 
 
-class Edge(NamedTuple):
-    """Messages from a stage to another: seconds from a task's end until its receiver is ready."""
-
-    source: int
-    target: int
-    messages: int
-    median: float
-    worst: float
-
-
 class Slowest(NamedTuple):
     """The stage replica that was busy longest, and how many times as long as others.
 
@@ -77,13 +64,12 @@ def rows_of(latest: LatestStep, line: Line | None) -> list[StageRow]:
         latest: the step.
         line: of the latest step, which may be a later one; for bytes.
     """
-    trace, stages = latest.trace, latest.trace.stages
+    stages = latest.trace.stages
     replica = replica_of(latest)
     peaks = line.peak_bytes if line is not None and len(line.peak_bytes) == stages else [None] * stages
     budgets = line.budget_bytes if line is not None and len(line.budget_bytes) == stages else [None] * stages
-    times = stage_times(trace, latest.fixed_order, latest.grouped)
     rows = []
-    for stage, time in enumerate(times):
+    for stage, time in enumerate(latest.times):
         rows.append(
             StageRow(
                 name=str(stage),
@@ -122,17 +108,6 @@ def summarised(rows: Sequence[StageRow], most: int) -> list[StageRow]:
         budget=fmean(budgets) if budgets else None,
     )
     return [rows[at] for at in sorted(slowest)] + [mean]
-
-
-def edges_of(trace: StepTrace) -> list[Edge]:
-    """Edges between stages, those first whose messages take longest in the median."""
-    found: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for sender in trace.records:
-        receiver = trace.receiver(sender)
-        if receiver is not None and receiver.stage != sender.stage:
-            found[sender.stage, receiver.stage].append(max(receiver.ready - sender.end, 0.0))
-    edges = [Edge(*between, len(own), median(own), max(own)) for between, own in found.items()]
-    return sorted(edges, key=lambda edge: (-edge.median, edge.source, edge.target))
 
 
 def slowest_of(latest: LatestStep) -> Slowest | None:

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from rrfp_jax.fields import printable
 from rrfp_jax.live.bars import GAP, Glyphs, Table, legend, ranks_text
-from rrfp_jax.live.figures import Edge, Slowest, edges_of, replica_of, rows_of, slowest_of, summarised
+from rrfp_jax.live.figures import Slowest, replica_of, rows_of, slowest_of, summarised
+from rrfp_jax.live.latest_step import Edge, LatestStep
 from rrfp_jax.live.look import ALIVE_SECONDS, Line, Seen, State
-from rrfp_jax.live.step_file import LatestStep
 
 LONG_SECONDS, LONG_STEPS = 10.0, 5.0
 """A step that takes so many seconds, and so many times as long as usual, is worth a word."""
@@ -140,7 +140,7 @@ def _phases(seen: Seen) -> list[str]:
 
 def _step(latest: LatestStep, last: Line | None, screen: Screen, used: int) -> list[Text]:
     """Who is slowest, stages as bars, edges; `used` lines are above."""
-    rows, slowest, edges = rows_of(latest, last), slowest_of(latest), edges_of(latest.trace)
+    rows, slowest, edges = rows_of(latest, last), slowest_of(latest), latest.edges
     said = "" if slowest is None else _sentence(slowest)
     above = [Text(line, "bold") for line in wrap(said, screen.width)]
     if (count := len(latest.busy_seconds)) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import inf, isfinite
 from pathlib import Path
 from time import monotonic
@@ -22,6 +22,7 @@ from rrfp_jax.core.measure.trace import RECORD, Part, StepTrace
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.files import read_whole
 from rrfp_jax.json_files import Count, Seconds, Unreadable, as_kind, parse_json
+from rrfp_jax.live.latest_step import LatestStep
 
 NAME = "latest-step"
 
@@ -76,23 +77,6 @@ class StepFile:
             self._part.write_bytes(_packed(self._left_out))
             os.replace(self._part, self._path)
             self._left_out = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatestStep:
-    """What the file says.
-
-    Attributes:
-        trace: of the replica that ended last.
-        fixed_order, grouped: see `RecordedStep`.
-        busy_seconds, ranks: see `Reported`.
-    """
-
-    trace: StepTrace
-    fixed_order: bool
-    grouped: bool
-    busy_seconds: Sequence[Sequence[float]]
-    ranks: Sequence[Sequence[int]]
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

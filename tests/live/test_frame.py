@@ -10,7 +10,7 @@ from rrfp_jax.core.measure.idleness import Cause
 from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.live.bars import ASCII, BLOCKS, MARKS, cells_of, ranks_text, size_text
-from rrfp_jax.live.figures import DELAYED, edges_of, rows_of, slowest_of, summarised
+from rrfp_jax.live.figures import DELAYED, rows_of, slowest_of, summarised
 from rrfp_jax.live.frame import Screen, frame
 from rrfp_jax.live.look import State
 from rrfp_jax.live.watch import shown
@@ -133,8 +133,8 @@ def test_a_stage_that_is_kept_busy_does_not_compute(tmp_path):
 
 
 def test_an_edge_has_all_messages_between_two_stages(tmp_path):
-    trace = spoilt("link")[0].trace
-    found = {(edge.source, edge.target): edge for edge in edges_of(trace)}
+    edges = latest(tmp_path, told(spoilt("link")[0])).edges
+    found = {(edge.source, edge.target): edge for edge in edges}
     assert found.keys() == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
     assert all(edge.messages == 12 for edge in found.values())
     assert found[1, 2].median == pytest.approx(40e-3) and found[2, 1].worst == pytest.approx(1e-3)

@@ -1,0 +1,49 @@
+"""What recording costs: it is switched off, and timed, where it should be; and the aims can be missed."""
+
+import pytest
+
+from benchmarks.runtime.recording import judged
+from benchmarks.runtime.recording_rank import RECORDING, Account, recording
+from tests.support import toy
+
+
+def test_recording_is_switched_off_and_on_again():
+    trainer, account = toy.trainer(2), Account()
+    there = [vars(owner)[name] for owner, name in RECORDING]
+    steps = trainer.steps(3)
+    with recording("on", account):
+        assert len(next(steps).trace.records) == 20
+    account.seconds = 0.0
+    with recording("off", account):
+        assert next(steps).trace.records == []
+    assert account.seconds == 0.0
+    with recording("timed", account):
+        assert len(next(steps).trace.records) == 20
+    assert account.seconds > 0.0
+    assert [vars(owner)[name] for owner, name in RECORDING] == there
+
+
+def test_an_account_knows_what_calls_take():
+    account = Account()
+    account.seconds = 0.0
+    assert account.timed(sum, range(1_000_000)) == 499_999_500_000
+    once = account.seconds
+    assert once > 1e-3
+    for _ in range(100):
+        account.timed(lambda: None)
+    assert account.seconds < 1.5 * once
+
+
+@pytest.mark.parametrize(
+    ("on", "calls", "met"),
+    [
+        ([1.004, 1.0041, 1.0039] * 20, 1e-3, [True, True]),
+        ([1.02, 1.021, 1.019] * 20, 1e-3, [False, True]),
+        ([1.5, 0.9, 1.01] * 20, 1e-3, [True, True]),  # noise
+        ([1.0, 1.001, 0.999] * 20, 6e-3, [True, False]),
+    ],
+)
+def test_aims(on, calls, met):
+    figures, aims = judged("real", {"on": on, "off": [1.0] * 60, "recording_by_rank": [1e-4, calls]})
+    assert [aim.met for aim in aims] == met
+    assert figures["calls_percent"] == pytest.approx(100 * calls, rel=0.05)
