@@ -106,9 +106,8 @@ class Table:
             return Text()
         most = row.budget or max(own.peak or 0 for own in self.rows) or 1
         full = min(round(MEMORY_CELLS * row.peak / most), MEMORY_CELLS)
-        bar = Text(self.glyphs.full * full, "magenta")
-        bar.append(self.glyphs.empty * (MEMORY_CELLS - full), "dim")
-        return bar.append(f" {size_text(row.peak, row.budget)}", "")
+        bar, rest = self.glyphs.full * full, self.glyphs.empty * (MEMORY_CELLS - full)
+        return Text.assemble((bar, "magenta"), (rest, "dim"), f" {size_text(row.peak, row.budget)}")
 
     @property
     def _has_memory(self) -> bool:
@@ -134,10 +133,10 @@ class Table:
 
 def legend(rows: Sequence[StageRow], glyphs: Glyphs, width: int) -> list[Text]:
     """What the letters in these rows' bars mean, in as many lines as that takes."""
-    lines = [Text(glyphs.full, COMPUTING).append(" computes", "")]
+    lines = [Text.assemble((glyphs.full, COMPUTING), " computes")]
     for name, mark in MARKS.items():
         if any(row.shares.get(name, 0.0) >= LEAST for row in rows):
-            item = Text(mark.letter, mark.style).append(f" {mark.meaning}", "")
+            item = Text.assemble((mark.letter, mark.style), f" {mark.meaning}")
             if len(lines[-1]) + len(GAP) + len(item) > width:
                 lines.append(item)
             else:

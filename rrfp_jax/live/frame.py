@@ -22,7 +22,8 @@ LONG_SECONDS, LONG_STEPS = 10.0, 5.0
 
 FEWEST_ROWS, EDGE_LINES = 3, 2
 
-EDGE_CELLS = 26
+EDGE_CELLS, RANGE_CELLS = 26, 22
+"""Of an edge, and of the values between which a curve runs."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def frame(seen: Seen, screen: Screen) -> list[Text]:
         waiting = f"{seen.folder} has not begun: waiting for it (Ctrl-C ends)"
         lines = [*map(Text, wrap(waiting, screen.width))]
     else:
-        lines = [_title(seen), *map(Text, [*_figures(seen.last), *_curves(seen, screen)])]
+        lines = [_title(seen), *map(Text, [*_figures(seen.lines), *_curves(seen, screen)])]
         lines += [Text(line, "bold red") for said in _alerts(seen) for line in wrap(said, screen.width)]
         if not seen.lines:
             lines += map(Text, _phases(seen))
@@ -53,27 +54,29 @@ def frame(seen: Seen, screen: Screen) -> list[Text]:
 
 
 def _title(seen: Seen) -> Text:
-    last = seen.last
-    title = Text(seen.folder.name, style="bold").append(f"{GAP}{seen.state}", "")
+    title, last = [str(seen.state)], seen.last
     if last is not None:
-        count = "" if seen.steps is None else f" of {seen.steps}"
-        title.append(f"{GAP}step {last.step}{count}", "")
+        title.append(f"step {last.step}" + ("" if seen.steps is None else f" of {seen.steps}"))
     if last is not None and last.schedule:
-        title.append(f"{GAP}schedule {printable(last.schedule)}", "")
-    return title
+        title.append(f"schedule {printable(last.schedule)}")
+    return Text.assemble((seen.folder.name, "bold"), GAP, GAP.join(title))
 
 
-def _figures(last: Line | None) -> list[str]:
-    """Its numbers, a line of what it learns and one of how fast it is."""
-    if last is None:
+def _figures(lines: Sequence[Line]) -> list[str]:
+    """The latest step's numbers, a line of what it learns and one of how fast it is."""
+    if not lines:
         return []
-    learns = [f"loss {_number(last.loss)}"] if last.schedule else []
-    if last.validation_loss is not None:
-        learns.append(f"validation {_number(last.validation_loss)}")
-    rates = {n: v for n, v in last.hyperparams.items() if n.endswith("learning_rate") and v is not None}
-    learns += [f"{'lr' if len(rates) == 1 else printable(name)} {rate:.2e}" for name, rate in rates.items()]
-    learns += [f"norm {_number(last.gradient_norm)}"] if last.schedule else []
-    fast = [f"tasks {_seconds(last.step_seconds)}", f"whole step {_seconds(last.wall_seconds)}"]
+    last, fast, learns = lines[-1], [], []
+    if last.schedule:  # of a model
+        learns.append(f"loss {_number(last.loss)}")
+        checked = [line for line in lines if line.validation_loss is not None]
+        learns += [f"validation {_number(line.validation_loss)} (step {line.step})" for line in checked[-1:]]
+        rates = {n: v for n, v in last.hyperparams.items() if n.endswith("learning_rate") and v is not None}
+        learns += [
+            f"{'lr' if len(rates) == 1 else printable(name)} {rate:.2e}" for name, rate in rates.items()
+        ]
+        learns.append(f"norm {_number(last.gradient_norm)}")
+    fast += [f"tasks {_seconds(last.step_seconds)}", f"whole step {_seconds(last.wall_seconds)}"]
     if last.tokens_per_second is not None:
         fast += [f"waiting for data {_seconds(last.load_seconds)}", f"{last.tokens_per_second:,.0f} tokens/s"]
     return [GAP.join(line) for line in (learns, fast) if line]
@@ -91,8 +94,8 @@ def _curves(seen: Seen, screen: Screen) -> list[str]:
     each = screen.width // len(curves) - len(GAP)
     said = []
     for name, values, text in curves:
-        ends = f"{text(min(values))} to {text(max(values))}"
-        shown = values[-max(each - len(f"{name}  {ends}"), 1) :]
+        shown = values[-max(each - len(name) - RANGE_CELLS, 1) :]
+        ends = f"{text(min(shown))} to {text(max(shown))}"
         said.append(f"{name} {_curve(shown, screen.glyphs.levels)} {ends}".ljust(each))
     return [GAP.join(said)]
 
@@ -132,8 +135,7 @@ def _phases(seen: Seen) -> list[str]:
         found[one.phase].append(one.rank)
         since[one.phase] = min(since.get(one.phase, math.inf), one.phase_since)
     return [
-        f"{printable(phase) or 'unknown'} for {max(seen.now - since[phase], 0.0):.0f} s: rank "
-        f"{ranks_text(ranks)}"
+        f"{_ranks(ranks)}: {printable(phase) or 'unknown'} for {max(seen.now - since[phase], 0.0):.0f} s"
         for phase, ranks in found.items()
     ] or ["no step has ended yet"]
 
@@ -155,10 +157,10 @@ def _step(latest: LatestStep, last: Line | None, screen: Screen, used: int) -> l
 
 def _sentence(slowest: Slowest) -> str:
     """Who is busy longest, in words."""
-    ranks = f"rank{'s' if len(slowest.ranks) > 1 else ''} {ranks_text(slowest.ranks)}"
     stage = f"stage {slowest.stage}" + (f" of replica {slowest.replica}" if slowest.replicas > 1 else "")
     beside = "" if slowest.beside is None else f", {slowest.beside:.2f} times as long as its like elsewhere"
-    return f"slowest: {ranks} ({stage}) is busy {slowest.ratio:.2f} times as long as others{beside}"
+    who = f"{_ranks(slowest.ranks)} ({stage})"
+    return f"slowest: {who} is busy {slowest.ratio:.2f} times as long as others{beside}"
 
 
 def _edges(edges: Sequence[Edge], screen: Screen) -> list[Text]:
@@ -175,6 +177,10 @@ def _edges(edges: Sequence[Edge], screen: Screen) -> list[Text]:
             for at in range(0, len(items), in_line)
         ),
     ]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
 
 
 def _number(value: float | None) -> str:

@@ -157,7 +157,7 @@ def recording(rank, phase, since, beat):
             "step 3 was not finite and is left out (2 so",
         ),
         ({"lines": [line(3, loss=None, applied=False, skipped=2)]}, "loss not finite"),
-        ({"lines": [line(3, validation_loss=1.5)]}, "validation 1.5"),
+        ({"lines": [line(3, validation_loss=1.5), line(4)]}, "loss 2  validation 1.5 (step 3)  norm"),
         ({"lines": ()}, "no step has ended yet"),
         (
             {
@@ -165,7 +165,7 @@ def recording(rank, phase, since, beat):
                 "lines": (),
                 "recorders": [recording(r, "compiling", 9, 0) for r in range(4)],
             },
-            "compiling for 9 s: rank 0-3",
+            "ranks 0-3: compiling for 9 s",
         ),
         (
             {"recorders": [recording(0, "step 8", 1, 0), recording(1, "step 8", 30, 30)]},
@@ -190,6 +190,14 @@ def test_nothing_is_said_of_a_run_that_does_well(slow):
 def test_names_from_files_command_no_terminal():
     text = text_of(frame(seen(lines=[line(0, schedule="\x1b[31mred")]), Screen(80, 24, BLOCKS)))
     assert "\x1b" not in text and "schedule \\x1b[31mred" in text
+
+
+def test_only_letters_and_bars_have_colours(slow):
+    lines = frame(slow, Screen(80, 24, BLOCKS))
+    coloured = [line.plain[span.start : span.end] for line in lines for span in line.spans]
+    assert {name.strip(" ") for name in coloured if len(set(name)) > 1} == {"mine"}
+    assert all(not line.style or line.style in ("bold", "bold red") for line in lines)
+    assert "█" * 3 in coloured and "m" in coloured
 
 
 @pytest.mark.parametrize(("colour", "styled"), [("truecolor", True), (None, False)])
