@@ -1,4 +1,4 @@
-"""`rrfp-report`: why the steps of a run took as long as they did."""
+"""`rrfp-report`: why the steps of a run took as long as they did, and how two runs differ."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from rrfp_jax.errors import DONE, UsageError
 
 COMMAND = "rrfp-report"
 
+TWO = "compared.html"
+"""The page of two runs."""
+
 DESCRIPTION = """\
 Says why the latest steps of a run took as long as they did: the cause that matters most, where all of the
-time went, and what changes would save. The scheduling core runs the steps again for that, at their costs."""
+time went, and what changes would save. The scheduling core runs the steps again for that, at their costs.
+Of two runs it says the same side by side, and what differs in their configs."""
 
 EPILOG = """\
 A run keeps its latest 20 steps in RUN/trace.json. The replay of the steps as they were says how far the
@@ -23,6 +27,7 @@ exit status: 0 done, 2 refused, 130 interrupted
 
 examples:
   rrfp-report runs/quickstart
+  rrfp-report runs/quickstart runs/other
   rrfp-report runs/quickstart/trace.json --out=why.html"""
 
 
@@ -40,18 +45,28 @@ def _report(arguments: Sequence[str]) -> int:
     from rrfp_jax.json_files import Unreadable
 
     folder = options.run if options.run.is_dir() else options.run.parent
-    file = folder / "report.html" if options.out is None else options.out
+    file = folder / ("report.html" if options.other is None else TWO) if options.out is None else options.out
     check_output(file)
     try:
-        steps = read_run(options.run)
+        run = read_run(options.run)
+        other = None if options.other is None else read_run(options.other)
     except Unreadable as error:
         raise UsageError(str(error)) from None
-    explanation = explain(steps)
-    print_whole(str(explanation))
-    from rrfp_jax.explain.page import page  # beside which the text need not wait
+    explanation = explain(run.steps)
+    if other is None:
+        print_whole(str(explanation))
+        from rrfp_jax.explain.page import page  # for which the text need not wait
 
+        html = page(run, explanation)
+    else:
+        from rrfp_jax.explain.page import page_of_two
+        from rrfp_jax.explain.two_runs import TwoRuns
+
+        both = TwoRuns((run, other), (explanation, explain(other.steps)))
+        print_whole(str(both))
+        html = page_of_two(both)
     try:
-        file.write_text(page(folder.resolve().name, steps, explanation), encoding="utf-8")
+        file.write_text(html, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}; set --out") from None
     print_whole(f"\npictures: {file} (open it in a browser; it needs no network)")
@@ -61,7 +76,15 @@ def _report(arguments: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(COMMAND, DESCRIPTION, EPILOG)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, or a trace.json")
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="where the page goes (RUN/report.html)")
+    parser.add_argument(
+        "other", type=Path, nargs="?", metavar="RUN2", help="another one, to be compared with it"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help=f"where the page goes (RUN/report.html; of two, RUN/{TWO})",
+    )
     return parser
 
 

@@ -1,21 +1,18 @@
-"""A report as one HTML file that needs no network: the explanation, and charts that can be zoomed."""
+"""A report as one HTML file that needs no network: what it says, and charts that can be zoomed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 import vl_convert
 
-from rrfp_jax.core.tasks import Kind
-from rrfp_jax.explain import charts
-from rrfp_jax.explain.explanation import Explanation, TimedStep
-from rrfp_jax.explain.plot import Plot
-from rrfp_jax.explain.tails import tails
-from rrfp_jax.explain.timeline_chart import timeline
-from rrfp_jax.views.picture import NAMES
+from rrfp_jax.explain.explanation import Explanation
+from rrfp_jax.explain.run_folder import Run
+from rrfp_jax.explain.sections import Section, sections_of
+from rrfp_jax.explain.two_runs import TwoRuns, both_sections
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #202020; max-width: 1180px }
@@ -25,89 +22,83 @@ h1 { font-size: 1.5em; margin-bottom: 0.2em } h2 { font-size: 1.1em; margin: 2em
 p.note { color: #606060; margin: 0.2em 0 0.6em } .chart { overflow-x: auto }
 table { border-collapse: collapse }
 td, th { padding: 0.15em 0.9em; text-align: right; border-bottom: 1px solid #e5e5e5 }
+td:first-child, th:first-child { text-align: left }
+"""
+
+DRAW = """
+const options = {actions: false, renderer: "canvas"};
+Promise.all(Object.entries(specs).map(([id, spec]) => vegaEmbed("#" + id, spec, options)))
+  .then(() => { document.body.dataset.drawn = "all" })
+  .catch(error => { document.body.dataset.drawn = String(error) });
 """
 
 
-class Section(NamedTuple):
-    """A part of the page: a title, a note below it, and a chart if there is something to show."""
+def page(run: Run, explanation: Explanation) -> str:
+    """The HTML of a run's report."""
+    return _html(
+        f"{run.name}: why a step takes its time",
+        run.name,
+        [_about(run, explanation)],
+        [explanation.sentence],
+        sections_of(run, explanation),
+    )
 
-    title: str
-    note: str
-    plot: Plot | None
+
+def page_of_two(runs: TwoRuns) -> str:
+    """The HTML of two runs side by side, on the same axes."""
+    return _html(
+        f"{' and '.join(runs.names)}: what differs",
+        " and ".join(runs.names),
+        [
+            f"{name}: {_about(run, explanation)}"
+            for name, run, explanation in zip(runs.names, runs.runs, runs.explanations, strict=True)
+        ],
+        runs.sentences,
+        both_sections(runs),
+    )
 
 
-def page(name: str, steps: Sequence[TimedStep], explanation: Explanation) -> str:
-    """The HTML of a report.
+def _about(run: Run, explanation: Explanation) -> str:
+    last = run.steps[-1].recorded
+    return (
+        f"{len(run.steps)} steps of {last.trace.stages} stages and {last.rules.microbatches} microbatches, "
+        f"{explanation.seconds * 1e3:.1f} ms each (median)"
+    )
 
-    Args:
-        name: of the run.
-        steps: the latest last.
-        explanation: of them.
-    """
-    last = steps[-1].recorded
-    sections = [
-        Section(
-            "Where the time went",
-            "All stages of all steps shown, and what was beside their tasks.",
-            charts.shares(explanation),
-        ),
-        Section("What if", _trust(explanation), charts.savings(explanation) if explanation.savings else None),
-        Section(
-            f"Step {last.trace.step}",
-            "Scroll to zoom, drag to move, hover for details. Black outlines are the critical path: the "
-            "chain of tasks that made the step as long as it was.",
-            timeline(last),
-        ),
-        Section("How each stage spent it", "The same colours as above.", charts.stages(last)),
-        Section(
-            "Links",
-            "What a message took, and its slack: how long after its arrival the stage began with it.",
-            charts.links(steps) if last.trace.stages > 1 else None,
-        ),
-        Section("Steps", "", charts.step_times(steps)),
-    ]
+
+def _html(
+    title: str, heading: str, about: Sequence[str], sentences: Sequence[str], sections: Sequence[Section]
+) -> str:
     specs = {f"chart{i}": own.plot.spec() for i, own in enumerate(sections) if own.plot is not None}
     body = "".join(_section(f"chart{i}", section) for i, section in enumerate(sections))
+    notes = "".join(f'<p class="note">{escape(line)}</p>' for line in about)
+    causes = "".join(f'<p class="cause">{escape(sentence)}</p>' for sentence in sentences)
     return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{escape(name)}: why a step takes its time</title>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
 <style>{STYLE}</style></head><body>
-<h1>{escape(name)}</h1>
-<p class="note">{len(steps)} steps of {last.trace.stages} stages and {last.rules.microbatches} microbatches,
-{explanation.seconds * 1e3:.1f} ms each (median)</p>
-<p class="cause">{escape(explanation.sentence)}</p>
+<h1>{escape(heading)}</h1>
+{notes}
+{causes}
 {body}
-<h2>Tails</h2><p class="note">Of each stage and kind of task, in ms.</p>{_table(steps)}
 <script>{_vega()}</script>
 <script>const specs = {_inline(specs)};
-const options = {{actions: false, renderer: "canvas"}};
-for (const [id, spec] of Object.entries(specs)) vegaEmbed("#" + id, spec, options);
-</script></body></html>
+{DRAW}</script></body></html>
 """
-
-
-def _trust(explanation: Explanation) -> str:
-    return (
-        f"The same steps in virtual time, with one thing changed. As they were, the simulator is "
-        f"{explanation.error:.1%} off"
-        + ("." if explanation.savings else ": too much to predict anything, or no change saves anything.")
-    )
 
 
 def _section(key: str, section: Section) -> str:
     place = "" if section.plot is None else f'<div class="chart"><div id="{key}"></div></div>'
-    return f'<h2>{escape(section.title)}</h2><p class="note">{escape(section.note)}</p>{place}'
+    note = f'<p class="note">{escape(section.note)}</p>' if section.note else ""
+    return f"<h2>{escape(section.title)}</h2>{note}{place}{_table(section.table)}"
 
 
-def _table(steps: Sequence[TimedStep]) -> str:
-    head = "".join(
-        f"<th>{name}</th>" for name in ("stage", "kind", "median", "p95", "worst", "worst microbatch")
-    )
-    rows = "".join(
-        f"<tr><td>{t.stage}</td><td>{NAMES[Kind(t.kind)]}</td><td>{t.median * 1e3:.2f}</td>"
-        f"<td>{t.p95 * 1e3:.2f}</td><td>{t.worst * 1e3:.2f}</td><td>{t.microbatch} in step {t.step}</td></tr>"
-        for t in tails([step.recorded.trace for step in steps])
-    )
-    return f"<table><tr>{head}</tr>{rows}</table>"
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """The first row is the head."""
+    if not rows:
+        return ""
+    head, *others = ([escape(cell) for cell in row] for row in rows)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in others)
+    return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{body}</table>"
 
 
 def _inline(data: Any) -> str:

@@ -53,3 +53,13 @@ def colours(found: Mapping[str, str]) -> alt.Scale:
 def milliseconds(seconds: float) -> float:
     """To the microsecond: more digits would only make the file larger."""
     return round(seconds * 1e3, 3)
+
+
+def row_height(stages: int) -> float:
+    """Pixels of a stage's row: a picture of 512 stages is still one screen high."""
+    return min(24.0, max(576 / stages, 1.5))
+
+
+def thinned() -> alt.Axis:
+    """An axis of names, upright, without those for which there is no room."""
+    return alt.Axis(labelOverlap=True, labelAngle=0)

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import altair as alt
 
 from rrfp_jax.core.measure.critical_path import critical_path
 from rrfp_jax.core.measure.idleness import idleness
 from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.explain.charts import row_height
+from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.explain.explanation import MEANING
-from rrfp_jax.explain.plot import WIDTH, Plot, Row, colours, milliseconds
+from rrfp_jax.explain.plot import WIDTH, Plot, Row, colours, milliseconds, row_height, thinned
 from rrfp_jax.views.picture import COLOURS, DELAY, DELAY_COLOUR, NAMES
 
 LEAST_IDLE = 1e-3
 """Part of the step below which an idle time is left out."""
 
 
-def timeline(step: RecordedStep) -> Plot:
-    """The step. Its rows have short names, since there are many: stage, from, to, kind, task, ready."""
-    x = alt.X("a:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(step.trace.makespan)]))
-    y = alt.Y("s:O", title="stage")
-    present = {record.task.kind for record in step.trace.records}
+MOST_TASKS = 40_000
+"""That are drawn; of a larger step some stages are left out."""
+
+
+def drawn_stages(step: RecordedStep) -> list[int]:
+    """All stages, or so many of a large step that its picture is still fast: some of every part of it.
+
+    The first, the last and the one that is busy longest are always among them.
+    """
+    trace = step.trace
+    most = MOST_TASKS * trace.stages // max(1, len(trace.records))
+    if most >= trace.stages:
+        return list(range(trace.stages))
+    spread = max(most - 1, 2)  # beside the busiest one
+    even = {i * (trace.stages - 1) // (spread - 1) for i in range(spread)}
+    return sorted(even | {max(range(trace.stages), key=trace.busy)})
+
+
+def timeline(step: RecordedStep, longest: float) -> Plot:
+    """The step. Its rows have short names, since there are many: stage, from, to, kind, task, ready.
+
+    Args:
+        step: that ran.
+        longest: where the axis ends (s).
+    """
+    stages = drawn_stages(step)
+    records = [record for stage in stages for record in step.trace.stage_records(stage)]
+    x = alt.X("a:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(longest)]))
+    y = alt.Y("s:O", title="stage", axis=thinned())
+    present = {record.task.kind for record in records}
     drawn = {NAMES[kind]: COLOURS[kind] for kind in NAMES if kind in present}
-    delays = _delays(step)
+    delays = _delays(step, records)
     scale = colours(drawn | ({DELAY: DELAY_COLOUR} if delays else {}))
     legend = alt.Legend(title=None, orient="bottom")
     times = [_tip("a", "from"), _tip("b", "to")]
@@ -47,13 +74,16 @@ def timeline(step: RecordedStep) -> Plot:
         .encode(x=x, x2="b:Q", y=y)
     )
     zoom = alt.selection_interval(bind="scales", encodings=["x"])
-    height = alt.Step(row_height(step.trace.stages))
+    height = alt.Step(row_height(len(stages)))
     chart = alt.layer(idle, tasks.add_params(zoom), injected, critical)
-    rows = {"tasks": _tasks(step), "delays": delays, "idle": _idle(step), "critical": _critical(step)}
+    rows = {"tasks": _tasks(step, records), "delays": delays}
+    shown = set(stages)
+    for name, found in (("idle", _idle(step)), ("critical", _critical(step))):
+        rows[name] = [row for row in found if row["s"] in shown]
     return Plot(chart.properties(width=WIDTH, height=height), rows)
 
 
-def _tasks(step: RecordedStep) -> list[Row]:
+def _tasks(step: RecordedStep, records: Sequence[TaskRecord]) -> list[Row]:
     begin = step.trace.start
     return [
         {
@@ -64,11 +94,11 @@ def _tasks(step: RecordedStep) -> list[Row]:
             "t": str(record.task),
             "r": milliseconds(record.ready - begin),
         }
-        for record in step.trace.records
+        for record in records
     ]
 
 
-def _delays(step: RecordedStep) -> list[Row]:
+def _delays(step: RecordedStep, records: Sequence[TaskRecord]) -> list[Row]:
     """The ends of tasks that injected delays are."""
     begin = step.trace.start
     return [
@@ -79,7 +109,7 @@ def _delays(step: RecordedStep) -> list[Row]:
             "k": DELAY,
             "t": str(record.task),
         }
-        for record in step.trace.records
+        for record in records
         if record.delayed
     ]
 

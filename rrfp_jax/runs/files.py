@@ -94,9 +94,10 @@ class RunFiles:
             line: of `metrics.jsonl`.
         """
         self._steps += 1
+        resumed = {"resumed": True} if self._done and self._steps == 1 else {}
         if self._world.rank == 0:
             with self._written("metrics.jsonl"):
-                self._metrics.write(json.dumps(line) + "\n")
+                self._metrics.write(json.dumps({**line, **resumed}) + "\n")
                 self._metrics.flush()
             with self._written(STEP_FILE):
                 self._latest.add(report)

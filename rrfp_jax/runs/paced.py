@@ -22,8 +22,10 @@ from rrfp_jax.core.measure.trace import Part, StepTrace
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.memory.meter import Meter
+from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import UsageError
+from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.driver.device import LEAD_SECONDS
 from rrfp_jax.runtime.driver.driver import Driver
@@ -36,6 +38,8 @@ from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.report import summary_of_idleness
 from rrfp_jax.train.settings import Settings
+from rrfp_jax.views.picture import Panel
+from rrfp_jax.views.timeline import Timeline
 from rrfp_jax.views.trace_file import TRACED_STEPS, write_trace
 
 
@@ -55,6 +59,15 @@ class PacedReport:
     def trace(self) -> StepTrace:
         """The tasks with their times."""
         return self.recorded.trace
+
+    def timeline(self) -> Timeline:
+        """See `Report.timeline`."""
+        return Timeline([Panel(f"{name_of(self.recorded.rules.schedule)}, step {self.step}", self.recorded)])
+
+    def explain(self) -> Explanation:
+        """See `Report.explain`."""
+        wall = max(self.wall_seconds, self.step_seconds)
+        return explain([TimedStep(recorded=self.recorded, wall_seconds=wall)])
 
     def as_dict(self) -> dict[str, Any]:
         """The step's line of `metrics.jsonl`."""
@@ -214,7 +227,7 @@ class PacedRun:
                 step_seconds=trace.makespan,
                 wall_seconds=perf_counter() - began,
                 bubble=trace.bubble(),
-                busy_seconds=[[trace.busy(stage) for stage in range(trace.stages)]],
+                busy_seconds=trace.busy_seconds,
                 ranks=self._ranks,
                 recorded=recorded,
             )

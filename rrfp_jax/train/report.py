@@ -86,7 +86,7 @@ class Report:
             step_seconds=trace.makespan,
             load_seconds=sums.load_seconds,
             bubble=trace.bubble(),
-            busy_seconds=sums.busy_seconds,
+            busy_seconds=trace.busy_seconds,
             parameter_norm=math.sqrt(sums.squared_parameter_norm),
             peak_bytes=sums.peak_bytes,
             budget_bytes=sums.budget_bytes,
@@ -183,7 +183,7 @@ VALIDATION = "validation_"
 """How the names of a validation's figures begin in `metrics.jsonl`; those of metrics must not."""
 
 REPORTED = frozenset(item.name for item in fields(Report)) - {"metrics", "recorded"} | {
-    *("total", "tokens_per_second")
+    *("total", "tokens_per_second", "resumed")
 }
 """Names of a report's own figures, and of what stands beside them in `metrics.jsonl`: taken for metrics."""
 

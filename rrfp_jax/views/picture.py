@@ -6,7 +6,7 @@ All pictures of steps are drawn here, real ones and simulated ones. Colours are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from rrfp_jax.core.measure.idleness import Cause, Idle, idleness
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
+from rrfp_jax.views.causes import DRAWN_AS, IDLE, NOTHING, WAITS
 
 COLOURS = {FORWARD: "#0072b2", BACKWARD: "#d55e00", INPUT: "#e69f00", WEIGHT: "#009e73"}
 NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: "input gradient", WEIGHT: "weight gradient"}
@@ -26,22 +27,8 @@ LETTERS = {FORWARD: LIGHT, BACKWARD: LIGHT, INPUT: DARK, WEIGHT: LIGHT}
 PALER = 0.45
 """How far the colour of a stage's last chunk is from its first one's to white."""
 
-IDLE = {
-    "idle: nothing is ready": ("#eeeeee", ""),
-    "idle: what is ready is held back": ("#c8c8c8", "////"),
-    "idle: ready, not started yet": ("#8c8c8c", ""),
-    "idle: an injected delay": ("#ffd9ec", ""),
-}
-"""What is drawn of idleness: its name, colour and hatching. Hovering tells each cause."""
-
-NOTHING, HELD_BACK, NOT_STARTED, INJECTED = IDLE
-
-DRAWN_AS: Mapping[Cause, str] = {
-    **dict.fromkeys((Cause.BEGIN, Cause.STAGE, Cause.LINK, Cause.END), NOTHING),
-    **dict.fromkeys((Cause.ORDER, Cause.MEMORY, Cause.TURN), HELD_BACK),
-    **dict.fromkeys((Cause.GROUP, Cause.HOST), NOT_STARTED),
-    Cause.INJECTED: INJECTED,
-}
+LEAST_SHARE = 0.01
+"""Of the step; what is waited for less is left out of the title."""
 
 LEAST = 1e-3
 """Part of the time axis below which an idle time is drawn as one in which nothing is ready."""
@@ -83,6 +70,18 @@ class Panel:
     def idle(self) -> Sequence[Idle]:
         """Every time in which a stage's device did nothing, with its cause."""
         return idleness(self.trace, self.step.fixed_order, self.step.grouped)
+
+    @property
+    def causes(self) -> str:
+        """Mean shares of the step by cause of idleness, the largest first; "" if there is no idleness."""
+        whole = self.trace.makespan * self.trace.stages
+        found: dict[Cause, float] = dict.fromkeys(Cause, 0.0)
+        for idle in self.idle:
+            found[idle.cause] += idle.seconds
+        shown = [
+            (seconds / whole, cause) for cause, seconds in found.items() if seconds >= LEAST_SHARE * whole
+        ]
+        return ", ".join(f"{WAITS[cause]} {share:.0%}" for share, cause in sorted(shown, reverse=True))
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ def _draw_tasks(axes: Any, panel: Panel, axis: TimeAxis, legend: dict[str, Any],
                 look = {"ha": "center", "va": "center_baseline", "color": ink, "fontsize": points}
                 axes.text(start + width / 2, stage, str(record.task.microbatch), **look)
     for kind in {record.task.kind for record in trace.records}:
-        legend[NAMES[kind]] = _patch(NAMES[kind], facecolor=COLOURS[kind])
+        legend[NAMES[kind]] = _patch(f"{kind.letter}: {NAMES[kind]}", facecolor=COLOURS[kind])
     if chunks > 1:
         legend[CHUNKS] = _patch(CHUNKS, facecolor=_colour(Task(FORWARD, chunks - 1, 0), chunks))
 
@@ -203,16 +202,25 @@ def _draw_delays(axes: Any, panel: Panel, axis: TimeAxis, legend: dict[str, Any]
 def _describe(axes: Any, panel: Panel, axis: TimeAxis) -> None:
     """Title, ticks and the names of the rows."""
     trace, bubble = panel.trace, panel.trace.bubble()
-    title = f"{panel.title}: {told(trace.makespan)}, {sum(bubble) / trace.stages:.0%} idle"
-    axes.set_title(title, loc="left", fontsize=10.5, weight="bold")
+    delayed = [trace.delayed(stage) / (trace.makespan or 1.0) for stage in range(trace.stages)]
+    shares = [_shares(*pair) for pair in zip(bubble, delayed, strict=True)]
+    mean = _shares(sum(bubble) / trace.stages, sum(delayed) / trace.stages)
+    axes.set_title(f"{panel.title}: {told(trace.makespan)}, {mean}", loc="left", fontsize=10.5, weight="bold")
+    if causes := panel.causes:
+        axes.set_title(f"idle: {causes}", loc="right", fontsize=8, color=DARK)
     axes.set_xlim(0, axis.longest * axis.scale)
     axes.set_ylim(trace.stages - 0.5, -0.5)
-    rows = [f"stage {stage}, {idle:.0%} idle" for stage, idle in enumerate(bubble)]
+    rows = [f"stage {stage}, {share}" for stage, share in enumerate(shares)]
     axes.set_yticks(range(trace.stages), rows, fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8, labelbottom=True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
+
+
+def _shares(idle: float, delayed: float) -> str:
+    """What a stage did not compute."""
+    return f"{idle:.0%} idle" + (f", {delayed:.0%} delayed" if delayed else "")
 
 
 def _colour(task: Task, chunks: int) -> tuple[float, ...]:

@@ -71,6 +71,9 @@ def _rules(steps: Sequence[RecordedStep]) -> list[dict[str, Any]]:
     for step in steps:
         rules = rules_text(step)
         about = {"step": step.trace.step, "rules": None if rules == last else rules}
+        if step.trace.busy_by_replica:
+            busy = [[_microseconds(own) for own in row] for row in step.trace.busy_by_replica]
+            about["replicas"] = {"shown": step.trace.replica, "busy": busy}
         events.append({"ph": "M", "name": "step_rules", "args": about})
         last = rules
     return events

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -54,11 +55,31 @@ class _Group(_Strict, frozen=True, kw_only=True):
         return None if self.placement is None else as_kind(self.placement, Placement)
 
 
+class _Replicas(_Strict, frozen=True, kw_only=True):
+    """Which replica the tasks are of, and how long the stages of each were busy; absent if there is one."""
+
+    shown: Number
+    busy: list[list[Microseconds]]
+
+    def of(self, trace: StepTrace) -> StepTrace:
+        """The trace with that."""
+        if self.shown >= len(self.busy) or {len(row) for row in self.busy} != {trace.stages}:
+            raise ValueError(f"step {trace.step} lacks the busy times of its replica's {trace.stages} stages")
+        seconds = [[own * 1e-6 for own in row] for row in self.busy]
+        return replace(trace, replica=self.shown, busy_by_replica=seconds)
+
+
 class _Rules(_Strict, frozen=True, kw_only=True):
     """What a step was decided by; None for the same as the step before it."""
 
     step: Number
     rules: RulesText | None
+    replicas: _Replicas | None = None
+
+    def recorded(self, trace: StepTrace) -> RecordedStep:
+        """The step of this trace; its rules are known."""
+        assert self.rules is not None
+        return self.rules.step(trace if self.replicas is None else self.replicas.of(trace))
 
 
 class _Slice(msgspec.Struct, frozen=True, kw_only=True, tag_field="ph", tag="X"):
@@ -122,7 +143,7 @@ def _groups(events: Sequence[Any]) -> dict[str, list[RecordedStep]]:
     groups = {event.pid: as_kind(event.args, _Group) for event in named}
     placements = {pid: group.placed for pid, group in groups.items()}
     steps: dict[int, dict[int, list[TaskRecord]]] = {pid: {} for pid in groups}
-    rules: dict[int, dict[int, RulesText]] = {pid: {} for pid in groups}
+    rules: dict[int, dict[int, _Rules]] = {pid: {} for pid in groups}
     for event in events:
         if isinstance(event, _Leaves | _Comes) or event.name in BESIDE:
             continue
@@ -140,16 +161,17 @@ def _groups(events: Sequence[Any]) -> dict[str, list[RecordedStep]]:
     return found
 
 
-def _add_rules(rules: dict[int, RulesText], of: _Rules) -> None:
+def _add_rules(rules: dict[int, _Rules], of: _Rules) -> None:
     """Note a step's rules, after those of the steps before it."""
-    given = of.rules if of.rules is not None else next(reversed(rules.values()), None)
+    last = next(reversed(rules.values()), of)
+    given = last.rules if of.rules is None else of.rules
     if given is None or of.step in rules:
         raise ValueError(f"step {of.step} has no rules, or has them twice")
-    rules[of.step] = given
+    rules[of.step] = _Rules(step=of.step, rules=given, replicas=of.replicas)
 
 
 def _steps(
-    placement: Placement | None, steps: Mapping[int, Sequence[TaskRecord]], rules: Mapping[int, RulesText]
+    placement: Placement | None, steps: Mapping[int, Sequence[TaskRecord]], rules: Mapping[int, _Rules]
 ) -> list[RecordedStep]:
     if steps.keys() != rules.keys() or (steps and placement is None):
         raise ValueError("the steps with tasks are not those with rules")
@@ -158,7 +180,7 @@ def _steps(
         assert placement is not None
         if len({record[:2] for record in records}) < max(len(records), placement.last + 1):
             raise ValueError(f"step {number} has a task twice, or a virtual stage without tasks")
-        found.append(rules[number].step(StepTrace(number, placement, [Part.of(records)])))
+        found.append(rules[number].recorded(StepTrace(number, placement, [Part.of(records)])))
     return found
 
 

@@ -33,6 +33,21 @@ def test_a_run_is_explained(folder, capsys):
     assert "waiting for data" not in told and f"pictures: {out} (" in told and out.exists()
 
 
+def test_two_runs_are_told_side_by_side(folder, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    step, _ = spoilt("link")
+    write_trace(other / "trace.json", {"run": [step]})
+    (other / "metrics.jsonl").write_text(json.dumps({"step": 0, "wall_seconds": step.trace.makespan}) + "\n")
+    out = tmp_path / "two.html"
+    assert report.main([str(folder), str(other), f"--out={out}"]) == 0
+    told, html = capsys.readouterr().out, out.read_text()
+    for said in ("Stage 2 computes 1.60 times as long", "The link from stage 1 to 2 is slow", "difference"):
+        assert said in told and said in html
+    assert report.main([str(other), str(folder)]) == 0
+    assert (other / "compared.html").exists() and not (other / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -43,16 +58,22 @@ def test_a_run_is_explained(folder, capsys):
         (["untrained"], "untrained/trace.json has no step of a run that trained"),
         (["empty", "--out=nowhere/why.html"], "nowhere/why.html: there is no folder nowhere"),
         (["cut"], "cut/metrics.jsonl: line 1 is no step's: "),
+        (["strange"], "strange/config.json is no config.json of a run: "),
+        (["traced", "empty"], "empty has no trace.json"),
     ],
 )
 def test_refusals(given, said, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "broken", "untrained", "cut"):
+    for name in ("empty", "broken", "untrained", "cut", "strange", "traced"):
         (tmp_path / name).mkdir()
     (tmp_path / "broken" / "trace.json").write_text("{")
     write_trace("untrained/trace.json", {"run": []})
     (tmp_path / "cut" / "trace.json").write_bytes((folder / "trace.json").read_bytes())
     (tmp_path / "cut" / "metrics.jsonl").write_text("{}\n")
+    for name in ("strange", "traced"):
+        for file in ("trace.json", "metrics.jsonl"):
+            (tmp_path / name / file).write_bytes((folder / file).read_bytes())
+    (tmp_path / "strange" / "config.json").write_text("[]")
     assert report.main(given) == 2
     told = capsys.readouterr()
     assert said in told.err and told.out == "" and told.err.count("\n") == 1

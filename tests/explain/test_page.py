@@ -2,57 +2,99 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from rrfp_jax.explain.explanation import TimedStep, explain
-from rrfp_jax.explain.page import page
-from rrfp_jax.explain.tails import tails
+from rrfp_jax.explain.page import page, page_of_two
+from rrfp_jax.explain.run_folder import Run, StepLine
+from rrfp_jax.explain.two_runs import TwoRuns
 from tests.support.spoilt import MICROBATCHES, STAGES, spoilt
 
 EVIL = "a</script><script>alert(1)</script>"
 
 
-@pytest.fixture(scope="module")
-def html():
-    step, _ = spoilt("stage")
-    steps = [TimedStep(recorded=step, wall_seconds=1.1 * step.trace.makespan)]
-    html = page(EVIL, steps, explain(steps))
+def run_of(name, step, **settings):
+    """A run of one traced step, and two lines."""
+    span = step.trace.makespan
+    lines = [StepLine(0, 2 * span), StepLine(1, 1.1 * span, span)]
+    steps = [TimedStep(recorded=step, wall_seconds=1.1 * span)]
+    return Run(name=name, steps=steps, history=lines, settings=settings)
+
+
+def without_vega(html):
     before, vega, after = re.split("<script>(.*?)</script>", html, maxsplit=1, flags=re.DOTALL)
     assert len(vega) > 500_000
     return before + after
 
 
-def test_it_shows_all_that_there_is(html):
+def specs_of(html):
     (found,) = re.findall(r"const specs = (.*);\n", html)
-    rows = {name: own for spec in json.loads(found).values() for name, own in spec["datasets"].items()}
+    return list(json.loads(found).values())
+
+
+@pytest.fixture(scope="module")
+def run():
+    return run_of(EVIL, spoilt("stage")[0], schedule='"bf"', steps="3")
+
+
+@pytest.fixture(scope="module")
+def html(run):
+    return without_vega(page(run, explain(run.steps)))
+
+
+@pytest.fixture(scope="module")
+def two(run):
+    other = run_of("other", spoilt("link")[0], schedule='"1f1b"', steps="3")
+    return TwoRuns((run, other), (explain(run.steps), explain(other.steps)))
+
+
+def test_it_shows_all_that_there_is(html):
+    rows = {name: own for spec in specs_of(html) for name, own in spec["datasets"].items()}
     assert len(rows["tasks"]) == 2 * STAGES * MICROBATCHES
-    assert {row["link"] for row in rows["links"]} == {
-        "0 to 1",
-        "1 to 0",
-        "1 to 2",
-        "2 to 1",
-        "2 to 3",
-        "3 to 2",
-    }
+    between = {"0 to 1", "1 to 0", "1 to 2", "2 to 1", "2 to 3", "3 to 2"}
+    assert {row["link"] for row in rows["links"]} == between
     assert max(row["to"] for row in rows["shares"]) == pytest.approx(1.0, abs=2e-3)
-    assert rows["savings"] and rows["critical"] and rows["idle"] and len(rows["step_times"]) == 2
+    assert rows["savings"] and rows["critical"] and rows["idle"] and rows["memory"]
+    assert [row["step"] for row in rows["history"]] == [0, 0, 1, 1]
     by_stage = [sum(row["share"] for row in rows["stages"] if row["stage"] == s) for s in range(STAGES)]
     assert by_stage == pytest.approx([1.0] * STAGES)
+    assert max(rows["heatmap"], key=lambda row: row["x"])["s"] == 2
     assert "Stage 2 computes 1.60 times as long as the others" in html
+    assert "All microbatches have the same shapes." in html
     assert html.count("<tr>") == 1 + 2 * STAGES  # of the tails
+
+
+def test_two_runs_are_on_the_same_axes(two):
+    html = without_vega(page_of_two(two))
+    ends = {
+        tuple(layer["encoding"]["x"]["scale"]["domain"])
+        for spec in specs_of(html)
+        for layer in spec.get("layer", [])
+        if "idle" in spec["datasets"]
+    }
+    longest = max(run.steps[0].recorded.trace.makespan for run in two.runs)
+    assert [end for _, end in ends] == [pytest.approx(longest * 1e3)]
+    assert EVIL not in html and "<td>schedule</td>" in html and "<td>steps</td>" not in html
+
+
+def test_two_runs_as_text(two):
+    told, seconds = str(two), two.seconds()
+    assert "The link from stage 1 to 2 is slow" in told and "Stage 2 computes" in told
+    for column, run in enumerate(two.runs, 1):
+        parts = [float(row[column].split(" ms")[0]) for row in seconds[2:]]
+        assert sum(parts) == pytest.approx(run.seconds * 1e3, rel=2e-3)
+    assert two.settings()[1:] == [["schedule", '"bf"', '"1f1b"']]
+    assert any("-" in row for row in two.savings()[1:])
+
+
+def test_equal_names_are_told_apart(two):
+    same = replace(two, runs=(two.runs[1], two.runs[1]))
+    assert same.names == ("other (1)", "other (2)")
 
 
 def test_nothing_is_fetched_and_names_are_text(html):
     assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", html)
     assert EVIL not in html and "a&lt;/script&gt;" in html
     assert html.count("</script>") == 1
-
-
-def test_tails_name_the_longest_task():
-    step, _ = spoilt("jitter")
-    for tail in tails([step.trace, step.trace]):
-        own = [r for r in step.trace.records if (r.stage, r.task.kind) == (tail.stage, tail.kind)]
-        longest = max(own, key=lambda r: r.end - r.start)
-        assert (tail.worst, tail.microbatch) == (longest.end - longest.start, longest.task.microbatch)
-        assert tail.median <= tail.p95 <= tail.worst

@@ -72,6 +72,16 @@ def test_a_pipe_is_not_waited_for(tmp_path, files, capsys):
     assert "cannot be read: it is no file, but a folder, a pipe or a device" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("done", "resumed"), [(0, []), (2, [2])])
+def test_the_first_step_after_a_restart_is_marked(tmp_path, files, done, resumed):
+    if done:
+        earlier(tmp_path, "".join(LINES[:done]))
+    with files(done) as made:
+        for step in range(done, 4):
+            made.add(told(step_of(2)), {"step": step})
+    assert [own["step"] for line in lines(tmp_path) if "resumed" in (own := json.loads(line))] == resumed
+
+
 def refuse(path):
     raise rrfp.UsageError(f"{path}: cannot be written: No space left on device")
 

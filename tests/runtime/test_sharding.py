@@ -48,6 +48,16 @@ def test_training_is_that_of_one_device(pp, tp, dp, one_device):
     assert toy.worst_leaf(whole(several.params), params) <= 1e-4
 
 
+@pytest.mark.parametrize(("pp", "tp", "dp"), [(2, 1, 1), (2, 2, 2)])
+def test_a_trace_has_how_busy_every_replica_was(pp, tp, dp):
+    trace = trainer(pp, tp, dp).step(toy.microbatches(8)).trace
+    assert [len(row) for row in trace.busy_by_replica] == ([pp] * dp if dp > 1 else [])
+    if dp > 1:
+        assert min(min(row) for row in trace.busy_by_replica) > 0
+        shown = [sum(r.end - r.start for r in trace.stage_records(stage)) for stage in range(pp)]
+        assert trace.busy_by_replica[trace.replica] == pytest.approx(shown)
+
+
 def test_parameters_gradients_and_state_are_spread():
     own = trainer(2, 2)
     own.step(toy.microbatches(8))

@@ -14,6 +14,7 @@ from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+from rrfp_jax.views.causes import IDLE, WAITS
 from rrfp_jax.views.picture import NAMES, Panel, told
 from rrfp_jax.views.timeline import SVG, Timeline, compare
 from rrfp_jax.views.tips import reason, tips
@@ -38,9 +39,10 @@ def texts(svg):
 )
 def test_the_legend_names_every_kind_of_task_and_of_idleness_and_no_other(schedule, kinds, idle):
     shown = texts(drawn(schedule).svg())
-    legend = [NAMES[kind] for kind in sorted(NAMES) if kind.letter in kinds]
-    assert [text for text in shown if text in NAMES.values()] == legend
-    assert [text.removeprefix("idle: ") for text in shown if text.startswith("idle: ")] == idle
+    names = [f"{kind.letter}: {NAMES[kind]}" for kind in sorted(NAMES)]
+    legend = [name for name in names if name[0] in kinds]
+    assert [text for text in shown if text in names] == legend
+    assert [text.removeprefix("idle: ") for text in shown if text in IDLE] == idle
     assert ("paler: later chunks" in shown) == (step(schedule).trace.placement.chunks > 1)
 
 
@@ -48,6 +50,7 @@ def test_injected_delays_are_in_the_legend_and_told():
     panel = Panel("late", delayed(step("bf"), delayed=2e-3, late=40e-3))
     shown = texts(Timeline([panel]).svg())
     assert "injected delay" in shown and "idle: an injected delay" in shown
+    assert any(re.fullmatch(r"stage 0, \d+% idle, \d+% delayed", text) for text in shown)
     told = [tip.text for tip in tips(panel) if "the last 2 ms of it are an injected delay" in tip.text]
     assert len(told) == 12 and any("an injected delay holds what" in tip.text for tip in tips(panel))
 
@@ -59,6 +62,12 @@ def test_a_panel_has_its_title_and_ticks():
     assert [f"stage {stage}, {share:.0%} idle" for stage, share in enumerate(trace.bubble())] == [
         text for text in shown if text.startswith("stage")
     ]
+    (causes,) = [text for text in shown if text.startswith("idle: ") and text not in IDLE]
+    parts = [part.rsplit(" ", 1) for part in causes.removeprefix("idle: ").split(", ")]
+    assert {name for name, _ in parts} <= set(WAITS.values())
+    found = [int(share.removesuffix("%")) for _, share in parts]
+    assert found == sorted(found, reverse=True)
+    assert sum(found) == pytest.approx(100 * sum(trace.bubble()) / 3, abs=4)
     ticks = [float(text) for text in shown if re.fullmatch(r"[\d.]+", text)]
     assert {0.0, 50.0} <= set(ticks)
     assert "time (ms); the number in a box is its microbatch" in shown

@@ -66,6 +66,26 @@ def test_injected_delays_are_read_again_and_seen(tmp_path):
     assert all("delayed" not in e["args"] for e in tasks.values() if e["args"].get("microbatch") != 1)
 
 
+def test_replicas_are_read_again(tmp_path):
+    busy = [[0.5, 0.25, 0.125], [1.0, 2.0, 3.0]]
+    first, second = step("bf"), step("bf")
+    second = replace(second, trace=replace(second.trace, step=1, replica=1, busy_by_replica=busy))
+    write_trace(tmp_path / "trace.json", {"run": [first, second]})
+    one, two = (own.trace for own in read_trace(tmp_path / "trace.json")["run"])
+    assert (one.replica, list(one.busy_by_replica)) == (0, [])
+    assert (two.replica, two.busy_by_replica) == (1, busy)
+
+
+@pytest.mark.parametrize("wrong", [{"replica": 2}, {"busy_by_replica": [[1.0], [2.0]]}])
+def test_replicas_that_are_not_there_are_refused(tmp_path, wrong):
+    right = {"busy_by_replica": [[1.0, 1.0, 1.0]] * 2}
+    written = step("bf")
+    written = replace(written, trace=replace(written.trace, **(right | wrong)))
+    write_trace(tmp_path / "trace.json", {"run": [written]})
+    with pytest.raises(ValueError, match="lacks the busy times of its replica's 3 stages"):
+        read_trace(tmp_path / "trace.json")
+
+
 def test_a_delay_longer_than_its_task_is_refused(tmp_path):
     write_trace(tmp_path / "trace.json", {"run": [delayed(step("bf"), delayed=1.0)]})
     with pytest.raises(ValueError, match=r"F1 took .* us, of which 1e\+06 us were injected"):

@@ -7,7 +7,7 @@ Times are seconds on one clock. A record's `ready` is when the scheduler learned
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -101,13 +101,28 @@ class Part:
         ]
 
 
+def busy_of(parts: Iterable[Part], stage: int) -> float:
+    """Time in which a stage computed, or was kept busy by injected delays, by these records (s)."""
+    return sum(part.busy.get(stage, 0.0) for part in parts)
+
+
 @dataclass(frozen=True)
 class StepTrace:
-    """One step of all stages; all times on one clock."""
+    """One step of all stages; all times on one clock.
+
+    Attributes:
+        step: its number.
+        placement: of its virtual stages.
+        parts: what its processes recorded, of one replica of the model.
+        replica: which one that is.
+        busy_by_replica: the busy seconds of all of them, `[replica][stage]`; empty if there is only one.
+    """
 
     step: int
     placement: Placement
     parts: Sequence[Part]
+    replica: int = 0
+    busy_by_replica: Sequence[Sequence[float]] = ()
 
     @property
     def stages(self) -> int:
@@ -178,7 +193,12 @@ class StepTrace:
 
     def busy(self, stage: int) -> float:
         """Time in which the stage computed, or was kept busy by injected delays (s)."""
-        return sum(part.busy.get(stage, 0.0) for part in self.parts)
+        return busy_of(self.parts, stage)
+
+    @property
+    def busy_seconds(self) -> Sequence[Sequence[float]]:
+        """The same of all stages of all replicas, `[replica][stage]`."""
+        return self.busy_by_replica or [[self.busy(stage) for stage in range(self.stages)]]
 
     def delayed(self, stage: int) -> float:
         """Of its busy time, what injected delays were (s)."""

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
+from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord, busy_of
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.runtime.driver.device import LEAD_SECONDS
 from rrfp_jax.runtime.memory.budget import StepMemory
@@ -103,19 +103,26 @@ class StepRun:
         return found
 
     def recorded(self, results: Sequence[Mapping[str, Any]], layout: Layout) -> RecordedStep:
-        """The step of the replica that ended last, from the results of all processes."""
+        """The step of the replica that ended last, and how busy all were, from all processes' results."""
         parts = [(replica, Part(*plain)) for result in results for replica, plain in result["parts"]]
         last, _ = max(parts, key=lambda pair: pair[1].end)
         own = [part for replica, part in parts if replica == last]
         first = last * layout.stages  # of its stage replicas
         return RecordedStep(
-            trace=StepTrace(self.step, self.rules.placement, own),
+            trace=StepTrace(self.step, self.rules.placement, own, last, _busy(parts, layout)),
             rules=self.rules,
             budgets=self.memory.budgets[first : first + layout.stages] or None,
             buckets=layout.share(first, self.buckets),
             grouped=layout.grouped,
             lead=LEAD_SECONDS,
         )
+
+
+def _busy(parts: Sequence[tuple[int, Part]], layout: Layout) -> list[list[float]]:
+    """The busy seconds of the replicas' stages, of parts with their replicas; empty for one replica."""
+    replicas = range(layout.replicas) if layout.replicas > 1 else ()
+    own = [[part for of, part in parts if of == replica] for replica in replicas]
+    return [[busy_of(found, stage) for stage in range(layout.stages)] for found in own]
 
 
 def _by_replica(records: Sequence[TaskRecord], layout: Layout) -> list[Any]:

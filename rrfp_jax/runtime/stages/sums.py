@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.runtime.model.metrics import Reduced, add_to
 
 
@@ -26,7 +25,6 @@ class Sums:
     squared_norm: float  # of the gradient sums over all stages; tied ones once, frozen ones not
     squared_parameter_norm: float  # of the same parameters
     recorded: RecordedStep
-    busy_seconds: Sequence[Sequence[float]]  # by replica and stage, how long it was busy
     peak_bytes: Sequence[int]  # by stage, the most that was there for microbatches, of any replica
     budget_bytes: Sequence[int | None]  # by stage, for that
     load_seconds: float  # of the process that waited longest for the step's data
@@ -48,8 +46,7 @@ def add_up(
     Args:
         results: of each process: `virtual_stages`, tuples of virtual stage, microbatch, metrics and numbers
             of statistics; `norms`, tuples of stage and what `SumPrograms.norms` gives; `hyperparams`, by
-            name; `peaks`, of stage replica and bytes; `parts`, of replica and a plain `Part`;
-            `load_seconds`.
+            name; `peaks`, of stage replica and bytes; `load_seconds`.
         microbatches: their number.
         recorded: the step.
         budgets: bytes for microbatches, by stage replica.
@@ -73,20 +70,10 @@ def add_up(
         squared_norm=sum(largest**2 * share for largest, share, _ in norms),
         squared_parameter_norm=sum(squares for _, _, squares in norms),
         recorded=recorded,
-        busy_seconds=_busy(results, len(peaks) // stages, stages),
         peak_bytes=[max(peaks[number] for number in range(s, len(peaks), stages)) for s in range(stages)],
         budget_bytes=[_least(budgets[s::stages]) for s in range(stages)],
         load_seconds=max(result["load_seconds"] for result in results),
     )
-
-
-def _busy(results: Sequence[Mapping[str, Any]], replicas: int, stages: int) -> list[list[float]]:
-    """By replica and stage, how long it was busy (s)."""
-    found = [[0.0] * stages for _ in range(replicas)]
-    for replica, plain in (part for result in results for part in result["parts"]):
-        for stage, seconds in Part(*plain).busy.items():
-            found[replica][stage] += seconds
-    return found
 
 
 def _least(budgets: Sequence[int | None]) -> int | None:
