@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.runtime.group.dispatch_hash import difference, first_difference
-from rrfp_jax.runtime.processes.flight_recorder import Recording
+from rrfp_jax.runtime.processes.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,13 @@ class Diagnosis:
     text: str
 
 
-def diagnose(ranks: Sequence[RankEnd], *, interrupted: bool = False) -> Diagnosis:
+def diagnose(ranks: Sequence[RankEnd], *, interrupted: bool = False, stall: str = "") -> Diagnosis:
     """Say how a run ended, naming the one rank that is the cause.
 
     Args:
         ranks: all of the run.
         interrupted: the launcher was told to end the run while nothing was wrong with it.
+        stall: why no rank moved while all of them lived, if a wait has come to its limit: that ended the run.
     """
     if interrupted:
         odd = [r for r in ranks if r.status == -signal.SIGKILL or r.kind == "failed"]
@@ -48,8 +49,10 @@ def diagnose(ranks: Sequence[RankEnd], *, interrupted: bool = False) -> Diagnosi
         return Diagnosis(DONE, "")
     if all(r.kind == "refused" for r in ranks):
         return Diagnosis(REFUSED, _by_sentence(ranks))
-    if differing := _differing_orders(ranks):
-        return Diagnosis(FAILED, "\n".join([differing, *(f"  {r.beside()}" for r in ranks)]))
+    gave_up = any(r.words is not None and r.kind == "failed" and not r.words.traceback for r in ranks)
+    hung = f"it hung: {stall}" if stall and gave_up else ""
+    if of_all := _differing_orders(ranks) or hung:
+        return Diagnosis(FAILED, "\n".join([of_all, *(f"  {r.beside()}" for r in ranks)]))
     failed = [r for r in ranks if r.kind == "failed"]
     if len(ranks) > 1 and len(failed) == len(ranks) and len({r.sentence for r in failed}) == 1:
         first = min(failed, key=lambda r: r.spoke)

@@ -12,7 +12,10 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.files import move_away
 from rrfp_jax.runtime.processes.name_lock import is_held
 
-ATTEMPT = ("rank-*.log", "flight-*", "last-words-*.json", "diagnosis.txt")
+ATTEMPT = (
+    *("rank-*.log", "flight-*", "last-words-*.json", "diagnosis.txt"),
+    *("testimony-*.json", "stacks-*.txt", "why.txt"),
+)
 """What each attempt at a run leaves in its folder."""
 
 
@@ -29,6 +32,13 @@ def set_attempt_aside(folder: Path) -> Path:
     for path in (path for pattern in ATTEMPT for path in folder.glob(pattern)):
         path.rename(aside / path.name)
     return aside
+
+
+def remove_answers(folder: Path) -> None:
+    """Remove what ranks left for those who looked at them, of a run that has ended well."""
+    dumps = [path for path in folder.glob("stacks-*.txt") if not path.stat().st_size]
+    for path in (*dumps, *folder.glob("testimony-*.json")):
+        path.unlink(missing_ok=True)
 
 
 class RunFolder:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rrfp_jax.errors import INTERRUPTED, REFUSED
 from rrfp_jax.runtime.lifecycle.last_words import LastWords
-from rrfp_jax.runtime.processes.flight_recorder import Recording
+from rrfp_jax.runtime.processes.recording import Recording
 
 LOG_LINES = 12
 WAITS_SHOWN = 3

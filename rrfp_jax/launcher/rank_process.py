@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rrfp_jax.progress import MARK
+from rrfp_jax.runtime.processes.proc import is_stopped
 
 LIVE_LINE = re.compile(rb"%s[^\n]*\n" % MARK.encode())
 """What is written over is not worth keeping; one that two chunks share is kept."""
@@ -120,7 +121,7 @@ class RankProcess:
 
     def look(self, now: float) -> None:
         """Note whether it stands still; `now` is `time.monotonic()`."""
-        if not self._is_stopped():
+        if not is_stopped(self._process.pid):
             self.stopped_since = None
         elif self.stopped_since is None:
             self.stopped_since = now
@@ -137,19 +138,12 @@ class RankProcess:
         self.reap()
         if self.status is None:
             self.told = True
-            self.froze = self.froze or self._is_stopped()
+            self.froze = self.froze or is_stopped(self._process.pid)
             self._kill_group(number)
 
     def _kill_group(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):  # the latter on macOS, for a group of zombies
             os.killpg(self._process.pid, number)
-
-    def _is_stopped(self) -> bool:
-        try:
-            text = Path(f"/proc/{self._process.pid}/stat").read_bytes()
-        except OSError:
-            return False
-        return text.rpartition(b")")[2].split()[0] == b"T"
 
     def _flush(self) -> None:
         if self._rest:

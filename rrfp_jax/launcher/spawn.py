@@ -13,11 +13,11 @@ from pathlib import Path
 
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, TrainingError
 from rrfp_jax.launcher.diagnosis import Diagnosis, diagnose
-from rrfp_jax.launcher.folders import RunFolder, set_attempt_aside
+from rrfp_jax.launcher.folders import RunFolder, remove_answers, set_attempt_aside
 from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
 from rrfp_jax.launcher.screen import Screen
-from rrfp_jax.launcher.supervisor import PASSED_ON, Patience, Supervisor, recording_of
+from rrfp_jax.launcher.supervisor import ASKS_WHY, PASSED_ON, Patience, Supervisor, recording_of
 from rrfp_jax.runtime.lifecycle.last_words import read_all
 from rrfp_jax.runtime.processes import token
 from rrfp_jax.runtime.processes.command import NAME, typed_command
@@ -68,7 +68,7 @@ def spawn(
     base = os.environ if env is None else env
     patience = patience or Patience.of(base)
     reached: list[int] = []
-    with collected_signals(PASSED_ON, wakes=[signal.SIGCHLD]) as signals:
+    with collected_signals([*PASSED_ON, ASKS_WHY], wakes=[signal.SIGCHLD]) as signals:
         while True:
             restarts = {"RRFP_RESTARTS": str(len(reached))}
             told = {**base, **restarts, NAME: typed_command(base)}
@@ -106,7 +106,7 @@ def _attempt(
             coordinator = Coordinator(address, count, linger_seconds=0.0)  # the ranks die with the launcher
             stack.callback(coordinator.close)
             screen = Screen()
-            supervisor = Supervisor(patience, folder, signals, screen, say)
+            supervisor = Supervisor(patience, folder, signals, screen, say, count)
             stack.callback(supervisor.close)
             where, secret = folder.path, token.new_token()
             for rank in range(count):
@@ -155,11 +155,15 @@ def _diagnosed(supervisor: Supervisor, folder: RunFolder, discards: Collection[i
         )
         for process in supervisor.ranks
     ]
-    found = diagnose(ends, interrupted=supervisor.interrupted)
+    stall = supervisor.stall.sentence if supervisor.stall is not None else ""
+    found = diagnose(ends, interrupted=supervisor.interrupted, stall=stall)
     if not folder.has_begun and found.status in discards:
         folder.discard()
     else:
         folder.begin()
+    if found.status == DONE:
+        with suppress(OSError):
+            remove_answers(folder.path)
     return found
 
 
@@ -204,6 +208,6 @@ def _signalled_within(seconds: float, signals: Signals) -> bool:
     """Wait; whether a signal came that ends the run, upon which this returns at once."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
-        if select.select([signals], [], [], left)[0] and signals.take():
+        if select.select([signals], [], [], left)[0] and {*signals.take()} - {ASKS_WHY}:
             return True
     return False

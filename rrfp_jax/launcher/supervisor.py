@@ -15,13 +15,18 @@ from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
 from rrfp_jax.launcher.screen import Screen
+from rrfp_jax.launcher.why.inquiry import Inquiry
+from rrfp_jax.launcher.why.verdict import Verdict
 from rrfp_jax.runtime.lifecycle.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
-from rrfp_jax.runtime.processes.flight_recorder import Recording
 from rrfp_jax.runtime.processes.flight_recorder import read as read_recording
+from rrfp_jax.runtime.processes.recording import Recording
 from rrfp_jax.runtime.processes.signals import Signals
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+ASKS_WHY = signal.SIGUSR1
+"""Upon which the launcher says what every rank is at, and the run goes on."""
+
 POLL_SECONDS = 0.1
 
 
@@ -70,7 +75,8 @@ class Supervisor:
         folder: of the run.
         signals: those to be passed on.
         screen: where the ranks' lines go.
-        say: is told of the signals.
+        say: is told of the signals, and of why the ranks do not move.
+        count: of ranks.
 
     Attributes:
         ranks: all that were started.
@@ -84,6 +90,7 @@ class Supervisor:
         signals: Signals,
         screen: Screen,
         say: Callable[[str], None],
+        count: int,
     ) -> None:
         self.ranks: list[RankProcess] = []
         self.passed_on: list[int] = []
@@ -93,6 +100,12 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ)
         self._terminate_at = self._kill_at = float("inf")
+        self._inquiry = Inquiry(count, lambda: folder.path, say)
+
+    @property
+    def stall(self) -> Verdict | None:
+        """Why a rank's wait came to its limit, as all ranks stood then; None if none did."""
+        return self._inquiry.stall
 
     @property
     def interrupted(self) -> bool:
@@ -124,9 +137,11 @@ class Supervisor:
             self._heed_signals(now)
             self._heed_ends(now)
             self._end_frozen(now)
+            self._inquiry.go_on()
 
     def close(self) -> None:
         """Kill whatever is left, and read no more."""
+        self._inquiry.close()
         for rank in self.ranks:
             rank.end(signal.SIGKILL)
         for rank in self.ranks:
@@ -146,6 +161,9 @@ class Supervisor:
 
     def _heed_signals(self, now: float) -> None:
         for number in self._signals.take():
+            if number == ASKS_WHY:
+                self._inquiry.ask()
+                continue
             self._was_well = self._was_well or not any(rank.status for rank in self.ranks)
             self.passed_on.append(number)
             for rank in self._running():

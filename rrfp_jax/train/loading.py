@@ -68,6 +68,7 @@ class Loader:
         with self._waiting():
             while self._ahead is not None and not self._ahead.join(min(LONGEST_SLEEP_SECONDS, limit)):
                 if perf_counter() - max(began, self._request.since) > limit:
+                    self._world.waits.at_limit()
                     me, what = self._world.describe(self._world.rank), self._request.described()[0]
                     raise TrainingError(
                         f"{me} gives up waiting for {what}: look at what the data does there, or allow more "

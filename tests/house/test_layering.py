@@ -80,6 +80,8 @@ MANY_ARGUMENTS: dict[str, str] = {
     "runs/config.py:RunConfig": "what users type, flat",
     "runtime/driver/device.py:Running": "a record, one field a figure",
     "runtime/memory/ledger.py:StageLedger": "a record, one field a figure",
+    "runtime/processes/recording.py:Recording": "a record, one field a fact",
+    "runtime/processes/round_board.py:RecordedRound": "a record, one field a fact",
     "runtime/stages/sums.py:Sums": "a record, one field a figure",
     "train/report.py:Report": "a record, one field a figure",
     "train/trainer.py:Trainer": "what users type, flat",

@@ -143,7 +143,8 @@ def test_secrets_are_made_for_their_user_alone(trees):
     assert modes == {
         ("runtime/processes/token.py", True, 0o600),
         ("runtime/programs/sealed_files.py", True, 0o600),
-        ("runtime/lifecycle/last_words.py", False, 0o644),
+        ("runtime/lifecycle/attendance.py", False, 0o644),
+        ("runtime/processes/left_file.py", False, 0o644),
         ("runtime/processes/flight_recorder.py", False, 0o644),
         ("runtime/processes/name_lock.py", False, 0o644),
     }

@@ -75,6 +75,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
         "rrfp-sim = rrfp_jax.commands.sim:run",
         "rrfp-top = rrfp_jax.commands.top:run",
         "rrfp-train = rrfp_jax.commands.train:run",
+        "rrfp-why = rrfp_jax.commands.why:run",
     }
     distribution = "-".join(wheel.name.split("-")[:2])
     assert {name.split("/")[0] for name in names} == {"rrfp_jax", f"{distribution}.dist-info"}

@@ -11,7 +11,6 @@ from rrfp_jax.errors import PeerLost, UsageError
 from rrfp_jax.runtime.lifecycle.failure import last_words
 from rrfp_jax.runtime.lifecycle.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.lifecycle.watchdog import Watchdog
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.frames import pack
 from rrfp_jax.runtime.processes.mailbox import Failed, Goodbye, Mailbox
 from rrfp_jax.runtime.processes.world import World
@@ -85,7 +84,7 @@ def watched():
 
     def start():
         nonlocal watchdog
-        watchdog = Watchdog(mailbox, world.heartbeat, FlightRecorder(None, 3, "stage 3"), 60.0, give_up)
+        watchdog = Watchdog(mailbox, world.heartbeat, world.recorder.beat, 60.0, give_up)
         return world, [theirs for _, theirs in pairs], given_up, came
 
     watchdog = None

@@ -12,7 +12,8 @@ import pytest
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.runtime.lifecycle.last_words import LastWords, read_all
 from rrfp_jax.runtime.processes import flight_recorder
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, RecordedDispatch, Recording, read
+from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
+from rrfp_jax.runtime.processes.recording import RecordedDispatch, Recording
 
 
 def test_a_box_is_read_as_it_was_written(tmp_path):

@@ -22,6 +22,7 @@ from rrfp_jax.runtime.driver.stage_step import StageStep
 from rrfp_jax.runtime.group.agreement import Agreement
 from rrfp_jax.runtime.mesh.layout import stage_replica_name
 from rrfp_jax.runtime.processes.bell import Bell
+from rrfp_jax.runtime.processes.round_board import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
 from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS, Wait
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.transport.protocol import Key, Transport
@@ -78,6 +79,7 @@ class StepExecution:
     ) -> None:
         self._means = means
         self._transport, self._recorder = means.transport, means.world.recorder
+        self._board = self._recorder.board
         self._rules, self._step, self._round, self._parts = rules, step, round, parts
         self._stages = rules.placement.stages
         self._schedulers = {
@@ -87,6 +89,7 @@ class StepExecution:
             for stage_replica in parts
         }
         self._machines: dict[int, StageScheduler | Agreement] = {**self._schedulers}
+        self._recorder.begin_round(round, step, rules, list(parts))
         shared = means.agreement is not None and not means.agreement.alone
         self._agreement = means.agreement if shared else None
         if self._agreement is not None:
@@ -123,7 +126,7 @@ class StepExecution:
             moved |= self._fill()
             if moved:
                 self._wait.progressed()
-            elif self._wait.left <= 0:
+            elif self._wait.reached():
                 raise TrainingError(self._stalled())
             if len(self._records) < self._total:
                 self._sleep()
@@ -134,11 +137,13 @@ class StepExecution:
         for queue in self._means.queues:
             for running, start in queue.ended():
                 moved = True
+                self._board.ended()
                 if running.error is not None:
                     raise self._failed(running.task, running.stage, running.error) from running.error
                 key = self._message(running.stage, running.task)
                 if key is not None:
                     self._transport.produced(key, running.end)
+                    self._board.sent(running.stage, running.task, PRODUCED)
                 self._records.append(
                     TaskRecord(
                         running.stage,
@@ -154,6 +159,7 @@ class StepExecution:
                 )
         for key, arrays, _, late in self._transport.poll():
             moved = True
+            self._board.got(key.stage, key.input, ARRIVED)
             self._machines[key.stage].handle(Arrived(key.input))
             task = self._schedulers[key.stage].task_for(*key.input)
             self._parts[key.stage].receive(task, arrays)
@@ -199,6 +205,7 @@ class StepExecution:
         part.meter.dispatched(task)
         key = self._message(stage, task)
         if key is not None:
+            self._board.sent(stage, task, OFFERED)  # before: it may be delivered at once
             self._transport.offer(key, outputs)
         elif task.kind is FORWARD:
             backward = self._schedulers[stage].task_for(Direction.BACKWARD, task.chunk, task.microbatch)
@@ -210,6 +217,7 @@ class StepExecution:
 
     def coming(self, key: Key) -> None:
         """See `transport.Witness.coming`."""
+        self._board.got(key.stage, key.input, COMING)
         self._parts[key.stage].meter.coming(key.input)
 
     def delivered(self, key: Key) -> None:
@@ -217,7 +225,9 @@ class StepExecution:
         stage = key.stage % self._stages
         source = self._rules.placement.source(stage, key.input)
         assert source is not None, f"nobody sends the {key}"
-        self._parts[key.stage - stage + source[0]].meter.delivered(source[1])
+        sender = key.stage - stage + source[0]
+        self._board.sent(sender, source[1], DELIVERED)
+        self._parts[sender].meter.delivered(source[1])
 
     def _failed(self, task: Task, stage_replica: int, error: Exception) -> TrainingError:
         if self._agreement is not None and self._means.world.mailbox is not None:

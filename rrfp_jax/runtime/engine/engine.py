@@ -243,6 +243,7 @@ class Engine:
         """Give every replica of this process's stages the sum of all replicas' gradients."""
         for stage, reduction in self._reductions.items():
             own = [self.stages[number] for number in self.layout.replicas_of(stage)]
+            self.world.recorder.board.enters("the sum of the replicas' gradients")
             for of, totals in zip(own, reduction([of.sums for of in own]), strict=True):
                 of.replace_sums(totals)
         if self._reductions:

@@ -21,7 +21,7 @@ import msgspec
 
 from rrfp_jax.core.events import Dispatch, Event, Room
 from rrfp_jax.core.group.group import Alone, GroupProtocol, Member, member, partners
-from rrfp_jax.core.group.messages import Answer, GroupMessage
+from rrfp_jax.core.group.messages import Answer, Decision, GroupMessage
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.errors import UsageError
@@ -99,6 +99,7 @@ class Agreement:
         self._round, self._began = round, perf_counter()
         self._machine = member(scheduler, self._member, len(self._group), self._protocol)
         self._heard.clear()
+        self._world.recorder.board.joins(self._group)
         early, self._early = self._early, []
         for message in early:
             self._file(message)
@@ -168,6 +169,7 @@ class Agreement:
         """Send an answer's message; the rest is for the driver."""
         dispatch, message = answer
         if message is not None:
+            self._world.recorder.board.told()
             kind, now = KINDS.index(type(message)), perf_counter() + self._world.clock[0]
             self.carrier.post([self._round, now, kind, message])
         return dispatch
@@ -180,7 +182,9 @@ class Agreement:
             sent -= self._world.clock[0]
             if sent > self._began:  # else it may have waited for this process
                 self._ways.append(perf_counter() - sent)
-            self._heard.append(msgspec.convert(message, KINDS[kind]))
+            said = msgspec.convert(message, KINDS[kind])
+            self._world.recorder.board.heard(0 if isinstance(said, Decision) else said.rank)
+            self._heard.append(said)
 
 
 def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrier:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import Disagreement
-from rrfp_jax.runtime.processes.world import World
+
+if TYPE_CHECKING:  # so that who only compares what was recorded need not import JAX
+    from rrfp_jax.runtime.processes.world import World
 
 TASK = Struct("<Bii")  # kind, chunk, microbatch
 

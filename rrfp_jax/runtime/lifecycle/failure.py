@@ -46,18 +46,10 @@ def last_words(world: World, error: BaseException) -> LastWords:
         stages=world.roster.stages[world.rank],
         kind=kind,
         sentence=sentence,
-        waiting=_waiting(world),
+        waiting=world.waits.told(),
         culprit=culprit,
         traceback="".join(traceback.format_exception(error)) if told else None,
     )
-
-
-def _waiting(world: World) -> tuple[str, ...]:
-    """What the main thread waits for; it may be changing that just now if this is the watchdog."""
-    try:
-        return tuple(world.waits.described())
-    except (RuntimeError, LookupError):
-        return ()
 
 
 def exit_status(words: LastWords) -> int:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from rrfp_jax.errors import PeerLost, TrainingError
 from rrfp_jax.runtime._jax import leave_run
+from rrfp_jax.runtime.lifecycle.attendance import Attendance
 from rrfp_jax.runtime.lifecycle.failure import FLUSH_SECONDS, fail, flush
 from rrfp_jax.runtime.lifecycle.watchdog import Watchdog
 from rrfp_jax.runtime.processes.coordinator import Coordinator
@@ -34,8 +35,10 @@ class Farewell:
     def __init__(self, world: World, coordinator: Coordinator | None = None) -> None:
         assert world.mailbox is not None and world.heartbeat is not None
         self._world, self._mailbox, self._coordinator = world, world.mailbox, coordinator
+        attendance = Attendance(world)
+        world.waits.at_limit = attendance.plead
         self._watchdog = Watchdog(
-            world.mailbox, world.heartbeat, world.recorder, world.silence_seconds, self._give_up
+            world.mailbox, world.heartbeat, attendance.attend, world.silence_seconds, self._give_up
         )
         self._done = threading.Event()
         # Started now: from Python 3.12 on no thread can be once the main one has ended.

@@ -14,6 +14,7 @@ from time import monotonic, perf_counter
 
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime import _jax
+from rrfp_jax.runtime.lifecycle.attendance import Attendance, dump_on_signal
 from rrfp_jax.runtime.lifecycle.failure import fail
 from rrfp_jax.runtime.lifecycle.farewell import Farewell
 from rrfp_jax.runtime.lifecycle.joining import Joining
@@ -72,7 +73,7 @@ def join() -> World:
             coordinator = _meet(place, joining, limit)
         found = _jax.place_in_run()
         if found is None or found[1] == 1:
-            return World(folder=folder, recorder=recorder)
+            return _alone(World(folder=folder, recorder=recorder))
         rank, size = found
         joining.waits_for("the run's token", CONNECT_SECONDS)
         shared = place.token if place is not None and token is None else None
@@ -91,9 +92,20 @@ def _recorder(place: Place) -> FlightRecorder | None:
     if place.folder is None:
         return None
     try:
-        return FlightRecorder(place.folder / f"flight-{place.rank}", place.rank, "")
+        recorder = FlightRecorder(place.folder / f"flight-{place.rank}", place.rank, "")
+        dump_on_signal(place.folder / f"stacks-{place.rank}.txt", recorder)
+        return recorder
     except OSError as error:
         raise UsageError(f"RRFP_FOLDER={place.folder}: {error.strerror}") from None
+
+
+def _alone(world: World) -> World:
+    """A process without others, which answers its launcher if it has one."""
+    if world.folder is not None:
+        attendance = Attendance(world)
+        world.waits.at_limit = attendance.plead
+        attendance.alone()
+    return world
 
 
 def _require_able(place: Place, token: bytes | None) -> None:
@@ -126,7 +138,7 @@ def _learn_clock(world: World) -> None:
     """
     assert world.mailbox is not None and world.heartbeat is not None
     if world.rank > 0:
-        with world.waits_for("the time from rank 0", CLOCK_SECONDS) as wait:
+        with world.waits_for("the time from rank 0", CLOCK_SECONDS, lambda: [0]) as wait:
             for wanted in range(1, CLOCK_ROUNDS + 1):
                 world.mailbox.post(0, Beat(perf_counter()))
                 while world.heartbeat.clock.samples < wanted:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from rrfp_jax.json_files import Unreadable, read_json
+from rrfp_jax.runtime.processes.left_file import leave_file
 
 Why = Literal["failed", "refused", "peer lost", "interrupted"]
 
@@ -49,16 +48,7 @@ class LastWords:
         Raises:
             OSError: it cannot be written.
         """
-        where = folder if isinstance(folder, int) else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        part, name = f".last-words-{self.rank}.part", f"last-words-{self.rank}.json"
-        try:
-            file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=where)
-            with os.fdopen(file, "w", encoding="ascii") as out:
-                json.dump(asdict(self), out)
-            os.replace(part, name, src_dir_fd=where, dst_dir_fd=where)
-        finally:
-            if where is not folder:
-                os.close(where)
+        leave_file(folder, f"last-words-{self.rank}.json", asdict(self))
 
 
 def read_all(folder: Path) -> dict[int, LastWords]:

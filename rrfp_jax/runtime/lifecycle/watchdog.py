@@ -8,7 +8,6 @@ from collections.abc import Callable
 from time import perf_counter, sleep
 
 from rrfp_jax.runtime.processes.departures import Gone
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.heartbeat import Heartbeat
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 
@@ -27,7 +26,7 @@ class Watchdog:
     Args:
         mailbox: read while the main thread does not.
         heartbeat: kept up.
-        recorder: gets a heartbeat, too.
+        attend: called at every tick, for those who look at this process from outside.
         silence_seconds: a process from which nothing has come for so long is given up.
         give_up: called in this thread when one is gone and the main thread has not noticed; must not return.
 
@@ -39,13 +38,13 @@ class Watchdog:
         self,
         mailbox: Mailbox,
         heartbeat: Heartbeat,
-        recorder: FlightRecorder,
+        attend: Callable[[], None],
         silence_seconds: float,
         give_up: Callable[[Gone], None],
     ) -> None:
         self.silence_seconds = silence_seconds
         self._mailbox, self._heartbeat = mailbox, heartbeat
-        self._recorder, self._give_up = recorder, give_up
+        self._attend, self._give_up = attend, give_up
         self._stop_end, self._stopper = os.pipe()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="rrfp-watchdog", daemon=True)
@@ -62,7 +61,7 @@ class Watchdog:
         while not self._stopped:
             self._pause()
             self._heartbeat.beat()
-            self._recorder.beat()
+            self._attend()
             self._mailbox.read()  # before silence is judged: it may be this process that stood still
             self._heartbeat.judge_silence(self.silence_seconds)
             now = perf_counter()

@@ -43,11 +43,14 @@ class Collectives:
         mailbox: to the others; None when alone.
         waits: of this process.
         stop: what is known of a request to stop; told, and heard of, with every gather.
+
+    Attributes:
+        gathers: how many this process has begun.
     """
 
     def __init__(self, roster: Roster, mailbox: Mailbox | None, waits: Waits, stop: Stop) -> None:
         self._roster, self._mailbox, self._waits, self._stop = roster, mailbox, waits, stop
-        self._gathers = self._comparisons = 0
+        self.gathers = self._comparisons = 0
         self._values: dict[int, dict[int, tuple[str, Any, int]]] = {}  # by gather and rank
         self._pieces: dict[tuple[int, int], list[bytes]] = {}
         self._compared: dict[int, dict[int, tuple[str, str | dict[str, str]]]] = {}
@@ -57,7 +60,7 @@ class Collectives:
 
     def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
         """See `World.gather`."""
-        number, self._gathers = self._gathers, self._gathers + 1
+        number, self.gathers = self.gathers, self.gathers + 1
         values = self._values.setdefault(number, {})
         requested = int(self._stop.requested)
         values[self._roster.rank] = (what, value, requested)
@@ -118,7 +121,7 @@ class Collectives:
             who = ", ".join(self._roster.describe(rank) for rank in missing())
             return [f"{what} from {who}, since {wait.waited:.1f} s"]
 
-        with self._waits.waits_for(described, limit) as wait:
+        with self._waits.waits_for(described, limit, missing) as wait:
             known = mailbox.departures.gone
             mailbox.pump()
             while awaited := missing():

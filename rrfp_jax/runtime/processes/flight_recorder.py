@@ -1,8 +1,9 @@
-"""What a process last did, readable after it was killed: one page of memory mapped from a file.
+"""What a process last did, readable while it runs and after it was killed: memory mapped from a file.
 
 The kernel keeps what was stored in a shared mapping, whatever becomes of the process. There is no lock. A
 record carries its number at both ends, written first and last, so a reader sees whether it is whole. The
-phase has two places, written in turn. Dispatches have a ring of 64.
+phase has two places, written in turn. Dispatches have a ring of 64. The messages of the present round have a
+board (`round_board.py`). Who asks a living process for its stacks writes that here, too (`counters.py`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ import mmap
 import os
 import struct
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.files import read_whole
+from rrfp_jax.runtime.processes.counters import COUNTERS_SIZE, Counters
+from rrfp_jax.runtime.processes.proc import host_name, start_of
+from rrfp_jax.runtime.processes.recording import RecordedDispatch, Recording
+from rrfp_jax.runtime.processes.round_board import BOARD_SIZE, RoundBoard, read_round
 
-MAGIC = b"RRFPREC1"
-SIZE = 4096  # bytes: one page
+MAGIC = b"RRFPREC2"
+BOARD_AT = 4096
+SIZE = BOARD_AT + BOARD_SIZE  # bytes
 ENTRIES = 64
 
 HEADER = struct.Struct("<8sii")  # magic, rank, pid
@@ -26,11 +34,11 @@ STAGES = struct.Struct("<H62s")  # length, text
 BEAT = struct.Struct("<d")  # time
 PHASE = struct.Struct("<QdH110sQ")  # number, since, length, text, number
 ENTRY = struct.Struct("<QqiiiidQ")  # position, step, stage, kind, chunk, microbatch, time, position
+PROCESS = struct.Struct("<Qi64s")  # start, signal that has stacks dumped, host
 
-HEADER_AT, STAGES_AT, BEAT_AT, PHASE_AT, RING_AT = 0, 16, 80, 96, 384
-assert PHASE_AT + 2 * PHASE.size <= RING_AT and RING_AT + ENTRIES * ENTRY.size <= SIZE
-
-SILENT = 2.0  # seconds without a heartbeat that are worth a word
+HEADER_AT, STAGES_AT, BEAT_AT, PHASE_AT, RING_AT, PROCESS_AT, COUNTERS_AT = 0, 16, 80, 96, 384, 3584, 3712
+assert PHASE_AT + 2 * PHASE.size <= RING_AT and RING_AT + ENTRIES * ENTRY.size <= PROCESS_AT
+assert PROCESS_AT + PROCESS.size <= COUNTERS_AT and COUNTERS_AT + COUNTERS_SIZE <= BOARD_AT
 
 
 class FlightRecorder:
@@ -43,13 +51,20 @@ class FlightRecorder:
 
     Raises:
         OSError: the file cannot be written.
+
+    Attributes:
+        board: of the present round's messages.
+        counters: through which this process and those who look at it tell each other something.
     """
 
     def __init__(self, path: Path | None, rank: int, stages: str) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _mapped(path)
+        self.board = RoundBoard(self._memory, BOARD_AT)
+        self.counters = Counters(self._memory, COUNTERS_AT)
         self._phases = 0
         self._position = 0
         self.runs(stages)
+        self.dumps_by(0)
         HEADER.pack_into(self._memory, HEADER_AT, MAGIC, rank, os.getpid())
         self.phase("starting")
         self.beat()
@@ -57,6 +72,14 @@ class FlightRecorder:
     def runs(self, stages: str) -> None:
         """Say which stages the process runs."""
         STAGES.pack_into(self._memory, STAGES_AT, *_clipped(stages, 62))
+
+    def dumps_by(self, number: int) -> None:
+        """Say which signal makes the process dump its stacks; 0 for none."""
+        PROCESS.pack_into(self._memory, PROCESS_AT, start_of(os.getpid()) or 0, number, host_name())
+
+    def begin_round(self, round: int, step: int, rules: StepRules, own: Sequence[int]) -> None:
+        """A round of tasks begins on these stage replicas; see `RoundBoard.begin`."""
+        self.board.begin(round, step, rules, own, self._position)
 
     def phase(self, text: str) -> None:
         """Say what begins now, in a few words: "compiling", "step 12", "validation 3", "ended"."""
@@ -78,71 +101,6 @@ class FlightRecorder:
         )
 
 
-@dataclass(frozen=True)
-class RecordedDispatch:
-    """A task that was dispatched.
-
-    Attributes:
-        position: in the process's sequence of dispatches, from 1.
-        at: when, in the seconds of `time.time()`.
-    """
-
-    position: int
-    step: int
-    stage: int
-    task: Task
-    at: float
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What a flight recorder holds.
-
-    Attributes:
-        stages: as text: "stage 2".
-        phase: what the process was at; "" if it had not said.
-        phase_since, beat: when that began and when it was last known alive, in the seconds of `time.time()`.
-        last: the latest dispatches, oldest first, at most 64.
-    """
-
-    rank: int
-    pid: int
-    stages: str
-    phase: str
-    phase_since: float
-    beat: float
-    last: tuple[RecordedDispatch, ...]
-
-    @property
-    def training_step(self) -> int | None:
-        """The training step that it was in, if it was in one."""
-        number = self.phase.removeprefix("step ")
-        return int(number) if number.isdecimal() else None
-
-    @property
-    def tasks(self) -> dict[int, Task]:
-        """The latest dispatches by position."""
-        return {entry.position: entry.task for entry in self.last}
-
-    def sentence(self, now: float) -> str:
-        """What it did last, with times before `now`, the seconds of `time.time()` at which it ended."""
-        numbered = self.phase[-1:].isdigit()
-        place = f"in {self.phase}" if numbered else self.phase or "at an unknown point"
-        words = ["at its end" if self.phase == "ended" else place]
-        if self.last:
-            entry = self.last[-1]
-            step = "" if self.phase == f"step {entry.step}" else f" in step {entry.step}"
-            words.append(
-                f"last dispatched {entry.task} on stage {entry.stage}{step}, {_ago(now - entry.at)} before"
-            )
-        else:
-            words.append(f"for {_ago(now - self.phase_since)}")
-        alive = max(self.beat, self.phase_since, *(entry.at for entry in self.last))
-        if now - alive > SILENT:
-            words.append(f"last sign of life {_ago(now - alive)} before")
-        return ", ".join(words)
-
-
 def read(path: Path) -> Recording:
     """Read a flight recorder, whether or not its process lives.
 
@@ -157,6 +115,7 @@ def read(path: Path) -> Recording:
     phases = [PHASE.unpack_from(data, PHASE_AT + i * PHASE.size) for i in range(2)]
     whole = [p for p in phases if p[0] and p[0] == p[-1]]
     _, since, length, text, _ = max(whole, default=(0, 0.0, 0, b"", 0))
+    started, dump_signal, host = PROCESS.unpack_from(data, PROCESS_AT)
     return Recording(
         rank=rank,
         pid=pid,
@@ -165,7 +124,23 @@ def read(path: Path) -> Recording:
         phase_since=since,
         beat=BEAT.unpack_from(data, BEAT_AT)[0],
         last=_entries(data),
+        host=_text(len(host), host).rstrip("\0"),
+        started=started or None,
+        dump_signal=dump_signal,
+        round=read_round(data, BOARD_AT),
     )
+
+
+@contextmanager
+def counters_of(path: Path) -> Iterator[Counters]:
+    """The counters of another process's flight recorder, to be written.
+
+    Raises:
+        OSError: it cannot be opened for writing, as when it is another user's.
+        ValueError: it is no flight recorder.
+    """
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), SIZE) as memory:
+        yield Counters(memory, COUNTERS_AT)
 
 
 def _entries(data: bytes) -> tuple[RecordedDispatch, ...]:
@@ -201,7 +176,3 @@ def _clipped(text: str, most: int) -> tuple[int, bytes]:
 
 def _text(length: int, data: bytes) -> str:
     return data[:length].decode("utf-8", "ignore")
-
-
-def _ago(seconds: float) -> str:
-    return f"{max(seconds, 0.0):.1f} s"

@@ -38,6 +38,10 @@ def pause(waited_seconds: float) -> float:
     return max(SHORTEST_PAUSE, PAUSE_SHARE * waited_seconds)
 
 
+def _nothing() -> None:
+    """No launcher looks at this process."""
+
+
 class Wait:
     """One wait under way.
 
@@ -45,13 +49,23 @@ class Wait:
         who: waits, as messages name it.
         what: is waited for.
         limit_seconds: without progress.
+        whom: gives the ranks that it waits for; None if it does not know them.
+        at_limit: called before a wait is given up.
 
     Attributes:
         since: the beginning, or the last progress (s, `perf_counter`).
     """
 
-    def __init__(self, who: str, what: What, limit_seconds: float) -> None:
+    def __init__(
+        self,
+        who: str,
+        what: What,
+        limit_seconds: float,
+        whom: Callable[[], Sequence[int]] | None = None,
+        at_limit: Callable[[], None] = _nothing,
+    ) -> None:
         self._who, self._what, self._limit = who, what, limit_seconds
+        self._whom, self._at_limit = whom, at_limit
         self.since = perf_counter()
 
     def progressed(self) -> None:
@@ -78,8 +92,19 @@ class Wait:
         Raises:
             TrainingError: naming what was waited for.
         """
-        if self.left <= 0:
+        if self.reached():
             raise TrainingError(f"{self._who} gives up waiting for {self.described()[0]}")
+
+    def reached(self) -> bool:
+        """Whether it has come to its limit; then others have looked at why (`lifecycle/attendance.py`)."""
+        if self.left > 0:
+            return False
+        self._at_limit()
+        return True
+
+    def whom(self) -> Sequence[int]:
+        """The ranks that it waits for; none if it does not know them."""
+        return () if self._whom is None else self._whom()
 
     def described(self) -> Sequence[str]:
         """What is waited for, with whom and since when, an item a line."""
@@ -96,34 +121,49 @@ class Waits:
 
     Attributes:
         stall_seconds: the limit of a wait that is given none.
+        at_limit: called before a wait is given up.
+        current: the innermost wait; None if the main thread waits for nothing.
     """
 
     def __init__(self, who: Callable[[], str]) -> None:
         self.stall_seconds = STALL_SECONDS
         self._who = who
-        self._current: Wait | None = None
+        self.at_limit: Callable[[], None] = _nothing
+        self.current: Wait | None = None
         self._broken_off: Sequence[str] = ()
 
     @contextmanager
-    def waits_for(self, what: What, limit_seconds: float | None = None) -> Iterator[Wait]:
+    def waits_for(
+        self,
+        what: What,
+        limit_seconds: float | None = None,
+        whom: Callable[[], Sequence[int]] | None = None,
+    ) -> Iterator[Wait]:
         """Inside, the main thread waits for this."""
         limit = self.stall_seconds if limit_seconds is None else limit_seconds
-        outer, self._current = self._current, Wait(self._who(), what, limit)
+        outer, self.current = self.current, Wait(self._who(), what, limit, whom, self.at_limit)
         if outer is None:
             self._broken_off = ()
         try:
-            yield self._current
+            yield self.current
         except BaseException:
             # As text: whoever catches the error must not keep alive what the wait was for.
-            self._broken_off = self._broken_off or tuple(self._current.described())
+            self._broken_off = self._broken_off or tuple(self.current.described())
             raise
         finally:
-            self._current = outer
+            self.current = outer
 
     def described(self) -> Sequence[str]:
         """What the main thread waits for, or waited for when an error came; from any thread.
 
         The main thread may be changing that just now, which may raise RuntimeError or LookupError.
         """
-        current = self._current
+        current = self.current
         return self._broken_off if current is None else current.described()
+
+    def told(self) -> tuple[str, ...]:
+        """The same, or nothing if the main thread was changing it; from any thread."""
+        try:
+            return tuple(self.described())
+        except (RuntimeError, LookupError):
+            return ()

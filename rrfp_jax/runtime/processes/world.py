@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import inf
 from pathlib import Path
@@ -93,14 +93,25 @@ class World:
             return 0.0, 0.0
         return self.heartbeat.clock.offset, self.heartbeat.clock.precision
 
-    def waits_for(self, what: What, limit_seconds: float | None = None) -> AbstractContextManager[Wait]:
+    @property
+    def gathers(self) -> int:
+        """How many gathers this process has begun."""
+        return self._collectives.gathers
+
+    def waits_for(
+        self,
+        what: What,
+        limit_seconds: float | None = None,
+        whom: Callable[[], Sequence[int]] | None = None,
+    ) -> AbstractContextManager[Wait]:
         """Inside, the main thread waits for this.
 
         Args:
             what: with whom it waits for, as text, or what gives that as it is just now.
             limit_seconds: without progress; None for `waits.stall_seconds`.
+            whom: gives the ranks that it waits for; None if it does not know them.
         """
-        return self.waits.waits_for(what, limit_seconds)
+        return self.waits.waits_for(what, limit_seconds, whom)
 
     def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
         """Every rank's value, in rank order; waits for all of them.

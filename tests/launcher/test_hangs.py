@@ -1,0 +1,23 @@
+"""Cells of the table of hangs (`python -m tests.verification.hangs`), with real processes."""
+
+import pytest
+
+from rrfp_jax.commands.why import main
+from tests.verification.hang_cell import run_cell
+from tests.verification.hangs import CELLS, faults_of
+
+
+@pytest.mark.parametrize("name", ["message", "data"])
+def test_a_run_that_hangs(name, tmp_path):
+    cell = next(cell for cell in CELLS if cell.name == name)
+    answer = run_cell(cell, tmp_path)
+    assert faults_of(cell, answer) == [], answer.text + answer.log
+
+
+def test_refuses_what_does_not_live(tmp_path, capsys):
+    assert main([str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err == (
+        f"rrfp-why: {tmp_path}/nothing: there is no such folder; give the run's, such as runs/quickstart\n"
+    )
+    assert main([str(tmp_path)]) == 2
+    assert "has no flight recorders, which only rrfp-launch keeps" in capsys.readouterr().err

@@ -1,0 +1,349 @@
+"""Who is blamed that a run does not move: what ranks recorded and said goes in, a sentence comes out."""
+
+import time
+
+import pytest
+
+from rrfp_jax.core.hints import BFW
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.launcher.why.sight import Sight
+from rrfp_jax.launcher.why.telling import told
+from rrfp_jax.launcher.why.verdict import judge
+from rrfp_jax.runtime.lifecycle import testimony
+from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
+from rrfp_jax.runtime.processes.round_board import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
+from rrfp_jax.runtime.processes.stacks import OURS, Frame, Thread
+
+AWAIT_READY = (Frame(f"{OURS}runtime/processes/collectives.py", 95, "await_ready"),)
+DRIVER = (Frame(f"{OURS}runtime/processes/mailbox.py", 155, "sleep"), Frame("train.py", 80, "<module>"))
+LIBRARY = Frame("/usr/lib/python3/site-packages/jax/stages.py", 890, "__call__")
+USERS = Frame("train.py", 31, "block")
+
+
+def task_of(text):
+    return Task(Kind("FBIW".index(text[0])), 0, int(text[1:]))
+
+
+class Run:
+    """A run whose ranks do in step 7 what the test says; each stage replica has `width` ranks."""
+
+    def __init__(self, folder, stages=3, width=1, replicas=1, microbatches=3):
+        self.folder, self.placement = folder, Placement(stages)
+        rules = StepRules(placement=self.placement, microbatches=microbatches, schedule=BFW())
+        self.stage_of = [number for number in range(stages * replicas) for _ in range(width)]
+        self.recorders = []
+        for rank, number in enumerate(self.stage_of):
+            recorder = FlightRecorder(folder / f"flight-{rank}", rank, f"stage {number}")
+            recorder.phase("step 7")
+            recorder.begin_round(9, 7, rules, [number])
+            if width > 1:
+                recorder.board.joins([r for r, other in enumerate(self.stage_of) if other == number])
+            self.recorders.append(recorder)
+        self.testimonies = {}
+        self.states = {}
+        self.threads = {}
+
+    def runs(self, rank, *tasks, ends=True):
+        for task in map(task_of, tasks):
+            recorder = self.recorders[rank]
+            recorder.dispatched(7, self.stage_of[rank], task)
+            if self.placement.destination(self.stage_of[rank] % self.placement.stages, task):
+                recorder.board.sent(self.stage_of[rank], task, OFFERED)
+                if ends:
+                    recorder.board.sent(self.stage_of[rank], task, PRODUCED)
+            if ends:
+                recorder.board.ended()
+
+    def gets(self, rank, *inputs, bits=COMING | ARRIVED):
+        for task in map(task_of, inputs):
+            self.recorders[rank].board.got(self.stage_of[rank], task.input, bits)
+
+    def waits(self, rank, what="the input of F0", whom=(), gathers=5, frames=DRIVER):
+        text = what if whom or frames == AWAIT_READY else f"{what} on stage {self.stage_of[rank]} in step 7"
+        self.says(rank, [f"{text}, since 31.0 s"], whom, gathers, frames)
+
+    def says(self, rank, waiting, whom=(), gathers=5, frames=DRIVER):
+        main = Thread("MainThread", True, tuple(frames))
+        self.testimonies[rank] = testimony.Testimony(
+            rank=rank,
+            number=1,
+            waiting=tuple(waiting),
+            waited=31.0,
+            whom=tuple(whom),
+            gathers=gathers,
+            threads=(main, *self.threads.get(rank, ())),
+        )
+
+    def sights(self, later=60.0):
+        found = []
+        for rank in range(len(self.recorders)):
+            said = self.testimonies.get(rank)
+            found.append(
+                Sight(
+                    rank=rank,
+                    state=self.states.get(rank, "answers" if said else "silent"),
+                    now=time.time() + later,
+                    recording=read(self.folder / f"flight-{rank}"),
+                    testimony=said,
+                    threads=said.threads if said else (),
+                )
+            )
+        return found
+
+    def judged(self, **more):
+        return judge(self.sights(), **more)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path)
+
+
+def all_forwards(run, lost=()):
+    """Stage 0 has run F0 to F2, stage 1 and 2 what has come; of what stage 1 sends some is lost."""
+    run.runs(0, "F0", "F1", "F2")
+    run.gets(1, "F0", "F1", "F2")
+    run.runs(1, "F0", "F1", "F2")
+    come = [name for name in ("F0", "F1", "F2") if name not in lost]
+    run.gets(2, *come)
+    run.runs(2, *come)
+    for rank in range(3):
+        run.waits(rank)
+
+
+def test_a_message_that_was_not_heard_of(run):
+    all_forwards(run, lost=["F1"])
+    verdict = run.judged()
+    assert verdict.sentence == (
+        "rank 1 (stage 1) has sent the input of F1 on stage 2 in step 7 to rank 2 (stage 2), which has not "
+        "heard of it"
+    )
+    assert (verdict.moves, verdict.blamed) == (False, [1, 2])
+    assert len(verdict.lines) == 3 and "waits for the input of F0 on stage 2" in verdict.lines[2]
+
+
+def test_of_several_lost_messages_the_first_is_named(run):
+    all_forwards(run, lost=["F1", "F2"])
+    assert "the input of F1 on stage 2" in run.judged().sentence
+    assert run.judged().sentence.endswith("(and 1 more such messages)")
+
+
+def test_a_message_whose_data_does_not_come(run):
+    all_forwards(run, lost=["F2"])
+    run.gets(2, "F2", bits=COMING)
+    assert run.judged().sentence.endswith("which has heard of it, but its data has not come")
+
+
+def test_a_lost_gradient(run):
+    all_forwards(run)
+    run.runs(2, "B0")
+    assert run.judged().sentence.startswith(
+        "rank 2 (stage 2) has sent the input of B0 on stage 1 in step 7 to rank 1 (stage 1), which"
+    )
+
+
+def test_what_is_sent_to_a_rank_that_does_not_listen_is_not_lost(run):
+    all_forwards(run, lost=["F1", "F2"])
+    run.says(2, [], frames=[USERS, *DRIVER])
+    verdict = run.judged()
+    assert (
+        verdict.sentence == "rank 2 (stage 2) is in the user's block (train.py:31); 2 other ranks wait for it"
+    )
+    assert verdict.blamed == [2]
+
+
+def test_a_rank_that_has_not_come_to_the_step(run):
+    all_forwards(run)
+    rules = StepRules(placement=run.placement, microbatches=3, schedule=BFW())
+    run.recorders[2].begin_round(8, 6, rules, [2])
+    run.says(2, ["the data's load() of microbatch 1 of step 7, since 30.0 s"], frames=[USERS, *DRIVER])
+    assert run.judged().sentence == (
+        "rank 2 (stage 2) waits for the data's load() of microbatch 1 of step 7, since 30.0 s, in the user's "
+        "block (train.py:31); 2 other ranks wait for it"
+    )
+
+
+def test_data_that_is_loaded_by_another_thread(run):
+    run.threads[0] = [Thread("rrfp-load", False, (LIBRARY, USERS))]
+    run.says(0, ["the data's plan(7), since 30.0 s"])
+    run.waits(1)
+    run.waits(2)
+    assert run.judged().sentence.startswith(
+        "rank 0 (stage 0) waits for the data's plan(7), since 30.0 s, in the user's block"
+    )
+
+
+def test_a_program_that_does_not_end(run):
+    all_forwards(run)
+    run.runs(2, "B0", ends=False)
+    run.waits(2, "the end of B0")
+    sentence = run.judged().sentence
+    assert sentence.startswith("rank 2 (stage 2) runs B0, dispatched ")
+    assert sentence.endswith(" ago, which has not ended; 2 other ranks wait for it")
+
+
+def test_a_task_that_could_run_and_does_not(run):
+    all_forwards(run)
+    assert run.judged().sentence.startswith("rank 2 (stage 2) waits for the input of F0 on stage 2")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("stopped", "stands still: it was stopped, as by SIGSTOP"),
+        ("gone", "has ended, and the others have not noticed yet"),
+        ("silent", "does not answer: something holds its interpreter, its last sign of life was "),
+    ],
+)
+def test_a_rank_that_cannot_answer_comes_first(run, state, words):
+    all_forwards(run, lost=["F1"])
+    run.states[0] = state
+    assert run.judged().sentence.startswith(f"rank 0 (stage 0) {words}")
+
+
+def test_a_rank_that_still_starts_is_silent_and_not_stuck(run):
+    all_forwards(run, lost=["F1"])
+    run.recorders[0].phase("starting")
+    del run.testimonies[0]
+    assert run.judged().blamed == [1, 2]
+
+
+def test_a_gather_that_one_has_not_come_to(run):
+    for rank in (0, 1):
+        run.waits(rank, "the clocks from rank 2 (stage 2)", whom=[2], gathers=5)
+    run.says(2, [], gathers=4, frames=[USERS])
+    assert run.judged().sentence.startswith("rank 2 (stage 2) is in the user's block")
+
+
+def test_a_value_of_a_gather_that_is_lost(run):
+    for rank in (0, 1):
+        run.waits(rank, "the clocks from rank 2 (stage 2)", whom=[2], gathers=5)
+    run.waits(2, "the names from rank 0 (stage 0), rank 1 (stage 1)", whom=[0, 1], gathers=6)
+    assert run.judged().sentence == (
+        "rank 2 (stage 2) has sent its value of the clocks to rank 0 (stage 0), which has not heard of it "
+        "(and 1 more such messages)"
+    )
+
+
+def grouped(folder):
+    """Two stages of two ranks; ranks 0 and 2 lead, and all but the decision on B0 has come."""
+    run = Run(folder, stages=2, width=2, microbatches=1)
+    for rank in (0, 1):
+        run.runs(rank, "F0")
+    for rank in (2, 3):
+        run.gets(rank, "F0")
+        run.runs(rank, "F0")
+    for leader in (0, 2):
+        run.recorders[leader].board.told()
+        run.recorders[leader + 1].board.heard(0)
+    for rank in range(4):
+        run.waits(rank)
+    return run
+
+
+def test_a_decision_that_was_not_heard(tmp_path):
+    run = grouped(tmp_path)
+    run.runs(2, "B0", ends=False)
+    run.recorders[2].board.told()
+    run.waits(2, "the end of B0")
+    run.waits(3, "the leader's decision (its group is ranks 2, 3)")
+    assert run.judged().sentence == (
+        "rank 2 (stage 1) has sent decision 1 (B0) of their group in step 7 to rank 3 (stage 1), which has "
+        "not heard of it"
+    )
+
+
+def test_a_follower_waits_for_a_leader_that_is_elsewhere(tmp_path):
+    run = grouped(tmp_path)
+    run.says(2, [], frames=[USERS])
+    run.waits(3, "the leader's decision (its group is ranks 2, 3)")
+    verdict = run.judged()
+    assert verdict.blamed == [2] and "3 other ranks wait for it" in verdict.sentence
+
+
+def test_a_follower_that_has_not_run_what_its_leader_runs(tmp_path):
+    run = grouped(tmp_path)
+    run.runs(2, "B0", ends=False)
+    run.recorders[2].board.told()
+    run.recorders[3].board.heard(0)
+    run.waits(2, "the end of B0")
+    run.says(3, [], frames=[USERS])
+    assert run.judged().sentence.startswith("rank 3 (stage 1) is in the user's block")
+
+
+def test_different_tasks_at_one_position(tmp_path):
+    run = Run(tmp_path, stages=1, width=2)
+    run.runs(0, "F0", "F1")
+    run.runs(1, "F0", "B0")
+    for rank in (0, 1):
+        run.waits(rank)
+    verdict = run.judged()
+    assert verdict.blamed == [0, 1]
+    assert (
+        "dispatched different tasks as number 2, in step 7: the first F1, the second B0" in verdict.sentence
+    )
+
+
+@pytest.mark.parametrize("frames", [AWAIT_READY, (LIBRARY, *DRIVER)], ids=["waits", "is inside"])
+def test_a_program_of_several_ranks_that_one_left_out(tmp_path, frames):
+    run = Run(tmp_path, stages=1, replicas=2, microbatches=1)
+    run.recorders[1].board.enters("the sum of the replicas' gradients")
+    run.says(1, ["the gradients, since 3.0 s"] if frames == AWAIT_READY else [], gathers=4, frames=frames)
+    run.waits(0, "the results from rank 1 (stage 1)", whom=[1])
+    verdict = run.judged()
+    assert verdict.sentence.startswith(
+        "rank 0 (stage 0) has not entered the sum of the replicas' gradients, in which rank 1 (stage 1) waits"
+    )
+    assert verdict.blamed == [0]
+
+
+def test_a_program_of_several_ranks_that_one_has_not_come_to(tmp_path):
+    run = Run(tmp_path, stages=1, replicas=2, microbatches=1)
+    run.recorders[1].board.enters("the sum of the replicas' gradients")
+    run.says(1, ["the gradients, since 3.0 s"], frames=AWAIT_READY)
+    run.says(0, [], frames=[USERS])
+    assert run.judged().sentence.startswith("rank 0 (stage 0) is in the user's block")
+
+
+def test_a_ring_blames_nobody_alone(tmp_path):
+    run = Run(tmp_path, stages=2)
+    run.runs(0, "F0")
+    run.gets(1, "F0")
+    run.runs(1, "F0")
+    run.waits(0, "B0, next in the fixed order")
+    run.waits(1, "F1, next in the fixed order")
+    verdict = run.judged()
+    assert verdict.sentence == "the ranks wait for one another: rank 0 (stage 0), rank 1 (stage 1)"
+    assert verdict.blamed == [0, 1]
+
+
+def test_a_run_that_moves(run):
+    all_forwards(run, lost=["F2"])
+    verdict = judge(run.sights(later=0.3))
+    assert verdict.moves and verdict.blamed == ()
+    assert verdict.sentence.startswith("all ranks move (step 7): the latest task began 0.")
+    assert not judge(run.sights(later=0.3), stalls=True).moves
+
+
+def test_one_process_alone(tmp_path):
+    run = Run(tmp_path, stages=1)
+    run.says(0, [], frames=[USERS])
+    assert run.judged().sentence == "rank 0 (stage 0) is in the user's block (train.py:31)"
+    assert judge(run.sights(later=0.1)).sentence.startswith("it moves (step 7)")
+
+
+def test_stacks_are_told_once_and_those_of_the_blamed_first(run):
+    all_forwards(run, lost=["F2"])
+    run.says(0, [], frames=[LIBRARY])
+    text = told(run.judged(), run.sights())
+    assert text.count("thread MainThread (main)") == 2
+    assert text.index("rank 1 (stage 1), rank 2 (stage 2):\n") < text.index("rank 0 (stage 0):\n")
+    assert f"    {LIBRARY.file}:890 __call__" in text
+    assert "rank 0 (stage 0):\n" not in told(run.judged(), run.sights(), blamed_only=True)
+
+
+def test_a_delivered_message_stays_known_as_sent(run):
+    run.runs(0, "F0")
+    run.recorders[0].board.sent(0, task_of("F0"), DELIVERED)
+    assert run.sights()[0].round.sent(0, task_of("F0").input) == OFFERED | PRODUCED | DELIVERED
