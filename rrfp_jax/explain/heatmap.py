@@ -57,9 +57,8 @@ def heatmap(traces: Sequence[StepTrace]) -> Plot:
         {"s": cell.stage, "c": cell.column, "x": round(cell.slowdown, 4), "ms": milliseconds(cell.seconds)}
         for cell in cells
     ]
-    low, high = (of(cell.slowdown for cell in cells) for of in (min, max))
-    domain = [min(low, 0.9), max(high, 1.1)]  # small differences stay pale
-    scale = alt.Scale(scheme="redblue", reverse=True, domain=domain, domainMid=1)
+    most = max(0.1, *(abs(cell.slowdown - 1) for cell in cells))  # small differences stay pale
+    scale = alt.Scale(scheme="redblue", reverse=True, domain=[1 - min(most, 1), 1 + most], domainMid=1)
     chart = (
         alt.Chart(
             alt.NamedData("heatmap"),

@@ -49,6 +49,8 @@ def _of_task(panel: Panel, record: TaskRecord) -> str:
         lines += [
             f"needed {sender.task} of stage {sender.stage}, which had ended {ended} before it was ready"
         ]
+    if record.late:
+        lines += [f"{told(record.late)} of that was injected"]
     if record.delayed:
         lines += [f"the last {told(record.delayed)} of it are an injected delay"]
     return "\n".join([*lines, f"ready {told(waited)} before it began"])

@@ -4,18 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import Part
-from rrfp_jax.core.measure.workload import constant
-from rrfp_jax.core.schedules import by_name
-from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
 from rrfp_jax.explain.page import page, page_of_two
 from rrfp_jax.explain.run_folder import Run, StepLine
 from rrfp_jax.explain.two_runs import TwoRuns
-from rrfp_jax.sim.engine import simulate
 from tests.support.browser import CHROMIUM, browser
+from tests.support.large_steps import large_step
 from tests.support.spoilt import MICROBATCHES, spoilt
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -74,14 +69,12 @@ def test_two_runs_are_drawn(chromium, tmp_path):
 
 def large(stages, microbatches):
     """A run of one large step, with an explanation that took no simulation."""
-    placement = by_name("bf").placement_for(stages)
-    rules = StepRules(placement=placement, microbatches=microbatches, schedule=by_name("bf"), limit=stages)
-    trace = simulate(rules, WorkloadCosts(constant(stages, microbatches, 0.01, transfer=1e-3), placement))
-    step = RecordedStep(trace=trace, rules=rules, buckets=["a"] * microbatches)
-    steps = [TimedStep(recorded=step, wall_seconds=trace.makespan)]
+    step = large_step(stages, microbatches)
+    span = step.trace.makespan
     found = Explanation(
-        sentence="Large.", steps=1, seconds=trace.makespan, shares={"compute": 1.0}, savings=[], error=0.0
+        sentence="Large.", steps=1, seconds=span, shares={"compute": 1.0}, savings=[], error=0.0
     )
+    steps = [TimedStep(recorded=step, wall_seconds=span)]
     return Run(name="large", steps=steps, settings={}), found
 
 

@@ -51,6 +51,7 @@ def test_injected_delays_are_in_the_legend_and_told():
     shown = texts(Timeline([panel]).svg())
     assert "injected delay" in shown and "idle: an injected delay" in shown
     assert any(re.fullmatch(r"stage 0, \d+% idle, \d+% delayed", text) for text in shown)
+    assert any("before it was ready\n40 ms of that was injected" in tip.text for tip in tips(panel))
     told = [tip.text for tip in tips(panel) if "the last 2 ms of it are an injected delay" in tip.text]
     assert len(told) == 12 and any("an injected delay holds what" in tip.text for tip in tips(panel))
 
