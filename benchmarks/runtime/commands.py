@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from benchmarks.harness import REPOSITORY, Aim, finish, parse
 
 CONFIG = "configs/quickstart.py"
-COMMANDS = ("train", "launch", "sim", "plan", "report", "doctor")
+COMMANDS = ("train", "launch", "sim", "plan", "report", "top", "doctor")
 
 AT_ONCE = [(command, ["--help"]) for command in COMMANDS] + [
     *((command, ["--nonsense"]) for command in COMMANDS),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, exit_status, print_whole
 from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.fields import check_path
 
 COMMAND = "rrfp-top"
 
@@ -41,6 +42,7 @@ def _top(arguments: Sequence[str]) -> int:
         return DONE
     if not LEAST_SECONDS <= options.every <= MOST_SECONDS:
         raise UsageError(f"--every={options.every}: give seconds, from {LEAST_SECONDS} to {MOST_SECONDS:.0f}")
+    check_path("RUN", options.run)
     folder = options.run if options.run.name not in ("", "..") else options.run.resolve()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is no folder: give that of a run, as runs/NAME")

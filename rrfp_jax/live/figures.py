@@ -44,7 +44,7 @@ class StageRow:
 
 
 class Slowest(NamedTuple):
-    """The stage replica that was busy longest, and how many times as long as others.
+    """The stage replica that was busy longest in some steps, and how many times as long as others.
 
     `beside` is against the same stage in other replicas, None if there are none.
     """
@@ -53,6 +53,7 @@ class Slowest(NamedTuple):
     replica: int
     replicas: int
     ranks: Sequence[int]
+    steps: int
     ratio: float
     beside: float | None
 
@@ -110,21 +111,28 @@ def summarised(rows: Sequence[StageRow], most: int) -> list[StageRow]:
     return [rows[at] for at in sorted(slowest)] + [mean]
 
 
-def slowest_of(latest: LatestStep) -> Slowest | None:
-    """The stage replica that was busy longest; None if it is alone, or no more than a little slower."""
-    stages = latest.trace.stages
-    flat = [seconds for row in latest.busy_seconds for seconds in row]
+def slowest_of(latest: LatestStep, busy: Sequence[Sequence[Sequence[float]]]) -> Slowest | None:
+    """The stage replica that was busy longest; None if it is alone, or no more than a little slower.
+
+    Args:
+        latest: the latest step.
+        busy: of it and of steps before it, per replica and stage (s); of other numbers of them: passed over.
+    """
+    replicas, stages = len(latest.busy_seconds), latest.trace.stages
+    like = [step for step in busy if [len(row) for row in step] == [stages] * replicas]
+    flat = [fmean(step[n // stages][n % stages] for step in like) for n in range(replicas * stages)]
     at = flat.index(max(flat))
     others = flat[:at] + flat[at + 1 :]
     if not others or not median(others) or flat[at] < SLOWER * median(others):
         return None
     replica, stage = divmod(at, stages)
-    alike = [row[stage] for number, row in enumerate(latest.busy_seconds) if number != replica]
+    alike = [seconds for n, seconds in enumerate(flat) if n % stages == stage and n != at]
     return Slowest(
         stage=stage,
         replica=replica,
-        replicas=len(latest.busy_seconds),
+        replicas=replicas,
         ranks=latest.ranks[at],
+        steps=len(like),
         ratio=flat[at] / median(others),
         beside=flat[at] / median(alike) if alike and median(alike) else None,
     )

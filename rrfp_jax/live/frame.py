@@ -46,7 +46,7 @@ def frame(seen: Seen, screen: Screen) -> list[Text]:
         if not seen.lines:
             lines += map(Text, _phases(seen))
         if seen.latest is not None:
-            lines += _step(seen.latest, seen.last, screen, used=len(lines))
+            lines += _step(seen, seen.latest, screen, used=len(lines))
     for line in lines:
         line.truncate(screen.width, overflow="crop")
         line.rstrip()
@@ -140,9 +140,10 @@ def _phases(seen: Seen) -> list[str]:
     ] or ["no step has ended yet"]
 
 
-def _step(latest: LatestStep, last: Line | None, screen: Screen, used: int) -> list[Text]:
+def _step(seen: Seen, latest: LatestStep, screen: Screen, used: int) -> list[Text]:
     """Who is slowest, stages as bars, edges; `used` lines are above."""
-    rows, slowest, edges = rows_of(latest, last), slowest_of(latest), latest.edges
+    rows, edges = rows_of(latest, seen.last), latest.edges
+    slowest = slowest_of(latest, seen.busy)
     said = "" if slowest is None else _sentence(slowest)
     above = [Text(line, "bold") for line in wrap(said, screen.width)]
     if (count := len(latest.busy_seconds)) > 1:
@@ -159,8 +160,9 @@ def _sentence(slowest: Slowest) -> str:
     """Who is busy longest, in words."""
     stage = f"stage {slowest.stage}" + (f" of replica {slowest.replica}" if slowest.replicas > 1 else "")
     beside = "" if slowest.beside is None else f", {slowest.beside:.2f} times as long as its like elsewhere"
-    who = f"{_ranks(slowest.ranks)} ({stage})"
-    return f"slowest: {who} is busy {slowest.ratio:.2f} times as long as others{beside}"
+    who = f"{_ranks(slowest.ranks)} ({stage}) {'are' if len(slowest.ranks) > 1 else 'is'}"
+    steps = "" if slowest.steps == 1 else f" in {slowest.steps} steps"
+    return f"slowest: {who} busy {slowest.ratio:.2f} times as long as others{steps}{beside}"
 
 
 def _edges(edges: Sequence[Edge], screen: Screen) -> list[Text]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,9 @@ from rrfp_jax.runtime.processes.recording import Recording
 
 LATEST_BYTES = 2**18
 """Of `metrics.jsonl` that are read, from its end: hundreds of steps of a few stages, ten of 512."""
+
+REMEMBERED = 10
+"""Steps that were looked at, by which it is judged who is slow: a single one may be an accident."""
 
 ALIVE_SECONDS = 5.0
 """A flight recorder tells of a process that lives if it was beaten so shortly ago."""
@@ -72,6 +76,7 @@ class Seen:
         lines: of the latest steps, the last one last.
         told_at: when the last of them was written, in the same seconds.
         latest: the tasks of one of the latest steps, if there is one.
+        busy: how long stages of that and of the steps looked at before were busy, see `LatestStep`.
         recorders: of its processes, by rank; none if it has no launcher.
         failed: whether a diagnosis was written.
     """
@@ -83,6 +88,7 @@ class Seen:
     lines: Sequence[Line] = ()
     told_at: float = 0.0
     latest: LatestStep | None = None
+    busy: Sequence[Sequence[Sequence[float]]] = ()
     recorders: Sequence[Recording] = ()
     failed: bool = False
 
@@ -103,6 +109,7 @@ class Looker:
         self._folder = folder
         self._read_at = 0.0
         self._latest: LatestStep | None = None
+        self._busy: deque[Sequence[Sequence[float]]] = deque(maxlen=REMEMBERED)
 
     def look(self) -> Seen:
         """What there is now. What is only half there is passed over: it will be whole the next time."""
@@ -119,6 +126,7 @@ class Looker:
             lines=latest_lines(folder / "metrics.jsonl"),
             told_at=_changed(folder / "metrics.jsonl") or began,
             latest=self._step(began),
+            busy=list(self._busy),
             recorders=recorders,
             failed=(_changed(folder / "diagnosis.txt") or 0.0) >= began,
         )
@@ -126,6 +134,8 @@ class Looker:
     def _step(self, began: float) -> LatestStep | None:
         written = _changed(self._folder / NAME)
         if written is None or written < began:  # of an earlier start
+            self._read_at, self._latest = 0.0, None
+            self._busy.clear()
             return None
         if written != self._read_at:
             try:
@@ -133,6 +143,7 @@ class Looker:
             except Unreadable:
                 return self._latest
             self._read_at = written
+            self._busy.append(self._latest.busy_seconds)
         return self._latest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -25,13 +26,14 @@ def shown(seen: Seen, console: Console, endless: bool) -> Text:
 
 
 def watch(folder: Path, every: float, console: Console) -> None:
-    """Show a run until it has ended, and leave the last frame on the terminal; Ctrl-C ends it, too.
+    """Show a run until it has ended, and leave the last frame on the terminal; Ctrl-C or SIGTERM end it, too.
 
     Args:
         folder: of the run, which need not have begun.
         every: seconds between two looks.
         console: of a terminal.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is left in order
     looker = Looker(folder)
     seen = looker.look()
     ended_at = None if seen.state is not State.ENDED else monotonic() - SETTLED_SECONDS

@@ -119,10 +119,11 @@ class Terminal:
         return status, self.said.rpartition("\x1b[?1049l")[2]  # after the other screen was left
 
 
-def test_it_waits_for_a_run_and_ctrl_c_ends_it(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_waits_for_a_run_and_ctrl_c_ends_it(tmp_path, number):
     with Terminal(tmp_path / "none") as terminal:
         terminal.until("waiting for it")
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.send_signal(number)
         status, left = terminal.end()
     assert status == 0 and "waiting for it" in left and "Traceback" not in terminal.said
 

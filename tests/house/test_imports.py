@@ -64,7 +64,7 @@ print("flax" in sys.modules)
     assert done.stdout == "False\n", done.stderr
 
 
-COMMANDS = ["launch", "local", "sim", "doctor", "plan", "report", "train"]
+COMMANDS = ["launch", "local", "sim", "doctor", "plan", "report", "top", "train"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

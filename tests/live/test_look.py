@@ -94,9 +94,14 @@ def test_processes_that_a_launcher_has_just_started(tmp_path):
 
 
 def test_a_step_of_an_earlier_start_is_not_shown(folder):
+    looker = Looker(folder)
+    assert looker.look().latest is not None
     set_age(folder / NAME, 10)
     set_age(folder / "config.json", 5)
-    assert Looker(folder).look().latest is None
+    found = looker.look()
+    assert found.latest is None and found.busy == []
+    (folder / NAME).write_text("half a step")
+    assert looker.look().latest is None
 
 
 def test_what_is_half_written_is_passed_over(folder):
@@ -111,7 +116,9 @@ def test_what_is_half_written_is_passed_over(folder):
     assert [line.step for line in found.lines] == [0, 1]
     assert found.latest is before.latest is not None and found.steps is None
     StepFile(folder).add(told(step_of(3)))
-    assert looker.look().latest.trace.stages == 3, "once it is whole"
+    found = looker.look()
+    assert found.latest.trace.stages == 3, "once it is whole"
+    assert [len(step[0]) for step in found.busy] == [2, 3]
 
 
 @pytest.mark.parametrize(

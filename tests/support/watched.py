@@ -60,4 +60,5 @@ def line(step=7, **given):
 def seen(latest=None, **given):
     """A look at a run."""
     known = {"state": State.RUNNING, "steps": 20, "lines": [line(n) for n in range(8)], "told_at": NOW - 1}
-    return Seen(folder=Path("runs/mine"), now=NOW, latest=latest, **known | given)
+    busy = [] if latest is None else [latest.busy_seconds]
+    return Seen(folder=Path("runs/mine"), now=NOW, latest=latest, **{"busy": busy} | known | given)
