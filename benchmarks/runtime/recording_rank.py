@@ -26,9 +26,9 @@ from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.driver import step_execution
+from rrfp_jax.runtime.engine import step_run
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
-from rrfp_jax.runtime.stages import sums
 from rrfp_jax.train.pace import Pace
 
 MODES = ("on", "off", "timed")
@@ -44,7 +44,7 @@ RECORDING: dict[tuple[Any, str], Callable[..., Any]] = {
     (step_execution, "TaskRecord"): lambda *_: None,
     (Part, "of"): lambda *_: NOTHING,
     (StepTrace, "bubble"): lambda *_: [],
-    (sums, "_busy"): lambda *_: [[]],
+    (step_run, "_busy"): lambda *_: [],
 }
 """What records, and what stands there instead; beside it rank 0 writes files. Without what `Part.of` packs,
 nothing of it is sent.

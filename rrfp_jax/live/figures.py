@@ -66,7 +66,7 @@ def rows_of(latest: LatestStep, line: Line | None) -> list[StageRow]:
         line: of the latest step, which may be a later one; for bytes.
     """
     stages = latest.trace.stages
-    replica = replica_of(latest)
+    first = latest.trace.replica * stages
     peaks = line.peak_bytes if line is not None and len(line.peak_bytes) == stages else [None] * stages
     budgets = line.budget_bytes if line is not None and len(line.budget_bytes) == stages else [None] * stages
     rows = []
@@ -74,7 +74,7 @@ def rows_of(latest: LatestStep, line: Line | None) -> list[StageRow]:
         rows.append(
             StageRow(
                 name=str(stage),
-                ranks=latest.ranks[replica * stages + stage],
+                ranks=latest.ranks[first + stage],
                 seconds=time.compute + time.delayed,
                 shares={n: own / time.total if time.total else 0.0 for n, own in time.seconds.items()},
                 peak=peaks[stage],
@@ -82,13 +82,6 @@ def rows_of(latest: LatestStep, line: Line | None) -> list[StageRow]:
             )
         )
     return rows
-
-
-def replica_of(latest: LatestStep) -> int:
-    """The replica that the tasks are of: the one whose stages were busy as long as they were."""
-    own = [latest.trace.busy(stage) for stage in range(latest.trace.stages)]
-    far = [sum(abs(a - b) for a, b in zip(row, own, strict=True)) for row in latest.busy_seconds]
-    return far.index(min(far))
 
 
 def summarised(rows: Sequence[StageRow], most: int) -> list[StageRow]:
@@ -118,7 +111,7 @@ def slowest_of(latest: LatestStep, busy: Sequence[Sequence[Sequence[float]]]) ->
         latest: the latest step.
         busy: of it and of steps before it, per replica and stage (s); of other numbers of them: passed over.
     """
-    replicas, stages = len(latest.busy_seconds), latest.trace.stages
+    replicas, stages = len(latest.trace.busy_seconds), latest.trace.stages
     like = [step for step in busy if [len(row) for row in step] == [stages] * replicas]
     flat = [fmean(step[n // stages][n % stages] for step in like) for n in range(replicas * stages)]
     at = flat.index(max(flat))

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rrfp_jax.fields import printable
 from rrfp_jax.live.bars import GAP, Glyphs, Table, legend, ranks_text
-from rrfp_jax.live.figures import Slowest, replica_of, rows_of, slowest_of, summarised
+from rrfp_jax.live.figures import Slowest, rows_of, slowest_of, summarised
 from rrfp_jax.live.latest_step import Edge, LatestStep
 from rrfp_jax.live.look import ALIVE_SECONDS, Line, Seen, State
 
@@ -118,7 +118,8 @@ def _alerts(seen: Seen) -> list[str]:
     waited = seen.now - seen.told_at
     usual = median(line.wall_seconds for line in seen.lines) if seen.lines else math.inf
     if waited > max(LONG_SECONDS, LONG_STEPS * usual):
-        said.append(f"no step has ended for {waited:.0f} s, usually one takes {_seconds(usual)}")
+        why = f"`rrfp-why {seen.folder}` says what is waited for"
+        said.append(f"no step has ended for {waited:.0f} s, usually one takes {_seconds(usual)}: {why}")
     for one in seen.recorders:
         silent = seen.now - one.beat
         if silent > ALIVE_SECONDS and one.phase != "ended":
@@ -146,8 +147,8 @@ def _step(seen: Seen, latest: LatestStep, screen: Screen, used: int) -> list[Tex
     slowest = slowest_of(latest, seen.busy)
     said = "" if slowest is None else _sentence(slowest)
     above = [Text(line, "bold") for line in wrap(said, screen.width)]
-    if (count := len(latest.busy_seconds)) > 1:
-        above.append(Text(f"bars: replica {replica_of(latest)}, which ended last of {count}"))
+    if (count := len(latest.trace.busy_seconds)) > 1:
+        above.append(Text(f"bars: replica {latest.trace.replica}, which ended last of {count}"))
     explained = legend(rows, screen.glyphs, screen.width)
     below = [*explained, *([Text(), *_edges(edges, screen)] if edges else [])]
     if screen.height is not None:

@@ -30,13 +30,12 @@ class LatestStep:
     Attributes:
         trace: of the replica that ended last.
         fixed_order, grouped: see `RecordedStep`.
-        busy_seconds, ranks: see `step_file.Reported`.
+        ranks: see `step_file.Reported`.
     """
 
     trace: StepTrace
     fixed_order: bool
     grouped: bool
-    busy_seconds: Sequence[Sequence[float]]
     ranks: Sequence[Sequence[int]]
 
     @cached_property

@@ -76,7 +76,7 @@ class Seen:
         lines: of the latest steps, the last one last.
         told_at: when the last of them was written, in the same seconds.
         latest: the tasks of one of the latest steps, if there is one.
-        busy: how long stages of that and of the steps looked at before were busy, see `LatestStep`.
+        busy: how long stages of that and of the steps looked at before were busy, see `StepTrace`.
         recorders: of its processes, by rank; none if it has no launcher.
         failed: whether a diagnosis was written.
     """
@@ -143,7 +143,7 @@ class Looker:
             except Unreadable:
                 return self._latest
             self._read_at = written
-            self._busy.append(self._latest.busy_seconds)
+            self._busy.append(self._latest.trace.busy_seconds)
         return self._latest
 
 

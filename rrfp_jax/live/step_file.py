@@ -40,10 +40,6 @@ class Reported(Protocol):
         """The tasks with their times."""
 
     @property
-    def busy_seconds(self) -> Sequence[Sequence[float]]:
-        """Per replica and stage, how long it was busy."""
-
-    @property
     def ranks(self) -> Sequence[Sequence[int]]:
         """Per replica and stage, one after the other, the ranks of its processes."""
 
@@ -88,7 +84,8 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     placement: Placement
     fixed_order: bool
     grouped: bool
-    busy_seconds: list[list[Seconds]]
+    replica: Count
+    busy_by_replica: list[list[Seconds]]
     ranks: list[list[Count]]
 
 
@@ -117,7 +114,8 @@ def _packed(report: Reported) -> bytes:
         "placement": asdict(trace.placement),
         "fixed_order": report.recorded.fixed_order,
         "grouped": report.recorded.grouped,
-        "busy_seconds": report.busy_seconds,
+        "replica": trace.replica,
+        "busy_by_replica": trace.busy_by_replica,
         "ranks": report.ranks,
     }
     return b"%s\n%s" % (json.dumps(head).encode(), packed)
@@ -128,19 +126,19 @@ def _checked(head: _Head, packed: bytes) -> LatestStep:
     stages, chunks = head.placement.stages, head.placement.chunks
     if head.form != RECORD.format or len(packed) != head.records * RECORD.size or not packed:
         raise ValueError(f"{len(packed)} bytes are not {head.records} records of the form {head.form!r}")
-    if any(len(row) != stages for row in head.busy_seconds):
-        raise ValueError(f"times of other than {stages} stages")
-    if len(head.ranks) != stages * len(head.busy_seconds) or not all(head.ranks):
-        raise ValueError(f"ranks of {len(head.ranks)} stages for {len(head.busy_seconds)} replicas")
+    replicas = len(head.busy_by_replica) or 1
+    if any(len(row) != stages for row in head.busy_by_replica) or head.replica >= replicas:
+        raise ValueError(f"replica {head.replica} of {replicas}, or times of other than {stages} stages")
+    if len(head.ranks) != stages * replicas or not all(head.ranks):
+        raise ValueError(f"ranks of {len(head.ranks)} stages for {replicas} replicas")
     records = Part(0.0, 0.0, {}, packed).records()
     for record in records:
         _, task, _, *times = record
         if not (0 <= record.stage < stages and 0 <= task.chunk < chunks and all(map(isfinite, times))):
             raise ValueError(f"a record of stage {record.stage}, task {task}, times {times}")
     return LatestStep(
-        trace=StepTrace(head.step, head.placement, [Part.of(records)]),
+        trace=StepTrace(head.step, head.placement, [Part.of(records)], head.replica, head.busy_by_replica),
         fixed_order=head.fixed_order,
         grouped=head.grouped,
-        busy_seconds=head.busy_seconds,
         ranks=head.ranks,
     )

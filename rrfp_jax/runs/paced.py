@@ -51,7 +51,6 @@ class PacedReport:
     step_seconds: float
     wall_seconds: float
     bubble: Sequence[float]
-    busy_seconds: Sequence[Sequence[float]]
     ranks: Sequence[Sequence[int]]
     recorded: RecordedStep = field(repr=False)
 
@@ -227,7 +226,6 @@ class PacedRun:
                 step_seconds=trace.makespan,
                 wall_seconds=perf_counter() - began,
                 bubble=trace.bubble(),
-                busy_seconds=trace.busy_seconds,
                 ranks=self._ranks,
                 recorded=recorded,
             )

@@ -35,7 +35,6 @@ class Report:
         planning_seconds: how long its order was planned before it (`schedules.Planned`); None if it was not.
         predicted_seconds: how long `step_seconds` would be by the costs that the plan went by.
         bubble: per stage, the share of `step_seconds` in which it did not compute.
-        busy_seconds: per replica and stage, how long it was busy.
         ranks: per replica and stage, one after the other, the ranks of its processes.
         gradient_norm: of the whole gradient before clipping; tied parameters count once, frozen ones do not.
         parameter_norm: of the same parameters, before the update.
@@ -61,7 +60,6 @@ class Report:
     planning_seconds: float | None = None
     predicted_seconds: float | None = None
     bubble: Sequence[float]
-    busy_seconds: Sequence[Sequence[float]]
     ranks: Sequence[Sequence[int]]
     gradient_norm: float
     parameter_norm: float
@@ -86,7 +84,6 @@ class Report:
             step_seconds=trace.makespan,
             load_seconds=sums.load_seconds,
             bubble=trace.bubble(),
-            busy_seconds=trace.busy_seconds,
             parameter_norm=math.sqrt(sums.squared_parameter_norm),
             peak_bytes=sums.peak_bytes,
             budget_bytes=sums.budget_bytes,

@@ -332,7 +332,6 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
         **times,
         schedule="bf",
         recorded=None,
-        busy_seconds=[[0.0075, 0.005]],
         ranks=[[0], [1]],
         peak_bytes=[0],
         budget_bytes=[None],

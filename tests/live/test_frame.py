@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_summarised_and_the_slowest_are_shown(tmp_path):
 
 def test_the_slowest_is_named_with_its_replica_and_ranks(tmp_path):
     report = told(spoilt("stage")[0], replicas=2, wide=2)
-    found = slowest_of(latest(tmp_path, report), [report.busy_seconds])
+    found = slowest_of(latest(tmp_path, report), [report.recorded.trace.busy_seconds])
     assert (found.stage, found.replica, found.ranks) == (2, 1, [12, 13])
     assert found.beside == pytest.approx(1.1)
     text = text_of(frame(seen(latest(tmp_path, report)), Screen(80, 24, BLOCKS)))
@@ -98,7 +98,7 @@ def test_the_slowest_is_named_with_its_replica_and_ranks(tmp_path):
 
 def test_who_is_slow_in_a_single_step_is_not_the_slowest(tmp_path):
     report = told(spoilt("link")[0])
-    own = report.busy_seconds[0]
+    own = report.recorded.trace.busy_seconds[0]
     busy = [[[*own[:3], 1.04 * own[3]]]] * 3 + [[[2.0 * own[0], *own[1:]]]] + [[[1.0] * 5]]
     found = latest(tmp_path, report)
     assert slowest_of(found, busy[3:4]).stage == 0 and slowest_of(found, busy[:1]) is None
@@ -111,7 +111,7 @@ def test_who_is_slow_in_a_single_step_is_not_the_slowest(tmp_path):
 
 def test_nobody_is_slowest_where_all_are_alike(tmp_path):
     report = told(spoilt("link")[0])
-    assert slowest_of(latest(tmp_path, report), [report.busy_seconds]) is None
+    assert slowest_of(latest(tmp_path, report), [report.recorded.trace.busy_seconds]) is None
     text = text_of(frame(seen(latest(tmp_path, report)), Screen(80, 24, BLOCKS)))
     assert "slowest" not in text and "\n1>2 40.0 ms, 40.0 ms" in text
 
@@ -164,7 +164,7 @@ def recording(rank, phase, since, beat):
         ({"state": State.ABSENT, "lines": ()}, "runs/mine has not begun: waiting for it (Ctrl-C ends)"),
         ({"state": State.ENDED}, "mine  ended  step 7 of 20"),
         ({"state": State.ENDED, "failed": True}, "it failed: runs/mine/diagnosis.txt says how"),
-        ({"told_at": NOW - 42}, "no step has ended for 42 s, usually one takes 300.0 ms"),
+        ({"told_at": NOW - 42}, "no step has ended for 42 s, usually one takes 300.0 ms: `rrfp-why"),
         (
             {"lines": [line(3, loss=None, applied=False, skipped=2)]},
             "step 3 was not finite and is left out (2 so",

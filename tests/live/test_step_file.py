@@ -19,7 +19,7 @@ def test_what_is_written_is_read(tmp_path):
     assert (found.trace.start, found.trace.end) == (recorded.trace.start, recorded.trace.end)
     assert (found.trace.step, found.trace.placement) == (recorded.trace.step, recorded.trace.placement)
     assert (found.fixed_order, found.grouped) == (False, False)
-    assert len(found.busy_seconds) == 2 and found.ranks[7] == [14, 15]
+    assert (found.trace.replica, len(found.trace.busy_seconds)) == (1, 2) and found.ranks[7] == [14, 15]
     assert [path.name for path in tmp_path.iterdir()] == [NAME], "nothing else is left"
 
 
@@ -57,7 +57,8 @@ def changed(content, **head):
         (lambda content: changed(content, form="<i"), "records of the form '<i'"),
         (lambda content: changed(content, records=-1), "Expected `int` >= 0"),
         (lambda content: changed(content, more=1), "unknown field"),
-        (lambda content: changed(content, busy_seconds=[[1.0]]), "times of other than 4 stages"),
+        (lambda content: changed(content, busy_by_replica=[[1.0]]), "times of other than 4 stages"),
+        (lambda content: changed(content, replica=1), "replica 1 of 1"),
         (lambda content: changed(content, ranks=[[0]]), "ranks of 1 stages for 1 replicas"),
         (lambda content: changed(content, placement={"stages": 0, "chunks": 1, "shape": "v"}), "stages=0"),
         (lambda content: content[: -RECORD.size] + b"\xff" * RECORD.size, "is not a valid Kind"),

@@ -13,7 +13,6 @@ def report(name, step):
         step_seconds=trace.makespan,
         wall_seconds=1.25 * trace.makespan,
         bubble=trace.bubble(),
-        busy_seconds=trace.busy_seconds,
         ranks=[[stage] for stage in range(trace.stages)],
         recorded=recorded,
     )

@@ -1,6 +1,6 @@
 """Looks at runs, made by hand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rrfp_jax.core.hints import BF
@@ -21,19 +21,17 @@ class Told:
     """What is written of a step."""
 
     recorded: RecordedStep
-    busy_seconds: list
     ranks: list
 
 
 def told(recorded, replicas=1, wide=1):
     """A step's report; replicas are a tenth slower than the one before them, stages have `wide` ranks."""
-    trace = recorded.trace
-    own = [trace.busy(stage) for stage in range(trace.stages)]
-    return Told(
-        recorded=recorded,
-        busy_seconds=[[seconds * 1.1 ** (n - replicas + 1) for seconds in own] for n in range(replicas)],
-        ranks=[list(range(at * wide, (at + 1) * wide)) for at in range(replicas * trace.stages)],
-    )
+    trace, stages = recorded.trace, range(recorded.trace.stages)
+    if replicas > 1:
+        busy = [[trace.busy(stage) * 1.1 ** (n - replicas + 1) for stage in stages] for n in range(replicas)]
+        trace = replace(trace, replica=replicas - 1, busy_by_replica=busy)
+    ranks = [list(range(at * wide, (at + 1) * wide)) for at in range(replicas * trace.stages)]
+    return Told(recorded=replace(recorded, trace=trace), ranks=ranks)
 
 
 def step_of(stages, microbatches=8):
@@ -60,5 +58,5 @@ def line(step=7, **given):
 def seen(latest=None, **given):
     """A look at a run."""
     known = {"state": State.RUNNING, "steps": 20, "lines": [line(n) for n in range(8)], "told_at": NOW - 1}
-    busy = [] if latest is None else [latest.busy_seconds]
+    busy = [] if latest is None else [latest.trace.busy_seconds]
     return Seen(folder=Path("runs/mine"), now=NOW, latest=latest, **{"busy": busy} | known | given)
