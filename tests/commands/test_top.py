@@ -18,6 +18,8 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax.commands import top
 from rrfp_jax.live.step_file import NAME, StepFile, read_step
+from rrfp_jax.runtime.processes.name_lock import name_held
+from rrfp_jax.runtime.processes.world import World
 from tests.support import toy
 from tests.support.watched import step_of, told
 
@@ -126,6 +128,26 @@ def test_it_waits_for_a_run_and_ctrl_c_ends_it(tmp_path, number):
         terminal.process.send_signal(number)
         status, left = terminal.end()
     assert status == 0 and "waiting for it" in left and "Traceback" not in terminal.said
+
+
+def test_a_run_that_begins_and_lives_is_shown_anew(tmp_path):
+    folder = tmp_path / "mine"
+    with Terminal(folder, "--every=0.1") as terminal:
+        terminal.until("waiting for it")
+        with name_held(World(), folder, print):
+            terminal.until("mine\x1b[0m  starting")
+            folder.mkdir()
+            (folder / "config.json").write_text('{"steps": 2}')
+            terminal.until("no step has ended yet")
+            for step in range(2):
+                with (folder / "metrics.jsonl").open("a") as file:
+                    file.write(json.dumps(LINE | {"step": step}) + "\n")
+                terminal.until(f"running  step {step} of 2")
+            StepFile(folder).add(told(step_of(4)))
+            terminal.until(" computes  ")
+        terminal.until("ended  step 1 of 2")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end()[0] == 0
 
 
 def test_a_run_that_has_ended_is_shown_and_left(folder):

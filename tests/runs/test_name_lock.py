@@ -1,6 +1,7 @@
 """One live run of a name: the second is refused, and nobody is in the way once he is dead."""
 
 import errno
+import fcntl
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.runs.run import train
 from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
+from rrfp_jax.runtime.processes import name_lock
 from rrfp_jax.runtime.processes.name_lock import is_held, name_held
 from rrfp_jax.runtime.processes.world import World
 from tests.scripts.toy_run import ToyRun
@@ -26,6 +28,22 @@ sys.stdin.read()"""
 
 def held(folder, said=None):
     return name_held(World(), folder, ([] if said is None else said).append)
+
+
+def test_whoever_only_asks_is_in_nobodys_way(tmp_path, monkeypatch):
+    """A run that was killed has left the file, and somebody asks at the moment in which another begins."""
+    folder, asks = tmp_path / "run", []
+    (tmp_path / ".run.lock").touch()
+
+    def asked(seconds):
+        asks.append(seconds)
+        os.close(asker)
+
+    asker = os.open(tmp_path / ".run.lock", os.O_RDONLY)
+    fcntl.flock(asker, fcntl.LOCK_SH)
+    monkeypatch.setattr(name_lock.time, "sleep", asked)
+    with held(folder):
+        assert is_held(folder) and len(asks) == 1
 
 
 def test_the_second_is_refused_and_the_first_leaves_nothing(tmp_path):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 LONGEST_HOLDER = 1024
 """Bytes that the file may have."""
 
+TRIES, TRY_SECONDS = 5, 0.01
+"""Whoever asks (`hold_on`) has the lock for some microseconds; a run asks again so often, after so long."""
+
 
 @contextmanager
 def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
@@ -130,7 +133,7 @@ def _lock(path: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(descriptor)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
                     return descriptor
@@ -138,6 +141,16 @@ def _lock(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)  # whoever had the lock has removed this file since: there is another by now
+
+
+def _flock(descriptor: int) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(TRY_SECONDS)
 
 
 def _this_process() -> str:
