@@ -37,7 +37,7 @@ def drawn_stages(step: RecordedStep) -> list[int]:
 
 
 def timeline(step: RecordedStep, longest: float) -> Plot:
-    """The step. Its rows have short names, since there are many: stage, from, to, kind, task, ready.
+    """The step. Its rows have short names, since there are many: stage, from, to, kind, task, ready, input.
 
     Args:
         step: that ran.
@@ -63,7 +63,7 @@ def timeline(step: RecordedStep, longest: float) -> Plot:
     tasks = (
         alt.Chart(alt.NamedData("tasks"))
         .mark_rect()
-        .encode(x=x, x2="b:Q", y=y, color=colour, tooltip=[*said, _tip("r", "ready")])
+        .encode(x=x, x2="b:Q", y=y, color=colour, tooltip=[*said, _tip("r", "ready"), _tip("n", "input")])
     )
     injected = (
         alt.Chart(alt.NamedData("delays")).mark_rect().encode(x=x, x2="b:Q", y=y, color=colour, tooltip=said)
@@ -93,9 +93,18 @@ def _tasks(step: RecordedStep, records: Sequence[TaskRecord]) -> list[Row]:
             "k": NAMES[record.task.kind],
             "t": str(record.task),
             "r": milliseconds(record.ready - begin),
+            "n": _transfer(step, record),
         }
         for record in records
     ]
+
+
+def _transfer(step: RecordedStep, record: TaskRecord) -> str:
+    """Where a task's input came from, and how long that took."""
+    sender = step.trace.sender(record)
+    if sender is None or sender.stage == record.stage:
+        return ""
+    return f"stage {sender.stage}, {milliseconds(max(record.ready - sender.end, 0.0))} ms on its way"
 
 
 def _delays(step: RecordedStep, records: Sequence[TaskRecord]) -> list[Row]:
@@ -139,4 +148,4 @@ def _critical(step: RecordedStep) -> list[Row]:
 
 
 def _tip(field: str, title: str) -> alt.Tooltip:
-    return alt.Tooltip(f"{field}:{'N' if field in 'kt' else 'Q'}", title=title)
+    return alt.Tooltip(f"{field}:{'N' if field in 'ktn' else 'Q'}", title=title)

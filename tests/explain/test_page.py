@@ -55,6 +55,8 @@ def test_it_shows_all_that_there_is(html):
     assert len(rows["tasks"]) == 2 * STAGES * MICROBATCHES
     between = {"0 to 1", "1 to 0", "1 to 2", "2 to 1", "2 to 3", "3 to 2"}
     assert {row["link"] for row in rows["links"]} == between
+    inputs = {row["n"] for row in rows["tasks"] if (row["s"], row["k"]) == (2, "forward")}
+    assert inputs == {"stage 1, 1.0 ms on its way"}
     assert max(row["to"] for row in rows["shares"]) == pytest.approx(1.0, abs=2e-3)
     assert rows["savings"] and rows["critical"] and rows["idle"] and rows["memory"]
     assert [row["step"] for row in rows["history"]] == [0, 0, 1, 1]
