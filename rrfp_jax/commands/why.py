@@ -45,7 +45,11 @@ def _why(arguments: Sequence[str]) -> int:
         return DONE
     check_path("RUN", options.run)
     folder = _folder(options.run)
-    from rrfp_jax.launcher.why.looking import Look, living_ranks  # after --help, which is to be quick
+    from rrfp_jax.launcher.why.looking import (  # after --help, which is to be quick
+        Look,
+        absent_ranks,
+        living_ranks,
+    )
     from rrfp_jax.launcher.why.telling import told
     from rrfp_jax.launcher.why.verdict import judge
 
@@ -61,7 +65,7 @@ def _why(arguments: Sequence[str]) -> int:
         raise UsageError(f"{folder}: the run is another user's; ask as that user") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder}: its ranks cannot be looked at: {error}") from None
-    verdict = judge(seen)
+    verdict = judge(seen, absent=absent_ranks(folder))
     print_whole(told(verdict, seen))
     return DONE if verdict.moves else FAILED
 

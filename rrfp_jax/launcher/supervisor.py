@@ -100,7 +100,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ)
         self._terminate_at = self._kill_at = float("inf")
-        self._inquiry = Inquiry(count, lambda: folder.path, say)
+        self._inquiry = Inquiry(count, lambda: folder.path, say, patience.silence)
 
     @property
     def stall(self) -> Verdict | None:

@@ -34,7 +34,8 @@ class Run:
         self.stage_of = [number for number in range(stages * replicas) for _ in range(width)]
         self.recorders = []
         for rank, number in enumerate(self.stage_of):
-            recorder = FlightRecorder(folder / f"flight-{rank}", rank, f"stage {number}")
+            name = f"stage {number % stages}" + (f" of replica {number // stages}" if replicas > 1 else "")
+            recorder = FlightRecorder(folder / f"flight-{rank}", rank, name)
             recorder.phase("step 7")
             recorder.begin_round(9, 7, rules, [number])
             if width > 1:
@@ -293,7 +294,8 @@ def test_a_program_of_several_ranks_that_one_left_out(tmp_path, frames):
     run.waits(0, "the results from rank 1 (stage 1)", whom=[1])
     verdict = run.judged()
     assert verdict.sentence.startswith(
-        "rank 0 (stage 0) has not entered the sum of the replicas' gradients, in which rank 1 (stage 1) waits"
+        "rank 0 (stage 0 of replica 0) has not entered the sum of the replicas' gradients, in which rank 1 "
+        "(stage 0 of replica 1) waits for it"
     )
     assert verdict.blamed == [0]
 
@@ -303,7 +305,36 @@ def test_a_program_of_several_ranks_that_one_has_not_come_to(tmp_path):
     run.recorders[1].board.enters("the sum of the replicas' gradients")
     run.says(1, ["the gradients, since 3.0 s"], frames=AWAIT_READY)
     run.says(0, [], frames=[USERS])
-    assert run.judged().sentence.startswith("rank 0 (stage 0) is in the user's block")
+    assert run.judged().sentence.startswith("rank 0 (stage 0 of replica 0) is in the user's block")
+
+
+def test_one_still_compiles_while_another_of_its_stage_waits_in_their_first_sum(tmp_path):
+    for rank in range(2):
+        recorder = FlightRecorder(tmp_path / f"flight-{rank}", rank, "stage 0")
+        recorder.phase("compiling")
+        if rank == 0:
+            recorder.board.enters("the first sum over all devices of stage 0")
+    threads = [Thread("MainThread", True, (LIBRARY, *DRIVER))]
+    said = testimony.Testimony(
+        rank=0, number=1, waiting=(), waited=0.0, whom=(), gathers=1, threads=tuple(threads)
+    )
+    sights = [
+        Sight(
+            rank=rank,
+            state="answers",
+            now=time.time() + 60,
+            recording=read(tmp_path / f"flight-{rank}"),
+            testimony=said,
+            threads=threads,
+        )
+        for rank in range(2)
+    ]
+    verdict = judge(sights)
+    assert verdict.blamed == [1]
+    assert (
+        verdict.sentence.startswith("rank 1 (stage 0) is in __call__ (")
+        and "another rank" in verdict.sentence
+    )
 
 
 def test_a_ring_blames_nobody_alone(tmp_path):

@@ -76,7 +76,7 @@ CELLS = (
     Cell(
         "the lock",
         ["hanging.py", "1", "lock"],
-        r"rank 1 \(stage 1\) does not answer: something holds its interpreter, .* hanging\.py:\d+\)",
+        r"rank 1 \(stage 1\) does not answer: something holds its interpreter, .*hanging\.py:\d+\)",
     ),
     Cell("freeze", ["hanging.py", "2", "freeze"], r"rank 2 \(stage 2\) stands still"),
     Cell("kill", ["failing.py", "2", "kill", "step"], rf"{ENDED}rank 2 \(stage 2\) ", ends=True),

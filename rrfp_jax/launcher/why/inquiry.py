@@ -1,4 +1,8 @@
-"""The launcher's look at its ranks while it goes on watching them: for SIGUSR1, or a rank that stalls."""
+"""The launcher's look at its ranks while it goes on watching them.
+
+It looks when it is asked to, by SIGUSR1; when a rank's wait has come to its limit; and when a rank that runs
+has given no sign of life for half the time after which the others give it up.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +12,41 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rrfp_jax.launcher.why.looking import Look
+from rrfp_jax.launcher.why.looking import Look, recorded
 from rrfp_jax.launcher.why.sight import Sight
 from rrfp_jax.launcher.why.telling import told
 from rrfp_jax.launcher.why.verdict import Verdict, judge
 from rrfp_jax.runtime.processes.counters import HEARD, PLEAS
-from rrfp_jax.runtime.processes.flight_recorder import counters_of
+from rrfp_jax.runtime.processes.flight_recorder import counters_of, last_beat, read
+from rrfp_jax.runtime.processes.proc import is_stopped
 
 PLEA_POLL_SECONDS = 0.5
+
+LEAST_SILENCE_SECONDS = 5.0
+"""Of a rank, before it is looked at unasked."""
 
 KEPT = "why.txt"
 
 
 class Inquiry:
-    """Looks at the ranks of a run when it is asked to, or when a wait of theirs has come to its limit.
+    """See above.
 
     Args:
         count: of ranks.
         folder: gives that of the run, which may be renamed.
         say: is told what is found.
+        silence: the limit on a rank's silence, in seconds.
 
     Attributes:
         stall: what was found when a wait first came to its limit; None if none has.
     """
 
-    def __init__(self, count: int, folder: Callable[[], Path], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, count: int, folder: Callable[[], Path], say: Callable[[str], None], silence: float
+    ) -> None:
         self._count, self._folder, self._say = count, folder, say
+        self._silence = max(silence / 2, LEAST_SILENCE_SECONDS)
+        self._silent: set[int] = set()  # ranks, since when they were
         self.stall: Verdict | None = None
         self._look: Look | None = None
         self._wanted = False
@@ -62,9 +75,8 @@ class Inquiry:
     def _begin(self) -> None:
         self._wanted = False
         folder = self._folder()
-        ranks = [rank for rank in range(self._count) if (folder / f"flight-{rank}").exists()]
         try:
-            self._look = Look(folder, ranks)
+            self._look = Look(folder, sorted(recorded(folder)))
         except (OSError, ValueError) as error:
             self._pleas.clear()
             self._say(f"the ranks cannot be looked at: {error}")
@@ -77,7 +89,8 @@ class Inquiry:
             self._say(f"the ranks cannot be looked at: {error}")
         else:
             if seen:
-                verdict = judge(seen, stalls=bool(self._pleas))
+                absent = sorted({*range(self._count)} - {sight.rank for sight in seen})
+                verdict = judge(seen, absent=absent, stalls=bool(self._pleas))
                 self.stall = self.stall or (verdict if self._pleas else None)
                 self._tell(verdict, seen)
             else:
@@ -89,14 +102,13 @@ class Inquiry:
 
     def _tell(self, verdict: Verdict, seen: Sequence[Sight]) -> None:
         """Say it, and keep it with the stacks of all ranks in the run's folder."""
-        unseen, path = self._count - len(seen), self._folder() / KEPT
-        more = f"\n{unseen} of the ranks have not begun to join yet" if unseen else ""
+        path = self._folder() / KEPT
         try:
-            path.write_text(f"{told(verdict, seen)}{more}\n", encoding="utf-8", errors="backslashreplace")
-            more += f"\nthe stacks of all ranks: {os.path.relpath(path)}"
+            path.write_text(f"{told(verdict, seen)}\n", encoding="utf-8", errors="backslashreplace")
+            where = f"the stacks of all ranks: {os.path.relpath(path)}"
         except OSError as error:  # a full disk
-            more += f"\n{path} cannot be written: {error.strerror}"
-        self._say(told(verdict, seen, blamed_only=True) + more)
+            where = f"{path} cannot be written: {error.strerror}"
+        self._say(f"{told(verdict, seen, blamed_only=True)}\n{where}")
 
     def _hear_pleas(self) -> None:
         """Note which ranks want to be looked at; a few times a second is enough."""
@@ -108,6 +120,17 @@ class Inquiry:
             with suppress(OSError, ValueError), counters_of(folder / f"flight-{rank}") as counters:
                 if counters[PLEAS] > counters[HEARD]:
                     self._pleas[rank] = counters[PLEAS]
+                self._note_silence(rank, folder / f"flight-{rank}")
+
+    def _note_silence(self, rank: int, path: Path) -> None:
+        """Look at a rank that has become silent, once; a stopped one is the supervisor's business."""
+        if time.time() - last_beat(path) < self._silence:
+            self._silent.discard(rank)
+        elif rank not in self._silent:
+            recording = read(path)
+            if recording.lives and recording.phase not in ("starting", "ended"):
+                self._silent.add(rank)
+                self._wanted = self._wanted or not is_stopped(recording.pid)
 
     def _set_heard(self, rank: int, plea: int) -> None:
         with suppress(OSError, ValueError), counters_of(self._folder() / f"flight-{rank}") as counters:

@@ -15,6 +15,7 @@ from rrfp_jax.runtime.lifecycle.testimony import read_testimony
 from rrfp_jax.runtime.processes.counters import ANSWERED, ASKED, Counters
 from rrfp_jax.runtime.processes.flight_recorder import counters_of, read
 from rrfp_jax.runtime.processes.proc import is_stopped
+from rrfp_jax.runtime.processes.recording import Recording
 from rrfp_jax.runtime.processes.stacks import Thread, dumped_threads
 
 ANSWER_SECONDS = 3.0
@@ -120,18 +121,30 @@ class Look:
         return tuple(dumped_threads(text.decode("utf-8", "replace").splitlines()))
 
 
+def recorded(folder: Path) -> dict[int, Recording]:
+    """The flight recorders in a folder by rank, without those that are being made just now."""
+    found = {}
+    for path in folder.glob("flight-*"):
+        with suppress(OSError, ValueError):
+            recording = read(path)
+            found[recording.rank] = recording
+    return found
+
+
 def living_ranks(folder: Path) -> Sequence[int]:
     """The ranks of a run, if any of them lives.
 
     Raises:
         UsageError: they are on another machine.
     """
-    found = {}
-    for path in folder.glob("flight-*"):
-        with suppress(OSError, ValueError):  # one that is being made just now, or of an earlier version
-            recording = read(path)
-            found[recording.rank] = recording
+    found = recorded(folder)
     hosts = sorted({recording.host for recording in found.values() if not recording.is_here})
     if hosts:
         raise UsageError(f"{folder}: the run is on {', '.join(hosts)}; run this command there")
     return sorted(found) if any(recording.lives for recording in found.values()) else []
+
+
+def absent_ranks(folder: Path) -> Sequence[int]:
+    """Those that the launcher has started and that have no flight recorder yet."""
+    started = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.log"))
+    return sorted(int(n) for n in started if n.isdecimal() and not (folder / f"flight-{n}").exists())

@@ -42,6 +42,11 @@ class Sight:
         return f"rank {self.rank} ({stages})" if stages else f"rank {self.rank}"
 
     @property
+    def stages(self) -> str:
+        """Its stages, alike for all their replicas."""
+        return self.recording.stages.partition(" of replica ")[0]
+
+    @property
     def round(self) -> RecordedRound | None:
         """The present round of tasks, or the latest."""
         return self.recording.round

@@ -2,7 +2,7 @@
 
 In this order of belief:
 
-1. a rank that has ended, stands still, or does not answer;
+1. a rank that has ended, stands still, does not answer, or has not begun to join the others;
 2. two ranks of a stage that have dispatched different tasks at one position;
 3. a message, a decision or a gathered value that one rank has told and another, which waits for it, has not
    heard;
@@ -51,31 +51,29 @@ class Verdict:
         return "\n".join([self.sentence, *(f"  {line}" for line in self.lines)])
 
 
-def judge(seen: Sequence[Sight], *, stalls: bool = False) -> Verdict:
+def judge(seen: Sequence[Sight], *, absent: Sequence[int] = (), stalls: bool = False) -> Verdict:
     """Say why a run does not move, naming who is to blame, or that it moves.
 
     Args:
-        seen: all ranks that could be looked at.
+        seen: the ranks that have flight recorders; at least one.
+        absent: those that have none yet.
         stalls: a wait of the run has come to its limit, so it does not move.
     """
     sights = {sight.rank: sight for sight in sorted(seen, key=lambda sight: sight.rank)}
     lines = [_line(sight) for sight in sights.values()]
-    well = all(sight.state in ("answers", "silent") for sight in seen)
+    well = not any(map(_is_out, seen))
     quiet = min(sight.now for sight in seen) - max(map(_latest, seen))
     pause = _longest_pause(seen)
     if well and not stalls and quiet < max(STILL_SECONDS, STILL_PAUSES * pause):
         return Verdict(True, _moving(sights, quiet, pause), (), lines)
-    sentence, blamed = _blame(sights)
+    sentence, blamed = _blame(sights, absent)
     return Verdict(False, sentence, blamed, lines)
 
 
-def _blame(sights: Mapping[int, Sight]) -> tuple[str, Sequence[int]]:
+def _blame(sights: Mapping[int, Sight], absent: Sequence[int]) -> tuple[str, Sequence[int]]:
     """The sentence, and whom it is about."""
-    for sight in sorted(sights.values(), key=lambda sight: sight.state != "gone"):
-        if sight.state in ("gone", "stopped") or (sight.state == "silent" and _is_stuck(sight)):
-            return f"{sight.name} {_how_absent(sight)}", [sight.rank]
-    if differing := _differing_orders(sights):
-        return differing
+    if known := _missed(sights, absent) or _differing_orders(sights):
+        return known
     found = waiting(sights)
     for lost in sorted(found.lost, key=lambda lost: lost.heard):
         return _lost(lost, sights, len(found.lost)), [lost.sender, lost.receiver]
@@ -89,6 +87,17 @@ def _blame(sights: Mapping[int, Sight]) -> tuple[str, Sequence[int]]:
     return f"the ranks wait for one another: {names}", list(sights)
 
 
+def _missed(sights: Mapping[int, Sight], absent: Sequence[int]) -> tuple[str, Sequence[int]] | None:
+    """A rank that could not do its part whatever the others do."""
+    for sight in sorted(sights.values(), key=lambda sight: sight.state != "gone"):
+        if _is_out(sight) or (sight.state == "silent" and _is_stuck(sight)):
+            return f"{sight.name} {_how_absent(sight)}", [sight.rank]
+    if not absent:
+        return None
+    names, has = ", ".join(f"rank {rank}" for rank in absent), "has" if len(absent) == 1 else "have"
+    return f"{names} {has} not begun to join the others: no rrfp.Trainer is made there yet", absent
+
+
 # How it is said.
 
 
@@ -100,6 +109,11 @@ def _how_absent(sight: Sight) -> str:
     where = f"; it is in {sight.users or sight.innermost}" if sight.innermost else ""
     since = f"its last sign of life was {sight.now - sight.recording.beat:.1f} s ago"
     return f"does not answer: something holds its interpreter, {since}{where}"
+
+
+def _is_out(sight: Sight) -> bool:
+    """Whether a rank takes no part although it has not come to its end."""
+    return sight.state in ("gone", "stopped") and sight.recording.phase != "ended"
 
 
 def _is_stuck(sight: Sight) -> bool:

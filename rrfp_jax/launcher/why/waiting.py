@@ -106,18 +106,13 @@ def _partners(sight: Sight, sights: Mapping[int, Sight]) -> tuple[list[int], lis
     They share its stage and are at another point. Of a rank that is busy it is known only that it waits for
     somebody if another one has not entered what it has.
     """
-    mine = sight.round
-    if mine is None:
-        return [], []
-    stages = {number % mine.placement.stages for number in mine.own}
+    mine = sight.recording
     elsewhere, missing = [], []
     for rank, other in sights.items():
-        shares = other.round is not None and not stages.isdisjoint(
-            number % mine.placement.stages for number in other.round.own
-        )
-        if rank == sight.rank or not shares or (other.listens and other.place == sight.place):
+        shares = rank != sight.rank and other.stages == sight.stages
+        if not shares or (other.listens and other.place == sight.place):
             continue
-        behind = other.round is not None and other.round.entered < mine.entered
+        behind = other.recording.entered < mine.entered
         if sight.awaits_device or behind:
             elsewhere.append(rank)
         if other.listens and behind:

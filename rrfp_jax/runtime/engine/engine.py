@@ -262,6 +262,7 @@ class Engine:
         Raises:
             PeerLost, TrainingError: see `exchange`, for tied parameters between processes.
         """
+        self.world.recorder.board.enters("the optimizer's update")
         for optimizer in self.optimizers:
             optimizer.update(scale)
         updated = {stage.index for optimizer in self.optimizers for stage in optimizer.stages}

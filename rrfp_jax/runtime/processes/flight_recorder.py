@@ -18,11 +18,11 @@ from pathlib import Path
 
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Kind, Task
-from rrfp_jax.files import read_whole
+from rrfp_jax.files import opened, read_whole
 from rrfp_jax.runtime.processes.counters import COUNTERS_SIZE, Counters
 from rrfp_jax.runtime.processes.proc import host_name, start_of
 from rrfp_jax.runtime.processes.recording import RecordedDispatch, Recording
-from rrfp_jax.runtime.processes.round_board import BOARD_SIZE, RoundBoard, read_round
+from rrfp_jax.runtime.processes.round_board import BOARD_SIZE, RoundBoard, read_entered, read_round
 
 MAGIC = b"RRFPREC2"
 BOARD_AT = 4096
@@ -116,6 +116,7 @@ def read(path: Path) -> Recording:
     whole = [p for p in phases if p[0] and p[0] == p[-1]]
     _, since, length, text, _ = max(whole, default=(0, 0.0, 0, b"", 0))
     started, dump_signal, host = PROCESS.unpack_from(data, PROCESS_AT)
+    entered, collective = read_entered(data, BOARD_AT)
     return Recording(
         rank=rank,
         pid=pid,
@@ -127,8 +128,22 @@ def read(path: Path) -> Recording:
         host=_text(len(host), host).rstrip("\0"),
         started=started or None,
         dump_signal=dump_signal,
+        entered=entered,
+        collective=collective,
         round=read_round(data, BOARD_AT),
     )
+
+
+def last_beat(path: Path) -> float:
+    """When the process was last known alive, in the seconds of `time.time()`; without reading the rest.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with opened(path) as descriptor:
+        data = os.pread(descriptor, BEAT.size, BEAT_AT)
+    found: float = BEAT.unpack(data.ljust(BEAT.size, b"\0"))[0]
+    return found
 
 
 @contextmanager

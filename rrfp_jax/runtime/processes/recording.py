@@ -39,6 +39,8 @@ class Recording:
         host, started: of the process: the machine's name, and its start as `start_of` has it; None if that
             is unknown.
         dump_signal: that makes the process dump its stacks; 0 for none.
+        entered, collective: how many programs of several processes it has entered that are no tasks; the
+            latest of them.
         round: what it has sent and got in the present round.
     """
 
@@ -52,6 +54,8 @@ class Recording:
     host: str = ""
     started: int | None = None
     dump_signal: int = 0
+    entered: int = 0
+    collective: str = ""
     round: RecordedRound | None = None
 
     @property

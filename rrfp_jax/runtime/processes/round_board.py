@@ -152,8 +152,6 @@ class RecordedRound:
         forward_only: whether it is an evaluation.
         before: how many tasks the process had dispatched before.
         ended: how many had ended by now, those among them.
-        entered, collective: how many programs of several processes it has entered that are no tasks; the
-            latest.
         members: the ranks that share its stage and agree on what to run; none if it is alone.
         told: messages that it has sent to them.
         heard: by member, messages that have come.
@@ -168,8 +166,6 @@ class RecordedRound:
     forward_only: bool
     before: int
     ended: int
-    entered: int
-    collective: str
     members: tuple[int, ...]
     told: int
     heard: tuple[int, ...]
@@ -200,8 +196,7 @@ def read_round(data: bytes, at: int) -> RecordedRound | None:
     count = 2 * own * chunks * microbatches
     if not stages or not chunks or count > MOST_MESSAGES:
         return None
-    before, ended, entered = COUNTS.unpack_from(data, at + COUNTS_AT)
-    length, text = COLLECTIVE.unpack_from(data, at + COLLECTIVE_AT)
+    before, ended, _ = COUNTS.unpack_from(data, at + COUNTS_AT)
     told, members = GROUP.unpack_from(data, at + GROUP_AT)
     return RecordedRound(
         round=round,
@@ -211,8 +206,6 @@ def read_round(data: bytes, at: int) -> RecordedRound | None:
         forward_only=bool(forward_only),
         before=before,
         ended=ended,
-        entered=entered,
-        collective=text[:length].decode("utf-8", "ignore"),
         members=_numbers(data, at + MEMBERS_AT, members),
         told=told,
         heard=_numbers(data, at + HEARD_AT, members),
@@ -220,6 +213,12 @@ def read_round(data: bytes, at: int) -> RecordedRound | None:
         sent_bits=data[at + SENT_AT : at + SENT_AT + count],
         got_bits=data[at + GOT_AT : at + GOT_AT + count],
     )
+
+
+def read_entered(data: bytes, at: int) -> tuple[int, str]:
+    """How many programs of several processes one has entered that are no tasks, and the latest of them."""
+    length, text = COLLECTIVE.unpack_from(data, at + COLLECTIVE_AT)
+    return COUNTS.unpack_from(data, at + COUNTS_AT)[2], text[:length].decode("utf-8", "ignore")
 
 
 def _numbers(data: bytes, at: int, count: int) -> tuple[int, ...]:

@@ -68,14 +68,14 @@ class Compiler:
         return compiled
 
 
-def connect(compiler: Compiler) -> None:
-    """Run a sum over all devices of a stage, so that they have found each other; returns when they have."""
+def first_sum(compiler: Compiler) -> jax.Array:
+    """A sum over all devices of a stage, which have found each other once it is ready."""
     stage_mesh = compiler.stage_mesh
-    if not stage_mesh.single:
-        spread = stage_mesh.sharding(PartitionSpec(AXES))
-        ones = np.ones(len(stage_mesh.devices), np.float32)
-        add = compiler(jnp.sum, jax.ShapeDtypeStruct(ones.shape, ones.dtype, sharding=spread))
-        jax.block_until_ready(add(stage_mesh.put(ones, spread)))
+    spread = stage_mesh.sharding(PartitionSpec(AXES))
+    ones = np.ones(len(stage_mesh.devices), np.float32)
+    add = compiler(jnp.sum, jax.ShapeDtypeStruct(ones.shape, ones.dtype, sharding=spread))
+    total: jax.Array = add(stage_mesh.put(ones, spread))
+    return total
 
 
 def results(compiled: Any) -> list[Any]:

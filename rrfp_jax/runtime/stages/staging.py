@@ -16,7 +16,8 @@ from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.programs.compiling import Compiler, connect
+from rrfp_jax.runtime.processes.world import START_SECONDS
+from rrfp_jax.runtime.programs.compiling import Compiler, first_sum
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import SumPrograms, wide
 from rrfp_jax.runtime.programs.initial import InitFunction, InitialParams
@@ -109,8 +110,12 @@ class Staging:
     def connect(self) -> None:
         """Have all communicators made before a step, in one order everywhere."""
         for stage_meshes in (self._layout.stage_meshes, self._layout.homes):
-            for _, stage_mesh in sorted(stage_meshes.items()):
-                connect(self.compiler(stage_mesh))
+            for number, stage_mesh in sorted(stage_meshes.items()):
+                if not stage_mesh.single:
+                    what = f"the first sum over all devices of {self._layout.name(number)}"
+                    self._layout.world.recorder.board.enters(what)
+                    total = first_sum(self.compiler(stage_mesh))
+                    self._layout.world.await_ready(what, [total], START_SECONDS)
 
     def compiler(self, stage_mesh: StageMesh) -> Compiler:
         """For a set of devices."""
