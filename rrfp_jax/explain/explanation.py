@@ -14,7 +14,8 @@ from rich.table import Table
 
 from rrfp_jax.core.measure.idleness import Cause, shares, stage_times
 from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.explain.sentence import sentence
+from rrfp_jax.explain.sentence import Finding, main_cause
+from rrfp_jax.sim.recut import Layers
 from rrfp_jax.sim.what_if import TRUSTED_ERROR, WhatIfs, what_ifs
 
 MOST_TASKS = 40_000
@@ -57,7 +58,7 @@ class Explanation:
     """Why steps took as long as they did. Printed it is a sentence and two tables.
 
     Attributes:
-        sentence: what matters most.
+        finding: what matters most.
         steps: how many it is about.
         seconds: of a step, with everything; the median.
         shares: of that time, by cause, adding up to 1: "compute", "delayed" for devices that injected delays
@@ -67,12 +68,17 @@ class Explanation:
         error: how far it is off on the steps as they were, as a share of their time.
     """
 
-    sentence: str
+    finding: Finding
     steps: int
     seconds: float
     shares: Mapping[str, float]
     savings: Sequence[Saving]
     error: float
+
+    @property
+    def sentence(self) -> str:
+        """What matters most, in words."""
+        return self.finding.sentence
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -137,13 +143,14 @@ def explain(steps: Sequence[TimedStep]) -> Explanation:
         ValueError: their traces and rules do not belong together.
     """
     found = _time_shares(steps)
-    replays = [what_ifs(step.recorded) for step in _replayed(steps)]
+    recorded = [step.recorded for step in steps]
+    layers = Layers.of(recorded)
+    replays = [_replay(step.recorded, layers) for step in _replayed(steps)]
     error = fmean(replay.error for replay in replays)
     savings = _savings(replays) if error <= TRUSTED_ERROR else []
+    saved = [(saving.kind, saving.subject, saving.share) for saving in savings]
     return Explanation(
-        sentence=sentence(
-            [step.recorded for step in steps], found, [(s.kind, s.subject, s.share) for s in savings]
-        ),
+        finding=main_cause(recorded, found, saved, layers),
         steps=len(steps),
         seconds=median(step.wall_seconds for step in steps),
         shares=found,
@@ -167,6 +174,11 @@ def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
             seconds[name] += own
     whole = sum(seconds.values())
     return {name: seconds[name] / whole if whole else 0.0 for name in MEANING}
+
+
+def _replay(step: RecordedStep, layers: Layers | None) -> WhatIfs:
+    as_found = layers is not None and layers.placement == step.rules.placement
+    return what_ifs(step, layers=layers if as_found else None)
 
 
 def _replayed(steps: Sequence[TimedStep]) -> list[TimedStep]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
 from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.sim.recut import Layers, Recut
 
 NOTEWORTHY = 0.03
 """A smaller share of the time is not worth a sentence."""
 
-UNDONE = ("stage", "stages", "link", "links", "jitter", "lengths", "in flight", "bytes", "host")
+UNDONE = (
+    *("stage", "stages", "uneven", "split", "link", "links", "jitter", "lengths"),
+    *("in flight", "bytes", "host"),
+)
 """Kinds of changes that undo a cause."""
 
 WHOLES: Mapping[str, tuple[str, Hashable]] = {
@@ -32,13 +37,36 @@ Cause: TypeAlias = tuple[float, str, Hashable]
 """The share of the whole time that would be saved without it, and the kind and subject of that change."""
 
 
-def sentence(steps: Sequence[RecordedStep], shares: Mapping[str, float], saved: Sequence[Saved]) -> str:
+@dataclass(frozen=True)
+class Finding:
+    """What matters most about some steps.
+
+    Attributes:
+        kind, subject: of the change that undoes it (`sim.variants.Variant`); or "data" or "planning", for
+            which steps wait; or "nothing".
+        share: of the time that it costs.
+        sentence: the same in words.
+    """
+
+    kind: str
+    subject: Hashable
+    share: float
+    sentence: str
+
+
+def main_cause(
+    steps: Sequence[RecordedStep],
+    shares: Mapping[str, float],
+    saved: Sequence[Saved],
+    layers: Layers | None = None,
+) -> Finding:
     """The cause that costs most.
 
     Args:
         steps: at least one.
         shares: of their time, as an `Explanation` has them.
         saved: by changes, the largest first; empty if that is not known.
+        layers: of their model; None if what they have to do is not known.
     """
     tasks = 1.0 - shares["data"] - shares["planning"] - shares["between"]
     causes: list[Cause] = [
@@ -46,19 +74,75 @@ def sentence(steps: Sequence[RecordedStep], shares: Mapping[str, float], saved: 
         for kind, subject, share in saved
         if kind in UNDONE and (kind, subject) != ("links", 0.0)
     ]
-    causes = _sharpened(causes)
+    causes = _without_limit(_recut(_sharpened(causes)), shares)
     outside = {"data": "Steps wait for their data", "planning": "Steps wait until their order is planned"}
     causes += [(shares[name], name, None) for name in outside]
     share, kind, subject = max(causes, key=lambda cause: cause[0])
     if share < NOTEWORTHY:
-        return (
+        said = (
             f"No single cause stands out: stages compute {shares['compute']:.0%} of the time, and "
             f"{shares['begin'] + shares['end']:.0%} is filling and draining the pipeline."
         )
+        return Finding("nothing", None, share, said)
     if kind in outside:
-        return f"{outside[kind]}: {share:.0%} of the time."
-    without = "if they took half as long" if kind == "links" else "without that"
-    return f"{_cause(kind, subject, steps)}: {share:.0%} of the time would be saved {without}."
+        said = f"{outside[kind]}: {share:.0%} of the time."
+    elif kind in ("split", "uneven"):
+        assert layers is not None
+        said = _uneven(
+            steps, layers, [(part * tasks, recut) for k, recut, part in saved if k == "split"], share
+        )
+    else:
+        without = "if they took half as long" if kind == "links" else "without that"
+        said = f"{_cause(kind, subject, steps, layers)}: {share:.0%} of the time would be saved {without}."
+    return Finding(kind, subject, share, said)
+
+
+def _recut(causes: Sequence[Cause]) -> list[Cause]:
+    """Where one stage has more to do than others, what counts is the best that another split can do."""
+    best = max((cause for cause in causes if cause[1] == "split"), key=lambda c: c[0], default=None)
+    kept = [cause for cause in causes if cause[1] not in ("split", "uneven")]
+    if best is not None and best[0] >= NOTEWORTHY:
+        return [*kept, best]
+    return [*kept, *(cause for cause in causes if cause[1] == "uneven")]
+
+
+def _without_limit(causes: Sequence[Cause], shares: Mapping[str, float]) -> list[Cause]:
+    """Without any limit nearly everything goes faster: it is a cause only where forwards were held back."""
+    held = shares["memory"] >= NOTEWORTHY
+    return [cause for cause in causes if cause[1:] != ("in flight", None) or held]
+
+
+def _uneven(
+    steps: Sequence[RecordedStep],
+    layers: Layers,
+    saved: Sequence[tuple[float, Hashable]],
+    share: float,
+) -> str:
+    """One stage has more to do than the others.
+
+    Args:
+        steps: at least one.
+        layers: of their model.
+        saved: by other splits, the largest first.
+        share: that the stage costs.
+    """
+    busy = _busy(steps)
+    stage = max(range(len(busy)), key=lambda s: busy[s] / layers.shares.slowness[s])
+    own = [
+        layers.work.ranges()[layers.placement.virtual_stage(stage, c)] for c in range(layers.placement.chunks)
+    ]
+    which = " and ".join(f"{r.start} to {r.stop - 1}" if len(r) > 1 else f"{r.start}" for r in own)
+    plural = "s" if sum(map(len, own)) > 1 else ""
+    more = f"{_beside_others(busy, stage):.2f} times as much to do as the others"
+    said = f"Stage {stage} has {more} (layer{plural} {which})"
+    found = [(part, recut) for part, recut in saved if isinstance(recut, Recut) and part >= NOTEWORTHY]
+    if not found:
+        count = len(layers.work.layers)
+        return f"{said}: {share:.0%} of the time; no other split of these {count} layers helps."
+    ways = [f"{part:.0%} of the time would be saved with {recut.change}" for part, recut in found[:1]]
+    moves = [(part, recut) for part, recut in found[1:] if recut.moved is not None]
+    ways += [f"{part:.0%} with {recut.change}" for part, recut in moves[:1]]
+    return f"{said}: {', '.join(ways)}."
 
 
 def _sharpened(causes: Sequence[Cause]) -> list[Cause]:
@@ -74,11 +158,13 @@ def _sharpened(causes: Sequence[Cause]) -> list[Cause]:
     return kept
 
 
-def _cause(kind: str, subject: Hashable, steps: Sequence[RecordedStep]) -> str:
+def _cause(kind: str, subject: Hashable, steps: Sequence[RecordedStep], layers: Layers | None) -> str:
     if kind == "stage":
-        busy = _busy(steps)
         assert isinstance(subject, int)
-        ratio = busy[subject] / median(busy[:subject] + busy[subject + 1 :])
+        if layers is not None:
+            slowness = layers.shares.slowness[subject]
+            return f"Stage {subject} takes {slowness:.2f} times as long as the others for the same work"
+        ratio = _beside_others(_busy(steps), subject)
         return f"Stage {subject} computes {ratio:.2f} times as long as the others"
     if kind == "link":
         own, others = _link_seconds(steps, subject)
@@ -90,14 +176,21 @@ def _cause(kind: str, subject: Hashable, steps: Sequence[RecordedStep]) -> str:
     if kind == "jitter":
         where = "all stages" if subject is None else f"stage {subject}"
         return f"Tasks of equal lengths take unequal times on {where}"
+    limit = steps[-1].rules.limit
+    work = "" if layers is None else " for the same work"
     return {
-        "stages": "Stages compute unequally long",
+        "stages": f"Stages compute unequally long{work}",
         "links": "Transfers take long on all links",
         "lengths": "Microbatches have unequal lengths",
-        "in flight": "The limit on microbatches in flight holds forwards back",
+        "in flight": f"The limit of {limit} microbatches in flight holds forwards back",
         "bytes": "The limit in bytes holds forwards back",
         "host": "The host brings tasks to their devices too late",
     }[kind]
+
+
+def _beside_others(busy: Sequence[float], stage: int) -> float:
+    """How many times as long a stage computes as the others do."""
+    return busy[stage] / median([*busy[:stage], *busy[stage + 1 :]])
 
 
 def _busy(steps: Sequence[RecordedStep]) -> list[float]:

@@ -11,10 +11,11 @@ slower, but not the slowest of all, may need fewer bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
+
+from rrfp_jax.core.cuts import least_largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +78,11 @@ def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int
             loads.bytes(virtual_stage, first, end) if time(virtual_stage, first, end) <= slowest else math.inf
         )
 
-    slowest, _ = _least(time, len(layers), len(in_flight))
+    slowest, _ = least_largest(time, len(layers), len(in_flight))
     if slowest < math.inf:
-        return _least(bytes_if_fast, len(layers), len(in_flight))[1]
+        return least_largest(bytes_if_fast, len(layers), len(in_flight))[1]
     assert budget is not None
-    needed, split = _least(loads.bytes, len(layers), len(in_flight))
+    needed, split = least_largest(loads.bytes, len(layers), len(in_flight))
     ends = accumulate(split)
     sizes = [loads.bytes(v, end - n, end) for v, (n, end) in enumerate(zip(split, ends, strict=True))]
     raise TooLarge(split, sizes.index(needed), int(needed), budget)
@@ -106,28 +107,3 @@ class _Loads:
     def bytes(self, virtual_stage: int, first: int, end: int) -> float:
         held = self._in_flight[virtual_stage] * (self._held[end] - self._held[first])
         return self._fixed[end] - self._fixed[first] + held + self._transient[first][end - first]
-
-
-_Cost: TypeAlias = Callable[[int, int, int], float]
-"""(virtual stage, first layer, end) -> what is to be small."""
-
-
-def _least(cost: _Cost, layers: int, virtual_stages: int) -> tuple[float, list[int]]:
-    """The least possible largest cost of a virtual stage, and the numbers of layers that have it."""
-    best = [0.0, *[math.inf] * layers]  # by number of layers in the virtual stages so far
-    cuts: list[list[int]] = []  # where the last of them begins
-    for virtual_stage in range(virtual_stages):
-        after, cut = [math.inf] * (layers + 1), [virtual_stage] * (layers + 1)
-        for end in range(virtual_stage + 1, layers - (virtual_stages - virtual_stage - 1) + 1):
-            for first in range(virtual_stage, end):
-                if best[first] < after[end]:  # else no cost could make it better
-                    value = max(best[first], cost(virtual_stage, first, end))
-                    if value < after[end]:
-                        after[end], cut[end] = value, first
-        best = after
-        cuts.append(cut)
-    split, end = [], layers
-    for cut in reversed(cuts):
-        split.append(end - cut[end])
-        end = cut[end]
-    return best[layers], split[::-1]

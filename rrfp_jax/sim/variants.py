@@ -12,6 +12,7 @@ from rrfp_jax.core.measure.costs import Costs, TableCosts, recorded
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.schedules import by_name, name_of
 from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Task
+from rrfp_jax.sim.recut import Layers
 
 SCHEDULES = (
     *("bf", "bfw", "1f1b", "zb-h1", "ranked:zb-h1", "zb-h2", "ranked:zb-h2"),
@@ -22,6 +23,9 @@ SCHEDULES = (
 SLOWEST = 3
 """So many stages, and so many links, are each tried by itself: those that are slowest beside the others."""
 
+SLOW = 1.05
+"""A stage that takes so many times as long for the same work is called slow."""
+
 Link: TypeAlias = tuple[int, int]
 """From one stage to another."""
 
@@ -31,8 +35,8 @@ class Variant(NamedTuple):
 
     Attributes:
         change: in words, such as "stage 2 as fast as the others".
-        kind: what is changed: "stage", "stages", "jitter", "lengths", "link", "links", "host", "in flight",
-            "bytes" or "schedule".
+        kind: what is changed: "stage", "stages", "uneven", "split", "jitter", "lengths", "link", "links",
+            "host", "in flight", "bytes" or "schedule".
         subject: which stage, link or schedule, or by how much; None where there is one change of the kind.
         costs: of its tasks and transfers.
         step: with its rules and budgets.
@@ -46,7 +50,10 @@ class Variant(NamedTuple):
 
 
 def variants(
-    step: RecordedStep, costs: TableCosts, schedules: Sequence[str] = SCHEDULES
+    step: RecordedStep,
+    costs: TableCosts,
+    schedules: Sequence[str] = SCHEDULES,
+    layers: Layers | None = None,
 ) -> Iterator[Variant]:
     """All that is tried with a step.
 
@@ -54,8 +61,12 @@ def variants(
         step: with a backward.
         costs: of its tasks and transfers.
         schedules: by name.
+        layers: what they take; None if that is not known, or the step has another placement.
     """
-    yield from _speeds(step, costs)
+    yield from _speeds(step, costs, layers)
+    if layers is not None:
+        for recut in layers.recuts():
+            yield Variant(recut.change, "split", recut, *layers.recut(step, costs, recut.split))
     yield from _lengths(step, costs)
     yield Variant("no time of the host", "host", None, recorded(step.trace), step)
     yield from _links(step, costs)
@@ -68,8 +79,12 @@ def variants(
             yield Variant(f"schedule {name}", "schedule", name, _Halves(costs), replace(step, rules=rules))
 
 
-def _speeds(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
-    """Stages as fast as others; what differs between their tasks stays."""
+def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None) -> Iterator[Variant]:
+    """Stages as fast as others; what differs between their tasks stays.
+
+    If it is known what layers have to do, a stage that takes long for that is slow, and one that has more to
+    do is not.
+    """
     busy = [0.0] * step.trace.stages
     for (stage, _), seconds in costs.durations.items():
         busy[stage] += seconds
@@ -79,14 +94,24 @@ def _speeds(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
     def scaled(factors: Sequence[float]) -> TableCosts:
         return replace(costs, durations={(s, t): x * factors[s] for (s, t), x in costs.durations.items()})
 
+    slowness = [1.0] * len(busy) if layers is None else layers.shares.slowness
     mean = fmean(busy)
-    yield Variant("all stages equally fast", "stages", None, scaled([mean / own for own in busy]), step)
+    equal = [mean / own for own in busy] if layers is None else [1 / own for own in slowness]
+    if layers is None or max(slowness) > SLOW:
+        yield Variant("all stages equally fast", "stages", None, scaled(equal), step)
     usual = [median(busy[:stage] + busy[stage + 1 :]) for stage in range(len(busy))]
-    slow = sorted((own / others, stage) for stage, (own, others) in enumerate(zip(busy, usual, strict=True)))
-    for ratio, stage in slow[-SLOWEST:]:
-        if ratio > 1:
-            factors = [1 / ratio if s == stage else 1.0 for s in range(len(busy))]
-            yield Variant(f"stage {stage} as fast as the others", "stage", stage, scaled(factors), step)
+    longest = sorted(
+        (own / others, stage) for stage, (own, others) in enumerate(zip(busy, usual, strict=True))
+    )
+    for ratio, stage in longest[-SLOWEST:]:
+        slow = slowness[stage] > SLOW
+        factor = slowness[stage] if slow else ratio
+        if factor > 1:
+            kind = "stage" if slow or layers is None else "uneven"
+            what = f"stage {stage} as fast as the others"
+            change = what if kind == "stage" else f"{what}, with as much to do"
+            factors = [1 / factor if s == stage else 1.0 for s in range(len(busy))]
+            yield Variant(change, kind, stage, scaled(factors), step)
 
 
 def _lengths(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
@@ -163,6 +188,8 @@ def _limits(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
     if rules.limit is not None and rules.limit < rules.microbatches:
         more = replace(step, rules=replace(rules, limit=rules.limit + 1))
         yield Variant("one microbatch more in flight", "in flight", 1, costs, more)
+        free = replace(step, rules=replace(rules, limit=None))
+        yield Variant("no limit on microbatches in flight", "in flight", None, costs, free)
     if budgets and any(budgets):
         larger = [budget and replace(budget, limit=budget.limit * 3 // 2, most=None) for budget in budgets]
         yield Variant("1.5 times the bytes", "bytes", 1.5, costs, replace(step, budgets=larger))

@@ -12,10 +12,15 @@ from rrfp_jax.core.measure.metrics import peak_charge, peak_in_flight
 from rrfp_jax.core.measure.recorded_step import RecordedStep, replayed_costs
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.recut import Layers
 from rrfp_jax.sim.variants import SCHEDULES, Variant, variants
 
 TRUSTED_ERROR = 0.05
 """Above this error of the replay nothing is predicted, as in ByteDance's SMon (arXiv:2505.05713)."""
+
+
+LIMITED = ("schedule", "split")
+"""Kinds of changes by which a step may not fit into its limits."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +62,23 @@ class WhatIfs:
         return 1.0 - change.seconds / self.replayed if self.replayed else 0.0
 
 
-def what_ifs(step: RecordedStep, schedules: Sequence[str] = SCHEDULES) -> WhatIfs:
+def what_ifs(
+    step: RecordedStep, schedules: Sequence[str] = SCHEDULES, layers: Layers | None = None
+) -> WhatIfs:
     """Replay a step as it was, and with one thing changed at a time.
 
     Args:
         step: with a backward.
         schedules: by name, to try instead of its own; those that would hold more are left out.
+        layers: what they take, found from this step and others; see `variants`.
     """
     costs = replayed_costs(step.trace)
     found = []
-    for variant in variants(step, costs, schedules):
+    for variant in variants(step, costs, schedules, layers):
         try:
             trace = _replay(variant)
         except (ValueError, RuntimeError):
-            if variant.kind != "schedule":  # one that cannot run within the step's limits
+            if variant.kind not in LIMITED:  # which may not be able to run within the step's limits
                 raise
             continue
         if variant.kind != "schedule" or _fits(trace, step):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from time import perf_counter
 from typing import Any
 
 from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.measure.work import Work
 from rrfp_jax.core.schedules import Schedule, name_of
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
@@ -25,6 +27,7 @@ from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.hint_exchange import HintExchange
+from rrfp_jax.train.layer_work import layer_work
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.loss_scale import loss_scale_of
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
@@ -82,6 +85,7 @@ class Stepper:
         self.loader = Loader(engine.reads, engine.world)
         self._last_rules: StepRules | None = None
         self._latest_plan: Sequence[Microbatch] = ()
+        self._work = cache(self._found_work)
 
     def start(self, data: Data, plan: Sequence[Microbatch], evaluate: Data | None) -> tuple[int, int]:
         """Compile and allocate.
@@ -130,7 +134,8 @@ class Stepper:
         self._exchange_hint(step)
         self.saves.step_begins()
         ran = self.run("train", data, step, more)
-        sums = ran.sums
+        recorded = replace(ran.sums.recorded, work=self._work)
+        sums = replace(ran.sums, recorded=recorded)
         unit = sums.weight * scale  # the gradient sums over this are the gradient
         norm, applied = math.sqrt(sums.squared_norm) / unit, is_finite(sums)
         if applied:
@@ -139,7 +144,7 @@ class Stepper:
             policy = self._settings.numerics.on_nonfinite
             self.standing = leave_out(self.standing, policy, step, sums, self.engine.not_finite)
             self.steps_done += 1
-        self.recorded.append(sums.recorded)
+        self.recorded.append(recorded)
         self._latest_plan = ran.plan
         self.last_plan = plan_hash(ran.plan)
         return Report.of(
@@ -188,6 +193,10 @@ class Stepper:
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
             )
         return Ran(plan, sums, ahead)
+
+    def _found_work(self) -> Work | None:
+        """What the layers have to do, by the microbatches of the latest step."""
+        return layer_work(self.engine, buckets_of(self._latest_plan), self._settings.memory.remat)
 
     def _prepare_evaluation(self, data: Data) -> None:
         plan = self.loader.plan(data, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -10,9 +11,11 @@ import msgspec
 from rrfp_jax.core.accumulation import Accumulation
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.work import LayerWork, Work
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.schedules import NAMED, RANKED, Schedule, by_name, name_of
 from rrfp_jax.core.step_rules import Backpressure, Budget, StepRules
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.json_files import Count, Seconds
 
 RECORDED = "recorded"
@@ -25,6 +28,26 @@ class _Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     costs: list[list[Count]]
     limit: Count
     most: Count | None
+
+
+class _Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See `LayerWork`."""
+
+    name: str
+    estimate: Seconds
+    held_bytes: Count
+
+
+class _Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See `Work`."""
+
+    layers: list[_Layer]
+    split: list[Annotated[int, msgspec.Meta(ge=1)]]
+
+    def of(self, placement: Placement) -> Work:
+        if len(self.split) != placement.last + 1 or sum(self.split) != len(self.layers):
+            raise ValueError(f"{len(self.layers)} layers do not split into {self.split}")
+        return Work([LayerWork(one.name, one.estimate, one.held_bytes) for one in self.layers], self.split)
 
 
 class RulesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +64,7 @@ class RulesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     buckets: list[str]
     grouped: bool
     lead: Seconds
+    work: _Work | None = None
 
     def step(self, trace: StepTrace) -> RecordedStep:
         """The step of this trace.
@@ -75,6 +99,7 @@ class RulesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             buckets=self.buckets,
             grouped=self.grouped,
             lead=self.lead,
+            work=partial(_same, None if self.work is None else self.work.of(trace.placement)),
         )
 
     def _schedule(self, trace: StepTrace) -> Schedule:
@@ -100,7 +125,18 @@ def rules_text(step: RecordedStep) -> dict[str, Any]:
         "buckets": list(step.buckets),
         "grouped": step.grouped,
         "lead": step.lead,
+        "work": _work_text(step.work()),
     }
+
+
+def _work_text(work: Work | None) -> dict[str, Any] | None:
+    if work is None:
+        return None
+    return {"layers": [layer._asdict() for layer in work.layers], "split": list(work.split)}
+
+
+def _same(work: Work | None) -> Work | None:
+    return work
 
 
 def _budget(given: _Budget | None, chunks: int, microbatches: int) -> Budget | None:

@@ -43,8 +43,8 @@ LATE = WorkloadCosts(
         (ran(JitteryStage(COSTS)), "Tasks of equal lengths take unequal times on stage 1: "),
         (ran(LATE, limit=None), "Transfers take long on all links: "),
         (ran(TwoSlow(COSTS)), "Stages compute unequally long: "),
-        (ran(LATE, limit=2), "The limit on microbatches in flight holds forwards back: "),
-        (ran(COSTS), "No single cause stands out: stages compute "),
+        (ran(LATE, limit=2), "The limit of 2 microbatches in flight holds forwards back: "),
+        (ran(COSTS, limit=8), "No single cause stands out: stages compute "),
     ],
     ids=["stage", "link", "lengths", "jitter", "one stage's jitter", "links", "stages", "limit", "nothing"],
 )

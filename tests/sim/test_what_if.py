@@ -40,7 +40,7 @@ def test_a_limit_that_is_too_small():
     )
     costs = WorkloadCosts(slow_link, rules().placement)
     by_number = what_ifs(ran(costs, limit=3))
-    more = next(change for change in by_number.changes if change.kind == "in flight")
+    more = next(change for change in by_number.changes if (change.kind, change.subject) == ("in flight", 1))
     assert more.seconds == pytest.approx(simulate(rules(limit=4), costs).makespan)
     costs_in_bytes = [[10] * MICROBATCHES]
     by_bytes = what_ifs(ran(costs, limit=None, budgets=[Budget(costs_in_bytes, 30)] * STAGES))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 from rrfp_jax.core.measure.costs import TableCosts
 from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.measure.work import Work
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Task
@@ -24,6 +25,7 @@ class RecordedStep:
         buckets: the names of the microbatches' buckets.
         grouped: whether several processes shared a stage.
         lead: how long before a task's end the next one was queued (s).
+        work: what the model's layers have to do, found out when somebody asks; None if that is not known.
     """
 
     trace: StepTrace
@@ -32,6 +34,7 @@ class RecordedStep:
     buckets: Sequence[str]
     grouped: bool = False
     lead: float = 0.0
+    work: Callable[[], Work | None] = field(default=lambda: None, compare=False, repr=False)
 
     @property
     def fixed_order(self) -> bool:

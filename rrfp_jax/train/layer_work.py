@@ -1,0 +1,49 @@
+"""What a model's layers have to do, as reports need it to tell a slow stage from one with more to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rrfp_jax.core.buckets import Bucket
+from rrfp_jax.core.measure.work import LayerWork, Work
+from rrfp_jax.core.tasks import BACKWARD
+from rrfp_jax.forecast.accelerators import CPU, Accelerator, accelerator_of_kind
+from rrfp_jax.forecast.layer_costs import LayerCost, ModelCosts
+from rrfp_jax.runtime.engine.engine import Engine
+
+SAME = 1.05
+"""The last layer has the loss as well. It is called as others of its name if that adds no more than this."""
+
+
+def layer_work(engine: Engine, buckets: Sequence[Bucket], remat: str) -> Work | None:
+    """Of an engine's model, for one microbatch of the bucket that most have; None if it cannot be analysed.
+
+    Takes as long as tracing each distinct layer once; nothing is compiled.
+    """
+    bucket, _ = Counter(buckets).most_common(1)[0]
+    try:
+        model = ModelCosts.of(engine.pipe, [bucket], None, kinds={BACKWARD}, remat=remat)
+    except Exception:  # whatever it is: the model trains, and its report does without
+        return None
+    placement = engine.placement
+    split = [
+        len(engine.chunks[stage][chunk]) for stage, chunk in map(placement.place, range(placement.last + 1))
+    ]
+    costs = model.layers[bucket]
+    kind = next(iter(engine.layout.stage_meshes.values())).device.device_kind
+    device = accelerator_of_kind(kind) or CPU
+    names = [spec.name for spec in engine.pipe.layers]
+    seconds = [_estimate(cost, device) for cost in costs]
+    alike = [n for n, name in zip(seconds[:-1], names[:-1], strict=True) if name == names[-1]]
+    if alike and seconds[-1] > SAME * max(alike):
+        names[-1] += " and loss"
+    layers = [
+        LayerWork(name, n, cost.footprint.held_after_forward_bytes)
+        for name, n, cost in zip(names, seconds, costs, strict=True)
+    ]
+    return Work(layers, split)
+
+
+def _estimate(cost: LayerCost, device: Accelerator) -> float:
+    return sum(device.seconds(program.flops, program.bytes) for program in cost.programs.values())
