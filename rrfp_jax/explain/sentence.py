@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.sim.recut import Layers, Recut
+from rrfp_jax.sim.variants import Link
 
 NOTEWORTHY = 0.03
 """A smaller share of the time is not worth a sentence."""
@@ -74,7 +75,7 @@ def main_cause(
         for kind, subject, share in saved
         if kind in UNDONE and (kind, subject) != ("links", 0.0)
     ]
-    causes = _without_limit(_recut(_sharpened(causes)), shares)
+    causes = _without_limit(_recut(_sharpened(_one_way(causes))), shares)
     outside = {"data": "Steps wait for their data", "planning": "Steps wait until their order is planned"}
     causes += [(shares[name], name, None) for name in outside]
     share, kind, subject = max(causes, key=lambda cause: cause[0])
@@ -95,6 +96,20 @@ def main_cause(
         without = "if they took half as long" if kind == "links" else "without that"
         said = f"{_cause(kind, subject, steps, layers)}: {share:.0%} of the time would be saved {without}."
     return Finding(kind, subject, share, said)
+
+
+def _one_way(causes: Sequence[Cause]) -> list[Cause]:
+    """Without a link there and back where one way explains most of it."""
+    single = {subject: share for share, kind, subject in causes if kind == "link"}
+
+    def explained(share: float, subject: Hashable) -> bool:
+        return any(single.get(way, 0.0) >= MOSTLY * share for way in ways_of(subject))
+
+    return [
+        cause
+        for cause in causes
+        if cause[1] != "link" or len(ways_of(cause[2])) == 1 or not explained(cause[0], cause[2])
+    ]
 
 
 def _recut(causes: Sequence[Cause]) -> list[Cause]:
@@ -167,12 +182,11 @@ def _cause(kind: str, subject: Hashable, steps: Sequence[RecordedStep], layers: 
         ratio = _beside_others(_busy(steps), subject)
         return f"Stage {subject} computes {ratio:.2f} times as long as the others"
     if kind == "link":
-        own, others = _link_seconds(steps, subject)
-        assert isinstance(subject, tuple)
-        return (
-            f"The link from stage {subject[0]} to {subject[1]} is slow ({own * 1e3:.1f} ms a message, the "
-            f"others {others * 1e3:.1f} ms)"
-        )
+        ways = ways_of(subject)
+        own, others = _link_seconds(steps, ways)
+        first, second = ways[0]
+        name = f"between stages {first} and {second}" if len(ways) > 1 else f"from stage {first} to {second}"
+        return f"The link {name} is slow ({own * 1e3:.1f} ms a message, the others {others * 1e3:.1f} ms)"
     if kind == "jitter":
         where = "all stages" if subject is None else f"stage {subject}"
         return f"Tasks of equal lengths take unequal times on {where}"
@@ -197,15 +211,19 @@ def _busy(steps: Sequence[RecordedStep]) -> list[float]:
     return [sum(step.trace.busy(stage) for step in steps) for stage in range(steps[0].trace.stages)]
 
 
-def _link_seconds(steps: Sequence[RecordedStep], link: Hashable) -> tuple[float, float]:
-    """Median seconds of a message on a link, and on the others."""
-    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+def ways_of(subject: Hashable) -> Sequence[Link]:
+    """The subject of a change of the kind "link" as links: one, or there and back."""
+    assert isinstance(subject, tuple)
+    return subject if isinstance(subject[0], tuple) else (subject,)
+
+
+def _link_seconds(steps: Sequence[RecordedStep], ways: Sequence[Link]) -> tuple[float, float]:
+    """Median seconds of a message on one of these links, and on the others."""
+    found: dict[Link, list[float]] = defaultdict(list)
     for step in steps:
         for sender in step.trace.records:
             receiver = step.trace.receiver(sender)
             if receiver is not None and receiver.stage != sender.stage:
                 found[sender.stage, receiver.stage].append(max(receiver.ready - sender.end, 0.0))
     medians = {of: median(seconds) for of, seconds in found.items()}
-    return next(s for of, s in medians.items() if of == link), median(
-        s for of, s in medians.items() if of != link
-    )
+    return median(medians[way] for way in ways), median(s for of, s in medians.items() if of not in ways)

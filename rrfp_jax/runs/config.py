@@ -57,6 +57,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         skew: inject delays: every arrival is noticed later at random, at most so much (s).
         link_delay: inject delays: every transfer between stages takes so much longer (s).
         link_bandwidth: inject delays: the most that a link between stages carries (bytes/s); 0 for no limit.
+        delayed_link: inject those two between this stage and the next only; -1 for all links.
         pace: a workload instead of the model.
         checkpoint: how often the run saves itself, and whether it goes on from there.
         executables: keep compiled programs in `<directory>/.executables/`, so that another start compiles
@@ -80,6 +81,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     skew: float = 0.0
     link_delay: float = 0.0
     link_bandwidth: float = 0.0
+    delayed_link: int = -1
     pace: Pace = field(default_factory=Pace)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     executables: bool = True

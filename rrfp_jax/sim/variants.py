@@ -37,7 +37,8 @@ class Variant(NamedTuple):
         change: in words, such as "stage 2 as fast as the others".
         kind: what is changed: "stage", "stages", "uneven", "split", "jitter", "lengths", "link", "links",
             "host", "in flight", "bytes" or "schedule".
-        subject: which stage, link or schedule, or by how much; None where there is one change of the kind.
+        subject: which stage, link (or two of them) or schedule, or by how much; None where there is one
+            change of the kind.
         costs: of its tasks and transfers.
         step: with its rules and budgets.
     """
@@ -161,14 +162,21 @@ def _links(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
         transfers = {(s, t): x * factors[_link(step, s, t)] for (s, t), x in costs.transfers.items()}
         return replace(costs, transfers=transfers)
 
-    slow = []
+    excess: dict[Link, float] = {}  # over the other links
+    factors = dict.fromkeys(usual, 1.0)
     for link, own in usual.items():
-        others = [seconds for other, seconds in usual.items() if other != link]
+        others = [seconds for other, seconds in usual.items() if other not in (link, link[::-1])]
         if others and own > median(others):
-            slow.append((own - median(others), link, median(others) / own))
-    for _, link, factor in sorted(slow)[-SLOWEST:]:
+            excess[link], factors[link] = own - median(others), median(others) / own
+    for link in sorted(excess, key=excess.__getitem__)[-SLOWEST:]:
         change = f"the link from stage {link[0]} to {link[1]} as fast as the others"
-        yield Variant(change, "link", link, scaled(dict.fromkeys(usual, 1.0) | {link: factor}), step)
+        yield Variant(change, "link", link, scaled(dict.fromkeys(usual, 1.0) | {link: factors[link]}), step)
+    both = {link: excess[link] + excess[link[::-1]] for link in excess if link < link[::-1] in excess}
+    for link in sorted(both, key=both.__getitem__)[-SLOWEST:]:
+        there_and_back = {way: factors[way] for way in (link, link[::-1])}
+        change = f"the links between stages {link[0]} and {link[1]} as fast as the others"
+        costs_then = scaled(dict.fromkeys(usual, 1.0) | there_and_back)
+        yield Variant(change, "link", (link, link[::-1]), costs_then, step)
     if usual:
         yield Variant("all links twice as fast", "links", 0.5, scaled(dict.fromkeys(usual, 0.5)), step)
         yield Variant("no time in transfers", "links", 0.0, scaled(dict.fromkeys(usual, 0.0)), step)

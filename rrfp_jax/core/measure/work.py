@@ -20,7 +20,6 @@ from typing import NamedTuple
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.tasks import Placement
 
-
 FURTHEST = 3.0
 """So many times as long as shapes say, beside the blocks, an embedding or a loss may take."""
 

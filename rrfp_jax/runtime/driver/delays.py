@@ -41,6 +41,8 @@ class Delays:
         skew: every arrival is noticed later at random, at most so much (s), differently on every process.
         link_delay: every transfer between stages takes so much longer (s).
         link_bandwidth: of each directed link, whose transfers queue up (bytes/s); 0 for no limit.
+        delayed_link: the stage before the only link with that delay and bandwidth, there and back; -1 for
+            all links.
         seed: of the jitter.
 
     Raises:
@@ -52,6 +54,7 @@ class Delays:
     skew: float = 0.0
     link_delay: float = 0.0
     link_bandwidth: float = 0.0
+    delayed_link: int = -1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,6 +66,10 @@ class Delays:
         for name in ("late_readiness", "skew", "link_delay", "link_bandwidth"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UsageError(f"{name}={getattr(self, name)}: give a finite number, at least 0")
+        if self.delayed_link < -1:
+            raise UsageError(
+                f"delayed_link={self.delayed_link}: give the number of a stage, or -1 for all links"
+            )
 
     def queue(self, costs: Costs | None = None) -> QueueFactory:
         """Makes the queue of a device; with costs the device is paced by them."""
@@ -172,7 +179,9 @@ class _Links:
             direction, chunk, microbatch = source[1]
             took = self._costs.transfer(source[0], Task(Kind(direction), chunk, microbatch))
         at = arrival.produced
-        if delays.link_bandwidth:
+        only = delays.delayed_link
+        applies = only < 0 or {only, only + 1} == {source[0], stage}
+        if delays.link_bandwidth and applies:
             link = source[0], stage_replica
             at = max(at, self._free.get(link, 0.0)) + nbytes(arrival.arrays) / delays.link_bandwidth
             self._free[link] = at
@@ -182,5 +191,5 @@ class _Links:
                 delays.skew
                 * jitter.uniforms(delays.seed ^ (self._rank << 32), round, stage_replica, wanted)[0]
             )
-        until = max(now, at + took + delays.link_delay) + late
+        until = max(now, at + took + (delays.link_delay if applies else 0.0)) + late
         return until, until - max(now, arrival.produced + took)
