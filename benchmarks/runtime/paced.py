@@ -6,10 +6,11 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from benchmarks.harness import output_of
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
@@ -18,10 +19,11 @@ from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.explain.explanation import TimedStep
+from rrfp_jax.explain.run_folder import read_run
 from rrfp_jax.runtime.driver.device import LEAD_SECONDS
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.views.trace_reading import read_trace
 
 STEPS = 4
 RUN_SECONDS = 300.0
@@ -75,30 +77,50 @@ class PacedCase:
         Raises:
             RuntimeError: the run failed; with what it said.
         """
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            (folder / "workload.json").write_text(
-                json.dumps(self.workload.as_json_object()), encoding="utf-8"
-            )
-            flags = {
-                "pace.workload": folder / "workload.json",
-                "schedule": self.schedule,
-                "max_in_flight": self.limit,
-                "accumulation": self.accumulation,
-                "spare_gradients": self.spare_gradients,
-                "steps": STEPS,
-                "directory": folder,
-            }
-            command = [
-                *(sys.executable, "-m", "launch.local", "--config=configs/quickstart.py"),
-                *(f"--config.{flag}={value}" for flag, value in flags.items()),
-            ]
-            output_of(command, RUN_SECONDS)
-            lines = (folder / "quickstart" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            (recorded,) = read_trace(folder / "quickstart" / "trace.json").values()
-            traced = [step.trace for step in recorded]
-        steps = [json.loads(line)["step_seconds"] for line in lines]
-        return PacedTimes(steps, hop_of(traced, self.workload), traced)
+        fields = {"accumulation": self.accumulation, "spare_gradients": self.spare_gradients}
+        steps = run_paced(self.workload, self.schedule, self.limit, STEPS, fields)
+        traced = [step.recorded.trace for step in steps]
+        return PacedTimes([trace.makespan for trace in traced], hop_of(traced, self.workload), traced)
+
+
+def run_paced(
+    workload: Workload,
+    schedule: str,
+    limit: int,
+    steps: int,
+    fields: Mapping[str, Any] = MappingProxyType({}),
+) -> Sequence[TimedStep]:
+    """The latest steps of a paced run in as many processes as stages.
+
+    Args:
+        workload: of every step.
+        schedule: by name.
+        limit: most microbatches in flight.
+        steps: how many run.
+        fields: of the config besides.
+
+    Raises:
+        RuntimeError: the run failed; with what it said.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "workload.json").write_text(json.dumps(workload.as_json_object()), encoding="utf-8")
+        flags = {"schedule": schedule, "max_in_flight": limit, "steps": steps, **fields}
+        return run_steps("configs/quickstart.py", folder, flags | {"pace.workload": folder / "workload.json"})
+
+
+def run_steps(config: str, folder: Path, fields: Mapping[str, Any]) -> Sequence[TimedStep]:
+    """The latest steps of a run of a config in processes of its own, with its files in `folder`.
+
+    Raises:
+        RuntimeError: the run failed; with what it said.
+    """
+    command = [
+        *(sys.executable, "-m", "launch.local", f"--config={config}", f"--config.directory={folder}"),
+        *(f"--config.{flag}={value}" for flag, value in fields.items()),
+    ]
+    output_of(command, RUN_SECONDS)
+    return read_run(folder / "quickstart")
 
 
 def hop_of(steps: Iterable[StepTrace], workload: Workload) -> float:

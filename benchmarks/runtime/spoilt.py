@@ -2,105 +2,162 @@
 
     python -m benchmarks.runtime.spoilt [--json=FILE] [--check] [--seeds=11,12,13] [--cases=NAME,...]
 
-Six runs of four processes (`spoilt_config.py`) are each spoilt in one known way, and run once more without
-that: an uneven split, a slow rank, a slow link, a small limit on microbatches in flight, unequal lengths,
-late data. The seed says which stage, rank or link it is, and how bad. The report of the spoilt run must name
-it, and what it says would be saved must be what was saved. The first steps of a run are left out.
+Six runs of four processes are each spoilt in one known way, and run once more without that: an uneven split,
+a slow rank, a slow link, a small limit on microbatches in flight, unequal lengths, late data. The seed says
+which stage, rank or link it is, and how bad. The report of the spoilt run must name it, and what it says
+would be saved must be what was saved.
+
+Devices are paced: a machine of few cores cannot compute for four. What the blocks of a stage take is told to
+the device and, as shapes say it of a model, to the report. Late data is that of the quickstart, which
+computes. The first steps of a run are left out.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias
 
-from benchmarks.harness import Aim, finish, output_of, parse
+from benchmarks.harness import Aim, finish, parse
+from benchmarks.runtime.paced import run_paced, run_steps
 from rrfp_jax.core.measure.idleness import stage_times
+from rrfp_jax.core.measure.work import LayerWork, Work
+from rrfp_jax.core.measure.workload import Workload, log_normal
 from rrfp_jax.explain.explanation import TimedStep, explain
-from rrfp_jax.explain.run_folder import read_run
 from rrfp_jax.explain.sentence import Finding, ways_of
 
-STAGES, BLOCKS, MICROBATCHES, UNIT = 4, 20, 12, 32
-STEPS, WARM_UP = 16, 4
-RUN_SECONDS = 240.0
-EVEN = (6, 5, 5, 5)  # the embedding goes with the first blocks
+STAGES, MICROBATCHES = 4, 16
+EVEN = (5, 5, 5, 5)
+BLOCK_SECONDS, HOP_SECONDS = 4e-3, 1e-3
+STEPS, WARM_UP = 14, 4
 
-Flags: TypeAlias = Mapping[str, Any]
-"""Fields of `spoilt_config.Spoilt`."""
+
+@dataclass(frozen=True, kw_only=True)
+class Paced:
+    """A run on paced devices.
+
+    Attributes:
+        split: blocks of each stage.
+        slowness: of each stage: how many times as long its tasks take.
+        lengths: of each microbatch, as its blocks' times go with it.
+        link, link_seconds: messages after this stage, there and back, take so long.
+        limit: most microbatches in flight.
+        seed: of what differs between tasks.
+    """
+
+    split: Sequence[int] = EVEN
+    slowness: Sequence[float] = (1.0,) * STAGES
+    lengths: Sequence[float] = (1.0,) * MICROBATCHES
+    link: int = 0
+    link_seconds: float = HOP_SECONDS
+    limit: int = 2 * STAGES
+    seed: int
+
+    @property
+    def workload(self) -> Workload:
+        """Seconds of all tasks and transfers."""
+        drawn = log_normal(
+            STAGES,
+            MICROBATCHES,
+            forward=BLOCK_SECONDS,
+            sigma=0.03,
+            shared=0.0,
+            seed=self.seed,
+            transfer=HOP_SECONDS,
+        )
+        factors = [
+            [blocks * slow * length for length in self.lengths]
+            for blocks, slow in zip(self.split, self.slowness, strict=True)
+        ]
+        own = drawn.scaled(factors, factors)
+        forward, backward = list(own.transfer_forward), list(own.transfer_backward)
+        forward[self.link] = backward[self.link + 1] = (self.link_seconds,) * MICROBATCHES
+        return replace(own, transfer_forward=tuple(forward), transfer_backward=tuple(backward))
+
+    def run(self) -> Sequence[TimedStep]:
+        """Its steps after the first ones."""
+        work = Work([LayerWork("Block", BLOCK_SECONDS, 1)] * sum(self.split), self.split)
+        steps = run_paced(self.workload, "bf", self.limit, STEPS)[WARM_UP:]
+        return [replace(step, recorded=replace(step.recorded, work=lambda: work)) for step in steps]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A run of the quickstart, the loading of whose microbatches takes so many seconds more."""
+
+    load_seconds: float = 0.0
+
+    def run(self) -> Sequence[TimedStep]:
+        """Its steps after the first ones."""
+        with tempfile.TemporaryDirectory() as folder:
+            fields = {"load_seconds": self.load_seconds, "steps": STEPS, "validate_every": STEPS}
+            return run_steps("benchmarks/runtime/late_data.py", Path(folder), fields)[WARM_UP:]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A way to spoil a run.
+    """A way to spoil a run: the run, the same without that, and whether a finding names what is wrong."""
 
-    Attributes:
-        spoilt, undone: the fields of both runs.
-        named: whether a finding names what is wrong.
-    """
-
-    spoilt: Flags
-    undone: Flags
+    spoilt: Paced | Computed
+    undone: Paced | Computed
     named: Callable[[Finding], bool]
 
 
-def uneven_split(draw: random.Random) -> Case:
+def uneven_split(draw: random.Random, seed: int) -> Case:
     """One stage has blocks of all others."""
-    stage, more = draw.randrange(STAGES), draw.choice((1, 1, 2))
-    split = [size + (STAGES - 1) * more if s == stage else size - more for s, size in enumerate(EVEN)]
+    stage, more = draw.randrange(STAGES), draw.choice((1, 2))
+    split = [5 + (STAGES - 1) * more if s == stage else 5 - more for s in range(STAGES)]
 
     def named(found: Finding) -> bool:
         return found.kind == "split" and found.sentence.startswith(f"Stage {stage} has ")
 
-    return Case({"split": _tuple(split)}, {"split": _tuple(EVEN)}, named)
+    return Case(Paced(split=split, seed=seed), Paced(seed=seed), named)
 
 
-def slow_rank(draw: random.Random) -> Case:
+def slow_rank(draw: random.Random, seed: int) -> Case:
     """The tasks of one rank take longer."""
-    rank = draw.randrange(STAGES)
-    fields = {"slow_rank": rank, "slowness": draw.uniform(1.4, 2.0)}
-    return Case(fields, {}, lambda found: (found.kind, found.subject) == ("stage", rank))
+    rank, factor = draw.randrange(STAGES), draw.uniform(1.4, 2.0)
+    slowness = [factor if s == rank else 1.0 for s in range(STAGES)]
+    spoilt = Paced(slowness=slowness, seed=seed)
+    return Case(spoilt, Paced(seed=seed), lambda found: (found.kind, found.subject) == ("stage", rank))
 
 
-def slow_link(draw: random.Random) -> Case:
+def slow_link(draw: random.Random, seed: int) -> Case:
     """Messages between two stages take long, there and back."""
     link = draw.randrange(STAGES - 1)
-    fields = {"link_delay": draw.uniform(0.03, 0.06), "delayed_link": link}
+    spoilt = Paced(link=link, link_seconds=draw.uniform(0.04, 0.08), seed=seed)
 
     def named(found: Finding) -> bool:
-        ways = {(link, link + 1), (link + 1, link)}
-        return found.kind == "link" and {*ways_of(found.subject)} <= ways
+        return found.kind == "link" and {*ways_of(found.subject)} <= {(link, link + 1), (link + 1, link)}
 
-    return Case(fields, {}, named)
+    return Case(spoilt, Paced(seed=seed), named)
 
 
-def small_limit(draw: random.Random) -> Case:
+def small_limit(draw: random.Random, seed: int) -> Case:
     """Few microbatches may be in flight."""
-    fields = {"max_in_flight": draw.choice((2, 3))}
-    return Case(fields, {"max_in_flight": MICROBATCHES}, lambda found: found.kind == "in flight")
+    spoilt = Paced(limit=draw.choice((2, 3)), seed=seed)
+    return Case(spoilt, Paced(limit=MICROBATCHES, seed=seed), lambda found: found.kind == "in flight")
 
 
-def unequal_lengths(draw: random.Random) -> Case:
+def unequal_lengths(draw: random.Random, seed: int) -> Case:
     """Microbatches of unequal lengths, whose mean is that of equal ones."""
-    lengths = [draw.choice((UNIT // 4, UNIT // 2, UNIT, 3 * UNIT)) for _ in range(MICROBATCHES - 1)]
-    lengths.append(8 * -(-(sum(lengths) + UNIT) // (8 * MICROBATCHES)) * MICROBATCHES - sum(lengths))
-    equal = (sum(lengths) // MICROBATCHES,)
-    return Case(
-        {"lengths": _tuple(lengths)}, {"lengths": _tuple(equal)}, lambda found: found.kind == "lengths"
-    )
+    drawn = [draw.choice((0.25, 0.5, 1.0, 3.0)) for _ in range(MICROBATCHES)]
+    mean = sum(drawn) / MICROBATCHES
+    spoilt = Paced(lengths=[length / mean for length in drawn], seed=seed)
+    return Case(spoilt, Paced(seed=seed), lambda found: found.kind == "lengths")
 
 
-def late_data(draw: random.Random) -> Case:
+def late_data(draw: random.Random, seed: int) -> Case:
     """Loading a step takes longer than the step."""
-    return Case({"load_seconds": draw.uniform(0.08, 0.12)}, {}, lambda found: found.kind == "data")
+    spoilt = Computed(draw.uniform(0.06, 0.1))
+    return Case(spoilt, Computed(), lambda found: found.kind == "data")
 
 
-CASES: Mapping[str, Callable[[random.Random], Case]] = {
+CASES: Mapping[str, Callable[[random.Random, int], Case]] = {
     "uneven split": uneven_split,
     "slow rank": slow_rank,
     "slow link": slow_link,
@@ -162,8 +219,8 @@ def main() -> int:
 
 def measure(name: str, seed: int) -> Row:
     """A run that is spoilt in this way, and one that is not."""
-    case = CASES[name](random.Random(f"{name} {seed}"))
-    steps, undone = run(case.spoilt), run(case.undone)
+    case = CASES[name](random.Random(f"{name} {seed}"), seed)
+    steps, undone = case.spoilt.run(), case.undone.run()
     found = explain(steps)
     spoilt_seconds, seconds = (median(step.wall_seconds for step in own) for own in (steps, undone))
     return Row(
@@ -177,24 +234,6 @@ def measure(name: str, seed: int) -> Row:
     )
 
 
-def run(fields: Flags) -> Sequence[TimedStep]:
-    """The steps of a run after its first ones."""
-    with tempfile.TemporaryDirectory() as folder:
-        flags = {
-            "directory": folder,
-            "steps": STEPS,
-            "blocks": BLOCKS,
-            "microbatches": MICROBATCHES,
-            **fields,
-        }
-        command = [
-            *(sys.executable, "-m", "launch.local", "--config=benchmarks/runtime/spoilt_config.py"),
-            *(f"--config.{flag}={value}" for flag, value in {**flags, **fields}.items()),
-        ]
-        output_of(command, RUN_SECONDS)
-        return read_run(Path(folder) / "spoilt")[WARM_UP:]
-
-
 def unaccounted(step: TimedStep) -> float:
     """See `Row`; or what the parts of the whole step miss of it, if that is more."""
     recorded = step.recorded
@@ -202,10 +241,6 @@ def unaccounted(step: TimedStep) -> float:
     times = stage_times(recorded.trace, recorded.fixed_order, recorded.grouped)
     parts = step.load_seconds + step.planning_seconds + span
     return max(*(abs(own.total / span - 1) for own in times), parts / step.wall_seconds - 1)
-
-
-def _tuple(values: Sequence[int]) -> str:
-    return json.dumps(list(values)).replace("[", "(").replace("]", ",)" if len(values) == 1 else ")")
 
 
 if __name__ == "__main__":

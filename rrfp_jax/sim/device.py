@@ -24,17 +24,18 @@ class Device:
         waiting: what has to happen as soon as it does not compute, if links are synchronous.
         free: when it ends the last of its tasks (s).
         busy: for how long it has computed, to the end of the last of its tasks (s).
+        room: from when on another task may be queued behind the running one (s).
         ready: when each task became ready, `[kind or direction][chunk][microbatch]` (s).
         routes: where outputs go, `[kind][chunk]`: the device, and the event there, by microbatch.
     """
 
-    __slots__ = ("busy", "free", "held", "ready", "routes", "scheduler", "stage", "tasks", "waiting")
+    __slots__ = ("busy", "free", "held", "ready", "room", "routes", "scheduler", "stage", "tasks", "waiting")
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None) -> None:
         self.stage = stage
         self.scheduler = StageScheduler(stage, rules, budget)
         self.tasks = self.held = 0
-        self.free = self.busy = 0.0
+        self.free = self.busy = self.room = 0.0
         self.waiting: list[Callable[[float], None]] = []
         chunks, microbatches = rules.placement.chunks, rules.microbatches
         forward, backward, weight = ([[0.0] * microbatches for _ in range(chunks)] for _ in range(3))

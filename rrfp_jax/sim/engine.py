@@ -8,7 +8,7 @@ transfer.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 
@@ -29,6 +29,7 @@ def simulate(
     links: Links = "parallel",
     budgets: Sequence[Budget | None] | None = None,
     lead: float = 0.0,
+    leads: Mapping[tuple[int, Task], float] | None = None,
 ) -> StepTrace:
     """One step in virtual time, from 0 on; every stage has a device of its own.
 
@@ -39,6 +40,8 @@ def simulate(
         budgets: in bytes, per stage.
         lead: a second task is queued on a device up to so many seconds before the running one ends, as the
             runtime's driver does.
+        leads: the same by stage and running task, where it is another than `lead`; below 0 the stage chooses
+            so long after the end.
 
     Raises:
         ValueError: a fixed order or a limit that the core refuses, unknown links, a negative lead or one with
@@ -54,7 +57,7 @@ def simulate(
     if lead and links == "synchronous":
         raise ValueError(f"lead={lead} with synchronous links: nothing is queued while a device may be held")
     with _no_collection():
-        return _Simulation(rules, costs.begin(), links, budgets, lead).run()
+        return _Simulation(rules, costs.begin(), links, budgets, lead, leads or {}).run()
 
 
 @contextmanager
@@ -80,8 +83,10 @@ class _Simulation:
         links: Links,
         budgets: Sequence[Budget | None] | None,
         lead: float,
+        leads: Mapping[tuple[int, Task], float],
     ) -> None:
         self._duration = costs.duration
+        self._leads = leads
         self._lead, self._depth = lead, 2 if lead else 1
         self._agenda: Agenda[Device] = Agenda()
         self._network = NETWORKS[links](costs, self._agenda, self._arrived, self._wake)
@@ -115,7 +120,7 @@ class _Simulation:
             self._woken.append(device)
 
     def _offer_room(self, now: float, device: Device) -> None:
-        while device.tasks == 0 or (device.tasks < self._depth and now >= device.free - self._lead):
+        while device.tasks < self._depth and now >= device.room:
             dispatch = device.scheduler.handle(ROOM)
             if dispatch is None:
                 return
@@ -136,8 +141,11 @@ class _Simulation:
             ready[BACKWARD][chunk][microbatch] = now  # on the last virtual stage; elsewhere it must arrive
         elif kind is INPUT:
             ready[WEIGHT][chunk][microbatch] = now
-        if self._lead:
-            self._agenda.add(max(now, end - self._lead), self._wake, device, None)
+        lead = self._leads.get((stage, task), self._lead) if self._leads else self._lead
+        device.room = end
+        if lead:
+            device.room = max(now, end - lead)
+            self._agenda.add(device.room, self._wake, device, None)
         self._agenda.add(end, self._ended, device, task)
 
     def _ended(self, now: float, device: Device, task: Task) -> None:

@@ -5,11 +5,12 @@ The replay of the step as it was says how far to trust the others: see `WhatIfs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rrfp_jax.core.measure.metrics import peak_charge, peak_in_flight
-from rrfp_jax.core.measure.recorded_step import RecordedStep, replayed_costs
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.measure.replayed import Place, replay_of
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.recut import Layers
@@ -72,11 +73,12 @@ def what_ifs(
         schedules: by name, to try instead of its own; those that would hold more are left out.
         layers: what they take, found from this step and others; see `variants`.
     """
-    costs = replayed_costs(step.trace)
+    as_recorded = replay_of(step.trace)
+    costs, leads = as_recorded.costs, as_recorded.leads
     found = []
     for variant in variants(step, costs, schedules, layers):
         try:
-            trace = _replay(variant)
+            trace = _replay(variant, {} if variant.kind == "host" else leads)
         except (ValueError, RuntimeError):
             if variant.kind not in LIMITED:  # which may not be able to run within the step's limits
                 raise
@@ -84,13 +86,13 @@ def what_ifs(
         if variant.kind != "schedule" or _fits(trace, step):
             found.append(WhatIf(variant.change, variant.kind, variant.subject, trace.makespan))
     found.sort(key=lambda change: change.seconds)
-    as_it_was = _replay(Variant("as it was", "none", None, costs, step))
+    as_it_was = _replay(Variant("as it was", "none", None, costs, step), leads)
     return WhatIfs(measured=step.trace.makespan, replayed=as_it_was.makespan, changes=found)
 
 
-def _replay(variant: Variant) -> StepTrace:
+def _replay(variant: Variant, leads: Mapping[Place, float]) -> StepTrace:
     step = variant.step
-    return simulate(step.rules, variant.costs, budgets=step.budgets, lead=step.lead)
+    return simulate(step.rules, variant.costs, budgets=step.budgets, lead=step.lead, leads=leads)
 
 
 def _fits(trace: StepTrace, step: RecordedStep) -> bool:

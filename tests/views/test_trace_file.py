@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep, replayed_costs
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.measure.replayed import replay_of
 from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.schedules import by_name
@@ -94,9 +95,9 @@ def test_a_delay_longer_than_its_task_is_refused(tmp_path):
 
 def test_an_order_without_a_name_is_read_as_the_order_in_which_tasks_ran(tmp_path):
     ran = step("zb-v")
-    own = plan(ran.rules, replayed_costs(ran.trace), evaluations=1).order
+    own = plan(ran.rules, replay_of(ran.trace).costs, evaluations=1).order
     planned = replace(ran, rules=replace(ran.rules, schedule=own), buckets=list("aaaaaa"))
-    planned = replace(planned, trace=simulate(planned.rules, replayed_costs(ran.trace)))
+    planned = replace(planned, trace=simulate(planned.rules, replay_of(ran.trace).costs))
     write_trace(tmp_path / "trace.json", {"run": [planned, planned_again(planned)]})
     first, second = read_trace(tmp_path / "trace.json")["run"]
     assert first.rules == second.rules

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
 
-from rrfp_jax.core.measure.costs import TableCosts
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.measure.work import Work
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,26 +37,3 @@ class RecordedStep:
     def fixed_order(self) -> bool:
         """Whether its schedule was one, or a hint."""
         return isinstance(self.rules.schedule, FixedOrder)
-
-
-def replayed_costs(trace: StepTrace) -> TableCosts:
-    """The costs of a step, with the host's time in them, so that their replay takes as long as the step.
-
-    What passed between an arrival and the task's beginning, while the device was free, counts to the
-    transfer; between two tasks that were both ready, to the later one.
-    """
-    durations: dict[tuple[int, Task], float] = {}
-    transfers: dict[tuple[int, Task], float] = {}
-    for stage in range(trace.stages):
-        records = trace.stage_records(stage)
-        for last, record in pairwise(chain([None], records)):
-            assert record is not None
-            free = trace.start if last is None else last.end
-            sender = trace.sender(record)
-            arrived_late = sender is not None and record.ready > free
-            began = record.start if last is None or arrived_late else last.end
-            durations[stage, record.task] = record.end - began
-            if sender is not None and sender.stage != stage:
-                there = record.start if arrived_late else record.ready
-                transfers[sender.stage, sender.task] = max(0.0, there - sender.end)
-    return TableCosts(durations, transfers)
