@@ -18,71 +18,17 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 from benchmarks.harness import Aim, finish, parse
-from benchmarks.runtime.paced import run_paced, run_steps
+from benchmarks.runtime.blocks import MICROBATCHES, STAGES, STEPS, WARM_UP, Paced
+from benchmarks.runtime.paced import run_steps
 from rrfp_jax.core.measure.idleness import stage_times
-from rrfp_jax.core.measure.work import LayerWork, Work
-from rrfp_jax.core.measure.workload import Workload, log_normal
 from rrfp_jax.explain.explanation import TimedStep, explain
-from rrfp_jax.explain.sentence import Finding, ways_of
-
-STAGES, MICROBATCHES = 4, 16
-EVEN = (5, 5, 5, 5)
-BLOCK_SECONDS, HOP_SECONDS = 4e-3, 1e-3
-STEPS, WARM_UP = 14, 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paced:
-    """A run on paced devices.
-
-    Attributes:
-        split: blocks of each stage.
-        slowness: of each stage: how many times as long its tasks take.
-        lengths: of each microbatch, as its blocks' times go with it.
-        link, link_seconds: messages after this stage, there and back, take so long.
-        limit: most microbatches in flight.
-        seed: of what differs between tasks.
-    """
-
-    split: Sequence[int] = EVEN
-    slowness: Sequence[float] = (1.0,) * STAGES
-    lengths: Sequence[float] = (1.0,) * MICROBATCHES
-    link: int = 0
-    link_seconds: float = HOP_SECONDS
-    limit: int = 2 * STAGES
-    seed: int
-
-    @property
-    def workload(self) -> Workload:
-        """Seconds of all tasks and transfers."""
-        drawn = log_normal(
-            STAGES,
-            MICROBATCHES,
-            forward=BLOCK_SECONDS,
-            sigma=0.03,
-            shared=0.0,
-            seed=self.seed,
-            transfer=HOP_SECONDS,
-        )
-        factors = [
-            [blocks * slow * length for length in self.lengths]
-            for blocks, slow in zip(self.split, self.slowness, strict=True)
-        ]
-        own = drawn.scaled(factors, factors)
-        forward, backward = list(own.transfer_forward), list(own.transfer_backward)
-        forward[self.link] = backward[self.link + 1] = (self.link_seconds,) * MICROBATCHES
-        return replace(own, transfer_forward=tuple(forward), transfer_backward=tuple(backward))
-
-    def run(self) -> Sequence[TimedStep]:
-        """Its steps after the first ones."""
-        work = Work([LayerWork("Block", BLOCK_SECONDS, 1)] * sum(self.split), self.split)
-        steps = run_paced(self.workload, "bf", self.limit, STEPS)[WARM_UP:]
-        return [replace(step, recorded=replace(step.recorded, work=lambda: work)) for step in steps]
+from rrfp_jax.explain.main_cause import Finding
+from rrfp_jax.explain.sentence import ways_of
 
 
 @dataclass(frozen=True)
@@ -110,7 +56,7 @@ class Case:
 def uneven_split(draw: random.Random, seed: int) -> Case:
     """One stage has blocks of all others."""
     stage, more = draw.randrange(STAGES), draw.choice((1, 2))
-    split = [5 + (STAGES - 1) * more if s == stage else 5 - more for s in range(STAGES)]
+    split = tuple(5 + (STAGES - 1) * more if s == stage else 5 - more for s in range(STAGES))
 
     def named(found: Finding) -> bool:
         return found.kind == "split" and found.sentence.startswith(f"Stage {stage} has ")
@@ -121,7 +67,7 @@ def uneven_split(draw: random.Random, seed: int) -> Case:
 def slow_rank(draw: random.Random, seed: int) -> Case:
     """The tasks of one rank take longer."""
     rank, factor = draw.randrange(STAGES), draw.uniform(1.4, 2.0)
-    slowness = [factor if s == rank else 1.0 for s in range(STAGES)]
+    slowness = tuple(factor if s == rank else 1.0 for s in range(STAGES))
     spoilt = Paced(slowness=slowness, seed=seed)
     return Case(spoilt, Paced(seed=seed), lambda found: (found.kind, found.subject) == ("stage", rank))
 
@@ -147,7 +93,7 @@ def unequal_lengths(draw: random.Random, seed: int) -> Case:
     """Microbatches of unequal lengths, whose mean is that of equal ones."""
     drawn = [draw.choice((0.25, 0.5, 1.0, 3.0)) for _ in range(MICROBATCHES)]
     mean = sum(drawn) / MICROBATCHES
-    spoilt = Paced(lengths=[length / mean for length in drawn], seed=seed)
+    spoilt = Paced(lengths=tuple(length / mean for length in drawn), seed=seed)
     return Case(spoilt, Paced(seed=seed), lambda found: found.kind == "lengths")
 
 

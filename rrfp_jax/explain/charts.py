@@ -8,7 +8,8 @@ import altair as alt
 
 from rrfp_jax.core.measure.idleness import Cause, stage_times
 from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.explain.explanation import MEANING, Explanation
+from rrfp_jax.explain.explanation import Explanation
+from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.explain.plot import CAUSES, WIDTH, Plot, colours, milliseconds, row_height, thinned
 
 LABELS = 320

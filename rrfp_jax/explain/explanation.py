@@ -12,9 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rrfp_jax.core.measure.idleness import Cause, shares, stage_times
+from rrfp_jax.core.measure.idleness import shares, stage_times
 from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.explain.sentence import Finding, main_cause
+from rrfp_jax.explain.main_cause import Finding, main_cause
+from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.sim.recut import Layers
 from rrfp_jax.sim.what_if import TRUSTED_ERROR, WhatIfs, what_ifs
 
@@ -114,26 +115,6 @@ class Explanation:
         for saving in self.savings:
             table.add_row(saving.change, f"{saving.share:.1%}")
         return table
-
-
-MEANING: Mapping[str, str] = {
-    "compute": "computing",
-    "delayed": "injected delays: a device is kept busy",
-    Cause.BEGIN: "idle: the pipeline fills",
-    Cause.STAGE: "idle: waiting for another stage's task",
-    Cause.LINK: "idle: waiting for a transfer",
-    Cause.INJECTED: "idle: an injected delay holds a transfer",
-    Cause.ORDER: "idle: the fixed order waits for another task",
-    Cause.MEMORY: "idle: a limit on memory holds forwards back",
-    Cause.TURN: "idle: gradients wait for their turn",
-    Cause.GROUP: "idle: the processes of the stage agree",
-    Cause.HOST: "idle: the host",
-    Cause.END: "idle: the pipeline drains",
-    "data": "waiting for data",
-    "planning": "planning the order",
-    "between": "between steps: the update, and what else is not a task",
-}
-"""The names of shares in words."""
 
 
 def explain(steps: Sequence[TimedStep]) -> Explanation:

@@ -169,7 +169,9 @@ class Stepper:
         """
         engine = self.engine
         engine.world.recorder.phase(f"{'step' if phase == 'train' else 'validation'} {step}")
-        plan = self.loader.plan(data, step)
+        began = perf_counter()
+        plan = self.loader.plan(data, step)  # which waits until the step's data has been loaded ahead
+        waited = perf_counter() - began
         engine.world.agree(f"the plan of {phase} step {step}", plan_hash(plan))
         buckets = buckets_of(plan)
         rules = self.rules(len(plan), phase)
@@ -186,7 +188,7 @@ class Stepper:
                 self.loader.begin(data, step + 1)
             return arrays
 
-        sums = engine.run(step, rules, buckets, load, self.standing.loss_scale.value)
+        sums = engine.run(step, rules, buckets, load, self.standing.loss_scale.value, waited)
         if phase == "train" and sums.weight <= 0:
             raise TrainingError(
                 f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "

@@ -6,7 +6,8 @@ import pytest
 
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.trace import Part
-from rrfp_jax.explain.explanation import MEANING, TimedStep, explain
+from rrfp_jax.explain.explanation import TimedStep, explain
+from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.sim.disturbances import Disturbed
 from tests.support.spoilt import EVEN, STAGES, ran, rows, rules, spoilt
 

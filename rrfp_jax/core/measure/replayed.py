@@ -123,9 +123,11 @@ def _choose_first(records: Sequence[TaskRecord], trace: StepTrace, arrivals: dic
             continue  # it was there before, and chosen for another reason
         places = [(record.stage, records[k].task) for k in together if k >= i]
         earliest = min(arrivals[place] for place in places)
+        own = record.stage, record.task
         for place in places:
-            arrivals[place] = max(arrivals[place], earliest + AFTERWARDS)
-        arrivals[record.stage, record.task] = earliest
+            if arrivals[place] < arrivals[own]:
+                arrivals[place] = max(arrivals[place], earliest + AFTERWARDS)
+        arrivals[own] = earliest
 
 
 def _arrives(trace: StepTrace, record: TaskRecord) -> bool:

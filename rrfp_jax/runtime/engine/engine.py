@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -170,6 +171,7 @@ class Engine:
         buckets: Sequence[Bucket],
         load: Load,
         loss_scale: float = 1.0,
+        waited_seconds: float = 0.0,
     ) -> Sums:
         """Run one step; the gradients are then in the stages' sums, unless it has forwards only.
 
@@ -181,11 +183,13 @@ class Engine:
             buckets: of each microbatch; compiled first if they have not been.
             load: gives the arrays of all microbatches; asked once, and only for what a stage here reads.
             loss_scale: by which gradients are multiplied.
+            waited_seconds: that its data has been waited for already.
 
         Raises:
             TrainingError: see `Driver.run`.
         """
         run = self._begin(step, rules, buckets, load, loss_scale)
+        run = replace(run, load_seconds=run.load_seconds + waited_seconds)
         records = self.driver.run(rules, step, run.parts, run.memory.budgets)
         return self._settle(run, records)
 
