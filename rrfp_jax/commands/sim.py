@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, check_output, exit_status, print_whole
+from rrfp_jax.commands.given_steps import given_steps
 from rrfp_jax.commands.simulation import PLANNED, POLICIES, Comparison, simulate
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS
 from rrfp_jax.core.measure.jitter import LEVELS
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import NAMED, RANKED
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.json_files import write_json
@@ -19,12 +19,11 @@ from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.links import NETWORKS
 from rrfp_jax.sim.planned import EVALUATIONS
 from rrfp_jax.train.named import AUTO, CSV
-from rrfp_jax.train.pace import read_workload
 from rrfp_jax.views.timeline import check_picture
 
 COMMAND = "rrfp-sim"
 
-STAGES, MICROBATCHES = 8, 32
+STAGES = 8
 
 DESCRIPTION = """\
 Simulates one step of pipeline-parallel training under one or several schedules, with the scheduling core that
@@ -40,6 +39,7 @@ exit status: 0 done, 1 failed, 2 refused, 130 interrupted
 
 examples:
   rrfp-sim --family=log-normal --policy=1f1b --policy=bf --policy=planned --seeds=20
+  rrfp-sim --workload=runs/quickstart/trace.json --policy=bf --policy=bfw
   rrfp-sim --workload=W.json --policy=zb-h1 --limit=8 --out=result.json --plot=picture.svg"""
 
 
@@ -60,15 +60,18 @@ def _simulate(arguments: Sequence[str]) -> int:
         check_output(path)
     if len(set(outputs)) < len(outputs):
         raise UsageError("two outputs have the same name: give each a file of its own")
-    workload = _workload(options)
+    source = _source(options)
     if options.plot is not None:
-        stages = workload.stages if isinstance(workload, Workload) else options.stages or STAGES
+        stages = options.stages or STAGES
+        if options.workload is not None:
+            given = given_steps(source, stages=stages, microbatches=options.microbatches, seeds=1, times=1)
+            stages = given.steps[0].actual.stages
         check_picture(options.plot, stages * len(policies))
     comparison = simulate(
-        workload,
+        source,
         policies,
         stages=STAGES if options.stages is None else options.stages,
-        microbatches=MICROBATCHES if options.microbatches is None else options.microbatches,
+        microbatches=options.microbatches,
         seeds=options.seeds,
         limit=options.limit,
         byte_limit=options.byte_limit,
@@ -84,16 +87,16 @@ def _simulate(arguments: Sequence[str]) -> int:
     return DONE
 
 
-def _workload(options: argparse.Namespace) -> Workload | str:
-    """Of the file, or the family's name."""
+def _source(options: argparse.Namespace) -> Path | str:
+    """The file, or the family's name."""
     if options.workload is None:
         if options.family not in FAMILIES:
             raise UsageError(f"--family={options.family}: choose one of {', '.join(FAMILIES)}")
         return str(options.family)
-    for name in ("stages", "microbatches"):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--{name} is for --family: the workload of {options.workload} has its own")
-    return read_workload(options.workload, str(options.workload))
+    if options.stages is not None:
+        raise UsageError(f"--stages is for --family: the workload of {options.workload} has its own")
+    path: Path = options.workload
+    return path
 
 
 def _write(comparison: Comparison, options: argparse.Namespace) -> None:
@@ -110,11 +113,20 @@ def _write(comparison: Comparison, options: argparse.Namespace) -> None:
 def _parser() -> Parser:
     parser = Parser(COMMAND, DESCRIPTION, EPILOG, files_by="--workload")
     step = parser.add_argument_group("the step")
-    step.add_argument("--workload", type=Path, metavar="FILE.json", help="seconds of every task and transfer")
+    step.add_argument(
+        "--workload",
+        type=Path,
+        metavar="FILE.json",
+        help="seconds of every task and transfer; or what a run left: RUN/trace.json, RUN/costs.json",
+    )
     step.add_argument("--family", metavar="NAME", help=f"or steps drawn at random: {', '.join(FAMILIES)}")
     step.add_argument("--stages", type=int, metavar="N", help="of a family's steps (8)")
-    step.add_argument("--microbatches", type=int, metavar="N", help="of a family's steps (32)")
-    step.add_argument("--seeds", type=int, default=1, metavar="N", help="steps to draw, equal for all (1)")
+    step.add_argument(
+        "--microbatches", type=int, metavar="N", help="of a family's steps, or with a costs.json (32)"
+    )
+    step.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="steps to draw, or the latest of a trace.json (1)"
+    )
     step.add_argument(
         "--jitter", default="J0", metavar="J", help=f"injected delays: {', '.join(LEVELS)} (J0)"
     )

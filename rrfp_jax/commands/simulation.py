@@ -11,12 +11,12 @@ from statistics import fmean
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from rrfp_jax.commands.given_steps import MICROBATCHES, Source, given_steps
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.measure.jitter import Level
 from rrfp_jax.core.measure.jitter import by_name as jitter_by_name
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import RANKED, Schedule, by_name, name_of
 from rrfp_jax.core.step_rules import usual_limit
@@ -24,14 +24,11 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
-from rrfp_jax.sim.compare import Change, Outcome, Settings, compare
+from rrfp_jax.sim.compare import Change, Outcome, Settings, compare, outcome_of
 from rrfp_jax.sim.disturbances import Jittered
-from rrfp_jax.sim.families import Step
-from rrfp_jax.sim.families import by_name as family_by_name
 from rrfp_jax.sim.links import Links
 from rrfp_jax.sim.planned import EVALUATIONS
 from rrfp_jax.train.named import AUTO, CSV, schedule_of
-from rrfp_jax.train.pace import read_workload
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
 from rrfp_jax.views.trace_file import write_trace
@@ -39,7 +36,7 @@ from rrfp_jax.views.trace_file import write_trace
 if TYPE_CHECKING:
     from rich.table import Table
 
-PLANNED = "planned"
+PLANNED, AS_IT_RAN = "planned", "as it ran"
 BASELINE = "1f1b"
 POLICIES = (BASELINE, "bf")
 
@@ -156,11 +153,11 @@ def _figures(outcome: Outcome, speedup: float) -> dict[str, Any]:
 
 
 def simulate(
-    workload: Workload | Mapping[str, Any] | str | Path,
+    workload: Source,
     policies: Sequence[str | Schedule | Auto] = POLICIES,
     *,
     stages: int = 8,
-    microbatches: int = 32,
+    microbatches: int | None = None,
     seeds: int = 1,
     limit: int | None = None,
     byte_limit: int | None = None,
@@ -174,11 +171,13 @@ def simulate(
     """What schedules would cost on a workload, by the same scheduling core that runs the training.
 
     Args:
-        workload: tables of seconds (`docs/paced.md`): as a file, or as what `json.load` makes of one; or the
-            name of a family of workloads (`rrfp_jax/sim/families.py`).
+        workload: tables of seconds (`docs/paced.md`): as a file, or as what `json.load` makes of one; a
+            run's trace.json, whose latest steps are taken, or its costs.json; or the name of a family of
+            workloads (`rrfp_jax/sim/families.py`).
         policies: names of schedules, "ranked:ORDER", "auto", "planned", "csv:FILE", or schedules.
-        stages, microbatches: of a family's steps.
-        seeds: how many steps are drawn; all schedules get the same.
+        stages: of a family's steps.
+        microbatches: of a family's steps, and of a costs.json, whose buckets take turns; None for 32.
+        seeds: how many steps are drawn, or taken of a trace; all schedules get the same.
         limit: most microbatches in flight on a stage under a hint or a plan, each counted until its last
             releasing task; None for what a `Trainer` takes: twice the number of stages, or as many as fit if
             there is a `byte_limit`. 0 for no limit. Fixed orders hold what they hold.
@@ -192,12 +191,13 @@ def simulate(
     Raises:
         UsageError: what cannot be simulated, with the reason.
     """
-    _check_counts(1, stages=stages, microbatches=microbatches, seeds=seeds, chunks=chunks)
+    count = MICROBATCHES if microbatches is None else microbatches
+    _check_counts(1, stages=stages, microbatches=count, seeds=seeds, chunks=chunks)
     _check_counts(1, evaluations=evaluations)
     if byte_limit is not None:
         _check_counts(1, byte_limit=byte_limit)
     _check_counts(0, spare_gradients=spare_gradients, **({} if limit is None else {"limit": limit}))
-    _check_sizes(stages=stages, microbatches=microbatches, chunks=chunks)
+    _check_sizes(stages=stages, microbatches=count, chunks=chunks)
     if seeds > MOST_SEEDS:
         raise UsageError(f"seeds={shown(seeds)}: give at most {MOST_SEEDS}")
     if isinstance(policies, str | Hint | FixedOrder | Planned | Auto):
@@ -207,7 +207,9 @@ def simulate(
     if not policies:
         raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
     try:
-        steps = _steps(workload, stages, microbatches, seeds if jitter != "J0" else 1, seeds)
+        times = seeds if jitter != "J0" else 1  # of a workload, whose steps differ by jitter only
+        given_as = given_steps(workload, stages=stages, microbatches=microbatches, seeds=seeds, times=times)
+        steps = given_as.steps
         usual = usual_limit(steps[0].actual.stages) if byte_limit is None else None
         given = Settings(
             limit=usual if limit is None else limit or None,
@@ -224,7 +226,8 @@ def simulate(
         baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return Comparison(outcomes, baseline)
+    ran = {AS_IT_RAN: outcome_of(given_as.ran)} if given_as.ran else {}
+    return Comparison(ran | outcomes, baseline)
 
 
 def _check_counts(least: int, **counts: int) -> None:
@@ -237,24 +240,6 @@ def _check_sizes(**sizes: int) -> None:
     if prod(sizes.values()) > MOST_FORWARDS:
         given = ", ".join(f"{name}={shown(value)}" for name, value in sizes.items())
         raise UsageError(f"{given}: a simulated step has at most {MOST_FORWARDS:,} forwards")
-
-
-def _steps(
-    workload: Workload | Mapping[str, Any] | str | Path,
-    stages: int,
-    microbatches: int,
-    times: int,
-    seeds: int,
-) -> list[Step]:
-    """A family's steps, one a seed; a workload so many times."""
-    if isinstance(workload, str) and not workload.endswith(".json"):
-        family = family_by_name(workload)
-        return [family(stages, microbatches, seed) for seed in range(seeds)]
-    if isinstance(workload, str | Path):
-        workload = read_workload(Path(workload), str(workload))
-    elif not isinstance(workload, Workload):
-        workload = Workload.from_json_object(dict(workload) if isinstance(workload, Mapping) else workload)
-    return [Step(workload, workload)] * times  # which differ by jitter only
 
 
 def _name(policy: str | Schedule | Auto) -> str:

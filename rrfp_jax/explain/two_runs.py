@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rrfp_jax.explain import charts
-from rrfp_jax.explain.explanation import MEANING, Explanation
+from rrfp_jax.explain.explanation import Explanation
 from rrfp_jax.explain.history_chart import history
+from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.explain.run_folder import Run
 from rrfp_jax.explain.sections import HISTORY, Section, timeline_note, title_of
 from rrfp_jax.explain.timeline_chart import timeline

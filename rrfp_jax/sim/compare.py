@@ -10,6 +10,7 @@ from typing import TypeAlias
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import BF
+from rrfp_jax.core.measure.cost_table import workload_of
 from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
 from rrfp_jax.core.measure.idleness import Cause, StageTime, shares, stage_times
 from rrfp_jax.core.measure.metrics import peak_bytes, peak_in_flight
@@ -159,6 +160,27 @@ def _outcome(schedule: Schedule | Auto | None, steps: Sequence[Step], settings: 
         bytes=max(held) if held else None,
         recorded=recorded[0],
         chosen=chosen,
+    )
+
+
+def outcome_of(ran: Sequence[RecordedStep]) -> Outcome:
+    """Of steps that have run, at least one; nothing is simulated."""
+    workloads = [workload_of(step) for step in ran]
+    held = [
+        max(peak_bytes(step.trace, workload.activation_bytes))
+        for step, workload in zip(ran, workloads, strict=True)
+        if workload.activation_bytes is not None
+    ]
+    return Outcome(
+        makespans=[step.trace.makespan for step in ran],
+        bounds=[
+            lower_bound(step.rules, WorkloadCosts(workload, step.rules.placement), any_split=True)
+            for step, workload in zip(ran, workloads, strict=True)
+        ],
+        idle=[_idle_shares(stage_times(step.trace, step.fixed_order, step.grouped)) for step in ran],
+        in_flight=max(max(peak_in_flight(step.trace)) for step in ran),
+        bytes=max(held) if held else None,
+        recorded=ran[0],
     )
 
 

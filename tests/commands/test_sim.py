@@ -12,9 +12,15 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.commands.sim import main
+from rrfp_jax.core.measure.cost_table import measured
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.workload import constant, log_normal
-from rrfp_jax.core.schedules import NAMED
+from rrfp_jax.core.schedules import NAMED, by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.choice import CANDIDATES
+from rrfp_jax.sim.engine import simulate
+from rrfp_jax.views.trace_file import write_trace
 
 ROOT = Path(__file__).parents[2]
 STEP = log_normal(3, 6, forward=0.01, sigma=0.4, shared=0.5, seed=1, transfer=0.001)
@@ -46,6 +52,29 @@ def test_by_hand(folder):
     found = out("--workload=two.json", "--policy=bfw")
     assert found["order"][1] == ["F0", "I0", "F1", "I1", "W0", "W1"]
     assert found["makespan"] == 8.0
+
+
+def test_a_runs_own_files(folder, capsys):
+    """What a run left is taken as it is: its trace with the steps as they ran, its costs bucket by bucket."""
+    placed = by_name("bf").placement_for(3)
+    own = StepRules(placement=placed, microbatches=6, schedule=by_name("bf"), limit=6)
+    trace = simulate(own, WorkloadCosts(STEP, placed))
+    run = [replace(ran(trace, own), trace=replace(trace, step=number)) for number in range(2)]
+    write_trace(folder / "trace.json", {"run": run})
+    found = out("--workload=trace.json", "--policy=bf", "--policy=1f1b", "--seeds=2")
+    assert list(found) == ["as it ran", "bf", "1f1b"]
+    assert found["as it ran"]["makespan"] == pytest.approx(found["bf"]["makespan"])
+    assert found["as it ran"]["order"] == found["bf"]["order"]
+    assert len(found["as it ran"]["makespans"]) == 2
+    assert main(["--workload=trace.json", "--seeds=3"]) == 2
+    assert "it has 2 steps that trained; give --seeds=2 or less" in capsys.readouterr().err
+    costs = measured(run)
+    (folder / "costs.json").write_text(json.dumps(costs.as_json_object()))
+    assert len(out("--workload=costs.json", "--policy=bf", "--microbatches=7")["order"][0]) == 14
+
+
+def ran(trace, own):
+    return RecordedStep(trace=trace, rules=own, buckets=["short", "long"] * 3)
 
 
 def test_several_schedules_by_name(folder, capsys):

@@ -6,10 +6,11 @@ import pytest
 
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.trace import Part
+from rrfp_jax.core.measure.work import LayerWork, Work
 from rrfp_jax.explain.explanation import TimedStep, explain
 from rrfp_jax.explain.meaning import MEANING
-from rrfp_jax.sim.disturbances import Disturbed
-from tests.support.spoilt import EVEN, STAGES, ran, rows, rules, spoilt
+from rrfp_jax.sim.disturbances import Disturbed, Straggler
+from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rows, rules, spoilt
 
 
 class JitteryStage(Disturbed):
@@ -70,6 +71,43 @@ def test_injected_delays_are_not_computing():
     assert "injected delays: a device is kept busy" in str(late) and "injected" not in str(plain)
 
 
+def with_work(step, *split):
+    work = Work([LayerWork("Block", 1.0, 1)] * sum(split), split)
+    return TimedStep(recorded=replace(step, work=lambda: work), wall_seconds=step.trace.makespan)
+
+
+def test_a_slow_stage_is_told_from_one_with_more_to_do():
+    slow = explain([with_work(ran(Straggler(COSTS, stage=2, factor=1.6)), 2, 2, 2, 2)])
+    assert slow.sentence.startswith("Stage 2 takes 1.60 times as long as the others for the same work: ")
+    assert (slow.finding.kind, slow.finding.subject) == ("stage", 2)
+    factors = [[size / 2] * MICROBATCHES for size in (2, 2, 5, 1)]
+    more = WorkloadCosts(EVEN.scaled(factors, factors), rules().placement)
+    uneven = explain([with_work(ran(more), 2, 2, 5, 1)])
+    assert uneven.sentence.startswith("Stage 2 has 2.50 times as much to do as the others (layers 4 to 8): ")
+    assert "of the time would be saved with split " in uneven.sentence
+    coarse = explain([with_work(ran(Straggler(COSTS, stage=2, factor=1.6)), 1, 1, 1, 1)])
+    assert "for the same work" in coarse.sentence
+
+
+def test_a_stage_that_no_other_split_helps():
+    work = Work([LayerWork(name, 1.0, 1) for name in ("Embed", "Block", "Block", "Head")], (1, 1, 1, 1))
+    step = replace(ran(Straggler(COSTS, stage=3, factor=1.6)), work=lambda: work)
+    found = explain([TimedStep(recorded=step, wall_seconds=step.trace.makespan)])
+    assert found.sentence.startswith("Stage 3 has 1.60 times as much to do as the others (layer 3): ")
+    assert found.sentence.endswith("no other split of these 4 layers helps.")
+
+
+def test_a_link_that_is_slow_there_and_back():
+    forward, backward = list(EVEN.transfer_forward), list(EVEN.transfer_backward)
+    forward[1] = backward[2] = (50e-3,) * MICROBATCHES
+    slow = replace(EVEN, transfer_forward=tuple(forward), transfer_backward=tuple(backward))
+    step = ran(WorkloadCosts(slow, rules().placement), limit=8)
+    found = explain([TimedStep(recorded=step, wall_seconds=step.trace.makespan)])
+    assert found.sentence.startswith(
+        "The link between stages 1 and 2 is slow (50.0 ms a message, the others "
+    )
+
+
 def test_late_data():
     step = ran(COSTS)
     span = step.trace.makespan
@@ -83,3 +121,4 @@ def test_nothing_is_predicted_where_the_replay_is_off():
     found = explain([TimedStep(recorded=tighter, wall_seconds=step.trace.makespan)])
     assert found.error > 0.05 and not found.savings
     assert "off on these steps as they were, and up to 5% would be trusted" in " ".join(str(found).split())
+    assert found.finding.kind == "idle" and found.sentence.startswith("Stages compute ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
 from statistics import median
@@ -125,6 +125,23 @@ def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
     if not samples:
         return None
     return CostTable({name: _medians(samples[name]) for name in sorted(samples)})
+
+
+def workload_of(step: RecordedStep) -> Workload:
+    """What each microbatch of a step took, chunks of a stage together; with what it was charged in bytes.
+
+    Args:
+        step: with a backward.
+    """
+    names = [str(j) for j in range(step.rules.microbatches)]
+    table = measured([replace(step, buckets=names)])
+    assert table is not None, "a step has microbatches"
+    workload = table.workload(names)
+    budgets = [budget for budget in step.budgets or () if budget is not None]
+    if len(budgets) < workload.stages:
+        return workload
+    charges = tuple(tuple(map(float, map(sum, zip(*budget.costs, strict=True)))) for budget in budgets)
+    return replace(workload, activation_bytes=charges)
 
 
 _LINKS = ("transfer_forward", "transfer_backward")
