@@ -120,7 +120,7 @@ def run_steps(config: str, folder: Path, fields: Mapping[str, Any]) -> Sequence[
         *(f"--config.{flag}={value}" for flag, value in fields.items()),
     ]
     output_of(command, RUN_SECONDS)
-    return read_run(folder / "quickstart")
+    return read_run(folder / "quickstart").steps
 
 
 def hop_of(steps: Iterable[StepTrace], workload: Workload) -> float:

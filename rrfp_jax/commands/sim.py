@@ -131,6 +131,15 @@ def _parser() -> Parser:
         "--jitter", default="J0", metavar="J", help=f"injected delays: {', '.join(LEVELS)} (J0)"
     )
     step.add_argument("--links", default="parallel", metavar="KIND", help=f"{', '.join(NETWORKS)} (parallel)")
+    _add_schedules(parser)
+    outputs = parser.add_argument_group("besides the table")
+    outputs.add_argument("--out", type=Path, metavar="FILE.json", help="makespan, order and figures")
+    outputs.add_argument("--trace", type=Path, metavar="FILE.json", help="for ui.perfetto.dev")
+    outputs.add_argument("--plot", type=Path, metavar="FILE", help="a picture: .svg, .html, .png or .pdf")
+    return parser
+
+
+def _add_schedules(parser: Parser) -> None:
     rules = parser.add_argument_group("the schedules")
     rules.add_argument(
         "--policy",
@@ -160,11 +169,6 @@ def _parser() -> Parser:
     rules.add_argument(
         "--evaluations", type=int, default=EVALUATIONS, metavar="N", help=f"of a planner ({EVALUATIONS})"
     )
-    outputs = parser.add_argument_group("besides the table")
-    outputs.add_argument("--out", type=Path, metavar="FILE.json", help="makespan, order and figures")
-    outputs.add_argument("--trace", type=Path, metavar="FILE.json", help="for ui.perfetto.dev")
-    outputs.add_argument("--plot", type=Path, metavar="FILE", help="a picture: .svg, .html, .png or .pdf")
-    return parser
 
 
 def run() -> None:

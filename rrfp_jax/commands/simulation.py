@@ -200,16 +200,11 @@ def simulate(
     _check_sizes(stages=stages, microbatches=count, chunks=chunks)
     if seeds > MOST_SEEDS:
         raise UsageError(f"seeds={shown(seeds)}: give at most {MOST_SEEDS}")
-    if isinstance(policies, str | Hint | FixedOrder | Planned | Auto):
-        policies = [policies]
-    if not isinstance(policies, Sequence | NoneType):
-        raise UsageError(f"policies={shown(policies)}: give a list of schedules, such as {list(POLICIES)}")
-    if not policies:
-        raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
+    policies = _policies(policies)
     try:
         times = seeds if jitter != "J0" else 1  # of a workload, whose steps differ by jitter only
-        given_as = given_steps(workload, stages=stages, microbatches=microbatches, seeds=seeds, times=times)
-        steps = given_as.steps
+        taken = given_steps(workload, stages=stages, microbatches=microbatches, seeds=seeds, times=times)
+        steps = taken.steps
         usual = usual_limit(steps[0].actual.stages) if byte_limit is None else None
         given = Settings(
             limit=usual if limit is None else limit or None,
@@ -226,8 +221,18 @@ def simulate(
         baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    ran = {AS_IT_RAN: outcome_of(given_as.ran)} if given_as.ran else {}
+    ran = {AS_IT_RAN: outcome_of(taken.ran)} if taken.ran else {}
     return Comparison(ran | outcomes, baseline)
+
+
+def _policies(policies: Any) -> Sequence[str | Schedule | Auto]:
+    if isinstance(policies, str | Hint | FixedOrder | Planned | Auto):
+        policies = [policies]
+    if not isinstance(policies, Sequence | NoneType):
+        raise UsageError(f"policies={shown(policies)}: give a list of schedules, such as {list(POLICIES)}")
+    if not policies:
+        raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
+    return policies
 
 
 def _check_counts(least: int, **counts: int) -> None:

@@ -79,7 +79,7 @@ class Panel:
         for idle in self.idle:
             found[idle.cause] += idle.seconds
         shown = [
-            (seconds / whole, cause) for cause, seconds in found.items() if seconds >= LEAST_SHARE * whole
+            (seconds / whole, cause) for cause, seconds in found.items() if seconds > LEAST_SHARE * whole
         ]
         return ", ".join(f"{WAITS[cause]} {share:.0%}" for share, cause in sorted(shown, reverse=True))
 

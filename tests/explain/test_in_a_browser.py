@@ -6,6 +6,7 @@ import pytest
 
 from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
+from rrfp_jax.explain.main_cause import Finding
 from rrfp_jax.explain.page import page, page_of_two
 from rrfp_jax.explain.run_folder import Run, StepLine
 from rrfp_jax.explain.two_runs import TwoRuns
@@ -71,8 +72,9 @@ def large(stages, microbatches):
     """A run of one large step, with an explanation that took no simulation."""
     step = large_step(stages, microbatches)
     span = step.trace.makespan
+    finding = Finding("nothing", None, 0.0, "Large.")
     found = Explanation(
-        sentence="Large.", steps=1, seconds=span, shares={"compute": 1.0}, savings=[], error=0.0
+        finding=finding, steps=1, seconds=span, shares={"compute": 1.0}, savings=[], error=0.0
     )
     steps = [TimedStep(recorded=step, wall_seconds=span)]
     return Run(name="large", steps=steps, settings={}), found
