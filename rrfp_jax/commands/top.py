@@ -53,8 +53,8 @@ def _top(arguments: Sequence[str]) -> int:
 
     console = Console(highlight=False)
     if not options.once:
-        if not console.is_terminal:
-            raise UsageError("standard output is no terminal: --once prints one frame")
+        if not console.is_terminal or console.is_dumb_terminal:
+            raise UsageError("standard output is no terminal that is written over: --once prints one frame")
         watch(folder, options.every, console)
         return DONE
     seen = Looker(folder).look()

@@ -101,9 +101,10 @@ def _curves(seen: Seen, screen: Screen) -> list[str]:
 
 
 def _curve(values: Sequence[float], levels: str) -> str:
-    low, high = min(values), max(values)
-    step = (high - low) / (len(levels) - 1) or 1.0
-    return "".join(levels[round((value - low) / step)] for value in values)
+    top = len(levels) - 1
+    step = max(values) / top - min(values) / top or 1.0  # finite, whatever the values are
+    lowest = min(values) / step
+    return "".join(levels[min(round(value / step - lowest), top)] for value in values)
 
 
 def _alerts(seen: Seen) -> list[str]:

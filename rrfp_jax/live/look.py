@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -29,6 +31,9 @@ ALIVE_SECONDS = 5.0
 """A flight recorder tells of a process that lives if it was beaten so shortly ago."""
 
 
+Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+
+
 class State(StrEnum):
     """How far a run is."""
 
@@ -45,17 +50,16 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: Seconds
     wall_seconds: Seconds
     schedule: str = ""
-    loss: float | None = None
-    gradient_norm: float | None = None
+    loss: Finite | None = None
+    gradient_norm: Finite | None = None
     tokens_per_second: Seconds | None = None
     load_seconds: Seconds = 0.0
-    hyperparams: dict[str, float | None] = {}
+    hyperparams: dict[str, Finite | None] = {}
     applied: bool = True
     skipped: Count = 0
-    bubble: list[float] = []
     peak_bytes: list[Count] = []
     budget_bytes: list[Count | None] = []
-    validation_loss: float | None = None
+    validation_loss: Finite | None = None
 
 
 class _Config(msgspec.Struct, frozen=True):

@@ -4,6 +4,8 @@ import json
 import math
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +21,10 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.json_files import Unreadable
+from rrfp_jax.live.bars import BLOCKS
+from rrfp_jax.live.frame import Screen, frame
+from rrfp_jax.live.look import latest_lines
+from rrfp_jax.live.step_file import NAME, read_step
 from rrfp_jax.runs.files import _lines_of
 from rrfp_jax.runtime.lifecycle.last_words import LastWords
 from rrfp_jax.runtime.lifecycle.last_words import read_all as read_last_words
@@ -29,6 +35,7 @@ from rrfp_jax.train.pace import read_costs, read_workload
 from rrfp_jax.views.trace_file import write_trace
 from rrfp_jax.views.trace_reading import read_trace
 from tests.support.mutations import changed_bytes, changed_trees
+from tests.support.watched import latest, seen, step_of, told
 
 EXAMPLES = settings(max_examples=300, deadline=None, derandomize=True)
 STEP = log_normal(2, 3, forward=0.01, sigma=0.3, shared=0.5, seed=0, transfer=0.001)
@@ -95,6 +102,17 @@ class TestCosts:
         if found is not None:
             assert found.buckets.keys() == tree.keys()
             assert all(as_it_says(found.buckets[name], tree[name]) for name in tree)
+
+
+def step_bytes():
+    """Of a file that a run has written."""
+    with TemporaryDirectory() as folder:
+        latest(Path(folder), told(step_of(3, microbatches=2), replicas=2))
+        return (Path(folder) / NAME).read_bytes()
+
+
+LINE = {"step": 3, "step_seconds": 0.5, "wall_seconds": 0.6, "loss": 2.0, "schedule": "bf", "skipped": 0}
+LINE |= {"peak_bytes": [1, 2], "budget_bytes": [3, None], "hyperparams": {"learning_rate": 0.5}}
 
 
 def cells(text):
@@ -183,3 +201,36 @@ def test_metrics(folder, data):
     assert wrong or len(found) == content.count(b"\n")
     for step, line in found:
         assert line.encode() in content and json.loads(line)["step"] == step >= 0
+
+
+def fits(seen, width=80):
+    lines = frame(seen, Screen(width, 24, BLOCKS))
+    assert len(lines) <= 24 and max(line.cell_len for line in lines) <= width
+
+
+class TestLatestSteps:
+    """Whatever is in the numbers, there is a frame of it."""
+
+    @EXAMPLES
+    @given(content=changed_bytes(step_bytes()), width=st.sampled_from([40, 80, 200]))
+    def test_bytes(self, folder, content, width):
+        path = folder / "latest-step"
+        path.write_bytes(content)
+        found = read(partial(read_step, path), path, Unreadable)
+        assert found is None or fits(seen(found), width) is None
+
+    @EXAMPLES
+    @given(tree=changed_trees(json.loads(step_bytes().partition(b"\n")[0])))
+    def test_trees(self, folder, tree):
+        path = folder / "latest-step"
+        path.write_bytes(json.dumps(tree).encode() + b"\n" + step_bytes().partition(b"\n")[2])
+        found = read(partial(read_step, path), path, Unreadable)
+        assert found is None or fits(seen(found)) is None
+
+
+@EXAMPLES
+@given(tree=changed_trees(LINE))
+def test_latest_lines(folder, tree):
+    path = folder / "metrics.jsonl"
+    path.write_text(f"{json.dumps(LINE)}\n{json.dumps(tree)}\n")
+    fits(seen(lines=latest_lines(path)))

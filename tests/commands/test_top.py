@@ -46,7 +46,7 @@ def folder(tmp_path):
         (["file", "--once"], "file is no folder: give that of a run, as runs/NAME"),
         (["nowhere", "--once"], "nowhere has no run that has begun: give the folder of one"),
         ([".", "--once"], ". has no run that has begun"),
-        (["nowhere"], "standard output is no terminal: --once prints one frame"),
+        (["nowhere"], "standard output is no terminal that is written over: --once prints one frame"),
         (["nowhere", "--every=0"], "--every=0.0: give seconds, from 0.1 to 3600"),
         (["nowhere", "--every=nan"], "--every=nan: give seconds"),
         (["nowhere", "--every=often"], "argument --every: invalid float value: 'often'"),
@@ -79,11 +79,11 @@ def test_it_needs_no_jax(folder):
 class Terminal:
     """`rrfp-top` on a terminal of 80 columns and 24 lines; `said` is all that it has written there."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, kind="xterm-256color"):
         self._mine, own = pty.openpty()
         fcntl.ioctl(own, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
-        environment["TERM"] = "xterm-256color"
+        environment["TERM"] = kind
         command = [sys.executable, "-m", "rrfp_jax.commands.top", *map(str, arguments)]
         self.process = subprocess.Popen(command, stdin=own, stdout=own, stderr=own, env=environment, cwd=ROOT)
         os.close(own)
@@ -128,6 +128,12 @@ def test_it_waits_for_a_run_and_ctrl_c_ends_it(tmp_path, number):
         terminal.process.send_signal(number)
         status, left = terminal.end()
     assert status == 0 and "waiting for it" in left and "Traceback" not in terminal.said
+
+
+def test_a_terminal_that_cannot_be_written_over(folder):
+    with Terminal(folder, kind="dumb") as terminal:
+        terminal.until("no terminal that is written over: --once prints one frame")
+        assert terminal.process.wait(LIMIT_SECONDS) == 2
 
 
 def test_a_run_that_begins_and_lives_is_shown_anew(tmp_path):

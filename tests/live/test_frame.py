@@ -200,6 +200,21 @@ def test_nothing_is_said_of_a_run_that_does_well(slow):
     assert text == GOLDEN.replace("running", "ended")
 
 
+@pytest.mark.parametrize(
+    ("losses", "drawn"),
+    [
+        ([1.0, 1.5, 2.0], "_=#"),
+        ([1.7e308, 0.0, -1.7e308], "#=_"),
+        ([3.0, 3.0, 3.0], "___"),
+        ([0.0, 0.0, 1e-320], "__#"),
+    ],
+)
+def test_a_curve_runs_from_the_lowest_to_the_highest(losses, drawn):
+    lines = [line(n, loss=loss) for n, loss in enumerate(losses)]
+    text = text_of(frame(seen(lines=lines), Screen(80, 24, ASCII)))
+    assert f"  loss {drawn} {min(losses):.4g} to " in text
+
+
 def test_names_from_files_command_no_terminal():
     text = text_of(frame(seen(lines=[line(0, schedule="\x1b[31mred")]), Screen(80, 24, BLOCKS)))
     assert "\x1b" not in text and "schedule \\x1b[31mred" in text
