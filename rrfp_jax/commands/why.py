@@ -54,6 +54,8 @@ def _why(arguments: Sequence[str]) -> int:
     from rrfp_jax.launcher.why.verdict import judge
 
     ranks = living_ranks(folder)
+    if ranks is None:
+        raise UsageError(f"{folder}: no rank has begun to join the run yet; ask again in a moment")
     if not ranks:
         raise UsageError(f"{folder}: no rank of this run lives{_its_end(folder)}")
     try:

@@ -21,3 +21,6 @@ def test_refuses_what_does_not_live(tmp_path, capsys):
     )
     assert main([str(tmp_path)]) == 2
     assert "has no flight recorders, which only rrfp-launch keeps" in capsys.readouterr().err
+    (tmp_path / "flight-0").write_bytes(b"")
+    assert main([str(tmp_path)]) == 2
+    assert "no rank has begun to join the run yet; ask again in a moment" in capsys.readouterr().err

@@ -71,7 +71,7 @@ def test_sigusr1_has_all_ranks_looked_at_and_the_run_goes_on(launch, tmp_path):
     threading.Thread(target=ask, daemon=True).start()
     err, folder, status = launch("attendance.alone()\nwith world.waits_for('rain'): until_asked()")
     first, *others = err.splitlines()
-    assert status == 0 and first.startswith("rrfp-launch: all ranks move (step 3): the latest task began ")
+    assert status == 0 and first.startswith("rrfp-launch: all ranks move (step 3): the latest of what ")
     assert (
         others[0].startswith("  rank 0 (stage 0), in step 3, for ") and "waits for rain, since" in others[0]
     )
@@ -89,7 +89,9 @@ def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
         "    until_asked()\n"
         "if rank == 0: user()\n"
         "else:\n"
-        "    with world.waits_for('the names', 0.1, lambda: [0]) as wait:\n"
+        "    from rrfp_jax.launcher.why.looking import recorded\n"
+        "    while 0 not in recorded(here): time.sleep(0.02)\n"
+        "    with world.waits_for('the names', 1.0, lambda: [0]) as wait:\n"
         "        try:\n"
         "            while True: wait.check(); time.sleep(0.05)\n"
         "        except Exception as error:\n"

@@ -131,8 +131,8 @@ def recorded(folder: Path) -> dict[int, Recording]:
     return found
 
 
-def living_ranks(folder: Path) -> Sequence[int]:
-    """The ranks of a run, if any of them lives.
+def living_ranks(folder: Path) -> Sequence[int] | None:
+    """The ranks of a run if any of them lives, else none; None if there are no flight recorders yet.
 
     Raises:
         UsageError: they are on another machine.
@@ -141,6 +141,8 @@ def living_ranks(folder: Path) -> Sequence[int]:
     hosts = sorted({recording.host for recording in found.values() if not recording.is_here})
     if hosts:
         raise UsageError(f"{folder}: the run is on {', '.join(hosts)}; run this command there")
+    if not found:
+        return None
     return sorted(found) if any(recording.lives for recording in found.values()) else []
 
 

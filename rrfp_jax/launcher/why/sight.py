@@ -68,18 +68,22 @@ class Sight:
         return next((thread.users for thread in threads if thread.users is not None), None)
 
     @property
-    def innermost(self) -> Frame | None:
-        """Where its main thread is."""
-        main = next((thread for thread in self.threads if thread.is_main), None)
-        return main.frames[0] if main is not None and main.frames else None
+    def where(self) -> str:
+        """Where its main thread is, in words: its latest call, and the latest that is no library's."""
+        frames = self._main_frames
+        if not frames:
+            return ""
+        caller = next((frame for frame in frames if frame.whose != "library"), frames[0])
+        return str(frames[0]) if caller == frames[0] else f"{frames[0]}, called by {caller}"
 
     @property
     def awaits_device(self) -> bool:
         """Whether it waits for what devices compute outside of tasks, perhaps with those of other ranks."""
-        main = next((thread for thread in self.threads if thread.is_main), None)
-        return main is not None and any(
-            frame.function == "await_ready" and frame.whose == "ours" for frame in main.frames
-        )
+        return any(frame.function == "await_ready" and frame.whose == "ours" for frame in self._main_frames)
+
+    @property
+    def _main_frames(self) -> Sequence[Frame]:
+        return next((thread.frames for thread in self.threads if thread.is_main), ())
 
     @property
     def listens(self) -> bool:

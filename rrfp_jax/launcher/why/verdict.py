@@ -66,6 +66,8 @@ def judge(seen: Sequence[Sight], *, absent: Sequence[int] = (), stalls: bool = F
     pause = _longest_pause(seen)
     if well and not stalls and quiet < max(STILL_SECONDS, STILL_PAUSES * pause):
         return Verdict(True, _moving(sights, quiet, pause), (), lines)
+    if well and not stalls and not absent and all(map(_compiles, seen)):
+        return Verdict(True, f"all ranks are compiling, for {quiet:.1f} s; none waits for another", (), lines)
     sentence, blamed = _blame(sights, absent)
     return Verdict(False, sentence, blamed, lines)
 
@@ -106,9 +108,14 @@ def _how_absent(sight: Sight) -> str:
         return "has ended, and the others have not noticed yet"
     if sight.state == "stopped":
         return "stands still: it was stopped, as by SIGSTOP"
-    where = f"; it is in {sight.users or sight.innermost}" if sight.innermost else ""
+    where = f"; it is in {sight.users or sight.where}" if sight.where else ""
     since = f"its last sign of life was {sight.now - sight.recording.beat:.1f} s ago"
     return f"does not answer: something holds its interpreter, {since}{where}"
+
+
+def _compiles(sight: Sight) -> bool:
+    """Whether a rank is compiling and waits for nobody, nor is it in the user's code."""
+    return sight.recording.phase == "compiling" and sight.is_busy
 
 
 def _is_out(sight: Sight) -> bool:
@@ -163,7 +170,8 @@ def _at(sight: Sight) -> str:
         return f"waits for {sight.waiting[0]}, {users}" if sight.waiting else f"is {users}"
     if sight.waiting:
         return f"waits for {sight.waiting[0]}"
-    return f"is in {sight.innermost}" if sight.innermost else "has not said what it does"
+    compiles = "compiles, and " if _compiles(sight) else ""
+    return f"{compiles}is in {sight.where}" if sight.where else f"{compiles}has not said what it does"
 
 
 def _line(sight: Sight) -> str:
@@ -179,7 +187,7 @@ def _moving(sights: Mapping[int, Sight], quiet: float, pause: float) -> str:
             f"{pause:.1f} s: ask again"
         )
     who = "all ranks move" if len(sights) > 1 else "it moves"
-    return f"{who} ({phases}): the latest task began {max(quiet, 0.0):.1f} s ago"
+    return f"{who} ({phases}): the latest of what was begun is {max(quiet, 0.0):.1f} s old"
 
 
 def _differing_orders(sights: Mapping[int, Sight]) -> tuple[str, Sequence[int]] | None:

@@ -270,9 +270,8 @@ class Engine:
         for optimizer in self.optimizers:
             optimizer.update(scale)
         updated = {stage.index for optimizer in self.optimizers for stage in optimizer.stages}
-        for stage_replica, stage in self.stages.items():
-            if stage_replica not in updated:  # it owns no parameter
-                stage.reset_gradients()
+        for stage_replica in sorted(self.stages.keys() - updated):  # they own no parameter
+            self.stages[stage_replica].reset_gradients()
         self._has_gradients = False
         spread_values(self._ties, self.stages, self._exchange)
 
