@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks.runtime.recording import judged
 from benchmarks.runtime.recording_rank import RECORDING, Account, recording
+from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
+from rrfp_jax.runtime.processes.round_board import RoundBoard
 from tests.support import toy
 
 
@@ -21,6 +23,14 @@ def test_recording_is_switched_off_and_on_again():
         assert len(next(steps).trace.records) == 20
     assert account.seconds > 0.0
     assert [vars(owner)[name] for owner, name in RECORDING] == there
+
+
+def test_all_of_the_flight_recorder_is_known():
+    """What is not switched off is inside of what is, done once, or for stages of several processes."""
+    known = {name for owner, name in RECORDING if owner in (FlightRecorder, RoundBoard)}
+    known |= {"begin", "runs", "dumps_by", "joins", "told", "heard"}
+    there = {name for owner in (FlightRecorder, RoundBoard) for name in vars(owner) if name[0] != "_"}
+    assert there == known
 
 
 def test_an_account_knows_what_calls_take():
