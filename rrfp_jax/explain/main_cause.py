@@ -14,7 +14,7 @@ from rrfp_jax.sim.recut import Layers
 
 UNDONE = (
     *("stage", "stages", "uneven", "split", "link", "links", "jitter", "lengths"),
-    *("in flight", "bytes", "host"),
+    *("injected", "in flight", "bytes", "host"),
 )
 """Kinds of changes that undo a cause."""
 
@@ -75,7 +75,7 @@ def main_cause(
         for kind, subject, share in saved
         if kind in UNDONE and (kind, subject) != ("links", 0.0)
     ]
-    causes = _without_limit(_recut(_sharpened(_one_way(causes))), shares)
+    causes = _on_purpose(_without_limit(_recut(_sharpened(_one_way(causes))), shares))
     causes += [(shares[name], name, None) for name in OUTSIDE]
     share, kind, subject = max(causes, key=lambda cause: cause[0])
     if share < NOTEWORTHY and not saved:
@@ -121,6 +121,16 @@ def _recut(causes: Sequence[Cause]) -> list[Cause]:
     if best is not None and best[0] >= NOTEWORTHY:
         return [*kept, best]
     return [*kept, *(cause for cause in causes if cause[1] == "uneven")]
+
+
+def _on_purpose(causes: Sequence[Cause]) -> list[Cause]:
+    """Without what delays that were injected explain: the jitter and the slow links are those."""
+    injected = max((share for share, kind, _ in causes if kind == "injected"), default=0.0)
+    return [
+        cause
+        for cause in causes
+        if cause[1] not in ("jitter", "link", "links") or injected < MOSTLY * cause[0]
+    ]
 
 
 def _without_limit(causes: Sequence[Cause], shares: Mapping[str, float]) -> list[Cause]:

@@ -100,6 +100,7 @@ def _cause(kind: str, subject: Hashable, steps: Sequence[RecordedStep], layers: 
     work = "" if layers is None else " for the same work"
     return {
         "stages": f"Stages compute unequally long{work}",
+        "injected": "Delays are injected into this run",
         "links": "Transfers take long on all links",
         "lengths": "Microbatches have unequal lengths",
         "in flight": f"The limit of {limit} microbatches in flight holds forwards back",

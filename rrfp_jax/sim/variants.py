@@ -36,7 +36,7 @@ class Variant(NamedTuple):
     Attributes:
         change: in words, such as "stage 2 as fast as the others".
         kind: what is changed: "stage", "stages", "uneven", "split", "jitter", "lengths", "link", "links",
-            "host", "in flight", "bytes" or "schedule".
+            "injected", "host", "in flight", "bytes" or "schedule".
         subject: which stage, link (or two of them) or schedule, or by how much; None where there is one
             change of the kind.
         costs: of its tasks and transfers.
@@ -68,6 +68,7 @@ def variants(
     if layers is not None:
         for recut in layers.recuts():
             yield Variant(recut.change, "split", recut, *layers.recut(step, costs, recut.split))
+    yield from _injected(step, costs)
     yield from _lengths(step, costs)
     yield Variant("no time of the host", "host", None, recorded(step.trace), step)
     yield from _links(step, costs)
@@ -113,6 +114,20 @@ def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None) -> Ite
             change = what if kind == "stage" else f"{what}, with as much to do"
             factors = [1 / factor if s == stage else 1.0 for s in range(len(busy))]
             yield Variant(change, kind, stage, scaled(factors), step)
+
+
+def _injected(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
+    """Without the delays that were injected on purpose, if there are any."""
+    durations, transfers = dict(costs.durations), dict(costs.transfers)
+    for record in step.trace.records:
+        durations[record.stage, record.task] -= record.delayed
+        sender = step.trace.sender(record) if record.late else None
+        if sender is not None and (sender.stage, sender.task) in transfers:
+            transfers[sender.stage, sender.task] = max(
+                transfers[sender.stage, sender.task] - record.late, 0.0
+            )
+    if any(record.delayed or record.late for record in step.trace.records):
+        yield Variant("no injected delays", "injected", None, TableCosts(durations, transfers), step)
 
 
 def _lengths(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:

@@ -108,6 +108,22 @@ def test_a_link_that_is_slow_there_and_back():
     )
 
 
+def test_delays_that_were_injected_are_no_jitter():
+    step, _ = spoilt("jitter")
+    fine = {(record.stage, record.task): record for record in ran(COSTS).trace.records}
+    records = [
+        record._replace(delayed=max(record.end - record.start - (own.end - own.start), 0.0))
+        for record in step.trace.records
+        for own in [fine[record.stage, record.task]]
+    ]
+    injected = replace(step, trace=replace(step.trace, parts=[Part.of(records)]))
+    found = explain([TimedStep(recorded=injected, wall_seconds=step.trace.makespan)])
+    assert found.sentence.startswith("Delays are injected into this run: ")
+    without = next(saving for saving in found.savings if saving.kind == "injected")
+    saved = 1 - ran(COSTS).trace.makespan / step.trace.makespan
+    assert without.share == pytest.approx(saved, rel=0.02)
+
+
 def test_late_data():
     step = ran(COSTS)
     span = step.trace.makespan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -188,13 +187,14 @@ class Engine:
         Raises:
             TrainingError: see `Driver.run`.
         """
-        run = self._begin(step, rules, buckets, load, loss_scale)
-        run = replace(run, load_seconds=run.load_seconds + waited_seconds)
+        for stage in self.stages.values():
+            stage.scale_loss(loss_scale)
+        run = self._begin(step, rules, buckets, load, waited_seconds)
         records = self.driver.run(rules, step, run.parts, run.memory.budgets)
         return self._settle(run, records)
 
     def _begin(
-        self, step: int, rules: StepRules, buckets: Sequence[Bucket], load: Load, loss_scale: float
+        self, step: int, rules: StepRules, buckets: Sequence[Bucket], load: Load, waited_seconds: float
     ) -> StepRun:
         """Everything that is there before the first task: programs, data, zeroed sums; see `run`."""
         phase = phase_of(rules)
@@ -202,13 +202,11 @@ class Engine:
         memory = self.memory.of_step(rules, buckets)
         distinct = list(dict.fromkeys(buckets))
         numbers = [distinct.index(bucket) for bucket in buckets]
-        for stage in self.stages.values():
-            stage.scale_loss(loss_scale)
         of_bucket = [self.library.programs(bucket, phase) for bucket in distinct]
         programs = [of_bucket[number] for number in numbers]
         began = perf_counter()
         inputs = self._inputs.load(step, buckets, programs, load)
-        load_seconds = perf_counter() - began
+        load_seconds = waited_seconds + perf_counter() - began
         parts = {}
         for stage_replica, stage in self.stages.items():
             own = [of[stage_replica] for of in of_bucket]
