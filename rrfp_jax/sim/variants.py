@@ -20,6 +20,9 @@ SCHEDULES = (
 )
 """That are tried instead of a step's own; those that its placement does not allow are left out."""
 
+FEW_SCHEDULES = ("bf", "bfw", "zb-h1", "ranked:zb-v")
+"""Of these, the ones that are tried with large steps."""
+
 SLOWEST = 3
 """So many stages, and so many links, are each tried by itself: those that are slowest beside the others."""
 
@@ -55,6 +58,7 @@ def variants(
     costs: TableCosts,
     schedules: Sequence[str] = SCHEDULES,
     layers: Layers | None = None,
+    slowest: int = SLOWEST,
 ) -> Iterator[Variant]:
     """All that is tried with a step.
 
@@ -63,15 +67,16 @@ def variants(
         costs: of its tasks and transfers.
         schedules: by name.
         layers: what they take; None if that is not known, or the step has another placement.
+        slowest: how many stages, and links, are each tried by itself.
     """
-    yield from _speeds(step, costs, layers)
+    yield from _speeds(step, costs, layers, slowest)
     if layers is not None:
         for recut in layers.recuts():
             yield Variant(recut.change, "split", recut, *layers.recut(step, costs, recut.split))
     yield from _injected(step, costs)
-    yield from _lengths(step, costs)
+    yield from _lengths(step, costs, slowest)
     yield Variant("no time of the host", "host", None, recorded(step.trace), step)
-    yield from _links(step, costs)
+    yield from _links(step, costs, slowest)
     yield from _limits(step, costs)
     placement, own = step.rules.placement, name_of(step.rules.schedule)
     for name in schedules:
@@ -81,7 +86,7 @@ def variants(
             yield Variant(f"schedule {name}", "schedule", name, _Halves(costs), replace(step, rules=rules))
 
 
-def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None) -> Iterator[Variant]:
+def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None, slowest: int) -> Iterator[Variant]:
     """Stages as fast as others; what differs between their tasks stays.
 
     If it is known what layers have to do, a stage that takes long for that is slow, and one that has more to
@@ -105,7 +110,7 @@ def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None) -> Ite
     longest = sorted(
         (own / others, stage) for stage, (own, others) in enumerate(zip(busy, usual, strict=True))
     )
-    for ratio, stage in longest[-SLOWEST:]:
+    for ratio, stage in longest[-slowest:]:
         slow = slowness[stage] > SLOW
         factor = slowness[stage] if slow else ratio
         if factor > 1:
@@ -130,7 +135,7 @@ def _injected(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
         yield Variant("no injected delays", "injected", None, TableCosts(durations, transfers), step)
 
 
-def _lengths(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
+def _lengths(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Variant]:
     """Without jitter, and without the differences of lengths.
 
     A task takes the usual time of its stage and kind, which is the median, times a factor of its bucket,
@@ -160,13 +165,13 @@ def _lengths(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
     excess = [0.0] * step.trace.stages
     for (stage, task), seconds in costs.durations.items():
         excess[stage] += abs(seconds - steady[stage, task])
-    for stage in sorted(range(len(excess)), key=excess.__getitem__)[-SLOWEST:]:
+    for stage in sorted(range(len(excess)), key=excess.__getitem__)[-slowest:]:
         alone = {own: (steady if own[0] == stage else costs.durations)[own] for own in steady}
         yield Variant(f"no jitter on stage {stage}", "jitter", stage, replace(costs, durations=alone), step)
     yield Variant("microbatches of equal lengths", "lengths", None, replace(costs, durations=even), step)
 
 
-def _links(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
+def _links(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Variant]:
     """Links as fast as others, or all of them faster; what differs between their messages stays."""
     by_link: dict[Link, list[float]] = defaultdict(list)
     for (stage, task), seconds in costs.transfers.items():
@@ -183,11 +188,11 @@ def _links(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
         others = [seconds for other, seconds in usual.items() if other not in (link, link[::-1])]
         if others and own > median(others):
             excess[link], factors[link] = own - median(others), median(others) / own
-    for link in sorted(excess, key=excess.__getitem__)[-SLOWEST:]:
+    for link in sorted(excess, key=excess.__getitem__)[-slowest:]:
         change = f"the link from stage {link[0]} to {link[1]} as fast as the others"
         yield Variant(change, "link", link, scaled(dict.fromkeys(usual, 1.0) | {link: factors[link]}), step)
     both = {link: excess[link] + excess[link[::-1]] for link in excess if link < link[::-1] in excess}
-    for link in sorted(both, key=both.__getitem__)[-SLOWEST:]:
+    for link in sorted(both, key=both.__getitem__)[-slowest:]:
         there_and_back = {way: factors[way] for way in (link, link[::-1])}
         change = f"the links between stages {link[0]} and {link[1]} as fast as the others"
         costs_then = scaled(dict.fromkeys(usual, 1.0) | there_and_back)

@@ -14,7 +14,7 @@ from rrfp_jax.core.measure.replayed import Place, replay_of
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.recut import Layers
-from rrfp_jax.sim.variants import SCHEDULES, Variant, variants
+from rrfp_jax.sim.variants import FEW_SCHEDULES, SCHEDULES, SLOWEST, Variant, variants
 
 TRUSTED_ERROR = 0.05
 """Above this error of the replay nothing is predicted, as in ByteDance's SMon (arXiv:2505.05713)."""
@@ -63,20 +63,28 @@ class WhatIfs:
         return 1.0 - change.seconds / self.replayed if self.replayed else 0.0
 
 
+MANY_TASKS = 8_000
+"""Of a step with more than these less is tried, so that it takes some seconds."""
+
+
 def what_ifs(
-    step: RecordedStep, schedules: Sequence[str] = SCHEDULES, layers: Layers | None = None
+    step: RecordedStep, schedules: Sequence[str] | None = None, layers: Layers | None = None
 ) -> WhatIfs:
     """Replay a step as it was, and with one thing changed at a time.
 
     Args:
         step: with a backward.
-        schedules: by name, to try instead of its own; those that would hold more are left out.
+        schedules: by name, to try instead of its own; those that would hold more are left out. None for
+            `SCHEDULES`, of a large step `FEW_SCHEDULES`.
         layers: what they take, found from this step and others; see `variants`.
     """
     as_recorded = replay_of(step.trace)
     costs, leads = as_recorded.costs, as_recorded.leads
+    many = len(step.trace.records) > MANY_TASKS
+    if schedules is None:
+        schedules = FEW_SCHEDULES if many else SCHEDULES
     found = []
-    for variant in variants(step, costs, schedules, layers):
+    for variant in variants(step, costs, schedules, layers, slowest=1 if many else SLOWEST):
         try:
             trace = _replay(variant, {} if variant.kind == "host" else leads)
         except (ValueError, RuntimeError):
