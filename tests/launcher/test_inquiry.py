@@ -10,13 +10,18 @@ import time
 import pytest
 
 from rrfp_jax.commands.why import main
+from rrfp_jax.core.hints import BFW
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.launcher.why import inquiry, looking
 from rrfp_jax.runtime.lifecycle.attendance import DUMP_SIGNAL, dump_on_signal
+from rrfp_jax.runtime.lifecycle.testimony import read_testimony
 from rrfp_jax.runtime.processes import proc
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
+from rrfp_jax.runtime.processes.round_board import MOST_MESSAGES
 from rrfp_jax.runtime.processes.stacks import dumped_threads
 from tests.launcher.conftest import until
 from tests.launcher.test_spawn import ROOT
@@ -197,3 +202,19 @@ def test_of_several_dumps_the_last_is_read():
     one, two = dumped_threads((dump.format(5) + dump.format(6)).splitlines())
     assert (one.is_main, two.is_main) == (False, True)
     assert [str(frame) for frame in two.frames] == ["load (train.py:6)", "<module> (train.py:80)"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 0}'])
+def test_an_answer_that_is_none_is_passed_over(tmp_path, text):
+    (tmp_path / "testimony-0.json").write_text(text)
+    assert read_testimony(tmp_path, 0) is None
+
+
+def test_more_messages_than_a_board_holds_are_not_recorded(tmp_path):
+    recorder = FlightRecorder(tmp_path / "flight", 0, "stage 0")
+    rules = StepRules(placement=Placement(2), microbatches=MOST_MESSAGES, schedule=BFW())
+    recorder.begin_round(1, 1, rules, [0])
+    recorder.board.sent(0, Task(FORWARD, 0, MOST_MESSAGES - 1), 1)
+    recorder.board.got(0, Task(FORWARD, 0, 0).input, 1)
+    found = read(tmp_path / "flight").round
+    assert (found.own, found.sent_bits, found.got_bits, found.microbatches) == ((), b"", b"", MOST_MESSAGES)
