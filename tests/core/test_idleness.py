@@ -5,9 +5,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
+from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.critical_path import critical_path
 from rrfp_jax.core.measure.idleness import Cause, Idle, idleness, shares, stage_times
+from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.sim.engine import simulate
 from tests.support.steps import steps
@@ -135,6 +139,18 @@ def test_all_seconds_of_a_step_have_one_cause(drawn):
         if rules.limit is None and rules.accumulation == "arrival":
             assert time.idle[Cause.MEMORY] == time.idle[Cause.TURN] == 0
     assert sum(shares(stage_times(trace, fixed)).values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["bf", "bfw", "1f1b", "ranked:zb-v"])
+def test_they_add_up_on_64_stages(name):
+    """The same at the size of a large run, with tasks queued ahead, jitter and slow links."""
+    drawn = log_normal(64, 128, forward=0.01, sigma=0.4, shared=0.3, seed=3, transfer=2e-3)
+    placement = by_name(name).placement_for(64)
+    rules = StepRules(placement=placement, microbatches=128, schedule=by_name(name), limit=128)
+    trace = simulate(rules, WorkloadCosts(drawn, placement), lead=1e-3)
+    times = stage_times(trace, isinstance(rules.schedule, FixedOrder))
+    assert [time.total for time in times] == pytest.approx([trace.makespan] * 64, rel=1e-9)
+    assert sum(shares(times).values()) == pytest.approx(1.0)
 
 
 @given(steps())
