@@ -1,4 +1,5 @@
-# One environment, .venv, made once: a second call sets up nothing again.
+# One environment, .venv, made once: a second call sets up nothing again. NIXL's metadata asks for torch, which
+# nothing here uses, so it is installed without what it asks for.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -49,4 +50,5 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rrfp_jax needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'nixl-cu12>=1.5,<2'
 	touch $@

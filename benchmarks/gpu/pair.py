@@ -21,22 +21,29 @@ import numpy as np
 
 from benchmarks.gpu.work import QUICK_SIZES, SIZES, Bench, milliseconds, seconds_until_ready
 from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.choice import TransportName, between_processes
 from rrfp_jax.runtime.transport.protocol import Key
-from rrfp_jax.runtime.transport.socket import SocketTransport
 
 STREAM = 4
 """Messages offered at once to measure throughput."""
 
 
 class Line:
-    """This rank's end of the transport between ranks 0 and 1."""
+    """This rank's end of a transport between ranks 0 and 1.
 
-    def __init__(self, world: World) -> None:
+    Raises:
+        UsageError: NIXL is asked for, and cannot be used.
+    """
+
+    def __init__(self, world: World, name: TransportName = "socket") -> None:
         assert world.mailbox is not None
         self.world, self._mailbox = world, world.mailbox
-        self._transport = SocketTransport(world, [[0], [1]])
+        self._devices = {world.rank: jax.local_devices()[:1]}
+        chosen = between_processes(name, world, [[0], [1]], self._devices, [1 - world.rank], {})
+        self._transport = chosen.transport
         self._sent = 0
         self._round = 0
 
@@ -44,7 +51,7 @@ class Line:
         """Both ranks have come so far; the time."""
         self.world.gather(what, None)
         self._round, self._sent = self.world.next_round(), 0
-        self._transport.begin(self._round, {self.world.rank: jax.local_devices()[:1]})
+        self._transport.begin(self._round, self._devices)
         self.world.gather(f"{what}, begun", None)
         return perf_counter()
 
@@ -75,7 +82,8 @@ class Line:
                 count -= 1
                 if count == 0:
                     return arrival.arrays[0]
-            self._mailbox.sleep(min(self._transport.patience() or 1.0, 1.0))
+            patience = self._transport.patience()
+            self._mailbox.sleep(1.0 if patience is None else min(patience, 1.0))
 
 
 def by_size(line: Line, sizes: dict[str, int], rounds: int) -> dict[str, Any]:
@@ -175,19 +183,30 @@ def offered_early(line: Line, bench: Bench) -> dict[str, Any]:
     }
 
 
+def by_nixl(world: World, sizes: dict[str, int], rounds: int) -> dict[str, Any]:
+    """The same from device to device, where NIXL works between the two; else why not."""
+    try:
+        line = Line(world, "nixl")
+    except UsageError as refused:
+        return {"not_measured": str(refused)}
+    return by_size(line, sizes, rounds)
+
+
 def main(file: str, size: str) -> None:
     """Measure on both ranks; the one that received knows."""
     world = join()
     quick = size == "quick"
+    sizes = QUICK_SIZES if quick else SIZES
     bench, line = Bench.of(quick), Line(world)
     steps: dict[str, Callable[[], dict[str, Any]]] = {
-        "socket": lambda: by_size(line, QUICK_SIZES if quick else SIZES, bench.rounds),
+        "socket": lambda: by_size(line, sizes, bench.rounds),
+        "nixl": lambda: by_nixl(world, sizes, bench.rounds),
         "overlap": lambda: overlap(line, bench),
         "offered_early": lambda: offered_early(line, bench),
     }
     found = {name: world.gather(name, step()) for name, step in steps.items()}
     if world.rank == 0:
-        kept = {"socket": found["socket"][0], "overlap": found["overlap"][1]}
+        kept = {"socket": found["socket"][0], "nixl": found["nixl"][0], "overlap": found["overlap"][1]}
         kept["offered_early"] = found["offered_early"][0]
         Path(file).write_text(json.dumps(kept), encoding="utf-8")
 

@@ -7,6 +7,7 @@ threads     programs of another thread keep their turn; do copies to and from th
             that were dispatched before them; does a program whose input is on its way hold up a later one
 copies      host to device, device to host, on the device, and to another device, by size
 socket      the runtime's transport between two processes, by size (`pair.py`)
+nixl        the same from device to device, or why that cannot be
 overlap     does a pull go on while the receiver computes; does an offer wait for the sender's later programs
 ipc         device memory shared between two processes by CUDA IPC (`ipc.py`)
 """

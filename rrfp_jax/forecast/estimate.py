@@ -208,6 +208,7 @@ class Estimate:
                 self.rules.unadded_gradients,
                 [sum(self.model.states[i].gradient_bytes for i in layers) for layers in chunks],
             ),
+            slot_bytes=0,  # as many as the run's own transport takes, which is settled at its start
             device_limit_bytes=self.devices.memory,
             compile_seconds=0.0,
             buckets={bucket_name(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct},

@@ -21,6 +21,7 @@ from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.settings import Execution, MemoryPolicy, group_of
+from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.train.auto_split import AUTO
 from rrfp_jax.train.pace import Pace
 from rrfp_jax.train.report import Evaluation, Report
@@ -52,6 +53,8 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         validation_steps: steps of validation data that each of them takes; 0 for as many as the data's
             `steps` says, or 1 if it does not say.
         stall_seconds: a step without progress for so long is given up.
+        transport: what carries messages between processes: nixl, from device to device; socket, through
+            hosts; auto, NIXL if it works between all neighbours, else sockets.
         jitter: inject delays: tasks take longer at random, from J0 (not at all) to J3.
         late_readiness: inject delays: every arrival is noticed so much later (s).
         skew: inject delays: every arrival is noticed later at random, at most so much (s).
@@ -76,6 +79,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     validate_every: int = 0
     validation_steps: int = 0
     stall_seconds: float = 300.0
+    transport: TransportName = "socket"
     jitter: str = "J0"
     late_readiness: float = 0.0
     skew: float = 0.0
@@ -170,6 +174,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         """Its settings in groups, as a Trainer's."""
         execution = Execution(
             stall_seconds=self.stall_seconds,
+            transport=self.transport,
             executables=Path(self.directory) / ".executables" if self.executables else None,
             terms=group_of(Terms, self),
             delays=group_of(Delays, self),

@@ -29,7 +29,7 @@ from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.driver.device import LEAD_SECONDS
 from rrfp_jax.runtime.driver.driver import Driver
-from rrfp_jax.runtime.engine.links import agreement_of, transport_of
+from rrfp_jax.runtime.engine.links import agreement_of, told_links_of
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.sim.ahead import Planned, base_of
@@ -175,14 +175,17 @@ class PacedRun:
         if isinstance(schedule, Planned):  # what the workload says is all that there is to be known
             self._rules = replace(self._rules, schedule=schedule.plan(self._rules, costs).order)
         agreed = {"rules": str(self._rules), "delays": str(delays), "agreement": str(terms)}
+        agreed["transport"] = settings.execution.transport
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
         self._world.agree("what is to be run", agreed | {"the hash of pace.workload": tables})
         self._member, self._grouped, self._ranks = layout.member, layout.grouped, layout.groups
         devices = {stage: stage_mesh.own[:1] for stage, stage_mesh in layout.stage_meshes.items()}
+        room = dict.fromkeys(devices, config.pace.message_bytes)
+        links = told_links_of(layout, placement, settings.execution.transport, room)
         self._driver = Driver(
             devices,
             self._world,
-            delays.transport(transport_of(layout, placement), placement, costs, layout.world.rank),
+            delays.transport(links.transport, placement, costs, layout.world.rank),
             settings.execution.stall_seconds,
             delays.queue(costs),
             agreement=agreement_of(layout, terms),

@@ -221,3 +221,8 @@ class DeviceCopier:
         copy = xla_client.batched_copy_array_to_devices_with_sharding
         devices, shardings = (self._devices * turns)[:count], (self._shardings * turns)[:count]
         return copy(list(arrays), devices, shardings, reuse)  # type: ignore[no-any-return]
+
+
+def address_of(array: jax.Array) -> int:
+    """Where an array on one device begins in that device's memory; waits until it is there."""
+    return int(array.unsafe_buffer_pointer())  # type: ignore[attr-defined]

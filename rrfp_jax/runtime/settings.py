@@ -17,6 +17,7 @@ from rrfp_jax.runtime.autodiff.remat import check_remat
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.group.agreement import Terms
 from rrfp_jax.runtime.memory.budget import Setting, parse_setting
+from rrfp_jax.runtime.transport.choice import TransportName, check_transport
 
 Group = TypeVar("Group")
 
@@ -71,6 +72,8 @@ class Execution:
 
     Attributes:
         stall_seconds: without any progress for so long (s), a step is given up, naming what it waited for.
+        transport: what carries messages between processes: "nixl", from device to device; "socket", through
+            hosts; "auto", NIXL if it works between all neighbours, else sockets (`docs/transport.md`).
         executables: a folder to keep compiled programs in, so that another start compiles nothing; None to
             compile at every start. Nobody else may be able to write to it: see `docs/security.md`.
         terms: by which the processes of a stage agree, where there are several.
@@ -81,6 +84,7 @@ class Execution:
     """
 
     stall_seconds: float = 300.0
+    transport: TransportName = "socket"
     executables: str | Path | None = None
     terms: Terms = field(default_factory=Terms)
     delays: Delays = field(default_factory=Delays)
@@ -89,6 +93,7 @@ class Execution:
         check_numbers(self)
         if not is_positive(self.stall_seconds):
             raise UsageError(f"stall_seconds={self.stall_seconds!r}: give a number of seconds above 0")
+        check_transport(self.transport)
         folder = self.executables
         if folder is not None and (not isinstance(folder, (str, PathLike)) or not str(folder)):
             raise UsageError(

@@ -87,11 +87,12 @@ class CheckReport:
 def stage_table(stages: Sequence[StageLedger]) -> str:
     """What each stage needs, as text; of its largest bucket.
 
-    "gradients" are their sums; "parked" those that wait to be added; "held", "for W" (between the halves of
-    a split backward) and "sent" are per microbatch in flight; "temporary" is the largest program's.
+    "gradients" are their sums; "parked" those that wait to be added; "slots" are for messages from other
+    processes; "held", "for W" (between the halves of a split backward) and "sent" are per microbatch in
+    flight; "temporary" is the largest program's.
     """
     head = (
-        *("stage", "layers", "device", "parameters", "weights", "optimizer", "gradients", "parked"),
+        *("stage", "layers", "device", "parameters", "weights", "optimizer", "gradients", "parked", "slots"),
         *("prepared", "held", "for W", "sent", "temporary", "compile"),
     )
     rows = [
@@ -100,7 +101,8 @@ def stage_table(stages: Sequence[StageLedger]) -> str:
             " ".join(f"{first}-{end - 1}" for first, end in s.layers),
             s.device.partition(" of ")[0],
             f"{s.parameters:,}",
-            *map(in_mib, (s.weight_bytes, s.optimizer_bytes, s.accumulator_bytes, s.parked_gradient_bytes)),
+            *map(in_mib, (s.weight_bytes, s.optimizer_bytes, s.accumulator_bytes)),
+            *map(in_mib, (s.parked_gradient_bytes, s.slot_bytes)),
             *map(in_mib, _of_microbatch(s.largest)),
             f"{s.compile_seconds:.1f} s",
         )

@@ -98,6 +98,7 @@ class Settings:
     def as_text(self) -> dict[str, str]:
         """What must be equal in all processes, by the names that users type."""
         agreed = asdict(self.numerics) | asdict(self.memory) | asdict(self.execution.terms)
+        agreed["transport"] = self.execution.transport
         return {name: str(value) for name, value in agreed.items()}
 
     def flat(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.settings import Execution, MemoryPolicy
+from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.assembly import assemble
@@ -51,7 +52,7 @@ class Trainer(Session):
         accumulation, equal_schedules, clip_norm, on_nonfinite, loss_scale, seed: what is computed; see
             `Numerics`.
         remat, max_in_flight, activation_budget, spare_gradients: what is held; see `MemoryPolicy`.
-        stall_seconds, executables, delays: see `Execution`.
+        stall_seconds, transport, executables, delays: see `Execution`.
         agreement, protocol: how the processes of a stage agree on each task. Messages go by "kv" or "socket";
             a "leader" decides, or all are "unanimous" (`docs/agreement.md`).
 
@@ -82,6 +83,7 @@ class Trainer(Session):
         activation_budget: str | int | None = "auto",
         spare_gradients: int = SPARE_GRADIENTS,
         stall_seconds: float = 300.0,
+        transport: TransportName = "socket",
         executables: str | Path | None = None,
         delays: Delays | None = None,
         agreement: CarrierName = "kv",
@@ -106,6 +108,7 @@ class Trainer(Session):
             ),
             execution=Execution(
                 stall_seconds=stall_seconds,
+                transport=transport,
                 executables=executables,
                 delays=delays,
                 terms=Terms(agreement=agreement, protocol=protocol),

@@ -211,8 +211,8 @@ class TestParts:
         assert {"lags", "outputs_are_ready_together"} <= set(figures["readiness"])
         assert set(figures["threads"]) == {"program", "put", "get", "an_input_on_its_way"}
         two = figures["two_processes"]
-        assert set(two) == {"socket", "overlap", "offered_early"}
-        assert all(row["hop_us"] > 0 for row in two["socket"].values())
+        assert set(two) == {"socket", "nixl", "overlap", "offered_early"}
+        assert all(row["hop_us"] > 0 for way in ("socket", "nixl") for row in two[way].values())
 
     def test_remat_holds_only_the_input(self, everything):
         figures = everything[0][5]["figures"]

@@ -11,7 +11,8 @@ from rrfp_jax.commands import doctor
 from rrfp_jax.commands.preflight import devices, machine, network, placement, surroundings
 from rrfp_jax.commands.preflight.examination import CHECKS, examine
 from rrfp_jax.commands.preflight.findings import Finding
-from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Surroundings, found_place
+from rrfp_jax.commands.preflight.nixl_probe import ways_in
+from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Nixl, Surroundings, found_place
 from rrfp_jax.runtime.lifecycle.place import Place
 from rrfp_jax.runtime.processes.address import Address
 from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
@@ -188,6 +189,18 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
         ({"shm_free": 64 << 20}, "warn", "64 MiB", "--shm-size"),
         ({"shm_free": 64 << 20, "gpus": 2}, "FAIL", "64 MiB", "--shm-size"),
     ],
+    machine.check_nixl: [
+        ({}, None, "", ""),
+        ({"gpus": 2}, "warn", "NIXL is not installed", "--no-deps nixl-cu12"),
+        (
+            {"nixl": Nixl("nixl-cu12 1.5.1", ("cma/memory",))},
+            "ok",
+            "1.5.1; between processes of this machine by cma/memory",
+            "",
+        ),
+        ({"nixl": Nixl("nixl-cu12 1.5.1", ("tcp/lo",))}, "warn", "falls back to tcp/lo", "SYS_PTRACE"),
+        ({"nixl": Nixl("nixl-cu12 1.5.1", (), "no UCX")}, "warn", "does not work here: no UCX", "socket"),
+    ],
     machine.check_folder: [
         ({}, "ok", "runs: writable", ""),
         ({"folder": Folder("r", "Read-only file system")}, "FAIL", "r: Read-only", "--config.directory"),
@@ -220,6 +233,28 @@ def test_every_check_is_shown_to_pass_and_to_fail():
     for check, cases in TABLE.items():
         levels = {level for _, level, _, _ in cases}
         assert levels & {"ok", None} and levels & {"warn", "FAIL"}, check
+
+
+def test_the_ways_of_writing_are_read_from_what_ucx_prints():
+    """Not those of messages, which it prints in the same way."""
+    mark, line = "[1795407373.257470] [vm:32628:0]   ", "+--------+-------------+------------+"
+    table = [
+        line,
+        "| A intra-node cfg#1                                 |",
+        "| remote memory write by ucp_put* from host memory   |",
+        line,
+        "| Range   | Description        | Config        |",
+        line,
+        "| 0..8176 | short              | sysv/memory   |",
+        "| 8177..inf | zero-copy        | cma/memory    |",
+        line,
+        "| active message by ucp_am_send* from host memory    |",
+        line,
+        "| 0..inf  | multi-frag copy-in | tcp/lo        |",
+        line,
+    ]
+    assert ways_in("\n".join(mark + each for each in table)) == ["sysv/memory", "cma/memory"]
+    assert ways_in("what was written is there\n") == []
 
 
 def test_a_finding_is_a_line_and_a_line_to_paste():
@@ -259,5 +294,6 @@ def test_what_is_found_here(tmp_path, monkeypatch):
     monkeypatch.setattr("rrfp_jax.commands.preflight.surroundings.found_devices", lambda *_: ("cpu", 1, ""))
     found = surroundings.look({}, folder=str(tmp_path / "runs"), tp=1)
     assert found.place is None and found.versions["jax"] and not found.address_error
+    assert found.nixl.version and found.nixl.ways and not found.nixl.error
     assert found.folder.free > 0 and not found.folder.error and not list((tmp_path / "runs").iterdir())
     assert len(examine(found)) > 5

@@ -28,6 +28,7 @@ OPEN_NO_FILES = {
 LISTENERS = {
     *("listen", "create_server", "start_transfer_server", "get_distributed_runtime_service"),
     "start_http_server",
+    "createBackend",
 }
 
 RUNS = re.compile(
@@ -42,6 +43,7 @@ MAY_RUN = {
     ("runtime/programs/serialized.py", "Serialized.loaded", "serialize_executable.deserialize_and_load"),
     ("runtime/_jax.py", "load_for.Mover.persistent_load", "self.backend.deserialize_executable"),
     ("runs/config_file.py", "load_config", "spec.loader.exec_module"),  # the user's own program
+    ("runtime/transport/nixl/agent.py", "bindings", "importlib.import_module"),  # by names in the code
     ("data/optional.py", "imported", "importlib.import_module"),  # by names that stand in the code
     ("__init__.py", "__getattr__", "import_module"),
     ("runtime/driver/timers.py", "precise_timers", "ctypes.CDLL"),  # of None: the C library that is there

@@ -150,6 +150,7 @@ def ledger(stage, device="a", limit=None, held=100, message=10):
         optimizer_bytes=2000,
         accumulator_bytes=1000,
         parked_gradient_bytes=4000,
+        slot_bytes=0,
         device_limit_bytes=limit,
         compile_seconds=0.0,
         buckets={"x": BucketLedger(data_bytes=5, prepared_bytes=40, chunks=[own])},

@@ -3,8 +3,8 @@
 PHASE: start (joined, nothing compiled), compile (while a layer is traced), step and validation (between two
 tasks), end (trained, while the others leave), or never. WAY: kill, freeze, cut (all TCP connections shut
 down, the process lives on), raise, or store (the coordination service is frozen instead). Stages
-have TP ranks each, 1 unless set. The moment is written to the file that FAILED_AT names, if it is set.
-MARK is an argument by which whoever started the processes knows them.
+have TP ranks each, 1 unless set; messages go by TRANSPORT. The moment is written to the file that FAILED_AT
+names, if it is set. MARK is an argument by which whoever started the processes knows them.
 """
 
 import ctypes
@@ -132,7 +132,8 @@ layers = [
 ]
 pipe = rrfp.Pipeline(layers, loss)
 mesh = rrfp.Mesh(pp=4 // TP, tp=TP)
-trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=batch, mesh=mesh)
+transport = os.environ.get("TRANSPORT", "socket")
+trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=batch, mesh=mesh, transport=transport)
 trainer._world.recorder.dispatched = failing(trainer._world.recorder.dispatched)
 enter("start")
 at("start")

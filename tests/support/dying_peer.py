@@ -19,6 +19,8 @@ from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.runtime.processes.handshake import connect, listen
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
+from rrfp_jax.runtime.transport.nixl.trial import Meeting, meet
 from rrfp_jax.runtime.transport.protocol import Key
 from rrfp_jax.runtime.transport.socket import SocketTransport
 
@@ -70,6 +72,14 @@ def dies_while_pulling(world, transport):
     die()
 
 
+def dies_while_written_to(world, transport):
+    """Somewhere between the offer and the end of the write: a place of 256 MiB takes its time, too."""
+    world.mailbox.sleep(1.0)
+    transport.poll()
+    time.sleep(0.01)
+    die()
+
+
 def only_offers(world, transport):
     offer(world, transport, SMALL)
     world.mailbox.sleep(0.2)
@@ -114,13 +124,29 @@ PHASES = {
 }
 """What the sender and the receiver do. One of them kills itself."""
 
+TRANSPORTS = {
+    "SocketTransport": PHASES,
+    "NixlTransport": PHASES | {"the receiver dies while pulling": (offers_much, dies_while_written_to)},
+}
 
-def play(role, listeners, part, words):
+
+def made(name, world, role):
+    """A transport between the two, as for a run."""
+    receivers = [[SENDER], [RECEIVER]]
+    if name == "SocketTransport":
+        return SocketTransport(world, receivers)
+    devices = {role: jax.devices()[:1]}
+    met = meet(world, devices, [1 - role])
+    assert isinstance(met, Meeting), met
+    return NixlTransport(world, receivers, devices, met.agent, met.peers, {role: 4096})
+
+
+def play(name, role, listeners, part, words):
     """Be the sender or the receiver; tell what happened by a pipe."""
     addresses = [listener.getsockname()[:2] for listener in listeners]
     world = World(role, 2, Mailbox(role, connect(listeners[role], addresses, role, b"token", 5.0)))
     world.run_stages(["stage 0", "stage 1"])
-    transport = SocketTransport(world, [[SENDER], [RECEIVER]])
+    transport = made(name, world, role)
     transport.begin(ROUND, {role: jax.devices()[:1]})
     world.gather("both to be ready", None)
     try:
@@ -131,8 +157,8 @@ def play(role, listeners, part, words):
         os.write(words, json.dumps(message).encode())
 
 
-def stage(parts):
-    """Run a phase; what the survivor said."""
+def stage(name, parts):
+    """Run a phase with a transport; what the survivor said."""
     listeners = [listen("127.0.0.1") for _ in parts]
     hear, words = os.pipe()
     children = {}
@@ -140,7 +166,7 @@ def stage(parts):
         if not (child := os.fork()):
             status = 1
             try:
-                play(role, listeners, part, words)
+                play(name, role, listeners, part, words)
                 status = 0
             finally:
                 os._exit(status)
@@ -177,8 +203,9 @@ def wait(children):
 
 def main():
     os.environ["RRFP_BIND"] = "127.0.0.1"
-    for name in sys.argv[1:] or PHASES:
-        print(json.dumps({"phase": name} | stage(PHASES[name])), flush=True)
+    for name in sys.argv[1:] or TRANSPORTS:
+        for phase, parts in TRANSPORTS[name].items():
+            print(json.dumps({"transport": name, "phase": phase} | stage(name, parts)), flush=True)
 
 
 if __name__ == "__main__":

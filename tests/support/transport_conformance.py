@@ -16,7 +16,7 @@ import numpy as np
 from tests.support.transport_ends import KIB, MIB, numbers
 from tests.support.transport_memory import memory, memory_is_witnessed, sender_forgets, witness_is_let_go
 
-OWNERS = {"SocketTransport": [0, 1], "RoutedTransport": [0, 0, 1]}
+OWNERS = {"SocketTransport": [0, 1], "RoutedTransport": [0, 0, 1], "NixlTransport": [0, 1]}
 """What is tested between two processes: the rank of each stage. The router is on rank 0, which has two."""
 
 
@@ -273,6 +273,7 @@ LONG = [slow_reader, large]
 
 BETWEEN = {
     "SocketTransport": [*ANYWHERE, a_later_round, memory, reset],
+    "NixlTransport": [*ANYWHERE, a_later_round, memory, reset],
     "RoutedTransport": [*[scenario for scenario in ANYWHERE if scenario not in LONG], a_later_round, reset],
 }
 """`reset` is the last, because what the sender holds then is never pulled."""

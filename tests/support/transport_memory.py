@@ -1,6 +1,7 @@
 """What every transport must let go of: scenarios as in `transport_conformance.py`."""
 
 import gc
+import time
 import weakref
 
 import jax
@@ -95,6 +96,8 @@ def memory(ends):
                     ends.receive([n])
                     del ends.arrived[ends.key(n)]
             ends.settle()
+        time.sleep(0.1)  # what is copied has been
+        ends.poll()
 
     carry(2 * A_ROUND)  # pools and caches fill
     gc.collect()

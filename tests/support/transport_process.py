@@ -25,7 +25,8 @@ def ends_of(name, world):
     layout = Layout(
         world=world, widths=[1] * len(owners), groups=[[rank] for rank in owners], stage_meshes=stage_meshes
     )
-    transport = transport_of(layout, Placement(len(owners)))
+    remote = "nixl" if name == "NixlTransport" else "socket"
+    transport = transport_of(layout, Placement(len(owners)), remote)
     assert world.rank or type(transport).__name__ == name
     return Ends(transport, devices, owners, world)
 

@@ -28,17 +28,23 @@ HANG_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Cell:
-    """Which rank fails, how, and when; `tp` ranks share a stage."""
+    """Which rank fails, how, and when; `tp` ranks share a stage, messages go by a transport."""
 
     rank: int
     way: str
     phase: str
     tp: int = 1
+    transport: str = "socket"
 
     @property
     def stage(self) -> int:
         """The rank's."""
         return self.rank // self.tp
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the script reads."""
+        return {"TP": str(self.tp), "TRANSPORT": self.transport}
 
     def __str__(self) -> str:
         return f"{self.rank}/{self.way}/{self.phase}"
@@ -80,7 +86,7 @@ def run_launched(cell: Cell, silence: float, folder: Path) -> Outcome:
         str(COUNT),
         f"--directory={folder}/runs",
     ]
-    launcher = _start([*command, *_script(cell, mark)], folder, silence, "launcher", {"TP": str(cell.tp)})
+    launcher = _start([*command, *_script(cell, mark)], folder, silence, "launcher", cell.environment)
     ended = _wait({0: launcher}, silence, folder)
     left = len(processes_with(mark)) if ended else 0
     _kill(mark, {0: launcher})
@@ -102,7 +108,7 @@ def run_by_hand(cell: Cell, silence: float, folder: Path) -> Outcome:
     """A cell without the launcher: ranks are told where they belong, and rank 0 hosts the coordination."""
     mark = uuid.uuid4().hex
     with reserved_port() as port:
-        place = {"RRFP_COORDINATOR": f"127.0.0.1:{port}", "RRFP_PROCESSES": str(COUNT), "TP": str(cell.tp)}
+        place = {"RRFP_COORDINATOR": f"127.0.0.1:{port}", "RRFP_PROCESSES": str(COUNT)} | cell.environment
         place["RRFP_TOKEN"] = uuid.uuid4().hex
         command = [sys.executable, *_script(cell, mark)]
         ranks = {

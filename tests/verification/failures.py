@@ -1,7 +1,7 @@
 """Every rank failing in every way in every phase of a run of four processes: how it ends, what it says.
 
     python -m tests.verification.failures [--json=FILE] [--check] [--cells=RANK/WAY/PHASE,...] [--tp=N]
-        [--without-launcher]
+        [--transport=socket|nixl] [--without-launcher]
 
 Ways: kill (SIGKILL), freeze (SIGSTOP), cut (all its TCP connections shut down; it lives on), raise (an
 exception in the user's code). Phases: start (joined, nothing compiled), compile (while a layer is traced),
@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cells", default="", metavar="RANK/WAY/PHASE,...", help="only these; * for all")
     parser.add_argument("--without-launcher", action="store_true", help="start the ranks by hand")
     parser.add_argument("--tp", type=int, choices=(1, 2, 4), default=1, help="ranks that share a stage")
+    parser.add_argument("--transport", choices=("socket", "nixl"), default="socket", help="between processes")
     options = parser.parse_args(argv)
     by_hand = BY_HAND if options.tp == 1 else f"{BY_HAND},0/{STORE}/step"
     text = options.cells or (by_hand if options.without_launcher else "*/*/*")
     cells = [(cell, BRISK_SILENCE) for part in text.split(",") for cell in _cells(part, options.tp)]
+    cells = [(replace(cell, transport=options.transport), silence) for cell, silence in cells]
     if not options.cells and not options.without_launcher and options.tp == 1:
-        cells.append((Cell(2, "freeze", "step"), SILENCE_SECONDS))
+        cells.append((Cell(2, "freeze", "step", transport=options.transport), SILENCE_SECONDS))
     run = run_by_hand if options.without_launcher else run_launched
     rows: list[tuple[Cell, Outcome, list[str]]] = []
     print("rank way    phase      status   seconds  sentence")

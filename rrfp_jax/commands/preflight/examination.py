@@ -24,6 +24,7 @@ CHECKS: Sequence[Callable[[Surroundings], Finding | None]] = (
     placement.check_groups,
     machine.check_open_files,
     machine.check_shm,
+    machine.check_nixl,
     machine.check_folder,
 )
 """Each answers, or None where there is nothing to check."""

@@ -37,6 +37,26 @@ def check_shm(found: Surroundings) -> Finding:
     return Finding(level, "shm", said, "docker run --shm-size=1g; else rm what others left in /dev/shm")
 
 
+def check_nixl(found: Surroundings) -> Finding | None:
+    """Whether NIXL works, and which way UCX takes on this machine."""
+    nixl = found.nixl
+    if not nixl.version:
+        if not found.gpus:
+            return None
+        said = "NIXL is not installed, so messages between processes go through hosts"
+        return Finding("warn", "nixl", said, "pip install --no-deps nixl-cu12 (or nixl-cu13)")
+    if nixl.error:
+        fix = "--config.transport=socket; docs/transport.md says what NIXL needs"
+        return Finding("warn", "nixl", f"{nixl.version} does not work here: {nixl.error}", fix)
+    ways = ", ".join(nixl.ways) or "a way that it does not tell"
+    if any(way.startswith("tcp") for way in nixl.ways):
+        said = f"{nixl.version}; between processes of this machine UCX falls back to {ways}"
+        return Finding(
+            "warn", "nixl", said, "let processes copy from each other: docker --cap-add=SYS_PTRACE"
+        )
+    return Finding("ok", "nixl", f"{nixl.version}; between processes of this machine by {ways}")
+
+
 def check_folder(found: Surroundings) -> Finding:
     """Whether runs can be written, and all ranks write to the same place."""
     folder, meeting = found.folder, found.meeting

@@ -9,11 +9,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rrfp_jax.commands.preflight import nixl_probe
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.lifecycle.join import address_towards
 from rrfp_jax.runtime.lifecycle.place import Place
@@ -24,8 +25,10 @@ from rrfp_jax.runtime.processes.slurm import SlurmStep
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
+NIXL_PACKAGES = ("nixl-cu12", "nixl-cu13")
+
 PROBE_SECONDS = 180.0
-"""Limit for JAX to find its devices."""
+"""Limit for JAX to find its devices, and for a trial of NIXL."""
 
 PROBE = """\
 import json, jax
@@ -41,6 +44,21 @@ class Folder:
     name: str = "runs"
     error: str = ""
     free: int = 1 << 40
+
+
+@dataclass(frozen=True)
+class Nixl:
+    """NIXL on this machine.
+
+    Attributes:
+        version: of what is installed; empty if nothing is.
+        ways: that UCX takes to write from one process to another in host memory, such as "cma/memory".
+        error: why it does not work.
+    """
+
+    version: str = ""
+    ways: Sequence[str] = ()
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +99,7 @@ class Surroundings:
         probe_error: why it finds nothing.
         open_files: soft and hard limit.
         shm_free: bytes free in /dev/shm.
+        nixl: which carries messages between processes if a run asks for it.
         folder: of the runs.
         meeting: with the other tasks; None if there are none.
     """
@@ -101,6 +120,7 @@ class Surroundings:
     probe_error: str = ""
     open_files: tuple[int, int] = (1 << 16, 1 << 16)
     shm_free: int = 1 << 34
+    nixl: Nixl = Nixl()
     folder: Folder = Folder()
     meeting: Meeting | None = None
 
@@ -155,6 +175,33 @@ def found_devices(environment: Mapping[str, str], step: SlurmStep | None) -> tup
     return platform, devices, ""
 
 
+def found_nixl(environment: Mapping[str, str]) -> Nixl:
+    """NIXL, tried between two processes in host memory."""
+    for name in NIXL_PACKAGES:
+        try:
+            installed = f"{name} {version(name)}"
+            break
+        except PackageNotFoundError:
+            continue
+    else:
+        return Nixl()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", nixl_probe.__name__],
+            env={**environment, "UCX_PROTO_INFO": "y"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Nixl(installed, (), f"a trial has not ended in {PROBE_SECONDS:g} s")
+    said = [line for line in done.stdout.splitlines() if not line.startswith("[")]
+    error = "" if done.returncode == 0 else (said or [f"status {done.returncode}"])[-1]
+    return Nixl(installed, nixl_probe.ways_in(done.stdout), error)
+
+
 def found_folder(name: str) -> Folder:
     """The folder of the runs; made if it is missing, as a run would."""
     path = Path(name)
@@ -203,5 +250,6 @@ def look(environment: Mapping[str, str], *, folder: str, tp: int) -> Surrounding
         probe_error=probe_error,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         shm_free=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+        nixl=found_nixl(environment),
         folder=found_folder(folder),
     )

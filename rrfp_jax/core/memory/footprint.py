@@ -69,6 +69,11 @@ class Footprint:
     temporary_bytes: Mapping[str, int] = field(default_factory=dict)
     dropped_bytes: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def largest_arrival(self) -> int:
+        """Of the two messages that come."""
+        return max(self.activation_in_bytes, self.gradient_in_bytes)
+
     def transient_bytes(self, kind: Kind) -> int:
         """What the program of this kind needs only while it runs."""
         return self.temporary_bytes.get(kind.letter, 0) + self.dropped_bytes.get(kind.letter, 0)

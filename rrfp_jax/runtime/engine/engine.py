@@ -15,7 +15,7 @@ from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.driver.driver import Driver
-from rrfp_jax.runtime.engine.links import driver_of, exchange_of, transport_of
+from rrfp_jax.runtime.engine.links import connect
 from rrfp_jax.runtime.engine.step_run import StepRun
 from rrfp_jax.runtime.memory.memory import Memory
 from rrfp_jax.runtime.mesh.layout import Layout
@@ -155,11 +155,10 @@ class Engine:
             self.library.spread,
             self.layout.replicas,
         )
-        transport = transport_of(self.layout, self.placement)
-        self._exchange = exchange_of(self.layout, transport, self._execution.stall_seconds)
-        self._driver = driver_of(self.layout, transport, self.placement, self._execution)
+        links = connect(self.layout, self.placement, self._execution, self.library.largest_arrivals(rules))
+        self._exchange, self._driver = links.exchange, links.driver
         weakref.finalize(self, self._driver.close).atexit = False  # the mailbox knows its parts until then
-        self.memory.start(list(made.stages.values()), made.optimizers, rules)
+        self.memory.start(list(made.stages.values()), made.optimizers, rules, links.slot_bytes)
         self._staging.connect()
         self.stages = made.stages  # last: says that everything has been started
 

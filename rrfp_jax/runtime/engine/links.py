@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rrfp_jax.core.tasks import Placement
@@ -10,11 +12,33 @@ from rrfp_jax.runtime.group.agreement import Agreement, Terms
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.settings import Execution
 from rrfp_jax.runtime.stages.ties import Exchange
+from rrfp_jax.runtime.transport.choice import Chosen, TransportName, between_processes
 from rrfp_jax.runtime.transport.exchange import exchange
 from rrfp_jax.runtime.transport.local import LocalTransport
 from rrfp_jax.runtime.transport.protocol import Transport
 from rrfp_jax.runtime.transport.routed import RoutedTransport
-from rrfp_jax.runtime.transport.socket import SocketTransport
+
+
+@dataclass(frozen=True)
+class Links:
+    """What connects this process's stages to all others.
+
+    Attributes:
+        driver: runs their steps.
+        exchange: sends single arrays outside of steps.
+        slot_bytes: see `Chosen`.
+    """
+
+    driver: Driver
+    exchange: Exchange
+    slot_bytes: Callable[[], Mapping[int, int]]
+
+
+def connect(layout: Layout, placement: Placement, execution: Execution, room: Mapping[int, int]) -> Links:
+    """Connect this process to the others, all of them together; `room` as in `links_of`."""
+    chosen = told_links_of(layout, placement, execution.transport, room)
+    driver = driver_of(layout, chosen.transport, placement, execution)
+    return Links(driver, exchange_of(layout, chosen.transport, execution.stall_seconds), chosen.slot_bytes)
 
 
 def agreement_of(layout: Layout, terms: Terms) -> Agreement | None:
@@ -23,13 +47,59 @@ def agreement_of(layout: Layout, terms: Terms) -> Agreement | None:
     return Agreement(layout.world, layout.groups, terms) if shared else None
 
 
-def transport_of(layout: Layout, placement: Placement) -> Transport:
-    """What carries outputs from virtual stage to virtual stage; all processes make it together."""
+def links_of(
+    layout: Layout,
+    placement: Placement,
+    name: TransportName = "socket",
+    room: Mapping[int, int] | None = None,
+) -> Chosen:
+    """What carries outputs from virtual stage to virtual stage; all processes make it together.
+
+    Args:
+        layout: where the stages are.
+        placement: of virtual stages.
+        name: of what is used between processes.
+        room: bytes of the largest message to each stage replica of this process, on each device, if known.
+
+    Raises:
+        UsageError: NIXL is asked for, and cannot be used.
+    """
     if layout.world.size == 1:
-        return LocalTransport()
-    remote = SocketTransport(layout.world, layout.receivers)
+        return Chosen(LocalTransport())
+    near = neighbours(layout, placement)
+    chosen = between_processes(name, layout.world, layout.receivers, layout.devices, near, room or {})
     apart = len(layout.stage_meshes) == 1 and placement.chunks == 1  # nothing stays in this process
-    return remote if apart else RoutedTransport(LocalTransport(), remote)
+    if apart:
+        return chosen
+    return replace(chosen, transport=RoutedTransport(LocalTransport(), chosen.transport))
+
+
+def told_links_of(
+    layout: Layout, placement: Placement, name: TransportName, room: Mapping[int, int]
+) -> Chosen:
+    """As `links_of`; rank 0 prints which way messages between processes take, unless it was asked for."""
+    chosen = links_of(layout, placement, name, room)
+    if chosen.said and layout.world.rank == 0:
+        print(chosen.said, flush=True)
+    return chosen
+
+
+def transport_of(layout: Layout, placement: Placement, name: TransportName = "socket") -> Transport:
+    """The transport of `links_of`, of which nothing else is asked."""
+    return links_of(layout, placement, name).transport
+
+
+def neighbours(layout: Layout, placement: Placement) -> set[int]:
+    """The ranks of the stages before and after this process's, in its replicas; whoever has one is one."""
+    found: set[int] = set()
+    for stage_replica in layout.devices:
+        replica, stage = layout.place(stage_replica)
+        for chunk in range(placement.chunks):
+            v = placement.virtual_stage(stage, chunk)
+            for other in (v - 1, v + 1):
+                if 0 <= other <= placement.last:
+                    found |= {*layout.groups[replica * layout.stages + placement.place(other)[0]]}
+    return found - {layout.world.rank}
 
 
 def exchange_of(layout: Layout, transport: Transport, stall_seconds: float) -> Exchange:

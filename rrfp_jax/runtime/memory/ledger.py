@@ -72,6 +72,7 @@ class StageLedger:
         layers: first and one after the last, of each chunk.
         parameters: their number.
         parked_gradient_bytes: gradients that wait for their turn to be added, or are under way to it.
+        slot_bytes: registered for messages from other processes (`runtime/transport/nixl`).
         device_limit_bytes: what the device can hold; None if it does not say.
         buckets: by shapes, of those compiled for training.
     """
@@ -84,6 +85,7 @@ class StageLedger:
     optimizer_bytes: int
     accumulator_bytes: int
     parked_gradient_bytes: int
+    slot_bytes: int
     device_limit_bytes: int | None
     compile_seconds: float
     buckets: Mapping[str, BucketLedger]
@@ -91,7 +93,8 @@ class StageLedger:
     @property
     def fixed_bytes(self) -> int:
         """Needed whatever the microbatches are."""
-        return self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes + self.parked_gradient_bytes
+        lasting = self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes + self.slot_bytes
+        return lasting + self.parked_gradient_bytes
 
     @property
     def largest(self) -> BucketLedger:
@@ -121,6 +124,7 @@ class StageLedger:
         rank: int,
         programs: Mapping[Bucket, Sequence[VirtualStagePrograms]],
         unadded_gradients: int,
+        slot_bytes: int,
         compile_seconds: float,
     ) -> StageLedger:
         """From what a stage has and runs.
@@ -132,6 +136,7 @@ class StageLedger:
             rank: of this process.
             programs: by bucket, of each chunk.
             unadded_gradients: how many there may be; see `StepRules`.
+            slot_bytes: of its transport.
             compile_seconds: spent on it.
         """
         leaves = jax.tree.leaves(stage.leaves)
@@ -144,6 +149,7 @@ class StageLedger:
             optimizer_bytes=optimizer_bytes,
             accumulator_bytes=nbytes(stage.gradients),
             parked_gradient_bytes=parked_bytes(unadded_gradients, stage.gradient_bytes),
+            slot_bytes=slot_bytes,
             device_limit_bytes=memory_limit(stage.stage_mesh.device),
             compile_seconds=compile_seconds,
             buckets={

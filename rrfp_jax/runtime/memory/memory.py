@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rrfp_jax.core.buckets import Bucket, bucket_name
@@ -30,6 +30,7 @@ class Memory:
         self._stages: Sequence[Stage] = ()
         self._optimizer_bytes: Mapping[int, int] = {}
         self._unadded_gradients = 0
+        self._slot_bytes: Callable[[], Mapping[int, int]] = dict
         self._ledgers: Sequence[StageLedger] = ()
         self._known: set[Any] = set()  # what the ledgers have programs for
         self._latest: tuple[Any, StepMemory] = None, StepMemory((), ())
@@ -42,8 +43,21 @@ class Memory:
             return any(memory_limit(stage_mesh.device) is not None for stage_mesh in stage_meshes)
         return self._setting is not None
 
-    def start(self, stages: Sequence[Stage], optimizers: Sequence[Optimizer], rules: StepRules) -> None:
-        """Take note of this process's stages and optimizers, once they have their parameters and state."""
+    def start(
+        self,
+        stages: Sequence[Stage],
+        optimizers: Sequence[Optimizer],
+        rules: StepRules,
+        slot_bytes: Callable[[], Mapping[int, int]] = dict,
+    ) -> None:
+        """Take note of this process's stages and optimizers, once they have their parameters and state.
+
+        Args:
+            stages, optimizers: of this process.
+            rules: of steps.
+            slot_bytes: gives what the transport keeps of each stage's device.
+        """
+        self._slot_bytes = slot_bytes
         self._stages = stages
         self._optimizer_bytes = {of.index: own.nbytes for own in optimizers for of in own.stages}
         self._unadded_gradients = rules.unadded_gradients
@@ -51,6 +65,7 @@ class Memory:
     def ledgers(self) -> list[StageLedger]:
         """What every stage needs, by the programs that are there for training."""
         buckets = self._library.buckets("train")
+        slot_bytes = self._slot_bytes()
         turns = taking_turns(self._layout.devices)
         own = [
             StageLedger.of(
@@ -60,6 +75,7 @@ class Memory:
                 self._layout.world.rank,
                 {bucket: self._library.programs(bucket, "train")[stage.index] for bucket in buckets},
                 self._unadded_gradients,
+                slot_bytes.get(stage.index, 0),
                 self._library.compile_seconds[stage.index],
             ).plain()
             for stage in self._stages

@@ -128,6 +128,11 @@ class Mailbox:
         if news:
             self.ring()  # the main thread may just have gone to sleep on what has been taken away here
 
+    def leave(self, handler: Callable[[int, Any], None], number: int, what: Any) -> None:
+        """Have the thread that pumps call `handler(number, what)`; from any thread."""
+        self._inbox.append((handler, number, what))
+        self.ring()
+
     def hear_of_losses(self) -> None:
         """Something between processes has failed, perhaps since one is gone: wait a while to hear of that.
 

@@ -220,6 +220,17 @@ class Library:
         """What has been compiled for all buckets."""
         return [made for (_, of), made in self._programs.items() if of == phase]
 
+    def largest_arrivals(self, rules: StepRules) -> dict[int, int]:
+        """By stage replica here, bytes of the largest message to it in such steps, by the programs there."""
+        return {
+            stage_replica: max(
+                virtual_stage.footprint.largest_arrival
+                for programs in self.all_programs(phase_of(rules))
+                for virtual_stage in programs[stage_replica]
+            )
+            for stage_replica in self._virtual_stages
+        }
+
     def _before(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> VirtualStagePrograms | None:
         """What there is already by (bucket, stage replica, chunk), for these kinds of backward or others."""
         bucket, stage_replica, chunk = place

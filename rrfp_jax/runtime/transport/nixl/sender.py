@@ -116,6 +116,8 @@ class Sender:
         """
         if rank in self._lost:
             return []
+        if not granted.at:
+            raise Refused(rank, f"gives place {granted.place} nowhere")
         number, named = granted.number, f"place {granted.place}"
         has = [out.place for out in self._outgoing.values() if out.place is not None and out.rank == rank]
         has += [place for (to, _), places in self._ahead.items() if to == rank for place in places]

@@ -1,0 +1,81 @@
+"""Writes from one process of this machine to another by NIXL, as a program of its own.
+
+UCX prints which way it takes for that (`UCX_PROTO_INFO`), and the doctor reads it (`ways_in`). Exit status 0:
+it worked; else the last line says why not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import sys
+from multiprocessing.connection import Connection
+from time import monotonic, sleep
+
+from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Memory, Peers, Stretch, WriteFailed
+
+SIZE = 2**16
+LIMIT_SECONDS = 20.0
+
+
+def ways_in(printed: str) -> list[str]:
+    """The ways of writing that UCX has printed, such as "cma/memory" or "tcp/eth0"."""
+    ways: list[str] = []
+    inside = False
+    for line in printed.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 1:
+            inside = "remote memory write by ucp_put" in cells[0] or (inside and "cfg#" in cells[0])
+        elif inside and len(cells) == 3 and ".." in cells[0]:
+            ways.append(cells[2])
+    return list(dict.fromkeys(ways))
+
+
+def _memory(buffer: ctypes.Array[ctypes.c_char]) -> Memory:
+    return Memory(ctypes.addressof(buffer), SIZE, 0)
+
+
+def _receive(line: Connection) -> None:
+    """Give a place, and wait until it may go."""
+    agent, buffer = Agent(False, True), ctypes.create_string_buffer(SIZE)
+    agent.register([_memory(buffer)])
+    line.send((agent.metadata, _memory(buffer)))
+    line.recv()
+    line.send(buffer.raw == b"x" * SIZE)
+
+
+def main() -> int:
+    """Write once; the exit status."""
+    try:
+        agent = Agent(False, True)
+    except Absent as absent:
+        print(absent)
+        return 1
+    spawn = multiprocessing.get_context("spawn")
+    mine, its = spawn.Pipe()
+    receiver = spawn.Process(target=_receive, args=(its,), daemon=True)
+    receiver.start()
+    if not mine.poll(LIMIT_SECONDS):
+        print(f"the other process has made no agent in {LIMIT_SECONDS:.0f} s")
+        return 1
+    metadata, there = mine.recv()
+    buffer = ctypes.create_string_buffer(b"x" * SIZE, SIZE)
+    agent.register([_memory(buffer)])
+    try:
+        writing = agent.write(Peers(agent, {1: metadata}).name(1), [Stretch(_memory(buffer), there)])
+        deadline = monotonic() + LIMIT_SECONDS
+        while not writing.has_ended():
+            if monotonic() > deadline:
+                raise WriteFailed(f"a write has not ended in {LIMIT_SECONDS:.0f} s")
+            sleep(1e-3)
+    except WriteFailed as error:
+        print(error)
+        return 1
+    mine.send(None)
+    right = mine.recv()
+    print("what was written is there" if right else "what was written is not there")
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

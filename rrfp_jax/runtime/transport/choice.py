@@ -1,0 +1,90 @@
+"""What carries messages between processes: sockets, or NIXL where it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
+from rrfp_jax.runtime.transport.nixl.trial import Edge, Meeting, meet
+from rrfp_jax.runtime.transport.protocol import Devices, Transport
+from rrfp_jax.runtime.transport.socket import SocketTransport
+
+TransportName: TypeAlias = Literal["auto", "nixl", "socket"]
+"""What carries messages between processes; "auto": NIXL if it works between all neighbours, else sockets."""
+
+LEAST_ROOM = 2**12
+"""Bytes of a slot for messages of which nothing is known."""
+
+MOST_TOLD = 8
+"""Edges; of more, only the slowest is told."""
+
+
+def check_transport(name: str) -> None:
+    """Refuse what is no transport.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if name not in get_args(TransportName):
+        raise UsageError(f"transport={name!r}: choose 'auto', 'nixl' or 'socket'")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What carries messages from stage to stage.
+
+    Attributes:
+        said: which way messages between processes take, and how fast it is; empty if there is nothing to say.
+        slot_bytes: what it keeps of memory on each device of a stage of this process, by stage; a stage that
+            shares that with one before it has none of its own.
+    """
+
+    transport: Transport
+    said: str = ""
+    slot_bytes: Callable[[], Mapping[int, int]] = dict
+
+
+def between_processes(
+    name: TransportName,
+    world: World,
+    receivers: Sequence[Sequence[int]],
+    devices: Devices,
+    neighbours: Collection[int],
+    room: Mapping[int, int],
+) -> Chosen:
+    """Make what carries messages between processes; all of them together.
+
+    Args:
+        name: what is asked for.
+        world: the run.
+        receivers: see `SocketTransport`.
+        devices: of this process's stages.
+        neighbours: ranks with which it exchanges messages.
+        room: bytes of the largest message to each of its stages, on each device, as far as known.
+
+    Raises:
+        UsageError: NIXL is asked for, and cannot be used.
+    """
+    if name == "socket":
+        return Chosen(SocketTransport(world, receivers))
+    met = meet(world, devices, neighbours)
+    if isinstance(met, Meeting):
+        rooms = {stage: max(room.get(stage, 0), LEAST_ROOM) for stage in devices}
+        made = NixlTransport(world, receivers, devices, met.agent, met.peers, rooms)
+        return Chosen(made, f"messages between processes: by NIXL ({_speeds(met.edges)})", made.slot_bytes)
+    if name == "nixl":
+        raise UsageError(f"transport='nixl': {met}; take 'auto' or 'socket', or see docs/transport.md")
+    return Chosen(
+        SocketTransport(world, receivers), f"messages between processes: by sockets, through hosts ({met})"
+    )
+
+
+def _speeds(edges: Sequence[Edge]) -> str:
+    if len(edges) <= MOST_TOLD:
+        return "; ".join(map(str, edges))
+    slowest = min(edges, key=lambda edge: edge.rate)
+    return f"{len(edges)} edges, the slowest {slowest}"

@@ -1,0 +1,149 @@
+"""The writes of a process that are under way.
+
+Where two processes share memory a write has ended when it has been begun. Any other is watched by a thread,
+since whoever sent the last message of a step waits for something else, and does not look here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter, sleep
+
+import jax
+
+from rrfp_jax.runtime.processes.waits import pause
+from rrfp_jax.runtime.transport.nixl.agent import Agent, Memory, Peers, Stretch, WriteFailed, Writing
+from rrfp_jax.runtime.transport.nixl.sender import Write
+from rrfp_jax.runtime.transport.nixl.slabs import stretches_of
+from rrfp_jax.runtime.transport.protocol import Key
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    rank: int
+    key: Key
+    arrays: Sequence[jax.Array]  # which must stay
+    memory: Sequence[Memory]  # theirs, registered
+    writing: Writing
+
+
+class Failed(Exception):
+    """A write has failed; to whom, of what, and why."""
+
+    def __init__(self, rank: int, key: Key, reason: str) -> None:
+        super().__init__(reason)
+        self.rank, self.key = rank, key
+
+
+class Writes:
+    """Writes arrays from where they lie, which costs less here than to pack them first.
+
+    Args:
+        agent: of this process.
+        peers: the others' agents.
+        tell: called with a message's number by the watching thread, when its write has ended.
+    """
+
+    def __init__(self, agent: Agent, peers: Peers, tell: Callable[[int], None]) -> None:
+        self._agent, self._peers = agent, peers
+        self._under_way: dict[int, _UnderWay] = {}
+        self._watch = _Watch(tell)
+
+    def begin(self, write: Write, key: Key, arrays: Sequence[jax.Array]) -> bool:
+        """Begin to write a message; whether that has ended already.
+
+        Raises:
+            Failed: its receiver cannot be reached.
+        """
+        at, lie = write.place.at, stretches_of(write.specs, arrays, len(write.place.at))
+        memory = [here for _, here in lie]
+        stretches = [
+            Stretch(here, Memory(at[part.device][0] + part.offset, part.size, at[part.device][1]))
+            for part, here in lie
+        ]
+        self._agent.register(memory)
+        try:
+            writing = self._agent.write(self._peers.name(write.rank), stretches)
+            ended = writing.has_ended()
+        except WriteFailed as error:
+            self._agent.release(memory)
+            raise Failed(write.rank, key, str(error)) from None
+        if ended:
+            self._agent.release(memory)
+        else:
+            self._under_way[write.number] = _UnderWay(write.rank, key, arrays, memory, writing)
+            self._watch.add(write.number, writing)
+        return ended
+
+    def end(self, number: int) -> None:
+        """Note that a write has ended.
+
+        Raises:
+            Failed: it has failed.
+        """
+        own = self._under_way.pop(number)
+        self._agent.release(own.memory)
+        if error := self._watch.failed.pop(number, None):
+            raise Failed(own.rank, own.key, error)
+
+    @property
+    def ranks(self) -> set[int]:
+        """To whom any is under way."""
+        return {own.rank for own in self._under_way.values()}
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        self._watch.close()
+
+
+class _Watch:
+    """A thread that looks at writes until they have ended; there is none before the first."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+        self._new: list[tuple[int, Writing]] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.failed: dict[int, str] = {}  # why, by number, from before it is told
+
+    def add(self, number: int, writing: Writing) -> None:
+        """Look at this write, too."""
+        with self._changed:
+            self._new.append((number, writing))
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rrfp-writes", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Let the thread end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        watched: list[tuple[int, Writing]] = []
+        since = perf_counter()
+        while True:
+            with self._changed:
+                while not (watched or self._new or self._closed):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                if self._new:
+                    watched, self._new, since = watched + self._new, [], perf_counter()
+            ended = {number for number, writing in watched if self._has_ended(number, writing)}
+            watched = [own for own in watched if own[0] not in ended]
+            for number in sorted(ended):
+                self._tell(number)
+            sleep(0.0 if ended else pause(perf_counter() - since))
+
+    def _has_ended(self, number: int, writing: Writing) -> bool:
+        try:
+            return writing.has_ended()
+        except WriteFailed as error:
+            self.failed[number] = str(error)
+            return True

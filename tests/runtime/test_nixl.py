@@ -1,0 +1,216 @@
+"""NIXL between two worlds in one process: what is tried at the start, what is refused, what memory does."""
+
+import socket
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.processes.mailbox import Mailbox
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.choice import MOST_TOLD, _speeds, between_processes
+from rrfp_jax.runtime.transport.nixl import trial
+from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Peers, Stretch, WriteFailed
+from rrfp_jax.runtime.transport.nixl.messages import Dropped, Offer, Written
+from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
+from rrfp_jax.runtime.transport.nixl.places import Give, Grow
+from rrfp_jax.runtime.transport.nixl.receiver import Copy
+from rrfp_jax.runtime.transport.nixl.slabs import Slabs, memory_of, zeros
+from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
+from rrfp_jax.runtime.transport.protocol import Key
+
+RECEIVERS = [[0], [1]]
+
+
+@pytest.fixture
+def worlds(monkeypatch):
+    """Two processes of a run, both in this one."""
+    monkeypatch.setenv("RRFP_BIND", "127.0.0.1")
+    pair = socket.socketpair()
+    made = [World(rank, 2, Mailbox(rank, {1 - rank: end})) for rank, end in enumerate(pair)]
+    yield made
+    for world in made:
+        world.mailbox.close()
+
+
+def both(worlds, call):
+    """What `call(world)` gives in both, each in its thread; errors are given, not raised."""
+    found = [None, None]
+
+    def run(world):
+        try:
+            found[world.rank] = call(world)
+        except Exception as error:
+            found[world.rank] = error
+
+    threads = [threading.Thread(target=run, args=(world,)) for world in worlds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive()
+    return found
+
+
+def chosen(worlds, name):
+    def choose(world):
+        devices = {world.rank: jax.devices()[world.rank : world.rank + 1]}
+        return between_processes(name, world, RECEIVERS, devices, [1 - world.rank], {})
+
+    return both(worlds, choose)
+
+
+def key(n, stage, round=7):
+    return Key(round, stage, Task(FORWARD, 0, n).input)
+
+
+class TestTrial:
+    def test_where_it_works_it_is_taken_and_told(self, worlds):
+        found = chosen(worlds, "auto")
+        assert all(isinstance(one.transport, NixlTransport) for one in found), found
+        assert found[0].said == found[1].said
+        assert found[0].said.startswith("messages between processes: by NIXL (rank 0 to 1: ")
+        assert all(one.slot_bytes() == {rank: found[0].slot_bytes()[0]} for rank, one in enumerate(found))
+
+    @pytest.mark.parametrize("name", ["auto", "nixl"])
+    def test_where_one_rank_lacks_it_all_know(self, worlds, monkeypatch, name):
+        def absent(on_devices, here):
+            if threading.current_thread().name == lacking:
+                raise Absent("NIXL cannot be imported: no module")
+            return Agent(on_devices, here)
+
+        lacking = "lacks"
+        monkeypatch.setattr(trial, "Agent", absent)
+
+        def choose(world):
+            threading.current_thread().name = lacking if world.rank else "has"
+            devices = {world.rank: jax.devices()[world.rank : world.rank + 1]}
+            return between_processes(name, world, RECEIVERS, devices, [1 - world.rank], {})
+
+        found = both(worlds, choose)
+        if name == "auto":
+            assert [type(one.transport).__name__ for one in found] == ["SocketTransport"] * 2
+            assert "by sockets, through hosts (rank 1: NIXL cannot be imported: no module)" in found[0].said
+        else:
+            assert all(isinstance(one, UsageError) for one in found)
+            assert "transport='nixl': rank 1: NIXL cannot be imported" in str(found[0])
+
+    def test_bytes_that_do_not_come_are_noticed(self, worlds, monkeypatch):
+        class Nothing:
+            def has_ended(self):
+                return True
+
+        monkeypatch.setattr(Agent, "write", lambda *_: Nothing())
+        found = chosen(worlds, "nixl")
+        assert all("what lies there is something else" in str(one) for one in found)
+
+    def test_a_write_has_a_limit(self, worlds, monkeypatch):
+        class Never:
+            def has_ended(self):
+                return False
+
+        monkeypatch.setattr(Agent, "write", lambda *_: Never())
+        monkeypatch.setattr(trial, "WRITE_SECONDS", 0.05)
+        found = chosen(worlds, "nixl")
+        assert all("rank 0 cannot write to rank 1: 4096 bytes were not written" in str(one) for one in found)
+
+    def test_of_many_edges_the_slowest_is_told(self):
+        edges = [trial.Edge(n, n + 1, 1e-5, 1e9 * (n + 1)) for n in range(MOST_TOLD + 1)]
+        assert _speeds(edges) == "9 edges, the slowest rank 0 to 1: 10 us, 1.0 GB/s"
+
+
+class TestRefusals:
+    @pytest.fixture
+    def transports(self, worlds):
+        found = [one.transport for one in chosen(worlds, "nixl")]
+        for rank, transport in enumerate(found):
+            transport.begin(7, {rank: jax.devices()[rank : rank + 1]})
+        return found
+
+    @pytest.mark.parametrize(
+        ("message", "said"),
+        [
+            (Written(5, 0.0), "rank 1 speaks of its message 5, which it has not offered"),
+            (Dropped(1), "rank 1 speaks of its message 1, which it has not offered"),
+            (
+                Offer(1, key(0, 1), (), None, ()),
+                "rank 1 offers the input of F0 on stage 1, which is not here",
+            ),
+            (Offer(1, key(0, 0), (), 3, ()), "names place 3, which it does not have"),
+        ],
+    )
+    def test_what_nobody_may_say_is_refused_by_name(self, worlds, transports, message, said):
+        worlds[1].mailbox.post(0, message, transports[1]._number)
+        with pytest.raises(TrainingError, match=said):
+            transports[0].poll()
+
+    def test_a_stranger_is_refused_by_name(self, transports):
+        stranger = Agent(False, True)
+        stranger.meet(transports[0]._agent.metadata)
+        stranger._agent.genNotif(transports[0]._agent.name, b"written", stranger._backends)
+        with pytest.raises(TrainingError, match=f"notified by '{stranger.name}', and no process of this run"):
+            for _ in range(1000):
+                transports[0].poll()
+                threading.Event().wait(0.01)
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return Agent(False, True)
+
+
+class TestMemory:
+    def slabs(self, agent, count=2):
+        return Slabs(agent, {0: jax.devices()[:count]}, {0: 1024}, 2)
+
+    def test_what_is_copied_is_no_view_of_the_slot(self, agent):
+        """An array as large as its slot, of the slot's own dtype: JAX would hand it on."""
+        slabs = self.slabs(agent, 1)
+        copy = Copy(0, key(0, 0), (((1024,), "uint8"),), 0.0, 1, 0, 0)
+        (array,), _ = slabs.copy(copy)
+        before = np.array(array)
+        slot = slabs._slots[0][0].arrays[0]
+        assert memory_of(array).address != memory_of(slot).address
+        np.testing.assert_array_equal(before, 0)
+
+    def test_each_device_gets_its_own(self, agent):
+        slabs = self.slabs(agent)
+        specs = (((2, 3), "float32"), ((), "bool"), ((0,), "int8"), ((4,), "complex64"))
+        arrays, tokens = slabs.copy(Copy(0, key(0, 0), specs, 0.0, 1, 0, 1))
+        assert [array.device for array in arrays] == [*jax.devices()[:2], *jax.devices()[:2]]
+        assert [(array.shape, array.dtype.name) for array in arrays] == list(specs)
+        assert [token.device for token in tokens] == jax.devices()[:2]
+
+    def test_a_rank_is_told_of_memory_once_and_again_when_it_has_changed(self, agent):
+        slabs = self.slabs(agent)
+        give = Give(1, 1, 0, None, 0, 0, 1024)
+        first, again = slabs.granted(give), slabs.granted(give)
+        assert first.metadata and not again.metadata
+        assert slabs.granted(give._replace(rank=2)).metadata
+        slabs.grow(Grow(0, 0, 10**6))
+        grown = slabs.granted(give._replace(room=10**6))
+        assert grown.metadata and grown.at != first.at
+        assert slabs.nbytes() == {0: 10**6 + 1024 + 2 * ALIGNMENT}
+
+    def test_a_write_past_registered_memory_fails(self, agent):
+        other = Agent(False, True)
+        here, there = (zeros(4096, jax.devices()[0]) for _ in range(2))
+        agent.register([memory_of(here)])
+        other.register([memory_of(there)])
+        peers = Peers(agent, {1: other.metadata})
+        past = memory_of(there)._replace(address=memory_of(there).address + 2048)
+        with pytest.raises(WriteFailed, match="NOT_FOUND"):
+            agent.write(peers.name(1), [Stretch(memory_of(here), past)])
+
+    def test_memory_is_registered_once_however_often_it_is_used(self, agent):
+        memory = memory_of(jnp.ones(1000).block_until_ready())
+        agent.register([memory, memory])
+        agent.register([memory])
+        for count in (2, 1, 0):
+            assert agent._known[memory] == count + 1
+            agent.release([memory])
+        assert memory not in agent._known
