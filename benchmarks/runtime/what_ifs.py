@@ -55,8 +55,9 @@ def pairs(seed: int) -> Iterator[Pair]:
     for name in ("bfw", "1f1b"):
         yield Pair(jitter, f"schedule {name}", replace(jitter, schedule=name))
     fixed = replace(jitter, schedule="1f1b")
-    for name in ("bf", "zb-h1"):
-        yield Pair(fixed, f"schedule {name}", replace(jitter, schedule=name))
+    yield Pair(fixed, "schedule zb-h1", replace(jitter, schedule="zb-h1"))
+    equal = "schedule bf with as many microbatches in flight, 4"
+    yield Pair(fixed, equal, replace(jitter, limit=4))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from statistics import fmean, median
 from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.measure.costs import Costs, TableCosts, recorded
+from rrfp_jax.core.measure.metrics import peak_in_flight
 from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name, name_of
 from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Task
 from rrfp_jax.sim.recut import Layers
@@ -78,12 +80,22 @@ def variants(
     yield Variant("no time of the host", "host", None, recorded(step.trace), step)
     yield from _links(step, costs, slowest)
     yield from _limits(step, costs)
-    placement, own = step.rules.placement, name_of(step.rules.schedule)
-    for name in schedules:
+    yield from _schedules(step, costs, schedules)
+
+
+def _schedules(step: RecordedStep, costs: TableCosts, names: Sequence[str]) -> Iterator[Variant]:
+    """Other schedules on the same placement; in place of a fixed order, hints that hold as much as it did."""
+    rules, own = step.rules, name_of(step.rules.schedule)
+    placement, held = rules.placement, max(peak_in_flight(step.trace))
+    for name in names:
         schedule = by_name(name)
-        if name != own and schedule.placement_for(placement.stages, placement.chunks) == placement:
-            rules = replace(step.rules, schedule=schedule)
-            yield Variant(f"schedule {name}", "schedule", name, _Halves(costs), replace(step, rules=rules))
+        if name == own or schedule.placement_for(placement.stages, placement.chunks) != placement:
+            continue
+        change, limit = f"schedule {name}", rules.limit
+        if step.fixed_order and not isinstance(schedule, FixedOrder):
+            change, limit = f"schedule {name} with as many microbatches in flight, {held}", held
+        other = replace(step, rules=replace(rules, schedule=schedule, limit=limit))
+        yield Variant(change, "schedule", name, _Halves(costs), other)
 
 
 def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None, slowest: int) -> Iterator[Variant]:
