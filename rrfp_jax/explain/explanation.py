@@ -149,8 +149,9 @@ def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
         times = stage_times(recorded.trace, recorded.fixed_order, recorded.grouped)
         for name, share in shares(times).items():
             seconds[name] += span * share
-        outside = {"data": step.load_seconds, "planning": step.planning_seconds}
-        outside["between"] = max(step.wall_seconds - span - sum(outside.values()), 0.0)
+        before = max(step.wall_seconds - span - step.planning_seconds, 0.0)
+        data = min(step.load_seconds, before)  # other stages may have begun while one still loads
+        outside = {"data": data, "planning": step.planning_seconds, "between": before - data}
         for name, own in outside.items():
             seconds[name] += own
     whole = sum(seconds.values())

@@ -131,6 +131,14 @@ def test_late_data():
     assert found.sentence == "Steps wait for their data: 33% of the time."
 
 
+def test_loading_beside_other_stages_tasks_counts_once():
+    step = ran(COSTS)
+    span = step.trace.makespan
+    found = explain([TimedStep(recorded=step, wall_seconds=1.5 * span, load_seconds=0.6 * span)])
+    assert found.shares["data"] == pytest.approx(1 / 3) and found.shares["between"] == 0
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+
+
 def test_nothing_is_predicted_where_the_replay_is_off():
     step = ran(LATE)
     tighter = replace(step, rules=rules(limit=1))  # than it ran with
