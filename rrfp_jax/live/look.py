@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -168,19 +169,22 @@ def latest_lines(path: Path) -> list[Line]:
 
 
 def recorders_of(folder: Path) -> list[Recording]:
-    """The flight recorders of a run's processes, by rank: in its folder, or where a launcher prepares it."""
+    """The flight recorders of a run's processes, by rank: in its folder, or where a launcher prepares it.
+
+    Where the latest sign of life is: a launcher that was killed leaves what it had prepared.
+    """
     staged = folder.parent.glob(f".{folder.name}.starting-*")
-    latest = max(staged, key=lambda path: _changed(path) or 0.0, default=folder)
-    found: list[Recording] = []
-    for place in (latest, folder):
-        for path in place.glob("flight-*"):
-            try:
-                found.append(flight_recorder.read(path))
-            except (OSError, ValueError):  # being made, or of another version
-                continue
-        if found:
-            break
-    return sorted(found, key=lambda recording: recording.rank)
+    found = [_recorders_in(place) for place in (folder, *staged)]
+    latest = max(found, key=lambda own: max((one.beat for one in own), default=0.0))
+    return sorted(latest, key=lambda one: one.rank)
+
+
+def _recorders_in(place: Path) -> list[Recording]:
+    found = []
+    for path in place.glob("flight-*"):
+        with suppress(OSError, ValueError):  # being made, or of another version
+            found.append(flight_recorder.read(path))
+    return found
 
 
 def _state(folder: Path, began: float | None, recorders: Sequence[Recording], now: float) -> State:

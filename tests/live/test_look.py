@@ -93,6 +93,17 @@ def test_processes_that_a_launcher_has_just_started(tmp_path):
     assert found.state is State.STARTING and found.recorders[0].phase == "starting"
 
 
+def test_what_a_killed_launcher_has_left_says_nothing_of_a_run_that_lives(folder, held):
+    (folder / "config.json").touch()
+    left = folder.parent / ".mine.starting-77"
+    left.mkdir()
+    FlightRecorder(left / "flight-0", 0, "").phase("starting")
+    FlightRecorder(folder / "flight-0", 0, "stage 0").phase("step 1")
+    assert [one.phase for one in Looker(folder).look().recorders] == ["step 1"]
+    FlightRecorder(left / "flight-0", 0, "").phase("compiling")
+    assert [one.phase for one in Looker(folder).look().recorders] == ["compiling"]
+
+
 def test_a_step_of_an_earlier_start_is_not_shown(folder):
     looker = Looker(folder)
     assert looker.look().latest is not None
