@@ -44,41 +44,43 @@ def _why(arguments: Sequence[str]) -> int:
     if options is None:
         return DONE
     check_path("RUN", options.run)
-    folder = _folder(options.run)
-    from rrfp_jax.launcher.why.looking import (  # after --help, which is to be quick
-        Look,
-        absent_ranks,
-        living_ranks,
-    )
+    run: Path = options.run
+    from rrfp_jax.launcher.why.looking import Look, absent_ranks  # after --help, which is to be quick
     from rrfp_jax.launcher.why.telling import told
     from rrfp_jax.launcher.why.verdict import judge
 
-    ranks = living_ranks(folder)
-    if ranks is None:
-        raise UsageError(f"{folder}: no rank has begun to join the run yet; ask again in a moment")
-    if not ranks:
-        raise UsageError(f"{folder}: no rank of this run lives{_its_end(folder)}")
+    folder, ranks = _living(run)
     try:
         with Look(folder, ranks) as look:
             while not look.done():
                 time.sleep(POLL_SECONDS)
             seen = look.sights()
     except PermissionError:
-        raise UsageError(f"{folder}: the run is another user's; ask as that user") from None
+        raise UsageError(f"{run}: the run is another user's; ask as that user") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{folder}: its ranks cannot be looked at: {error}") from None
+        raise UsageError(f"{run}: its ranks cannot be looked at: {error}") from None
     verdict = judge(seen, absent=absent_ranks(folder))
     print_whole(told(verdict, seen))
     return DONE if verdict.moves else FAILED
 
 
-def _folder(run: Path) -> Path:
-    """Of a run, also while it is still in its staging place (`launcher/folders.py`)."""
-    if any(run.glob("flight-*")):
-        return run
-    starting = sorted(run.parent.glob(f".{run.name}.starting-*"))
-    if starting:
-        return starting[-1]
+def _living(run: Path) -> tuple[Path, Sequence[int]]:
+    """The folder in which a run lives, and its ranks: its own, or one that will be (`launcher/folders.py`).
+
+    There may be several: killed launchers leave theirs, and a new one begins beside what a run has left.
+    """
+    from rrfp_jax.launcher.why.looking import living_ranks
+
+    staged = sorted(run.parent.glob(f".{run.name}.starting-*"))
+    folders = [folder for folder in (run, *staged) if folder in staged or any(folder.glob("flight-*"))]
+    found = [living_ranks(folder) for folder in folders]
+    for folder, ranks in zip(folders, found, strict=True):
+        if ranks:
+            return folder, ranks
+    if None in found:
+        raise UsageError(f"{run}: no rank has begun to join the run yet; ask again in a moment")
+    if found:
+        raise UsageError(f"{run}: no rank of this run lives{_its_end(folders[0])}")
     if not run.is_dir():
         raise UsageError(f"{run}: there is no such folder; give the run's, such as runs/quickstart")
     raise UsageError(f"{run}: has no flight recorders, which only rrfp-launch keeps, or no rank has begun")

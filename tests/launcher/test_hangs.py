@@ -2,7 +2,9 @@
 
 import pytest
 
+from rrfp_jax.commands import why
 from rrfp_jax.commands.why import main
+from rrfp_jax.launcher.why import looking
 from tests.verification.hang_cell import run_cell
 from tests.verification.hangs import CELLS, faults_of
 
@@ -24,3 +26,17 @@ def test_refuses_what_does_not_live(tmp_path, capsys):
     (tmp_path / "flight-0").write_bytes(b"")
     assert main([str(tmp_path)]) == 2
     assert "no rank has begun to join the run yet; ask again in a moment" in capsys.readouterr().err
+
+
+def test_a_run_lives_in_its_folder_or_where_a_launcher_prepares_it(tmp_path, monkeypatch, capsys):
+    living = []
+    monkeypatch.setattr(looking, "living_ranks", lambda folder: [0, 1] if folder in living else [])
+    run, left, staged = tmp_path / "run", tmp_path / ".run.starting-3", tmp_path / ".run.starting-21"
+    for folder in (run, left, staged):
+        folder.mkdir()
+        (folder / "flight-0").touch()
+    assert main([str(run)]) == 2
+    assert capsys.readouterr().err == f"rrfp-why: {run}: no rank of this run lives any more\n"
+    for place in (run, left, staged):
+        living[:] = [place]
+        assert why._living(run) == (place, [0, 1])
