@@ -11,6 +11,7 @@ from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.data.contract import Arrays, Data, Microbatch, bucket_of, load_checked, plan_step
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import adopt, settings_here
+from rrfp_jax.runtime.processes.stacks import LOADER
 from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
 from rrfp_jax.runtime.processes.world import World
 
@@ -120,7 +121,7 @@ class _Ahead:
         self.plan: Sequence[Microbatch] | None = None
         self.arrays: dict[int, Arrays] = {}
         self._reads, self._request, self._settings = reads, request, settings_here()
-        self._thread = threading.Thread(target=self._load, name="rrfp-load", daemon=True)
+        self._thread = threading.Thread(target=self._load, name=LOADER, daemon=True)
         self._thread.start()
 
     def join(self, seconds: float) -> bool:

@@ -1,5 +1,6 @@
 """Who is blamed that a run does not move: what ranks recorded and said goes in, a sentence comes out."""
 
+import threading
 import time
 
 import pytest
@@ -173,6 +174,22 @@ def test_data_that_is_loaded_by_another_thread(run):
     assert run.judged().sentence.startswith(
         "rank 0 (stage 0) waits for the data's plan(7), since 30.0 s, in the user's block"
     )
+
+
+def test_threads_for_which_nobody_waits_are_not_blamed(run):
+    """One that loads the next step's data, and one of the user's own."""
+    started = Frame(threading.__file__, 1002, "_bootstrap")
+    ours = Frame(f"{OURS}train/loading.py", 152, "_load")
+    run.threads[2] = [
+        Thread("rrfp-load", False, (LIBRARY, USERS, ours, started)),
+        Thread("monitor", False, (LIBRARY, USERS, started)),
+    ]
+    all_forwards(run, lost=["F1"])
+    assert run.judged().blamed == [1, 2] and "user's" not in run.judged().text
+    run.threads[2].append(Thread("140", False, (USERS,)))  # of a runtime that calls back
+    all_forwards(run, lost=["F1"])
+    assert run.judged().sentence.startswith("rank 2 (stage 2) waits for the input of F0 on stage 2 in step 7")
+    assert ", in the user's block (train.py:31); 2 other ranks wait" in run.judged().sentence
 
 
 def test_a_program_that_does_not_end(run):

@@ -10,7 +10,7 @@ from rrfp_jax.core.tasks import Direction, Input
 from rrfp_jax.runtime.lifecycle.testimony import Testimony
 from rrfp_jax.runtime.processes.recording import RecordedDispatch, Recording
 from rrfp_jax.runtime.processes.round_board import ARRIVED, RecordedRound
-from rrfp_jax.runtime.processes.stacks import Frame, Thread
+from rrfp_jax.runtime.processes.stacks import LOADER, Frame, Thread
 
 State: TypeAlias = Literal["answers", "silent", "stopped", "gone"]
 
@@ -64,8 +64,16 @@ class Sight:
     @property
     def users(self) -> Frame | None:
         """The user's line that it is in: its main thread, or another one for which that waits."""
-        threads = sorted(self.threads, key=lambda thread: not thread.is_main)
+        threads = sorted(filter(self._may_wait_for, self.threads), key=lambda thread: not thread.is_main)
         return next((thread.users for thread in threads if thread.users is not None), None)
+
+    def _may_wait_for(self, thread: Thread) -> bool:
+        """Whether what a thread does may hold up the main one, or is that; of dumped ones nobody knows."""
+        if thread.is_main or self.testimony is None:
+            return True
+        if thread.name == LOADER:  # it loads ahead
+            return self.place.startswith("the data")
+        return not thread.is_users_own
 
     @property
     def where(self) -> str:

@@ -17,6 +17,9 @@ OURS = str(Path(__file__).parents[2]) + "/"
 LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 LIBRARY = re.compile(r"<frozen |<string>|/(site|dist)-packages/|.*/(site|dist)-packages/")
 
+LOADER = "rrfp-load"
+"""The name of the thread that loads the next step's data."""
+
 MOST_FRAMES = 60
 """Of a thread, the innermost."""
 
@@ -62,6 +65,14 @@ class Thread(NamedTuple):
             if frame.whose != "library":
                 return frame if frame.whose == "user" else None
         return None
+
+    @property
+    def is_users_own(self) -> bool:
+        """Whether the user's program has started it, and no other library has: none of ours waits for it."""
+        if not self.frames or self.frames[-1].function != "_bootstrap":
+            return False  # the main one, or one of a runtime that calls back
+        others = [frame.whose for frame in self.frames if frame.whose != "library"]
+        return others[-1:] == ["user"]
 
 
 def own_threads() -> list[Thread]:
