@@ -76,7 +76,7 @@ def test_sigusr1_has_all_ranks_looked_at_and_the_run_goes_on(launch, tmp_path):
     threading.Thread(target=ask, daemon=True).start()
     err, folder, status = launch("attendance.alone()\nwith world.waits_for('rain'): until_asked()")
     first, *others = err.splitlines()
-    assert status == 0 and first.startswith("rrfp-launch: all ranks move (step 3): the latest of what ")
+    assert status == 0 and first.startswith("rrfp-launch: the run moves (step 3): ")
     assert (
         others[0].startswith("  rank 0 (stage 0), in step 3, for ") and "waits for rain, since" in others[0]
     )

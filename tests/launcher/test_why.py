@@ -128,7 +128,7 @@ def test_a_message_that_was_not_heard_of(run):
 def test_of_several_lost_messages_the_first_is_named(run):
     all_forwards(run, lost=["F1", "F2"])
     assert "the input of F1 on stage 2" in run.judged().sentence
-    assert run.judged().sentence.endswith("(and 1 more such messages)")
+    assert run.judged().sentence.endswith("(and 1 more such message)")
 
 
 def test_a_message_whose_data_does_not_come(run):
@@ -240,7 +240,7 @@ def test_a_value_of_a_gather_that_is_lost(run):
     run.waits(2, "the names from rank 0 (stage 0), rank 1 (stage 1)", whom=[0, 1], gathers=6)
     assert run.judged().sentence == (
         "rank 2 (stage 2) has sent its value of the clocks to rank 0 (stage 0), which has not heard of it "
-        "(and 1 more such messages)"
+        "(and 1 more such message)"
     )
 
 
@@ -354,6 +354,23 @@ def test_one_still_compiles_while_another_of_its_stage_waits_in_their_first_sum(
     assert verdict.sentence.endswith("; another rank waits for it")
 
 
+def test_ranks_that_start_and_wait_for_nobody(run):
+    """JAX traces the user's code then; whoever is in it for long is named all the same."""
+    for rank, recorder in enumerate(run.recorders):
+        recorder.phase("compiling" if rank else "starting")
+        run.says(rank, [], frames=[USERS, *DRIVER])
+    verdict = judge(run.sights(later=5.0))
+    assert verdict.moves and verdict.sentence.startswith("all ranks are starting or compiling, for 5.")
+    for late, stalls in ((60.0, False), (5.0, True)):
+        assert not judge(run.sights(later=late), stalls=stalls).moves
+    run.waits(0, "the names from rank 2 (stage 2)", whom=[2], gathers=6)
+    verdict = judge(run.sights(later=5.0))
+    assert not verdict.moves
+    assert verdict.sentence == (
+        "rank 2 (stage 2) is in the user's block (train.py:31); another rank waits for it"
+    )
+
+
 def test_a_ring_blames_nobody_alone(tmp_path):
     run = Run(tmp_path, stages=2)
     run.runs(0, "F0")
@@ -370,7 +387,7 @@ def test_a_run_that_moves(run):
     all_forwards(run, lost=["F2"])
     verdict = judge(run.sights(later=0.3))
     assert verdict.moves and verdict.blamed == ()
-    assert verdict.sentence.startswith("all ranks move (step 7): the latest of what was begun is 0.")
+    assert verdict.sentence.startswith("the run moves (step 7): 0.")
     assert not judge(run.sights(later=0.3), stalls=True).moves
 
 
@@ -378,7 +395,7 @@ def test_one_process_alone(tmp_path):
     run = Run(tmp_path, stages=1)
     run.says(0, [], frames=[USERS])
     assert run.judged().sentence == "rank 0 (stage 0) is in the user's block (train.py:31)"
-    assert judge(run.sights(later=0.1)).sentence.startswith("it moves (step 7)")
+    assert judge(run.sights(later=0.1)).sentence.startswith("the run moves (step 7)")
 
 
 def test_stacks_are_told_once_and_those_of_the_blamed_first(run):

@@ -85,7 +85,7 @@ CELLS = (
 )
 """Of the failures `tests/verification/failures.py` has all; here is one of each way."""
 
-MOVES = Cell("moves", ["hanging.py", "0", "slow"], "all ranks move", count=2, env={"STEPS": SLOW_STEPS})
+MOVES = Cell("moves", ["hanging.py", "0", "slow"], "the run moves", count=2, env={"STEPS": SLOW_STEPS})
 
 
 def main(argv: Sequence[str]) -> int:

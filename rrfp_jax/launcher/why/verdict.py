@@ -28,6 +28,9 @@ from rrfp_jax.runtime.group.dispatch_hash import difference, first_difference
 STILL_SECONDS, STILL_PAUSES = 2.0, 1.5
 """A run moves if it did something within this time, or within so many of its longest pauses."""
 
+TRACED_SECONDS = 30.0
+"""For so long a rank that prepares may be in the user's code, which JAX traces."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -66,8 +69,9 @@ def judge(seen: Sequence[Sight], *, absent: Sequence[int] = (), stalls: bool = F
     pause = _longest_pause(seen)
     if well and not stalls and quiet < max(STILL_SECONDS, STILL_PAUSES * pause):
         return Verdict(True, _moving(sights, quiet, pause), (), lines)
-    if well and not stalls and not absent and all(map(_compiles, seen)):
-        return Verdict(True, f"all ranks are compiling, for {quiet:.1f} s; none waits for another", (), lines)
+    if well and not stalls and not absent and all(map(_prepares, seen)):
+        phases = " or ".join(dict.fromkeys(sight.recording.phase for sight in sights.values()))
+        return Verdict(True, f"all ranks are {phases}, for {quiet:.1f} s; none waits for another", (), lines)
     sentence, blamed = _blame(sights, absent)
     return Verdict(False, sentence, blamed, lines)
 
@@ -118,6 +122,13 @@ def _compiles(sight: Sight) -> bool:
     return sight.recording.phase == "compiling" and sight.is_busy
 
 
+def _prepares(sight: Sight) -> bool:
+    """Whether a rank starts or compiles, and waits for nobody."""
+    if sight.recording.phase not in ("starting", "compiling") or sight.state != "answers" or sight.waiting:
+        return False
+    return sight.users is None or sight.now - sight.recording.phase_since < TRACED_SECONDS
+
+
 def _is_out(sight: Sight) -> bool:
     """Whether a rank takes no part although it has not come to its end."""
     return sight.state in ("gone", "stopped") and sight.recording.phase != "ended"
@@ -131,7 +142,7 @@ def _is_stuck(sight: Sight) -> bool:
 def _lost(lost: Lost, sights: Mapping[int, Sight], count: int) -> str:
     sender, receiver = sights[lost.sender].name, sights[lost.receiver].name
     how = "which has heard of it, but its data has not come" if lost.heard else "which has not heard of it"
-    more = f" (and {count - 1} more such messages)" if count > 1 else ""
+    more = f" (and {count - 1} more such message{'s' if count > 2 else ''})" if count > 1 else ""
     return f"{sender} has sent {lost.what} to {receiver}, {how}{more}"
 
 
@@ -186,8 +197,7 @@ def _moving(sights: Mapping[int, Sight], quiet: float, pause: float) -> str:
             f"nothing has moved for {quiet:.1f} s ({phases}), but there was such a pause before, of "
             f"{pause:.1f} s: ask again"
         )
-    who = "all ranks move" if len(sights) > 1 else "it moves"
-    return f"{who} ({phases}): the latest of what was begun is {max(quiet, 0.0):.1f} s old"
+    return f"the run moves ({phases}): {max(quiet, 0.0):.1f} s ago it began something"
 
 
 def _differing_orders(sights: Mapping[int, Sight]) -> tuple[str, Sequence[int]] | None:
