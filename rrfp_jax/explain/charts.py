@@ -65,7 +65,7 @@ def savings(explanation: Explanation) -> Plot:
     axis = alt.Axis(format="%", tickCount=6)
     bars = alt.Chart(alt.NamedData("savings"), width=WIDTH - LABELS).encode(
         y=alt.Y("change:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABELS)),
-        x=alt.X("share:Q", title="saved, of the time of the steps' tasks", axis=axis),
+        x=alt.X("share:Q", title="saved, of a step's whole time", axis=axis),
     )
     text = bars.mark_text(align="left", dx=4).encode(text=alt.Text("share:Q", format=".1%"))
     return Plot(bars.mark_bar(color=CAUSES["compute"]) + text, {"savings": rows})

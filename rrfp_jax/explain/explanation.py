@@ -6,7 +6,7 @@ import io
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 from rich import box
 from rich.console import Console
@@ -21,7 +21,6 @@ from rrfp_jax.sim.what_if import TRUSTED_ERROR, WhatIfs, what_ifs
 
 MOST_TASKS = 40_000
 """Tasks of the steps whose what-ifs are simulated, the latest steps first: that takes some ten seconds."""
-
 
 MOST_SAVINGS = 12
 """That are shown."""
@@ -46,7 +45,7 @@ class TimedStep:
 
 @dataclass(frozen=True)
 class Saving:
-    """What one change would save, as a share of the time of the steps' tasks; see `sim.variants.Variant`."""
+    """What one change would save, as a share of the steps' whole time; see `sim.variants.Variant`."""
 
     change: str
     kind: str
@@ -61,7 +60,7 @@ class Explanation:
     Attributes:
         finding: what matters most.
         steps: how many it is about.
-        seconds: of a step, with everything; the median.
+        seconds: of a step, with everything; the mean, of which these are shares.
         shares: of that time, by cause, adding up to 1: "compute", "delayed" for devices that injected delays
             keep busy, the causes of idleness by name, "data", "planning", and "between" for what is between
             the tasks of two steps, such as the update.
@@ -83,18 +82,22 @@ class Explanation:
 
     def __str__(self) -> str:
         text = io.StringIO()
-        console = Console(file=text, width=100)
+        console = Console(file=text, width=80)
         console.print(self.sentence, highlight=False)
         console.print(self._shares())
         if self.savings:
             console.print(self._savings())
         else:
-            console.print(
-                f"No what-ifs: the simulator is {self.error:.1%} off on these steps as they were, and up to "
-                f"{TRUSTED_ERROR:.0%} would be trusted.",
-                highlight=False,
-            )
+            console.print(self.trust, highlight=False)
         return text.getvalue().rstrip()
+
+    @property
+    def trust(self) -> str:
+        """How far the what-ifs can be trusted, and why there are none if there are none."""
+        off = f"As the steps were, the simulator is {self.error:.1%} off"
+        if self.error > TRUSTED_ERROR:
+            return f"No what-ifs: {off[0].lower()}{off[1:]}, and up to {TRUSTED_ERROR:.0%} would be trusted."
+        return f"{off}." if self.savings else f"{off}. No change that was tried saves anything."
 
     def _repr_html_(self) -> str:
         return f"<pre>{self}</pre>"
@@ -128,12 +131,13 @@ def explain(steps: Sequence[TimedStep]) -> Explanation:
     layers = Layers.of(recorded)
     replays = [_replay(step.recorded, layers) for step in _replayed(steps)]
     error = fmean(replay.error for replay in replays)
-    savings = _savings(replays) if error <= TRUSTED_ERROR else []
+    tasks = 1.0 - found["data"] - found["planning"] - found["between"]
+    savings = _savings(replays, tasks) if error <= TRUSTED_ERROR else []
     saved = [(saving.kind, saving.subject, saving.share) for saving in savings]
     return Explanation(
         finding=main_cause(recorded, found, saved, layers),
         steps=len(steps),
-        seconds=median(step.wall_seconds for step in steps),
+        seconds=fmean(step.wall_seconds for step in steps),
         shares=found,
         savings=[saving for saving in savings[:MOST_SAVINGS] if saving.share >= 0.005],
         error=error,
@@ -175,12 +179,17 @@ def _replayed(steps: Sequence[TimedStep]) -> list[TimedStep]:
     return found
 
 
-def _savings(replays: Sequence[WhatIfs]) -> list[Saving]:
-    """Of all replayed steps together; where a step has no such change, it would save nothing there."""
+def _savings(replays: Sequence[WhatIfs], tasks: float) -> list[Saving]:
+    """Of all replayed steps together; where a step has no such change, it would save nothing there.
+
+    Args:
+        replays: of tasks alone.
+        tasks: the share of the whole time that these are.
+    """
     whole = sum(replay.replayed for replay in replays)
     saved: dict[tuple[str, str, Hashable], float] = defaultdict(float)
     for replay in replays:
         for change in replay.changes:
             saved[change.change, change.kind, change.subject] += replay.replayed - change.seconds
-    found = [Saving(*change, seconds / whole if whole else 0.0) for change, seconds in saved.items()]
+    found = [Saving(*change, tasks * seconds / whole if whole else 0.0) for change, seconds in saved.items()]
     return sorted(found, key=lambda saving: -saving.share)

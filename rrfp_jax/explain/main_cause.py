@@ -32,7 +32,7 @@ MOSTLY = 0.7
 """Of what all of them cause, the share of one that is named instead."""
 
 Saved: TypeAlias = tuple[str, Hashable, float]
-"""Kind and subject of a change (`sim.variants.Variant`), and the share of the tasks' time that it saves."""
+"""Kind and subject of a change (`sim.variants.Variant`), and the share of the whole time that it saves."""
 
 Cause: TypeAlias = tuple[float, str, Hashable]
 """The share of the whole time that would be saved without it, and the kind and subject of that change."""
@@ -69,9 +69,8 @@ def main_cause(
         saved: by changes, the largest first; empty if that is not known.
         layers: of their model; None if what they have to do is not known.
     """
-    tasks = 1.0 - shares["data"] - shares["planning"] - shares["between"]
     causes: list[Cause] = [
-        (share * tasks, kind, subject)
+        (share, kind, subject)
         for kind, subject, share in saved
         if kind in UNDONE and (kind, subject) != ("links", 0.0)
     ]
@@ -86,9 +85,8 @@ def main_cause(
         said = sentence.outside(kind, share)
     elif kind in ("split", "uneven"):
         assert layers is not None
-        said = sentence.uneven(
-            steps, layers, [(part * tasks, recut) for k, recut, part in saved if k == "split"], share
-        )
+        splits = [(part, recut) for k, recut, part in saved if k == "split"]
+        said = sentence.uneven(steps, layers, splits, share)
     else:
         said = sentence.undone(kind, subject, share, steps, layers)
     return Finding(kind, subject, share, said)

@@ -62,7 +62,7 @@ def _about(run: Run, explanation: Explanation) -> str:
     last = run.steps[-1].recorded
     return (
         f"{len(run.steps)} steps of {last.trace.stages} stages and {last.rules.microbatches} microbatches, "
-        f"{explanation.seconds * 1e3:.1f} ms each (median)"
+        f"{explanation.seconds * 1e3:.1f} ms each (mean)"
     )
 
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -55,11 +54,6 @@ class Run:
     steps: Sequence[TimedStep]
     history: Sequence[StepLine] = ()
     settings: Mapping[str, str]
-
-    @property
-    def seconds(self) -> float:
-        """Mean of the traced steps, with everything: what shares of all their time are shares of."""
-        return fmean(step.wall_seconds for step in self.steps)
 
 
 def read_run(folder: Path) -> Run:

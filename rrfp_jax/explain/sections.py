@@ -44,7 +44,11 @@ def sections_of(run: Run, explanation: Explanation) -> list[Section]:
             "All stages of all steps shown, and what was beside their tasks.",
             charts.shares({run.name: explanation.shares}),
         ),
-        Section("What if", trust(explanation), charts.savings(explanation) if explanation.savings else None),
+        Section(
+            "What if",
+            f"{WHAT_IF} {explanation.trust}",
+            charts.savings(explanation) if explanation.savings else None,
+        ),
         Section(title_of(last), timeline_note(last), timeline(last, span)),
         Section("How each stage spent it", "The same colours as above.", charts.stages(last, span)),
         Section("Who is slower than the others", f"{slowest(traces)} {HEAT}", heatmap(traces)),
@@ -58,6 +62,7 @@ def sections_of(run: Run, explanation: Explanation) -> list[Section]:
     return [*found, _tails(run)]
 
 
+WHAT_IF = "The same steps in virtual time, with one thing changed."
 HEAT = (
     "A hot spot is a slow worker, a stripe an uneven stage, a column a step of much data; scatter is "
     "lengths. Injected delays count."
@@ -87,15 +92,6 @@ def timeline_note(step: RecordedStep) -> str:
     return (
         f"{several}{some}Scroll to zoom, drag to move, hover for details. Black outlines are the critical "
         "path: the chain of tasks that made the step as long as it was."
-    )
-
-
-def trust(explanation: Explanation) -> str:
-    """How far the what-ifs can be trusted."""
-    return (
-        f"The same steps in virtual time, with one thing changed. As they were, the simulator is "
-        f"{explanation.error:.1%} off"
-        + ("." if explanation.savings else ": too much to predict anything, or no change saves anything.")
     )
 
 

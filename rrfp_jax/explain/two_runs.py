@@ -15,11 +15,14 @@ from rrfp_jax.explain.explanation import Explanation
 from rrfp_jax.explain.history_chart import history
 from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.explain.run_folder import Run
-from rrfp_jax.explain.sections import HISTORY, Section, timeline_note, title_of
+from rrfp_jax.explain.sections import HISTORY, WHAT_IF, Section, timeline_note, title_of
 from rrfp_jax.explain.timeline_chart import timeline
 from rrfp_jax.sim.what_if import TRUSTED_ERROR
 
 ABSENT = "-"
+
+SAME = 0.0005
+"""A smaller difference, as a share, is none."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,14 @@ class TwoRuns:
     @property
     def sentences(self) -> list[str]:
         """How their steps compare, then what matters most in each."""
-        one, two = (run.seconds for run in self.runs)
+        one, two = (explanation.seconds for explanation in self.explanations)
         faster, share = (1, 1 - two / one) if two <= one else (0, 1 - one / two)
         compared = (
             f"A step of {self.names[faster]} takes {share:.1%} less time: {min(one, two) * 1e3:.1f} ms "
             f"instead of {max(one, two) * 1e3:.1f} ms (means of the traced steps)."
         )
+        if share < SAME:
+            compared = f"Steps of both take equally long: {one * 1e3:.1f} ms (means of the traced steps)."
         causes = zip(self.names, self.explanations, strict=True)
         return [compared, *(f"{name}: {explanation.sentence}" for name, explanation in causes)]
 
@@ -61,7 +66,7 @@ class TwoRuns:
         """Of a step, by cause: in each run, and how much more in the second; the first row is the head."""
         rows = [["where a step's time went", *self.names, "difference"]]
         one, two = self.explanations
-        wholes = [run.seconds for run in self.runs]
+        wholes = [explanation.seconds for explanation in self.explanations]
         rows.append(["all", *_two_times(*wholes)])
         for name, meaning in MEANING.items():
             a, b = one.shares[name] * wholes[0], two.shares[name] * wholes[1]
@@ -100,7 +105,7 @@ def both_sections(runs: TwoRuns) -> list[Section]:
     named = dict(zip(runs.names, runs.explanations, strict=True))
     lasts = [run.steps[-1].recorded for run in runs.runs]
     longest = max(last.trace.makespan for last in lasts)
-    seconds = {name: run.seconds for name, run in zip(runs.names, runs.runs, strict=True)}
+    seconds = {name: of.seconds for name, of in named.items()}
     bars = charts.shares({name: of.shares for name, of in named.items()}, seconds)
     savings = runs.savings()
     settings = runs.settings()
@@ -111,7 +116,7 @@ def both_sections(runs: TwoRuns) -> list[Section]:
             "" if len(settings) > 1 else "Nothing, or not both have a config.json.",
             table=settings if len(settings) > 1 else (),
         ),
-        Section("What if", _trust(named), table=savings if len(savings) > 1 else ()),
+        Section("What if", f"{WHAT_IF} {_trust(named)}", table=savings if len(savings) > 1 else ()),
     ]
     found += [
         Section(f"{name}: {title_of(last).lower()}", timeline_note(last), timeline(last, longest))
@@ -130,8 +135,8 @@ def both_sections(runs: TwoRuns) -> list[Section]:
 def _trust(named: Mapping[str, Explanation]) -> str:
     off = " and ".join(f"{of.error:.1%} off on {name}" for name, of in named.items())
     return (
-        f"The same steps in virtual time, with one thing changed. As they were, the simulator is {off}; "
-        f"above {TRUSTED_ERROR:.0%} it predicts nothing. A dash: not among the largest savings of that run."
+        f"As the steps were, the simulator is {off}; above {TRUSTED_ERROR:.0%} it predicts nothing. A dash: "
+        f"not among the largest savings of that run."
     )
 
 

@@ -139,10 +139,24 @@ def test_loading_beside_other_stages_tasks_counts_once():
     assert sum(found.shares.values()) == pytest.approx(1.0)
 
 
+def test_all_shares_are_of_the_mean_step_with_everything():
+    step, _ = spoilt("stage")
+    span = step.trace.makespan
+    found = explain([TimedStep(recorded=step, wall_seconds=own * span) for own in (1.0, 1.0, 2.5)])
+    assert found.seconds == pytest.approx(1.5 * span)
+    assert found.shares["between"] == pytest.approx(1 / 3)
+    alone = explain([TimedStep(recorded=step, wall_seconds=span)])
+    assert found.savings[0].share == pytest.approx(alone.savings[0].share / 1.5)
+    assert found.finding.share == pytest.approx(alone.finding.share / 1.5)
+
+
 def test_nothing_is_predicted_where_the_replay_is_off():
     step = ran(LATE)
     tighter = replace(step, rules=rules(limit=1))  # than it ran with
     found = explain([TimedStep(recorded=tighter, wall_seconds=step.trace.makespan)])
     assert found.error > 0.05 and not found.savings
-    assert "off on these steps as they were, and up to 5% would be trusted" in " ".join(str(found).split())
+    assert "No what-ifs: as the steps were, the simulator is " in str(found)
+    assert "% off, and up to 5% would be trusted." in " ".join(str(found).split())
+    exact = " ".join(str(replace(found, error=0.0)).split())
+    assert "As the steps were, the simulator is 0.0% off. No change that was tried saves anything." in exact
     assert found.finding.kind == "idle" and found.sentence.startswith("Stages compute ")

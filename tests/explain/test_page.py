@@ -83,9 +83,9 @@ def test_two_runs_are_on_the_same_axes(two):
 def test_two_runs_as_text(two):
     told, seconds = str(two), two.seconds()
     assert "The link from stage 1 to 2 is slow" in told and "Stage 2 computes" in told
-    for column, run in enumerate(two.runs, 1):
+    for column, explanation in enumerate(two.explanations, 1):
         parts = [float(row[column].split(" ms")[0]) for row in seconds[2:]]
-        assert sum(parts) == pytest.approx(run.seconds * 1e3, rel=2e-3)
+        assert sum(parts) == pytest.approx(explanation.seconds * 1e3, rel=2e-3)
     assert two.settings()[1:] == [["schedule", '"bf"', '"1f1b"']]
     assert any("-" in row for row in two.savings()[1:])
 
@@ -94,6 +94,7 @@ def test_equal_names_are_told_apart(two):
     same = TwoRuns((two.runs[1],) * 2, (two.explanations[1],) * 2)
     assert same.names == ("other (1)", "other (2)")
     assert {row[3] for row in same.seconds()[1:]} == {"+0.0 ms"} and len(same.settings()) == 1
+    assert same.sentences[0].startswith("Steps of both take equally long: ")
 
 
 def test_nothing_is_fetched_and_names_are_text(html):
