@@ -132,9 +132,9 @@ def _on_purpose(causes: Sequence[Cause]) -> list[Cause]:
 
 
 def _without_limit(causes: Sequence[Cause], shares: Mapping[str, float]) -> list[Cause]:
-    """Without any limit nearly everything goes faster: it is a cause only where forwards were held back."""
+    """With more in flight nearly all goes faster: a limit is a cause only where it held forwards back."""
     held = shares["memory"] >= NOTEWORTHY
-    return [cause for cause in causes if cause[1:] != ("in flight", None) or held]
+    return [cause for cause in causes if cause[1] not in ("in flight", "bytes") or held]
 
 
 def _sharpened(causes: Sequence[Cause]) -> list[Cause]:

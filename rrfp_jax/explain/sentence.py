@@ -42,7 +42,11 @@ def undone(
     kind: str, subject: Hashable, share: float, steps: Sequence[RecordedStep], layers: Layers | None
 ) -> str:
     """A cause, and what its undoing would save; arguments as for `main_cause`."""
-    without = "if they took half as long" if kind == "links" else "without that"
+    without = {
+        ("links", 0.5): "if they took half as long",
+        ("in flight", 1): "with one more",
+        ("bytes", 1.5): "with 1.5 times as many",
+    }.get((kind, subject), "without that")
     return f"{_cause(kind, subject, steps, layers)}: {share:.0%} of the time would be saved {without}."
 
 
@@ -60,14 +64,14 @@ def uneven(
         saved: by other splits, the largest first.
         share: that the stage costs.
     """
-    busy = _busy(steps)
-    stage = max(range(len(busy)), key=lambda s: busy[s] / layers.shares.slowness[s])
+    work = [own / slow for own, slow in zip(_busy(steps), layers.shares.slowness, strict=True)]
+    stage = work.index(max(work))
     own = [
         layers.work.ranges()[layers.placement.virtual_stage(stage, c)] for c in range(layers.placement.chunks)
     ]
     which = " and ".join(f"{r.start} to {r.stop - 1}" if len(r) > 1 else f"{r.start}" for r in own)
     plural = "s" if sum(map(len, own)) > 1 else ""
-    more = f"{_beside_others(busy, stage):.2f} times as much to do as the others"
+    more = f"{_beside_others(work, stage):.2f} times as much to do as the others"
     said = f"Stage {stage} has {more} (layer{plural} {which})"
     found = [(part, recut) for part, recut in saved if isinstance(recut, Recut) and part >= NOTEWORTHY]
     if not found:
@@ -109,9 +113,9 @@ def _cause(kind: str, subject: Hashable, steps: Sequence[RecordedStep], layers: 
     }[kind]
 
 
-def _beside_others(busy: Sequence[float], stage: int) -> float:
-    """How many times as long a stage computes as the others do."""
-    return busy[stage] / median([*busy[:stage], *busy[stage + 1 :]])
+def _beside_others(seconds: Sequence[float], stage: int) -> float:
+    """How many times as long a stage takes as the others do."""
+    return seconds[stage] / median([*seconds[:stage], *seconds[stage + 1 :]])
 
 
 def _busy(steps: Sequence[RecordedStep]) -> list[float]:

@@ -8,6 +8,7 @@ from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.measure.work import LayerWork, Work
 from rrfp_jax.explain.explanation import TimedStep, explain
+from rrfp_jax.explain.main_cause import main_cause
 from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.sim.disturbances import Disturbed, Straggler
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rows, rules, spoilt
@@ -85,6 +86,8 @@ def test_a_slow_stage_is_told_from_one_with_more_to_do():
     uneven = explain([with_work(ran(more), 2, 2, 5, 1)])
     assert uneven.sentence.startswith("Stage 2 has 2.50 times as much to do as the others (layers 4 to 8): ")
     assert "of the time would be saved with split " in uneven.sentence
+    slow_too = explain([with_work(ran(Straggler(more, stage=2, factor=1.2)), 2, 2, 5, 1)])
+    assert slow_too.sentence.startswith("Stage 2 has 2.50 times as much to do as the others ")
     coarse = explain([with_work(ran(Straggler(COSTS, stage=2, factor=1.6)), 1, 1, 1, 1)])
     assert "for the same work" in coarse.sentence
 
@@ -95,6 +98,22 @@ def test_a_stage_that_no_other_split_helps():
     found = explain([TimedStep(recorded=step, wall_seconds=step.trace.makespan)])
     assert found.sentence.startswith("Stage 3 has 1.60 times as much to do as the others (layer 3): ")
     assert found.sentence.endswith("no other split of these 4 layers helps.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "much", "ends"),
+    [
+        ("in flight", 1, "holds forwards back: 5% of the time would be saved with one more."),
+        ("in flight", None, "holds forwards back: 5% of the time would be saved without that."),
+        ("bytes", 1.5, "holds forwards back: 5% of the time would be saved with 1.5 times as many."),
+    ],
+)
+def test_a_limit_counts_only_where_it_held_something_back(kind, much, ends):
+    shares = dict.fromkeys(MEANING, 0.0) | {"compute": 0.6, "memory": 0.4}
+    found = main_cause([ran(COSTS)], shares, [(kind, much, 0.05)])
+    assert found.kind == kind and found.sentence.endswith(ends)
+    shares |= {"memory": 0.01, "stage": 0.39}
+    assert main_cause([ran(COSTS)], shares, [(kind, much, 0.05)]).kind == "nothing"
 
 
 def test_a_link_that_is_slow_there_and_back():
