@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, check_output, exit_status, print_whole
 from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.fields import check_path
 
 COMMAND = "rrfp-report"
 
@@ -40,6 +41,9 @@ def _report(arguments: Sequence[str]) -> int:
     options = _parser().options(arguments)
     if options is None:
         return DONE
+    for run in (options.run, options.other):
+        if run is not None:
+            check_path("RUN", run)
     from rrfp_jax.explain.explanation import explain  # after --help, which is to be quick
     from rrfp_jax.explain.run_folder import read_run
     from rrfp_jax.json_files import Unreadable

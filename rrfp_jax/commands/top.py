@@ -54,12 +54,12 @@ def _top(arguments: Sequence[str]) -> int:
     console = Console(highlight=False)
     if not options.once:
         if not console.is_terminal or console.is_dumb_terminal:
-            raise UsageError("standard output is no terminal that is written over: --once prints one frame")
+            raise UsageError("standard output is no terminal to draw on: --once prints one frame")
         watch(folder, options.every, console)
         return DONE
     seen = Looker(folder).look()
     if seen.state is State.ABSENT:
-        raise UsageError(f"{options.run} has no run that has begun: give the folder of one, as runs/NAME")
+        raise UsageError(f"{options.run}: no run has begun there: give the folder of one, as runs/NAME")
     with console.capture() as captured:
         console.print(shown(seen, console, endless=True), soft_wrap=True)
     print_whole(captured.get().rstrip("\n"))

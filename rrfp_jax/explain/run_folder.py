@@ -63,6 +63,8 @@ def read_run(folder: Path) -> Run:
         Unreadable: a file is missing, or not what a run writes; or it has no step that trained.
     """
     trace = folder / "trace.json"
+    if not folder.exists():
+        raise Unreadable(f"there is no {folder}: give the folder of a run, as runs/NAME, or its trace.json")
     if not trace.exists() and folder.is_dir():
         raise Unreadable(f"{folder} has no trace.json: give the folder of a run that has ended, as runs/NAME")
     steps = read_trace(folder if folder.is_file() else trace).get("run", [])

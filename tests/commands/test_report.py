@@ -52,7 +52,7 @@ def test_two_runs_are_told_side_by_side(folder, tmp_path, capsys):
     ("given", "said"),
     [
         ([], "the following arguments are required: RUN"),
-        (["nowhere"], "nowhere/trace.json cannot be read: No such file or directory"),
+        (["nowhere"], "there is no nowhere: give the folder of a run, as runs/NAME, or its trace.json"),
         (["empty"], "empty has no trace.json: give the folder of a run that has ended"),
         (["broken"], "broken/trace.json is not a trace.json of rrfp-train"),
         (["untrained"], "untrained/trace.json has no step of a run that trained"),

@@ -44,9 +44,9 @@ def folder(tmp_path):
     [
         ([], "the following arguments are required: RUN"),
         (["file", "--once"], "file is no folder: give that of a run, as runs/NAME"),
-        (["nowhere", "--once"], "nowhere has no run that has begun: give the folder of one"),
-        ([".", "--once"], ". has no run that has begun"),
-        (["nowhere"], "standard output is no terminal that is written over: --once prints one frame"),
+        (["nowhere", "--once"], "nowhere: no run has begun there: give the folder of one"),
+        ([".", "--once"], ".: no run has begun there"),
+        (["nowhere"], "standard output is no terminal to draw on: --once prints one frame"),
         (["nowhere", "--every=0"], "--every=0.0: give seconds, from 0.1 to 3600"),
         (["nowhere", "--every=nan"], "--every=nan: give seconds"),
         (["nowhere", "--every=often"], "argument --every: invalid float value: 'often'"),
@@ -132,7 +132,7 @@ def test_it_waits_for_a_run_and_ctrl_c_ends_it(tmp_path, number):
 
 def test_a_terminal_that_cannot_be_written_over(folder):
     with Terminal(folder, kind="dumb") as terminal:
-        terminal.until("no terminal that is written over: --once prints one frame")
+        terminal.until("no terminal to draw on: --once prints one frame")
         assert terminal.process.wait(LIMIT_SECONDS) == 2
 
 
