@@ -59,17 +59,26 @@ class Layers:
             return sum(self.shares.seconds[first:end]) * self.shares.slowness[stage_of[v]]
 
         ranges = self.work.ranges()
-        _, best = least_largest(seconds, len(self.work.layers), len(ranges))
-        if best != list(self.work.split):
-            yield Recut(f"split {_text(best)} instead of {_text(self.work.split)}", None, tuple(best))
         slowest = max(range(len(ranges)), key=lambda v: seconds(v, ranges[v].start, ranges[v].stop))
-        if len(ranges[slowest]) > 1:
-            for to, layer in ((slowest - 1, ranges[slowest].start), (slowest + 1, ranges[slowest].stop - 1)):
-                if 0 <= to < len(ranges):
-                    split = [len(r) - (v == slowest) + (v == to) for v, r in enumerate(ranges)]
-                    name = self.work.layers[layer].name
-                    text = f"layer {layer} ({name}) on stage {stage_of[to]} instead of {stage_of[slowest]}"
-                    yield Recut(text, layer, tuple(split))
+        moves = list(self._moves(slowest))
+        _, best = least_largest(seconds, len(self.work.layers), len(ranges))
+        if tuple(best) not in (tuple(self.work.split), *(move.split for move in moves)):
+            yield Recut(f"split {_text(best)} instead of {_text(self.work.split)}", None, tuple(best))
+        yield from moves
+
+    def _moves(self, of: int) -> Iterator[Recut]:
+        """The first layer of a virtual stage on the one before it, and the last on the one after it."""
+        ranges = self.work.ranges()
+        if len(ranges[of]) < 2:
+            return
+        for to, layer in ((of - 1, ranges[of].start), (of + 1, ranges[of].stop - 1)):
+            if not 0 <= to < len(ranges):
+                continue
+            there, here = self.placement.place(to)[0], self.placement.place(of)[0]
+            if there != here:  # as they are where a V turns
+                split = tuple(len(r) - (v == of) + (v == to) for v, r in enumerate(ranges))
+                name = self.work.layers[layer].name
+                yield Recut(f"layer {layer} ({name}) on stage {there} instead of {here}", layer, split)
 
     def recut(
         self, step: RecordedStep, costs: TableCosts, split: Sequence[int]

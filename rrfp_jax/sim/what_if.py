@@ -19,9 +19,11 @@ from rrfp_jax.sim.variants import FEW_SCHEDULES, SCHEDULES, SLOWEST, Variant, va
 TRUSTED_ERROR = 0.05
 """Above this error of the replay nothing is predicted, as in ByteDance's SMon (arXiv:2505.05713)."""
 
-
 LIMITED = ("schedule", "split")
 """Kinds of changes by which a step may not fit into its limits."""
+
+MANY_TASKS = 8_000
+"""Of a step with more than these less is tried, so that it takes some seconds."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,6 @@ class WhatIfs:
     def saved(self, change: WhatIf) -> float:
         """The share of the step that a change saves; negative if it costs."""
         return 1.0 - change.seconds / self.replayed if self.replayed else 0.0
-
-
-MANY_TASKS = 8_000
-"""Of a step with more than these less is tried, so that it takes some seconds."""
 
 
 def what_ifs(

@@ -49,6 +49,11 @@ def test_a_slow_stage_gets_fewer_layers():
     assert savings(step)[best.change] == pytest.approx(real)
 
 
+def test_a_split_that_is_one_layer_moved_is_tried_once():
+    found = list(Layers.of([with_work(ran(blocks(2, 3, 1, 2)), 2, 3, 1, 2)]).recuts())
+    assert [(recut.moved, recut.split) for recut in found] == [(2, (3, 2, 1, 2)), (4, (2, 2, 2, 2))]
+
+
 def test_nothing_to_move_where_stages_have_one_layer():
     assert not list(Layers.of([with_work(ran(blocks(1, 1, 1, 1)), 1, 1, 1, 1)]).recuts())
 

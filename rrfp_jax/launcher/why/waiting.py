@@ -91,8 +91,8 @@ def _in_step(sight: Sight) -> str:
 def _has_told(other: Sight | None, sight: Sight) -> bool:
     """Whether a rank has begun the gather in which another one waits for it, and so told its value."""
     assert sight.testimony is not None
-    known = other is not None and other.testimony is not None
-    return known and other.testimony.gathers >= sight.testimony.gathers  # type: ignore[union-attr]
+    theirs = None if other is None else other.testimony
+    return theirs is not None and theirs.gathers >= sight.testimony.gathers
 
 
 def _gathered(sight: Sight) -> str:
