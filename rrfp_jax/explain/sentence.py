@@ -15,6 +15,13 @@ from rrfp_jax.sim.variants import Link
 NOTEWORTHY = 0.03
 """A smaller share of the time is not worth a sentence."""
 
+UNDONE_IN_PART: Mapping[tuple[str, Hashable], str] = {
+    ("links", 0.5): "if they took half as long",
+    ("in flight", 1): "with one more",
+    ("bytes", 1.5): "with 1.5 times as many",
+}
+"""By a change's kind and subject: how much of a cause it undoes, if not all of it."""
+
 
 def nothing(shares: Mapping[str, float]) -> str:
     """No cause is worth a sentence."""
@@ -42,11 +49,7 @@ def undone(
     kind: str, subject: Hashable, share: float, steps: Sequence[RecordedStep], layers: Layers | None
 ) -> str:
     """A cause, and what its undoing would save; arguments as for `main_cause`."""
-    without = {
-        ("links", 0.5): "if they took half as long",
-        ("in flight", 1): "with one more",
-        ("bytes", 1.5): "with 1.5 times as many",
-    }.get((kind, subject), "without that")
+    without = UNDONE_IN_PART.get((kind, subject), "without that")
     return f"{_cause(kind, subject, steps, layers)}: {share:.0%} of the time would be saved {without}."
 
 
