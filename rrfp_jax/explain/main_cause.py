@@ -77,8 +77,8 @@ def main_cause(
     causes = _on_purpose(_without_limit(_recut(_sharpened(_one_way(causes))), shares))
     causes += [(shares[name], name, None) for name in OUTSIDE]
     share, kind, subject = max(causes, key=lambda cause: cause[0])
-    if share < NOTEWORTHY and not saved:
-        return _idle(shares)
+    if not saved and (idle := _idle(shares)).share > share:
+        return idle
     if share < NOTEWORTHY:
         return Finding("nothing", None, share, sentence.nothing(shares))
     if kind in OUTSIDE:

@@ -179,3 +179,8 @@ def test_nothing_is_predicted_where_the_replay_is_off():
     exact = " ".join(str(replace(found, error=0.0)).split())
     assert "As the steps were, the simulator is 0.0% off. No change that was tried saves anything." in exact
     assert found.finding.kind == "idle" and found.sentence.startswith("Stages compute ")
+    span = step.trace.makespan
+    late = explain([TimedStep(recorded=tighter, wall_seconds=1.1 * span, load_seconds=0.1 * span)])
+    assert late.finding.kind == "idle", "of two causes the larger one"
+    later = explain([TimedStep(recorded=tighter, wall_seconds=4 * span, load_seconds=3 * span)])
+    assert later.sentence == "Steps wait for their data: 75% of the time."
