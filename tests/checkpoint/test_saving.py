@@ -82,8 +82,8 @@ def test_what_a_start_finds_there(train, tmp_path, monkeypatch):
 def test_sigterm_saves_and_is_a_good_end(train, tmp_path, monkeypatch):
     add = running.RunFiles.add
 
-    def warned(self, line):
-        add(self, line)
+    def warned(self, report, line):
+        add(self, report, line)
         if line["step"] == 0:
             os.kill(os.getpid(), signal.SIGTERM)
 
