@@ -20,7 +20,7 @@ from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.memory.ledger import BucketLedger
-from rrfp_jax.runtime.model.gradient_flow import gradient_flow
+from rrfp_jax.runtime.model.gradient_flow import Border, gradient_flow
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
@@ -122,7 +122,12 @@ class ModelCosts:
             own, leaves = roles.leaves(params), jax.tree.leaves(params)
             updated = own.owned_tree([leaves[place] for place in own.owned])
             whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)
-            layers = {b: _layer_costs(pipe, b, own, roles, kinds, remat) for b, own in shapes.items()}
+            layers = {
+                b: layer_costs(
+                    pipe, b, own, roles, gradient_flow(pipe, own, specs_of(b), roles), kinds, remat
+                )
+                for b, own in shapes.items()
+            }
         return cls(
             layers=layers,
             states=[_state({layer: own}, roles, whole) for layer, own in params.items()],
@@ -154,17 +159,28 @@ class ModelCosts:
         )
 
 
-def _layer_costs(
+def layer_costs(
     pipe: Pipeline,
     bucket: Bucket,
     shapes: Sequence[LayerShapes],
     roles: Roles,
+    flow: Sequence[Border],
     kinds: Collection[Kind],
     remat: str,
 ) -> list[LayerCost]:
+    """All layers of a model for a microbatch of a bucket, in the model's order; inside `tracing_alone`.
+
+    Args:
+        pipe: the model.
+        bucket: of the microbatch.
+        shapes: of its layers (`Pipeline.shapes`).
+        roles: of its parameters.
+        flow: which leaves of the carries have a gradient (`gradient_flow`).
+        kinds: of backward tasks.
+        remat: see `autodiff/remat.py`.
+    """
     known: dict[Any, LayerCost] = {}
     costs = []
-    flow = gradient_flow(pipe, shapes, specs_of(bucket), roles)
     for i, own in enumerate(shapes):
         trained = set(roles.leaves({str(i): own.params}).trained)
         shape = VirtualStageShape(

@@ -9,8 +9,9 @@ from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.measure.work import LayerWork, Work
 from rrfp_jax.core.tasks import BACKWARD
 from rrfp_jax.forecast.accelerators import CPU, Accelerator, accelerator_of_kind
-from rrfp_jax.forecast.layer_costs import LayerCost, ModelCosts
+from rrfp_jax.forecast.layer_costs import LayerCost, layer_costs
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
 
 SAME = 1.05
 """The last layer has the loss as well. It is called as others of its name if that adds no more than this."""
@@ -19,18 +20,24 @@ SAME = 1.05
 def layer_work(engine: Engine, buckets: Sequence[Bucket], remat: str) -> Work | None:
     """Of an engine's model, for one microbatch of the bucket that most have; None if it cannot be analysed.
 
-    Takes as long as tracing each distinct layer once; nothing is compiled.
+    Each distinct layer is traced and lowered once. Nothing is compiled.
+
+    Args:
+        engine: that ran the microbatches.
+        buckets: of the microbatches of a step.
+        remat: see `autodiff/remat.py`.
     """
     bucket, _ = Counter(buckets).most_common(1)[0]
+    library, placement = engine.library, engine.placement
+    shapes, flow = library.examine(bucket), library.flow(bucket)  # which it knows
     try:
-        model = ModelCosts.of(engine.pipe, [bucket], None, kinds={BACKWARD}, remat=remat)
+        with tracing_alone():
+            costs = layer_costs(engine.pipe, bucket, shapes, library.roles, flow, {BACKWARD}, remat)
     except Exception:  # whatever it is: the model trains, and its report does without
         return None
-    placement = engine.placement
     split = [
         len(engine.chunks[stage][chunk]) for stage, chunk in map(placement.place, range(placement.last + 1))
     ]
-    costs = model.layers[bucket]
     kind = next(iter(engine.layout.stage_meshes.values())).device.device_kind
     device = accelerator_of_kind(kind) or CPU
     names = [spec.name for spec in engine.pipe.layers]

@@ -154,7 +154,7 @@ class StepExecution:
                         start,
                         running.end,
                         running.delayed,
-                        self._late.pop((running.stage, running.task), 0.0),
+                        self._late.pop((running.stage, running.task), 0.0) if self._late else 0.0,
                     )
                 )
         for key, arrays, _, late in self._transport.poll():
