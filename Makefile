@@ -5,13 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.py
 
+# PyTorch for `benchmarks/rivals`, in an environment of its own. The wheel with CUDA brings some GB of libraries.
+RIVALS := .venv-rivals
+TORCH ?= torch==2.13.0+cpu
+
 # What one runs while working: the core, the simulator, and one Trainer in this process; no other processes.
 FAST := tests/core tests/sim tests/views tests/forecast tests/house/test_layering.py \
 	tests/data/test_buckets.py tests/data/test_sources.py tests/data/test_text.py \
 	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,trainer.py refusals.py)
 
-.PHONY: train test test-fast odd-models lint format docs docs-serve clean
+.PHONY: train test test-fast odd-models lint format docs docs-serve rivals clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
@@ -43,12 +47,21 @@ docs: $(VENV)/.installed
 docs-serve: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve $(ARGS)
 
+rivals: $(RIVALS)/.installed
+
 clean:
-	rm -rf $(VENV) build site *.egg-info
+	rm -rf $(VENV) $(RIVALS) build site *.egg-info
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rrfp_jax needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'nixl-cu12>=1.5,<2'
+	touch $@
+
+$(RIVALS)/.installed:
+	$(PYTHON) -m venv $(RIVALS)
+	$(RIVALS)/bin/python -m pip install --quiet --disable-pip-version-check numpy '$(TORCH)' || { echo \
+		'rivals: skipped, pip finds no $(TORCH): name an index that has it in PIP_EXTRA_INDEX_URL, or take' \
+		'the default wheel: make rivals TORCH=torch' >&2; exit 1; }
 	touch $@

@@ -1,0 +1,123 @@
+"""The rivals: figures of runs, aims that can be missed, and, where PyTorch is, that its orders are ours."""
+
+import pytest
+
+from benchmarks.rivals import environment
+from benchmarks.rivals.durations import OURS, TOLD, TORCH, Row, aims_of, joined, markdown
+from benchmarks.rivals.environment import answer_of, require_torch, torch_finds
+from benchmarks.rivals.found import Found, found_in
+from benchmarks.rivals.null_step import aims_of as null_aims
+from rrfp_jax.core.measure.costs import WorkloadCosts
+from rrfp_jax.core.measure.workload import log_normal
+from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.sim.disturbances import LateReadiness
+from rrfp_jax.sim.engine import simulate
+
+STAGES, MICROBATCHES = 2, 6
+WORKLOAD = log_normal(STAGES, MICROBATCHES, forward=0.002, sigma=0.3, shared=0.5, seed=1)
+
+
+def simulated(schedule, chunks=1, hop=0.0):
+    found = by_name(schedule)
+    placement = found.placement_for(STAGES, chunks)
+    rules = StepRules(placement=placement, microbatches=MICROBATCHES, schedule=found, accumulation="arrival")
+    return simulate(rules, LateReadiness(WorkloadCosts(WORKLOAD, placement), hop))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "bf"])
+def test_an_order_is_told_from_its_messages(schedule):
+    late = simulated(schedule, hop=0.001)
+    found = found_in([late], WORKLOAD)
+    assert found.step == late.makespan > found.order
+    if schedule != "bf":  # which runs another order where messages are late
+        assert found.order == pytest.approx(simulated(schedule).makespan)
+        assert found.held == STAGES
+
+
+def row(system, schedule, limit, step, held):
+    return Row(system, schedule, limit, (Found(step, step, held),))
+
+
+ROWS = [
+    row(TORCH, "1f1b", 0, 4.75, 8.0),
+    row(TORCH, "zb-v", 0, 3.6, 8.0),
+    row(TORCH, "dualpipe-v", 0, 3.5, 8.5),
+    row(OURS, "1f1b", 0, 4.70, 8.0),
+    row(OURS, "ranked:zb-v", 8, 3.4, 8.0),
+    row(OURS, "bfw", 32, 3.1, 30.0),
+    row(TOLD, "planned-split", 32, 2.0, 30.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "missed"),
+    [
+        ("bfw", 3.1, []),
+        ("bfw", 3.3, [0]),
+        ("ranked:zb-v", 3.55, [1]),
+        ("1f1b", 4.76, [2]),
+        ("1f1b", 4.90, [2, 3]),
+        ("1f1b", 4.50, [3]),
+    ],
+)
+def test_aims_of_durations_can_be_missed(name, step, missed):
+    rows = [
+        row(r.system, name, r.limit, step, r.held) if (r.system, r.schedule) == (OURS, name) else r
+        for r in ROWS
+    ]
+    aims = aims_of(rows, 8, 32)
+    assert [i for i, aim in enumerate(aims) if not aim.met] == missed
+    assert "torch's best (dualpipe-v) over ours (bfw, limit 32)" in aims[0].name
+    assert "torch's best (zb-v) over ours (ranked:zb-v, limit 8)" in aims[1].name
+
+
+def test_a_row_is_the_mean_of_its_seeds_beside_what_holds_no_more():
+    both = joined([row(OURS, "bf", 8, 3.0, 7.0), row(OURS, "bf", 8, 4.2, 8.0)])
+    assert (both.step, both.held) == (pytest.approx(3.6), 8.0)
+    table = markdown([*ROWS, both], 8, 32)
+    assert "| ours | bf, limit 8 | 3.600 | 3.600 | 8 | 1.000 |" in table
+    assert "| ours | bfw, limit 32 | 3.100 | 3.100 | 30 | 0.886 |" in table
+
+
+def test_aims_of_the_null_step_compare_within_a_round():
+    slow = {
+        "ours, sockets": 8.0,
+        "ours, nixl": 6.0,
+        "torch 1f1b": 7.0,
+        "torch zb-v": 5.0,
+        "torch dualpipe-v": 9.0,
+    }
+    rounds = [{name: {"step": k * ms} for name, ms in slow.items()} for k in (1e-3, 5e-3, 2e-3)]
+    aims = null_aims(rounds)
+    assert [round(aim.value, 3) for aim in aims] == [1.143, 0.857, 1.6, 1.2]
+    assert [aim.met for aim in aims] == [False, True, False, False]
+
+
+def test_what_is_missing_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "ENVIRONMENT", tmp_path / ".venv-rivals")
+    with pytest.raises(SystemExit, match=r"`make rivals` sets up \.venv-rivals"):
+        require_torch()
+
+
+def test_a_command_that_fails_is_quoted(tmp_path):
+    script = tmp_path / "answer.sh"
+    script.write_text('echo "no such schedule: $(cat "$1")" >&2; exit 3')
+    with pytest.raises(RuntimeError, match='no such schedule: "gpipe"'):
+        answer_of(["sh", str(script)], "gpipe")
+
+
+needs_torch = pytest.mark.skipif(
+    not (environment.ENVIRONMENT / ".installed").exists(), reason="no PyTorch: `make rivals` sets it up"
+)
+
+
+@needs_torch
+def test_orders_of_pytorch_are_those_of_the_same_name_here():
+    names = {"1f1b": 1, "interleaved-1f1b": 2, "zb-v": 1, "dualpipe-v": 1}
+    asked = {"workload": WORKLOAD.as_json_object(), "schedules": [*names], "steps": 1}
+    for name, found in torch_finds("torch_durations", asked).items():
+        own = simulated(name, names[name])
+        assert found["order"] == pytest.approx(own.makespan), name
+        assert found["held"] == found_in([own], WORKLOAD).held
+        assert found["step"] >= found["order"]
