@@ -15,7 +15,7 @@ FAST := tests/core tests/sim tests/views tests/forecast tests/house/test_layerin
 	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,trainer.py refusals.py)
 
-.PHONY: train test test-fast odd-models lint format docs docs-serve rivals clean
+.PHONY: train test test-fast odd-models gpu-compile lint format docs docs-serve rivals clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
@@ -40,6 +40,10 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Tests that need XLA's compiler for GPUs (2.4 GB of packages, no GPU), in an environment of its own.
+gpu-compile: .venv-gpu/.installed
+	.venv-gpu/bin/python -m pytest tests/commands/test_compile.py $(ARGS)
+
 # The documentation as a site: site/index.html. A warning fails it.
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
@@ -50,7 +54,12 @@ docs-serve: $(VENV)/.installed
 rivals: $(RIVALS)/.installed
 
 clean:
-	rm -rf $(VENV) $(RIVALS) build site *.egg-info
+	rm -rf $(VENV) $(RIVALS) .venv-gpu build site *.egg-info
+
+.venv-gpu/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cuda12]' pytest
+	touch $@
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rrfp_jax needs Python 3.11 or newer: make PYTHON=python3.12")'

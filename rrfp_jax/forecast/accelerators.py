@@ -101,6 +101,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         _sheet("h100", (989, 494), 3350, 80, "nvlink4", "NVIDIA H100 80GB HBM3"),
         _sheet("h100-pcie", (756, 378), 2000, 80, "pcie5", "NVIDIA H100 PCIe"),
         _sheet("h200", (989, 494), 4800, 141, "nvlink4", "NVIDIA H200"),
+        _sheet("b200", (2250, 1125), 8000, 180, "nvlink5", "NVIDIA B200"),
         _sheet("l40s", (362, 183), 864, 48, "pcie4", "NVIDIA L40S"),
         CPU,
     )
@@ -109,6 +110,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 LINKS: Mapping[str, Link] = {
     "nvlink3": Link(bytes_per_second=300e9, latency=10e-6),
     "nvlink4": Link(bytes_per_second=450e9, latency=10e-6),
+    "nvlink5": Link(bytes_per_second=900e9, latency=10e-6),
     "pcie4": Link(bytes_per_second=32e9, latency=10e-6),
     "pcie5": Link(bytes_per_second=64e9, latency=10e-6),
     "hdr": Link(bytes_per_second=25e9, latency=10e-6),

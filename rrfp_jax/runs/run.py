@@ -16,6 +16,7 @@ from rrfp_jax.data.documents import Documents
 from rrfp_jax.data.text import ByteText, bigram_loss
 from rrfp_jax.errors import DONE
 from rrfp_jax.progress import during
+from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.files import RunFiles
@@ -145,6 +146,11 @@ class _Run:
         compiled, loaded = trainer.programs
         seconds = perf_counter() - began
         self._display.say(f"ready after {seconds:.1f} s: {compiled} programs compiled, {loaded} loaded")
+        folder = self._config.settings.execution.executables
+        if compiled and folder is not None:
+            here = MadeFor.of(jax.local_devices()[0], self._world.size)
+            if (reason := why_compiled(Path(folder), self._config.name, here)) is not None:
+                self._display.say(reason)
         return table
 
     def _say_validation(self, found: Evaluation, validation: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from rrfp_jax.runtime.model.built import instead_of_layers, kind_of
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
-from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.settings import is_whole
 from rrfp_jax.runtime.sizes import as_sent, nbytes
@@ -185,14 +186,12 @@ def check_loss_is_a_sum(
     Raises:
         UsageError: the total or the weight does not add up.
     """
-    leaves = [leaf for leaf in jax.tree.leaves((carry, dict(fields))) if math.prod(leaf.shape) and leaf.shape]
-    if not pipe.additive or not leaves:
+    program = rows_program(pipe, carry, fields)
+    if program is None:
         return
-    rows = Counter(leaf.shape[0] for leaf in leaves).most_common(1)[0][0]  # of the first, if none prevails
-    if sum(2 * nbytes(leaf) // leaf.shape[0] for leaf in leaves) > LARGEST_LOSS_CHECK:
-        return
-    found = _losses_of_rows(pipe, carry, fields, rows, compiler).T.tolist()
-    for name, (first, second, whole) in zip(("total", "weight"), found, strict=True):
+    pair = compiler.stage_mesh.put(program.pair)
+    values = np.asarray(program.compiled(compiler)(pair))
+    for name, (first, second, whole) in zip(("total", "weight"), values.T.tolist(), strict=True):
         parts = first + second
         if np.isfinite(whole) and abs(whole - parts) > SUM_TOLERANCE * max(abs(whole), abs(parts), 1e-6):
             raise UsageError(
@@ -203,13 +202,36 @@ def check_loss_is_a_sum(
             )
 
 
-def _losses_of_rows(
-    pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows: int, compiler: Compiler
-) -> np.ndarray[Any, Any]:
-    """Total and weight of row 0, row 1, and both, at random values of the carry: float32[3, 2].
+@dataclass(frozen=True)
+class RowsProgram:
+    """Total and weight of a loss for row 0, row 1, and both.
 
-    If there is but one row, that is both. Arrays without any element are left as they are.
+    Attributes:
+        losses: float32[3, 2] of `pair`.
+        pair: two rows of carry and fields, a flat list; if there is but one row, that twice.
     """
+
+    losses: Callable[..., Any]
+    pair: Sequence[Any]
+
+    def compiled(self, compiler: Compiler) -> Compiled:
+        """Takes `pair`."""
+        return compiler(self.losses, self.pair, roughly=True)
+
+
+def rows_program(pipe: Pipeline, carry: Any, fields: Mapping[str, Any]) -> RowsProgram | None:
+    """What `check_loss_is_a_sum` runs; None if it runs nothing."""
+    leaves = [leaf for leaf in jax.tree.leaves((carry, dict(fields))) if math.prod(leaf.shape) and leaf.shape]
+    if not pipe.additive or not leaves:
+        return None
+    rows = Counter(leaf.shape[0] for leaf in leaves).most_common(1)[0][0]  # of the first, if none prevails
+    if sum(2 * nbytes(leaf) // leaf.shape[0] for leaf in leaves) > LARGEST_LOSS_CHECK:
+        return None
+    return _losses_of_rows(pipe, carry, fields, rows)
+
+
+def _losses_of_rows(pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows: int) -> RowsProgram:
+    """At random values of the carry. Arrays without any element are left as they are."""
     random = np.random.default_rng(0)
     chosen = [0, min(1, rows - 1)]
 
@@ -235,8 +257,7 @@ def _losses_of_rows(
         return jnp.array([loss(pair, part) for part in (slice(0, 1), slice(1, 2), slice(0, 2))])
 
     values = jax.tree.leaves((jax.tree.map(of_carry, carry), {k: of_field(v) for k, v in fields.items()}))
-    pair = compiler.stage_mesh.put([as_sent(value) for value in values])
-    return np.asarray(compiler(losses, pair, roughly=True)(pair))
+    return RowsProgram(losses, [as_sent(value) for value in values])
 
 
 def _has_rows(leaf: Any, rows: int) -> bool:

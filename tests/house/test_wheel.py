@@ -68,6 +68,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
         head, *lines = archive.read(commands).decode().splitlines()
     assert head == "[console_scripts]"
     assert {line for line in lines if line} == {
+        "rrfp-compile = rrfp_jax.commands.compile:run",
         "rrfp-doctor = rrfp_jax.commands.doctor:run",
         "rrfp-launch = rrfp_jax.commands.launch:run",
         "rrfp-plan = rrfp_jax.commands.plan:run",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -16,6 +16,7 @@ from rrfp_jax.fields import check_fields, shown
 from rrfp_jax.runtime._jax import provide_cpu_devices
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 
 MOST = 2**16
@@ -128,13 +129,43 @@ class Mesh:
             of_rank |= {r: self._devices_elsewhere(r, share) for r in others}
         stage_replicas = [[s for s, group in enumerate(groups) if r in group] for r in range(world.size)]
         world.run_stages([self._name(own) for own in stage_replicas])
+        return self._layout(world, groups, stage_replicas[world.rank], of_rank)
+
+    def lay_out_on(self, of_rank: Sequence[Sequence[jax.Device]], stages: Collection[int]) -> Layout:
+        """All replicas of these stages as if they were this process's, on devices that may be absent.
+
+        Args:
+            of_rank: by process, its devices, as many as `devices_of_process` says.
+            stages: to be laid out.
+
+        Raises:
+            UsageError: see `groups`.
+        """
+        groups, share = self.groups(len(of_rank)), self.devices // len(of_rank)
+        own = [number for number in range(self.pp * self.dp) if number % self.pp in stages]
+        devices = {rank: self._shared_out(found, share) for rank, found in enumerate(of_rank)}
+        return self._layout(World(), groups, own, devices)
+
+    def devices_of_process(self, processes: int) -> int:
+        """How many devices each of so many processes needs."""
+        share = self.devices // processes
+        return self._at_once(share) if self.share_devices else share
+
+    def _layout(
+        self,
+        world: World,
+        groups: Sequence[Sequence[int]],
+        own: Sequence[int],
+        of_rank: Mapping[int, Sequence[jax.Device]],
+    ) -> Layout:
+        """With these stage replicas as this process's."""
+        share, widths, dp = len(of_rank[world.rank]), self.widths, self.dp
 
         def stage_mesh(first: int, count: int, replicas: int = 1) -> StageMesh:
             return StageMesh(
                 tuple(of_rank[i // share][i % share] for i in range(first, first + count)), replicas
             )
 
-        own, widths, dp = stage_replicas[world.rank], self.widths, self.dp
         stages = dict.fromkeys(stage_replica % self.pp for stage_replica in own)
         return Layout(
             world=world,

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, Sharding
 
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.programs.executables import Executables
@@ -68,14 +69,31 @@ class Compiler:
         return compiled
 
 
-def first_sum(compiler: Compiler) -> jax.Array:
+@dataclass(frozen=True)
+class FirstSum:
     """A sum over all devices of a stage, which have found each other once it is ready."""
-    stage_mesh = compiler.stage_mesh
-    spread = stage_mesh.sharding(PartitionSpec(AXES))
-    ones = np.ones(len(stage_mesh.devices), np.float32)
-    add = compiler(jnp.sum, jax.ShapeDtypeStruct(ones.shape, ones.dtype, sharding=spread))
-    total: jax.Array = add(stage_mesh.put(ones, spread))
-    return total
+
+    compiler: Compiler
+
+    @cached_property
+    def program(self) -> Compiled:
+        """Compiled; a number of each device -> their sum."""
+        spec = jax.ShapeDtypeStruct((len(self._stage_mesh.devices),), np.float32, sharding=self._spread)
+        return self.compiler(jnp.sum, spec)
+
+    def __call__(self) -> jax.Array:
+        """Begin it."""
+        ones = np.ones(len(self._stage_mesh.devices), np.float32)
+        total: jax.Array = self.program(self._stage_mesh.put(ones, self._spread))
+        return total
+
+    @property
+    def _stage_mesh(self) -> StageMesh:
+        return self.compiler.stage_mesh
+
+    @property
+    def _spread(self) -> Sharding:
+        return self._stage_mesh.sharding(PartitionSpec(AXES))
 
 
 def results(compiled: Any) -> list[Any]:

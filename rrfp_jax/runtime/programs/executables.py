@@ -58,6 +58,7 @@ class Executables:
         folder: made when it is needed; None to keep nothing.
         environment: variables of this process.
         say: what to do with a line about what cannot be used. For each reason there is one.
+        here: whether programs can be loaded on their devices; those for absent devices are only stored.
 
     Attributes:
         compiles: how many programs have been compiled.
@@ -69,8 +70,9 @@ class Executables:
         folder: str | Path | None = None,
         environment: Mapping[str, str] = os.environ,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        here: bool = True,
     ) -> None:
-        self._environment, self._say = environment, say
+        self._environment, self._say, self._here = environment, say, here
         self._files = None if folder is None else SealedFiles(Path(folder), environment)
         self._writable = True
         self._lock = threading.Lock()
@@ -98,7 +100,9 @@ class Executables:
         if request.calls_python:
             return self._compile(request)[0]
         kind = request.kind(self._environment)
-        return self._once(self._made, (kind, ids_of(devices)), lambda: self._obtain(kind, request))  # type: ignore[no-any-return]
+        # One for a single absent device stands for those of all others: its specs do not say where they are.
+        where = ids_of(devices) if self._here or len(devices) > 1 else ()
+        return self._once(self._made, (kind, where), lambda: self._obtain(kind, request))  # type: ignore[no-any-return]
 
     def remove_unused(self) -> None:
         """Remove the files that have not been used for `KEPT_DAYS`, as far as that is allowed."""
@@ -150,7 +154,7 @@ class Executables:
         ):
             self._store(self._files, kind, serialize)
         # JAX may have read it for another Trainer of this process, which it does not tell.
-        return found, None if cached else serialize
+        return found, None if cached or not self._here else serialize
 
     def _compile(self, request: Request) -> tuple[jax.stages.Compiled, bool]:
         """From the compiler, for as many threads at once as there are processors; whether JAX had it."""
@@ -165,7 +169,7 @@ class Executables:
         self, files: SealedFiles | None, kind: str, devices: Sequence[jax.Device]
     ) -> jax.stages.Compiled | None:
         """A program from its file; the only place where anything that was read is unpickled."""
-        if files is None:
+        if files is None or not self._here:
             return None
         name = kind + ENDING
         try:

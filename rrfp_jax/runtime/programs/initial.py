@@ -75,8 +75,21 @@ class InitialParams:
         specs = self.sharding.of_params({str(layer): self.shapes[layer].params})
         return [self.compiler.stage_mesh.sharding(spec) for spec in specs]
 
+    def compile(self, layers: range) -> None:
+        """Compile what `of` runs if `init` gives nothing."""
+        for layer in layers:
+            paths = leaf_paths({str(layer): self.shapes[layer].params})
+            owners = {int(self.owners[path].partition(".")[0]) for path in paths if path in self.owners}
+            for one in sorted({layer} | owners):
+                self._program(one)
+
     def _made(self, layer: int) -> Params:
         """What the layer makes itself."""
+        numbers = self.compiler.stage_mesh.put((np.uint32(self.seed), np.uint32(layer)))
+        return self._program(layer)(*numbers)  # type: ignore[no-any-return]
+
+    def _program(self, layer: int) -> Compiled:
+        """Its program: seed and layer -> what the layer makes itself."""
         shapes = self.shapes[layer]
         leaves, structure = jax.tree.flatten(shapes.carry_in)
         out = jax.tree.unflatten(jax.tree.structure(shapes.params), self._lies(layer))
@@ -85,8 +98,7 @@ class InitialParams:
         if kind not in self._programs:
             init_layer = partial(self.pipe.init_layer, layer, shapes, self.fields)
             self._programs[kind] = self.compiler(init_layer, NUMBER, NUMBER, out=out)
-        numbers = self.compiler.stage_mesh.put((np.uint32(self.seed), np.uint32(layer)))
-        return self._programs[kind](*numbers)  # type: ignore[no-any-return]
+        return self._programs[kind]
 
     def _from_elsewhere(self, path: str, spec: jax.ShapeDtypeStruct, lies: Any) -> jax.Array | None:
         """A value that is the user's or the owner's; None if it is the layer's own."""

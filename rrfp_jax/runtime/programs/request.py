@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ import jax
 from rrfp_jax.runtime._jax import calls_python
 
 COMPILER_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+GPU_COMPILERS = ("jax-cuda12-pjrt", "jax-cuda13-pjrt", "jax-rocm7-pjrt")
+"""Packages of which one is the compiler for GPUs."""
 
 COMPILER_SETTINGS = (
     "jax_compiler_enable_remat_pass",
@@ -61,7 +64,7 @@ class Request:
         Where other processes have some of its devices, these belong to it: it is used on no others.
         """
         device = self.devices[0]
-        own = {other.process_index for other in self.devices} == {jax.process_index()}
+        of_one_process = len({other.process_index for other in self.devices}) == 1
         parts = [
             self.lowered.as_text(),
             self.lowered.in_tree,
@@ -69,13 +72,13 @@ class Request:
             self._options,
             jax.__version__,
             version("jaxlib"),
-            device.client.platform_version,
+            compiler_of(device),
             device.platform,
             device.device_kind,
             len(self.devices),
-            *([] if own else [other.id for other in self.devices]),
+            *([] if of_one_process else [other.id for other in self.devices]),
             _processor() if device.platform == "cpu" else "",
-            *(environment.get(name) for name in COMPILER_VARIABLES),
+            *(flags_for(device.platform, environment.get(name)) for name in COMPILER_VARIABLES),
             *(jax.config.values.get(name) for name in COMPILER_SETTINGS),
         ]
         return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
@@ -99,6 +102,25 @@ class Request:
         if shared and platform == "gpu":
             return {"xla_gpu_shard_autotuning": False}
         return ROUGHLY if self.roughly and platform == "cpu" else {}
+
+
+def compiler_of(device: jax.Device) -> str:
+    """The compiler's version; of GPUs its package's, since the client of an absent one does not tell."""
+    if device.platform == "gpu":
+        found = []
+        for name in GPU_COMPILERS:
+            with suppress(PackageNotFoundError):
+                found.append(f"{name} {version(name)}")
+        if found:
+            return ", ".join(found)
+    return str(device.client.platform_version)
+
+
+def flags_for(platform: str, value: str | None) -> str | None:
+    """A variable's flags, without those for CPUs where the program is for something else."""
+    if platform == "cpu" or value is None:
+        return value
+    return " ".join(flag for flag in value.split() if not flag.startswith("--xla_cpu_")) or None
 
 
 @cache

@@ -33,7 +33,7 @@ class OptimizerPrograms:
 
     Attributes:
         owned, sums: specs of parameters and gradient sums, with their shardings.
-        scale: spec of the scale.
+        state, scale: specs of its leaves of the state, and of the scale.
         structure: of the state of the whole model.
         places: in it, of the stage's own leaves.
         hyperparams: that this stage tells; None if another does, or there are none.
@@ -43,6 +43,7 @@ class OptimizerPrograms:
     update: Compiled
     owned: Sequence[Sequence[Any]]
     sums: Sequence[Sequence[Any]]
+    state: Sequence[Any]
     scale: jax.ShapeDtypeStruct
     structure: Any
     places: Sequence[int]
@@ -83,6 +84,7 @@ class OptimizerPrograms:
             ),
             owned=owned,
             sums=sums,
+            state=state,
             scale=scale,
             structure=whole.structure,
             places=part.state,

@@ -17,7 +17,7 @@ from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.processes.world import START_SECONDS
-from rrfp_jax.runtime.programs.compiling import Compiler, first_sum
+from rrfp_jax.runtime.programs.compiling import Compiler, FirstSum
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import SumPrograms, wide
 from rrfp_jax.runtime.programs.initial import InitFunction, InitialParams
@@ -37,6 +37,19 @@ class Made:
     stages: Mapping[int, Stage]
     optimizers: Sequence[Optimizer]
     reductions: Mapping[int, Reduction]
+
+
+@dataclass(frozen=True)
+class LastingPrograms:
+    """Programs that do not depend on microbatches.
+
+    Attributes:
+        sums: by stage replica.
+        optimizers: by the first stage replica of those that are updated together; None if nothing is.
+    """
+
+    sums: Mapping[int, SumPrograms]
+    optimizers: Mapping[int, OptimizerPrograms | None]
 
 
 class Staging:
@@ -107,6 +120,25 @@ class Staging:
 
         return finish
 
+    def compile(self, pool: ThreadPoolExecutor) -> LastingPrograms:
+        """Compile in a pool's threads what `begin` and `connect` compile, and run none of it."""
+        if self._optimizer is not None:
+            _ = self.optimizer_parts  # before several threads ask for them
+        layout, updaters = self._layout, self._updaters()
+        sums = pool.map(self._compile_sums, layout.stage_meshes)
+        params = pool.map(self._compile_initial, layout.stage_meshes)
+        reductions = pool.map(self._reduction, layout.homes)
+        optimizers = pool.map(self._compile_optimizer, updaters)
+        meshes = [*layout.stage_meshes.values(), *layout.homes.values()]
+        several = [self.compiler(stage_mesh) for stage_mesh in meshes if not stage_mesh.single]
+        first = pool.map(lambda compiler: FirstSum(compiler).program, several)
+        for waited_for in (params, reductions, first):
+            list(waited_for)
+        return LastingPrograms(
+            dict(zip(layout.stage_meshes, sums, strict=True)),
+            {number: own for (number, _), own in zip(updaters, optimizers, strict=True)},
+        )
+
     def connect(self) -> None:
         """Have all communicators made before a step, in one order everywhere."""
         for stage_meshes in (self._layout.stage_meshes, self._layout.homes):
@@ -114,7 +146,7 @@ class Staging:
                 if not stage_mesh.single:
                     what = f"the first sum over all devices of {self._layout.name(number)}"
                     self._layout.world.recorder.board.enters(what)
-                    total = first_sum(self.compiler(stage_mesh))
+                    total = FirstSum(self.compiler(stage_mesh))()
                     self._layout.world.await_ready(what, [total], START_SECONDS)
 
     def compiler(self, stage_mesh: StageMesh) -> Compiler:
@@ -123,8 +155,11 @@ class Staging:
 
     def initial_params(self, layers: range, compiler: Compiler, sharding: Sharding) -> Params:
         """Initial parameters of some layers, on the compiler's devices."""
+        return self._initial(compiler, sharding).of(layers)
+
+    def _initial(self, compiler: Compiler, sharding: Sharding) -> InitialParams:
         bucket, shapes = self._library.first
-        made = InitialParams(
+        return InitialParams(
             pipe=self._pipe,
             shapes=shapes,
             fields=specs_of(bucket),
@@ -134,7 +169,6 @@ class Staging:
             compiler=compiler,
             sharding=sharding,
         )
-        return made.of(layers)
 
     def _chunks_of(self, stage_replica: int) -> Sequence[range]:
         _, stage = self._layout.place(stage_replica)
@@ -157,6 +191,12 @@ class Staging:
         stage_mesh = self._layout.stage_meshes[stage_replica]
         compiler, sharding = self.compiler(stage_mesh), self._library.sharding(stage_mesh.width)
         return [self.initial_params(layers, compiler, sharding) for layers in self._chunks_of(stage_replica)]
+
+    def _compile_initial(self, stage_replica: int) -> None:
+        stage_mesh = self._layout.stage_meshes[stage_replica]
+        initial = self._initial(self.compiler(stage_mesh), self._library.sharding(stage_mesh.width))
+        for layers in self._chunks_of(stage_replica):
+            initial.compile(layers)
 
     def _compile_sums(self, stage_replica: int) -> SumPrograms:
         stage_mesh = self._layout.stage_meshes[stage_replica]

@@ -1,0 +1,252 @@
+"""All programs of a run, compiled and stored without its devices: nothing is allocated or run.
+
+What is compiled is what `Engine.start` and `Stepper.start` would compile, by the same code, for devices that
+may be absent. So a start finds each program by the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import jax
+import optax
+
+from rrfp_jax.core.buckets import Bucket, bucket_name
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import Kind
+from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, load_repeatedly, plan_step
+from rrfp_jax.errors import UsageError
+from rrfp_jax.progress import Progress, silent
+from rrfp_jax.runtime.memory.budget import memory_of_step
+from rrfp_jax.runtime.memory.ledger import BucketLedger, StageLedger, parked_bytes
+from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.model.split import layers_of_chunks
+from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool
+from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.gradients import wide
+from rrfp_jax.runtime.programs.library import Library
+from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.programs.virtual_stage import placed_params
+from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
+from rrfp_jax.runtime.stages.staging import LastingPrograms, Staging
+from rrfp_jax.train.checks import check_order, rows_program
+from rrfp_jax.train.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadOfTime:
+    """What a run consists of; see `Trainer`, whose arguments these are.
+
+    Attributes:
+        evaluate: validation data; None for none.
+        schedule: chosen already, if the run's is "auto".
+        split: likewise.
+    """
+
+    pipe: Pipeline
+    optimizer: optax.GradientTransformation | None
+    data: Data
+    evaluate: Data | None
+    mesh: Mesh
+    schedule: Schedule
+    split: Sequence[int] | None
+    settings: Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledStage:
+    """What compiling has told of a stage.
+
+    Attributes:
+        number: of the stage.
+        ledger: what it needs, as a run says at its start.
+        lasting_temporary_bytes: what its programs that do not depend on microbatches need while they run, by
+            name: "accumulate", "norms", "update".
+        compiled: by bucket and kind of task ("F", "B", "I", "W"), of each chunk, the programs.
+    """
+
+    number: int
+    ledger: StageLedger
+    lasting_temporary_bytes: Mapping[str, int]
+    compiled: Mapping[str, Mapping[str, Sequence[Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledRun:
+    """What compiling has told.
+
+    Attributes:
+        stages: those that were compiled.
+        rules: of the step.
+        refusal: why a run would refuse to start on these devices; None if it would not, or if not all stages
+            have been compiled.
+        programs: how many were compiled.
+        seconds: that took.
+    """
+
+    stages: Sequence[CompiledStage]
+    rules: StepRules
+    refusal: str | None
+    programs: int
+    seconds: float
+
+
+def compile_ahead(
+    run: AheadOfTime,
+    of_rank: Sequence[Sequence[jax.Device]],
+    stages: Collection[int],
+    memory: int | None,
+    executables: Executables,
+    progress: Progress = silent,
+) -> CompiledRun:
+    """Compile a run.
+
+    Args:
+        run: what it consists of.
+        of_rank: by process, its devices.
+        stages: those to compile.
+        memory: bytes that JAX would take of each device; None if that is not known.
+        executables: where programs go.
+        progress: is told.
+
+    Raises:
+        UsageError: a model, schedule or mesh that does not work.
+    """
+    began, plan = perf_counter(), plan_step(run.data, 0)
+    layout = run.mesh.lay_out_on(of_rank, stages)
+    chunks = layers_of_chunks(len(run.pipe), run.mesh.placement(run.schedule), run.split)
+    rules = _rules(run, layout.count_of(len(plan)), memory)
+    check_order(rules)
+    library = _library(run, layout, chunks, executables)
+    library.progress = progress
+    seed, init = run.settings.numerics.seed, None
+    staging = Staging(run.pipe, layout, chunks, library, executables, run.optimizer, seed, init)
+    buckets = list(dict.fromkeys([*buckets_of(plan), *declared_buckets(run.data)]))
+    for bucket in buckets:
+        library.examine(bucket)
+    with compile_pool() as pool:
+        lasting = staging.compile(pool)
+    library.prepare(buckets, rules)
+    _compile_rest(run, library, layout, executables)
+    found = [
+        _stage(number, layout, library, lasting, chunks[number], rules, memory)
+        for number in layout.stage_meshes
+        if number < layout.stages
+    ]
+    refusal = None
+    if len(found) == layout.stages:
+        refusal = _refusal(run, found, rules, [bucket_name(bucket) for bucket in buckets_of(plan)])
+    return CompiledRun(
+        stages=found,
+        rules=rules,
+        refusal=refusal,
+        programs=executables.compiles,
+        seconds=perf_counter() - began,
+    )
+
+
+def _rules(run: AheadOfTime, microbatches: int, memory: int | None) -> StepRules:
+    """Of a step that trains, as a Trainer has them on devices with so much memory."""
+    settings, budget = run.settings, run.settings.memory.budget
+    if budget is None or (budget == "auto" and memory is None):
+        settings = settings.limited(run.mesh.pp)
+    return settings.rules(run.mesh.placement(run.schedule), microbatches, run.schedule)
+
+
+def _library(
+    run: AheadOfTime, layout: Layout, chunks: Sequence[Sequence[range]], executables: Executables
+) -> Library:
+    virtual_stages = layout.virtual_stages(run.mesh.placement(run.schedule), chunks)
+    compilers = {number: Compiler(own, executables) for number, own in layout.stage_meshes.items()}
+    remat, halves = run.settings.memory.remat, run.settings.numerics.equal_schedules
+    return Library(run.pipe, virtual_stages, compilers, remat, halves)
+
+
+def _compile_rest(run: AheadOfTime, library: Library, layout: Layout, executables: Executables) -> None:
+    """The check of the loss, and forwards of evaluations."""
+    plan = plan_step(run.data, 0)
+    last = len(plan) - 1
+    carry = library.examine(buckets_of(plan)[last])[-1].carry_out
+    check = rows_program(run.pipe, carry, load_repeatedly(run.data, 0, last, plan[last]))
+    if check is not None:
+        first = next(iter(layout.stage_meshes.values())).devices[0]
+        check.compiled(Compiler(StageMesh((first,)), executables))
+    if run.evaluate is not None:
+        plan = plan_step(run.evaluate, 0)
+        rules = run.settings.rules(
+            run.mesh.placement(run.schedule), layout.count_of(len(plan)), run.schedule, forward_only=True
+        )
+        library.prepare(declared_buckets(run.evaluate) or buckets_of(plan), rules)
+
+
+def _stage(
+    number: int,
+    layout: Layout,
+    library: Library,
+    lasting: LastingPrograms,
+    chunks: Sequence[range],
+    rules: StepRules,
+    memory: int | None,
+) -> CompiledStage:
+    """What is known of a stage now."""
+    stage_mesh, sums = layout.stage_meshes[number], lasting.sums[number]
+    sharding = library.sharding(stage_mesh.width)
+    specs = [{str(i): library.params[str(i)] for i in layers} for layers in chunks]
+    leaves = [jax.tree.leaves(placed_params(own, stage_mesh, sharding)) for own in specs]
+    roles = [library.roles.leaves(own) for own in specs]
+    trained = [[own[i] for i in of.trained] for own, of in zip(leaves, roles, strict=True)]
+    optimizer = lasting.optimizers.get(number)
+    programs: dict[Bucket, Any] = {
+        bucket: library.programs(bucket, "train")[number] for bucket in library.buckets("train")
+    }
+    ledger = StageLedger(
+        device=stage_mesh.devices[0].device_kind,
+        rank=layout.groups[number][0],
+        layers=[(layers.start, layers.stop) for layers in chunks],
+        parameters=sum(leaf.size for own in leaves for leaf in own),
+        weight_bytes=nbytes(leaves),
+        optimizer_bytes=0 if optimizer is None else nbytes(optimizer.state),
+        accumulator_bytes=nbytes([[wide(leaf) for leaf in own] for own in trained]),
+        parked_gradient_bytes=parked_bytes(rules.unadded_gradients, [nbytes(own) for own in trained]),
+        slot_bytes=0,
+        device_limit_bytes=memory,
+        compile_seconds=library.compile_seconds[number],
+        buckets={bucket_name(bucket): BucketLedger.of(bucket, own) for bucket, own in programs.items()},
+    )
+    return CompiledStage(
+        number=number,
+        ledger=ledger,
+        lasting_temporary_bytes={
+            "accumulate": max(map(temporary_bytes, sums.accumulate)),
+            "norms": temporary_bytes(sums.norms),
+            "update": 0 if optimizer is None else temporary_bytes(optimizer.update),
+        },
+        compiled={
+            bucket_name(bucket): {
+                kind.letter: [of.compiled[kind] for of in own if of.compiled.get(kind) is not None]
+                for kind in Kind
+            }
+            for bucket, own in programs.items()
+        },
+    )
+
+
+def _refusal(
+    run: AheadOfTime, found: Sequence[CompiledStage], rules: StepRules, buckets: Sequence[str]
+) -> str | None:
+    """What a run would say to such ledgers; or which stage cannot update."""
+    try:
+        memory_of_step(run.settings.memory.budget, [own.ledger for own in found], rules, buckets)
+    except UsageError as error:
+        return str(error)
+    for own in found:
+        needed = own.ledger.fixed_bytes + own.lasting_temporary_bytes["update"]
+        if own.ledger.device_limit_bytes is not None and needed > own.ledger.device_limit_bytes:
+            return f"stage {own.number} needs {needed} bytes for its optimizer's update"
+    return None
