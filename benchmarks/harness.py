@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -112,6 +113,24 @@ def output_of(command: Sequence[str], seconds: float, env: Mapping[str, str] | N
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
     return done.stdout
+
+
+def found_by_ranks(
+    count: int, module: str, *arguments: object, seconds: float, env: Mapping[str, str] | None = None
+) -> Any:
+    """What the ranks of a module found, started by the launcher in a folder that is gone afterwards.
+
+    The module's first argument is the file into which rank 0 writes that, as JSON; `arguments` follow.
+
+    Raises:
+        RuntimeError: a rank failed; with what the launcher said.
+        subprocess.TimeoutExpired: it took longer than so many seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(count), "--directory", folder]
+        output_of([*command, "-m", module, str(file), *map(str, arguments)], seconds, env)
+        return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _driver() -> str | None:

@@ -11,14 +11,11 @@ over six steps, and the least of them, because other work on the machine makes e
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Aim, finish, output_of, parse
+from benchmarks.harness import Aim, finish, found_by_ranks, parse
 from benchmarks.runtime.agreement_rank import STAGES
 
 RUN_SECONDS = 1800.0
@@ -46,12 +43,8 @@ def main() -> int:
 
 def measured(tp: int, lengths: str) -> list[dict[str, Any]]:
     """All cases of a size of groups."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "figures.json"
-        command = [*(sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(STAGES * tp))]
-        command += ["--directory", folder, "-m", "benchmarks.runtime.agreement_rank", str(file), lengths]
-        output_of(command, RUN_SECONDS, {"JAX_PLATFORMS": "cpu"})
-        return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    module, on_the_cpu = "benchmarks.runtime.agreement_rank", {"JAX_PLATFORMS": "cpu"}
+    return found_by_ranks(STAGES * tp, module, lengths, seconds=RUN_SECONDS, env=on_the_cpu)  # type: ignore[no-any-return]
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -8,27 +8,14 @@ that of four messages offered at once. A process that waits for a message is mea
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Aim, finish, output_of, parse
+from benchmarks.harness import Aim, finish, found_by_ranks, parse
 
 RUN_SECONDS = 600.0
 MOST_OF_A_CORE = 3.0
-
-
-def measured(rounds: int) -> dict[str, Any]:
-    """What the two ranks found."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "hop.json"
-        command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "2", "--directory", folder]
-        command += ["-m", "benchmarks.runtime.hop_rank", str(file), str(rounds)]
-        output_of(command, RUN_SECONDS, {"JAX_PLATFORMS": "cpu"})
-        return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def main() -> int:
@@ -36,7 +23,8 @@ def main() -> int:
     parser = parse(__doc__)
     parser.add_argument("--rounds", type=int, default=200, help="there and back, of each size (default: 200)")
     options = parser.parse_args()
-    found = measured(options.rounds)
+    module, on_the_cpu = "benchmarks.runtime.hop_rank", {"JAX_PLATFORMS": "cpu"}
+    found = found_by_ranks(2, module, options.rounds, seconds=RUN_SECONDS, env=on_the_cpu)
     print("message   transport       hop   shortest        rate")
     for name, own in found["sizes"].items():
         for transport, row in own.items():

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import Aim, finish, output_of, parse
+from benchmarks.harness import Aim, finish, found_by_ranks, parse
 from benchmarks.runtime.lengths_rank import CASES
 
 LIMIT_SECONDS = 3000.0
@@ -35,16 +35,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="turns of each case (6)")
     parser.add_argument("--costs", type=Path, metavar="FILE", help="of an earlier --json; trains nothing")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "4", f"--directory={folder}"]
-        command += ["-m", "benchmarks.runtime.lengths_rank", f"{folder}/found.json", str(options.rounds)]
+    arguments = [options.rounds]
+    with tempfile.TemporaryDirectory() as folder:
         if options.costs:
             earlier = json.loads(options.costs.read_text(encoding="utf-8"))["figures"]["costs"]
-            (folder / "costs.json").write_text(json.dumps(earlier), encoding="utf-8")
-            command.append(f"{folder}/costs.json")
-        output_of(command, LIMIT_SECONDS)
-        found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+            arguments.append(Path(folder) / "costs.json")
+            arguments[-1].write_text(json.dumps(earlier), encoding="utf-8")
+        found = found_by_ranks(4, "benchmarks.runtime.lengths_rank", *arguments, seconds=LIMIT_SECONDS)
     cases = [summary(case.name, found["rows"]) for case in CASES]
     print(*map(line, cases), sep="\n")
     paced = [row for row in found["rows"] if "paced" in row]

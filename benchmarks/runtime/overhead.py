@@ -15,19 +15,16 @@ Part 3: the tax of a one-stage pipeline, see `benchmarks/runtime/tax.py`.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import rrfp_jax as rrfp
-from benchmarks.harness import Aim, finish, parse
+from benchmarks.harness import Aim, finish, found_by_ranks, parse
 from benchmarks.runtime.host_cost import STAGES, host_cost
 from benchmarks.runtime.tax import Tax, TaxCase
 from models import gpt
 
+RUN_SECONDS = 600.0
 TAX = TaxCase(
     model=gpt.GPTConfig(d_model=128, n_heads=4, d_ff=344, n_layers=4),
     microbatches=8,
@@ -35,16 +32,6 @@ TAX = TaxCase(
     length=128,
     mesh=rrfp.Mesh(pp=1),
 )
-
-
-def in_processes() -> dict[str, Any]:
-    """What four processes find: hops, pick-up times, idle shares, host times."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "figures.json"
-        command = [*(sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(STAGES))]
-        command += ["--directory", folder, "-m", "benchmarks.runtime.overhead_rank", str(file)]
-        subprocess.run(command, check=True, timeout=600)
-        return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def show_processes(found: dict[str, Any]) -> list[Aim]:
@@ -80,7 +67,7 @@ def main() -> int:
             aims.append(Aim(f"scheduling, {label}", cost["scheduling"]["median_us"], 20, "us"))
             if all_limit is not None:
                 aims.append(Aim(f"all, {label}", cost["all"]["median_us"], all_limit, "us"))
-    figures["processes"] = in_processes()
+    figures["processes"] = found_by_ranks(STAGES, "benchmarks.runtime.overhead_rank", seconds=RUN_SECONDS)
     aims += show_processes(figures["processes"])
     figures["tax"] = Tax(TAX).measure()
     print("one stage, seconds a step:", {k: round(v, 4) for k, v in figures["tax"].items()})

@@ -14,20 +14,17 @@ costs less than that; what larger messages cost is not in it.
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Aim, finish, parse
+from benchmarks.harness import Aim, finish, found_by_ranks, parse
 
 LIMIT_PERCENT = 0.5
+LIMIT_SECONDS = 3600.0
 
 
 def judged(name: str, found: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], list[Aim]]:
@@ -59,12 +56,7 @@ def main(argv: Sequence[str]) -> int:
     parser = parse(__doc__)
     parser.add_argument("--rounds", type=int, default=60, help="of three steps each")
     options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "figures.json"
-        command = [*(sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "4", "--directory", folder)]
-        command += ["-m", "benchmarks.runtime.recording_rank", str(file), str(options.rounds)]
-        subprocess.run(command, check=True, timeout=3600, stdout=subprocess.DEVNULL)
-        measured = json.loads(file.read_text(encoding="utf-8"))
+    measured = found_by_ranks(4, "benchmarks.runtime.recording_rank", options.rounds, seconds=LIMIT_SECONDS)
     figures: dict[str, Any] = {}
     aims: list[Aim] = []
     for name, found in measured.items():

@@ -10,16 +10,14 @@ one without is what the save costs.
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.harness import Aim, finish, parse
+from benchmarks.harness import Aim, finish, found_by_ranks, parse
 from benchmarks.runtime.saving_rank import MODES, STEPS
+
+LIMIT_SECONDS = 3600.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,12 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser = parse(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="blocks of each kind")
     options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "figures.json"
-        command = [*(sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "4", "--directory", folder)]
-        command += ["-m", "benchmarks.runtime.saving_rank", str(file), str(options.rounds)]
-        subprocess.run(command, check=True, timeout=3600, stdout=subprocess.DEVNULL)
-        figures = json.loads(file.read_text(encoding="utf-8"))
+    figures = found_by_ranks(4, "benchmarks.runtime.saving_rank", options.rounds, seconds=LIMIT_SECONDS)
     seconds = {mode: statistics.median(figures["seconds"][mode]) for mode in MODES}
     step = seconds["none"] / STEPS
     lost = {mode: seconds[mode] - seconds["none"] for mode in ("waiting", "beside")}

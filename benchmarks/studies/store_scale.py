@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import Aim, finish, output_of, parse
+from benchmarks.harness import Aim, finish, found_by_ranks, parse
 from benchmarks.runtime import agreement
 from benchmarks.runtime.agreement_rank import LIMIT, MICROBATCHES, SKEW, STAGES
 from benchmarks.studies.scale.carriers import Socket, Store
@@ -80,12 +79,8 @@ def main() -> int:
 
 def measured_costs() -> Any:
     """What `scale.measure` finds."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "costs.json"
-        command = [*(sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(PROCESSES))]
-        command += ["--directory", folder, "-m", "benchmarks.studies.scale.measure", str(file)]
-        output_of(command, MEASURE_SECONDS, {"JAX_PLATFORMS": "cpu"})
-        return json.loads(file.read_text(encoding="utf-8"))
+    module, on_the_cpu = "benchmarks.studies.scale.measure", {"JAX_PLATFORMS": "cpu"}
+    return found_by_ranks(PROCESSES, module, seconds=MEASURE_SECONDS, env=on_the_cpu)
 
 
 def predicted(cell: Mapping[str, Any], costs: MessageCosts) -> dict[str, float]:

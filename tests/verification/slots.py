@@ -9,28 +9,14 @@ train by NIXL; growth counts from a tenth on.
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
-from pathlib import Path
-from typing import Any
 
-from benchmarks.harness import Aim, finish, output_of, parse
+from benchmarks.harness import Aim, finish, found_by_ranks, parse
 
 RUN_SECONDS = 1200.0
 MOST_OFF = 5.0
 MOST_GROWN = 16 * 2**20
 """Of a soak: what allocators keep."""
-
-
-def measured(steps: int) -> dict[str, Any]:
-    """What both ranks found."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "slots.json"
-        command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "2", "--directory", folder]
-        command += ["-m", "tests.verification.slots_rank", str(file), str(steps)]
-        output_of(command, RUN_SECONDS, {"JAX_PLATFORMS": "cpu"})
-        return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def off(grown: int, said: int) -> float:
@@ -43,7 +29,8 @@ def main() -> int:
     parser = parse(__doc__)
     parser.add_argument("--steps", type=int, default=2000, help="of the training (default: 2000)")
     options = parser.parse_args()
-    found = measured(options.steps)
+    module, on_the_cpu = "tests.verification.slots_rank", {"JAX_PLATFORMS": "cpu"}
+    found = found_by_ranks(2, module, options.steps, seconds=RUN_SECONDS, env=on_the_cpu)
     aims = []
     for rank, own in enumerate(found["in_flight"]):
         print(f"rank {rank}: NIXL's libraries and an agent take {own['library'] / 2**20:.0f} MiB")
