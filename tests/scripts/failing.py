@@ -16,15 +16,14 @@ import sys
 import time
 from contextlib import suppress
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import rrfp_jax as rrfp
+from tests.scripts.small_model import microbatches, pipeline
 
 RANK, WAY, PHASE = sys.argv[1:4]
-WIDTH, STEPS, DISPATCHES = 8, 3, 3
+STEPS, DISPATCHES = 3, 3
 TP = int(os.environ.get("TP", "1"))
 now = {"phase": "nothing", "dispatches": 0}  # where this process is; between which tasks of that phase
 
@@ -98,42 +97,18 @@ def failing(dispatched):
     return noted
 
 
-def embed(params, carry, mb):
-    return params["table"][mb["tokens"]]
-
-
 def block(params, carry, mb):
     at("compile")
     return carry + jnp.tanh(carry @ params["weight"])
 
 
-def head(params, carry, mb):
-    return carry @ params["weight"]
-
-
-def matrix(key):
-    return {"weight": 0.1 * jax.random.normal(key, (WIDTH, WIDTH))}
-
-
-def loss(logits, mb):
-    nll = optax.softmax_cross_entropy_with_integer_labels(logits, mb["tokens"])
-    return rrfp.Loss(nll.sum(), weight=nll.size)
-
-
 def batch(step):
-    random = np.random.default_rng(step)
-    return [{"tokens": random.integers(0, WIDTH, (2, 8))} for _ in range(4)]
+    return microbatches(step, 4)
 
 
-layers = [
-    rrfp.layer(embed, init=lambda key: {"table": jax.random.normal(key, (WIDTH, WIDTH))}),
-    rrfp.layer(block, init=matrix, repeat=4),
-    rrfp.layer(head, init=matrix),
-]
-pipe = rrfp.Pipeline(layers, loss)
 mesh = rrfp.Mesh(pp=4 // TP, tp=TP)
 transport = os.environ.get("TRANSPORT", "socket")
-trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=batch, mesh=mesh, transport=transport)
+trainer = rrfp.Trainer(pipeline(block), optax.sgd(0.1), data=batch, mesh=mesh, transport=transport)
 trainer._world.recorder.dispatched = failing(trainer._world.recorder.dispatched)
 enter("start")
 at("start")

@@ -30,10 +30,11 @@ import numpy as np
 import optax
 
 import rrfp_jax as rrfp
+from tests.scripts.small_model import microbatches, pipeline
 
 RANK, WAY = int(sys.argv[1]), sys.argv[2]
 HERE = int(os.environ["RRFP_RANK"]) == RANK
-WIDTH, COUNT, LATEST = 8, 4, 2  # LATEST: the microbatch from which on messages are dropped
+COUNT, LATEST = 4, 2  # LATEST: the microbatch from which on messages are dropped
 TP, DP, STEPS = (int(os.environ.get(name, usual)) for name, usual in (("TP", 1), ("DP", 1), ("STEPS", 4)))
 now = {"step": 0, "hung": False}
 
@@ -54,10 +55,6 @@ def sleeps_for_ever():
         time.sleep(0.1)
 
 
-def embed(params, carry, mb):
-    return params["table"][mb["tokens"]]
-
-
 def block(params, carry, mb):
     if here("layer"):
         sleeps_for_ever()
@@ -73,25 +70,11 @@ def on_the_host(total):
     return np.float32(0.0)
 
 
-def head(params, carry, mb):
-    return carry @ params["weight"]
-
-
-def matrix(key):
-    return {"weight": 0.1 * jax.random.normal(key, (WIDTH, WIDTH))}
-
-
-def loss(logits, mb):
-    nll = optax.softmax_cross_entropy_with_integer_labels(logits, mb["tokens"])
-    return rrfp.Loss(nll.sum(), weight=nll.size)
-
-
 def batch(step):
     if step > 1 and here("data"):  # which may be on a thread that is a step ahead
         sleeps_for_ever()
     length = 16 if WAY == "layer" and step >= 1 else 8  # another shape: layers are traced anew
-    random = np.random.default_rng(step)
-    return [{"tokens": random.integers(0, WIDTH, (2, length))} for _ in range(COUNT * DP)]
+    return microbatches(step, COUNT * DP, length)
 
 
 def dropping(post):
@@ -114,15 +97,9 @@ def dropping_gathered(post_all):
     return posted
 
 
-layers = [
-    rrfp.layer(embed, init=lambda key: {"table": jax.random.normal(key, (WIDTH, WIDTH))}),
-    rrfp.layer(block, init=matrix, repeat=4),
-    rrfp.layer(head, init=matrix),
-]
-pipe = rrfp.Pipeline(layers, loss)
 ranks = int(os.environ["RRFP_PROCESSES"])
 trainer = rrfp.Trainer(
-    pipe,
+    pipeline(block),
     optax.sgd(0.1),
     data=batch,
     mesh=rrfp.Mesh(pp=ranks // TP // DP, tp=TP, dp=DP),
