@@ -10,9 +10,15 @@ import pytest
 from rrfp_jax.commands.train import main
 from rrfp_jax.runs import run as running
 from rrfp_jax.train.trainer import Trainer
-from tests.commands.test_cli import arguments, folder  # noqa: F401
+from tests.support.quickstart import arguments, with_texts
 
 EVERY_TWO = {"checkpoint.every_steps": 2, "checkpoint.keep": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the text is."""
+    return with_texts(tmp_path_factory.mktemp("saving"))
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +27,7 @@ def search_path_as_before(monkeypatch):
 
 
 @pytest.fixture
-def train(folder, tmp_path, capsys):  # noqa: F811
+def train(folder, tmp_path, capsys):
     """Run the command in a folder of its own; its status, what it said, and the steps in its metrics."""
 
     def train(**overrides):
@@ -104,12 +110,12 @@ def test_sigterm_saves_and_is_a_good_end(train, tmp_path, monkeypatch):
         ({"checkpoint.on_error": "hope"}, "choose 'continue' or 'stop'"),
     ],
 )
-def test_refusals(folder, tmp_path, capsys, overrides, said):  # noqa: F811
+def test_refusals(folder, tmp_path, capsys, overrides, said):
     assert main(arguments(folder, directory=tmp_path, **{**EVERY_TWO, **overrides})) == 2
     assert said in "".join(capsys.readouterr())
 
 
-def test_a_changed_configuration_is_told_or_refused_before_it_compiles(train, folder, tmp_path, monkeypatch):  # noqa: F811
+def test_a_changed_configuration_is_told_or_refused_before_it_compiles(train, folder, tmp_path, monkeypatch):
     train(steps=2)
     _, said, _ = train(steps=3, learning_rate=0.25)
     told = "changed since the checkpoint that is there:\n  steps: 2 -> 3\n  learning_rate: 0.006 -> 0.25\n"

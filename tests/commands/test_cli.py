@@ -22,36 +22,15 @@ from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.train.report import Report
+from tests.support.quickstart import CONFIG, arguments, with_texts
 
 ROOT = Path(__file__).parents[2]
-CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
-TINY = {  # the only shape that these tests compile
-    "steps": 3,
-    "model.n_layers": 1,
-    "mesh.pp": 2,
-    "model.d_model": 8,
-    "model.n_heads": 1,
-    "model.d_ff": 8,
-    "sequence_length": 8,
-    "batch": 2,
-    "microbatches": 2,
-}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Where the text is, and where the runs go."""
-    folder = tmp_path_factory.mktemp("cli")
-    (folder / "text.txt").write_text("the cat sat on the mat, " * 100)
-    (folder / "short.txt").write_text("abc")
-    (folder / "empty.txt").write_text("")
-    (folder / "nothing.py").write_text("")
-    return folder
-
-
-def arguments(folder, **overrides):
-    given = {**TINY, "path": folder / "text.txt", "directory": folder / "runs", **overrides}
-    return [CONFIG, *(f"--config.{name}={value}" for name, value in given.items())]
+    return with_texts(tmp_path_factory.mktemp("cli"))
 
 
 @pytest.fixture(autouse=True)
@@ -214,82 +193,6 @@ def test_control_c_while_compiling_says_so_and_writes_nothing(folder, capsys, mo
     assert main(arguments(folder, name="never")) == 130
     assert "interrupted" in "".join(capsys.readouterr())
     assert not (folder / "runs" / "never").exists()
-
-
-class TestRefusals:
-    @pytest.fixture(autouse=True)
-    def nothing_compiles(self, monkeypatch):
-        monkeypatch.setattr(
-            VirtualStagePrograms, "training", lambda *args: pytest.fail("compiled before refusing")
-        )
-
-    @staticmethod
-    def refuses(capsys, argv, *said):
-        status = main(argv)
-        out, err = capsys.readouterr()
-        assert status == 2 and out == ""
-        assert err.startswith("rrfp-train: ") and err.count("\n") == 1
-        for text in said:
-            assert text in err
-
-    @pytest.mark.parametrize(
-        ("overrides", "said"),
-        [
-            ({"step": 3}, ["--config.step=3", "no such flag", "--config.steps"]),
-            ({"mesh.ppp": 2}, ["--config.mesh.ppp=2", "no such flag", "--config.mesh.pp"]),
-            ({"zzzzz": 2}, ["--config.zzzzz=2", "no such flag", "known: ", "learning_rate"]),
-            ({"steps": "many"}, ["--config.steps=many", "give a whole number"]),
-            ({"clip_norm": "big"}, ["--config.clip_norm=big", "give a number or None"]),
-            ({"loss_scale": "big"}, ["loss_scale='big'", "a number above 0, or 'dynamic'"]),
-            ({"on_nonfinite": "warn"}, ["on_nonfinite='warn'", "'stop' or 'skip'"]),
-            ({"mesh.share_devices": "maybe"}, ["--config.mesh.share_devices=maybe", "give True or False"]),
-            ({"schedule": "zb"}, ["schedule='zb'", "no such schedule or hint", "1f1b, b-priority, bf"]),
-            ({"schedule": "csv:no.csv"}, ["csv:no.csv: cannot be read", "No such file"]),
-            ({"schedule": "csv:bad.csv"}, ["csv:bad.csv", "stage 1: B1 is missing"]),
-            ({"steps": 0}, ["steps=0", "at least one"]),
-            ({"mesh.pp": 0}, ["pp=0", "at least one stage"]),
-            ({"mesh.pp": 4}, ["4 stages for 3 layers", "at most 3"]),
-            ({"mesh.pp": 9}, ["pp=9", "9 devices", "has 4", "share_devices"]),
-            ({"split": "(1,1)"}, ["split=[1, 1]", "2 positive whole numbers", "add up to 3"]),
-            ({"split": "auto,2"}, ["split='auto,2'", "give 'auto', or the number of layers"]),
-            ({"stall_seconds": "-1"}, ["stall_seconds=-1", "seconds above 0"]),
-            ({"max_in_flight": 0}, ["max_in_flight=0", "one microbatch"]),
-            ({"microbatches": 0}, ["microbatches=0", "multiple"]),
-            ({"batch": 3}, ["batch=3", "microbatches=2", "make batch a multiple of microbatches"]),
-            ({"validate_every": -1}, ["validate_every=-1", "0 for the end"]),
-            ({"name": "a/b"}, ["name='a/b'", "plain file name"]),
-            ({"model.d_model": 9}, ["d_model=9", "make d_model a multiple of 2"]),
-            ({"model.dtype": "int32"}, ["dtype=int32", "give float32 or bfloat16"]),
-        ],
-        ids=str,
-    )
-    def test_a_field(self, folder, capsys, overrides, said, monkeypatch):
-        monkeypatch.chdir(folder)
-        Path("bad.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n", encoding="utf-8")
-        before = sorted(folder.glob("runs/*"))
-        self.refuses(capsys, arguments(folder, **overrides), *said)
-        assert sorted(folder.glob("runs/*")) == before
-
-    @pytest.mark.parametrize(
-        ("file", "said"),
-        [
-            ("nosuch.txt", ["no such file", "give a path"]),
-            ("empty.txt", ["no byte", "give files with text"]),
-            ("short.txt", ["3 bytes", "sequence_length=8", "give more text"]),
-        ],
-    )
-    def test_data(self, folder, capsys, file, said):
-        self.refuses(capsys, arguments(folder, path=folder / file), file, *said)
-
-    def test_a_config_file(self, folder, capsys):
-        self.refuses(capsys, [], "no --config", "--config=")
-        self.refuses(capsys, [CONFIG, CONFIG], "--config")
-        self.refuses(capsys, ["--config=nosuch.py"], "--config=nosuch.py", "no such file", "get_config()")
-        self.refuses(capsys, [f"--config={folder}/nothing.py"], "nothing.py", "no function get_config()")
-
-    def test_other_arguments(self, folder, capsys):
-        self.refuses(capsys, [CONFIG, "stray"], "stray")
-        self.refuses(capsys, [CONFIG, "--steps=3"], "--steps=3", "did you mean --config.steps?")
 
 
 def test_help_lists_the_fields_of_the_run(capsys):

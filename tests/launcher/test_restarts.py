@@ -1,12 +1,9 @@
-"""Restarts: the rule by events, the launcher with tiny ranks, and how processes agree to stop."""
+"""Restarts: the launcher with tiny ranks, and the lines that a run has written before."""
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -15,16 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, UsageError
+from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.files import RunFiles
-from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
-from rrfp_jax.runtime.processes.mailbox import Mailbox
-from rrfp_jax.runtime.processes.stop import Why
 from rrfp_jax.runtime.processes.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -39,12 +33,6 @@ restarts, given = int(os.environ["RRFP_RESTARTS"]), Path(sys.argv[0]).parent
 def be_in_step(number): shutil.copy(given / f"step-{number}", here / f"flight-{rank}")
 """
 """What ranks need; they import nothing of ours, so as to be quick."""
-
-
-# The rule.
-
-
-# The launcher.
 
 
 class Launched:
@@ -187,99 +175,6 @@ def test_a_run_that_was_told_to_end_is_not_started_again(launch, tmp_path, well,
         "sys.exit(3)"
     )
     assert done.status == status and "restart" not in done.err and not list(done.folder.glob("attempt-*"))
-
-
-# The agreement.
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("", SAVE_SECONDS), ("4", 4.0), ("0", 0.0)])
-def test_the_time_to_save(text, seconds):
-    assert save_seconds({"RRFP_SAVE_SECONDS": text}) == seconds
-
-
-@pytest.mark.parametrize("text", ["soon", "-3", "nan"])
-def test_nonsense_as_the_time_to_save_is_refused(text):
-    with pytest.raises(UsageError, match=f"RRFP_SAVE_SECONDS={text}"):
-        Patience.of({"RRFP_SAVE_SECONDS": text})
-
-
-def test_all_learn_of_one_request_at_the_same_gather():
-    ours, theirs = socket.socketpair()
-    worlds = [World(0, 2, Mailbox(0, {1: ours})), World(1, 2, Mailbox(1, {0: theirs}))]
-    agreed = {0: [], 1: []}
-
-    def steps(world):
-        for step in range(3):
-            if (world.rank, step) in ((1, 1), (0, 2)):  # the second is of less account
-                world.stop.request(Why.CTRL_C if world.rank else Why.ASKED)
-            assert world.gather(f"step {step}", world.rank) == [0, 1]
-            agreed[world.rank].append(world.stop.agreed)
-
-    other = threading.Thread(target=steps, args=[worlds[1]])
-    other.start()
-    steps(worlds[0])
-    other.join()
-    for world in worlds:
-        world.mailbox.close()
-    expected = [Why.NOTHING, Why.CTRL_C, Why.CTRL_C]
-    assert agreed == {0: expected, 1: expected}
-
-
-NOTES = f"""\
-import json, os, signal, sys, time
-sys.path.insert(0, {str(ROOT)!r})
-from rrfp_jax.runtime.lifecycle.preemption import StopsAfterStep
-from rrfp_jax.runtime.lifecycle.stop_signals import EndsAtOnce, heard_signals
-from rrfp_jax.runtime.processes.world import World
-world, mode = World(), sys.argv[1]
-answer = StopsAfterStep(
-    world, 0.5 if mode == "stuck" else 20.0, lambda why, again: print(why, again, flush=True)
-)
-at_start = EndsAtOnce(lambda: print("ends", flush=True), lambda: os._exit(130))
-with heard_signals(signal.SIGINT, answer=at_start) as signals, signals.answered_by(answer, signal.SIGTERM):
-    print("ready", flush=True)
-    while not world.stop.requested: time.sleep(0.01)
-    if mode != "steps": time.sleep(20.0)
-    world.gather("step 0", None)
-print(json.dumps([str(world.stop.agreed), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("mode", "number", "name"),
-    [
-        ("steps", signal.SIGTERM, "SIGTERM"),
-        ("steps", signal.SIGINT, "Ctrl-C"),
-        ("stuck", signal.SIGTERM, "SIGTERM"),
-        ("twice", signal.SIGINT, "Ctrl-C"),
-    ],
-)
-def test_a_process_answers_signals_and_ends_if_it_cannot_stop(mode, number, name):
-    with subprocess.Popen(
-        [sys.executable, "-c", NOTES, mode], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        limit = threading.Timer(HANG_SECONDS, process.kill)
-        limit.start()
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
-        assert process.stdout.readline() == f"{name} False\n"
-        if mode == "twice":
-            process.send_signal(number)
-            assert process.stdout.readline() == f"{name} True\n"
-        began = time.monotonic()
-        out, err = process.communicate()
-        limit.cancel()
-    assert time.monotonic() - began < HANG_SECONDS / 2
-    if mode == "steps":
-        assert (process.returncode, json.loads(out)) == (DONE, [name, True])
-    elif mode == "stuck":
-        told = f"rank 0: {name} came, and no step ended in the next 0.5 s\n"
-        assert (process.returncode, err) == (FAILED, told)
-    else:
-        assert (process.returncode, err) == (INTERRUPTED, "")
-
-
-# The run's own lines.
 
 
 def test_lines_survive_a_rank_0_that_is_killed_while_it_starts(tmp_path):

@@ -1,0 +1,93 @@
+"""A run as its ranks' recordings and testimonies tell it, made by hand."""
+
+import time
+
+from rrfp_jax.core.hints import BFW
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.launcher.why.sight import Sight
+from rrfp_jax.launcher.why.verdict import judge
+from rrfp_jax.runtime.lifecycle import testimony
+from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
+from rrfp_jax.runtime.processes.round_board import ARRIVED, COMING, OFFERED, PRODUCED
+from rrfp_jax.runtime.processes.stacks import OURS, Frame, Thread
+
+AWAIT_READY = (Frame(f"{OURS}runtime/processes/collectives.py", 95, "await_ready"),)
+DRIVER = (Frame(f"{OURS}runtime/processes/mailbox.py", 155, "sleep"), Frame("train.py", 80, "<module>"))
+LIBRARY = Frame("/usr/lib/python3/site-packages/jax/stages.py", 890, "__call__")
+USERS = Frame("train.py", 31, "block")
+
+
+def task_of(text):
+    return Task(Kind("FBIW".index(text[0])), 0, int(text[1:]))
+
+
+class Run:
+    """A run whose ranks do in step 7 what the test says; each stage replica has `width` ranks."""
+
+    def __init__(self, folder, stages=3, width=1, replicas=1, microbatches=3):
+        self.folder, self.placement = folder, Placement(stages)
+        rules = StepRules(placement=self.placement, microbatches=microbatches, schedule=BFW())
+        self.stage_of = [number for number in range(stages * replicas) for _ in range(width)]
+        self.recorders = []
+        for rank, number in enumerate(self.stage_of):
+            name = f"stage {number % stages}" + (f" of replica {number // stages}" if replicas > 1 else "")
+            recorder = FlightRecorder(folder / f"flight-{rank}", rank, name)
+            recorder.phase("step 7")
+            recorder.begin_round(9, 7, rules, [number])
+            if width > 1:
+                recorder.board.joins([r for r, other in enumerate(self.stage_of) if other == number])
+            self.recorders.append(recorder)
+        self.testimonies = {}
+        self.states = {}
+        self.threads = {}
+
+    def runs(self, rank, *tasks, ends=True):
+        for task in map(task_of, tasks):
+            recorder = self.recorders[rank]
+            recorder.dispatched(7, self.stage_of[rank], task)
+            if self.placement.destination(self.stage_of[rank] % self.placement.stages, task):
+                recorder.board.sent(self.stage_of[rank], task, OFFERED)
+                if ends:
+                    recorder.board.sent(self.stage_of[rank], task, PRODUCED)
+            if ends:
+                recorder.board.ended()
+
+    def gets(self, rank, *inputs, bits=COMING | ARRIVED):
+        for task in map(task_of, inputs):
+            self.recorders[rank].board.got(self.stage_of[rank], task.input, bits)
+
+    def waits(self, rank, what="the input of F0", whom=(), gathers=5, frames=DRIVER):
+        text = what if whom or frames == AWAIT_READY else f"{what} on stage {self.stage_of[rank]} in step 7"
+        self.says(rank, [f"{text}, since 31.0 s"], whom, gathers, frames)
+
+    def says(self, rank, waiting, whom=(), gathers=5, frames=DRIVER):
+        main = Thread("MainThread", True, tuple(frames))
+        self.testimonies[rank] = testimony.Testimony(
+            rank=rank,
+            number=1,
+            waiting=tuple(waiting),
+            waited=31.0,
+            whom=tuple(whom),
+            gathers=gathers,
+            threads=(main, *self.threads.get(rank, ())),
+        )
+
+    def sights(self, later=60.0):
+        found = []
+        for rank in range(len(self.recorders)):
+            said = self.testimonies.get(rank)
+            found.append(
+                Sight(
+                    rank=rank,
+                    state=self.states.get(rank, "answers" if said else "silent"),
+                    now=time.time() + later,
+                    recording=read(self.folder / f"flight-{rank}"),
+                    testimony=said,
+                    threads=said.threads if said else (),
+                )
+            )
+        return found
+
+    def judged(self, **more):
+        return judge(self.sights(), **more)
