@@ -1,5 +1,7 @@
 """The rivals: figures of runs, aims that can be missed, and, where PyTorch is, that its orders are ours."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.rivals import environment
@@ -7,8 +9,10 @@ from benchmarks.rivals.durations import OURS, TOLD, TORCH, Row, aims_of, joined,
 from benchmarks.rivals.environment import answer_of, require_torch, torch_finds
 from benchmarks.rivals.found import Found, found_in
 from benchmarks.rivals.null_step import aims_of as null_aims
+from benchmarks.rivals.slackness import adapted, measured, warm_ups
 from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import log_normal
+from rrfp_jax.core.measure.metrics import peak_of_order
+from rrfp_jax.core.measure.workload import constant, log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.disturbances import LateReadiness
@@ -23,6 +27,11 @@ def simulated(schedule, chunks=1, hop=0.0):
     placement = found.placement_for(STAGES, chunks)
     rules = StepRules(placement=placement, microbatches=MICROBATCHES, schedule=found, accumulation="arrival")
     return simulate(rules, LateReadiness(WorkloadCosts(WORKLOAD, placement), hop))
+
+
+def simulated_by(order, limit, workload):
+    rules = StepRules(placement=order.placement, microbatches=order.microbatches, schedule=order, limit=limit)
+    return simulate(rules, WorkloadCosts(workload, order.placement)).makespan
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "bf"])
@@ -105,6 +114,41 @@ def test_a_command_that_fails_is_quoted(tmp_path):
     script.write_text('echo "no such schedule: $(cat "$1")" >&2; exit 3')
     with pytest.raises(RuntimeError, match='no such schedule: "gpipe"'):
         answer_of(["sh", str(script)], "gpipe")
+
+
+@pytest.mark.parametrize(
+    ("link", "limit", "counts"),
+    [
+        ((0.0, 0.0, 0.0), 8, [(7, 5, 3, 1)]),
+        ((0.0, 0.025, 0.0), 16, [(10, 8, 3, 1)]),
+        ((0.0, 0.0, 0.0), 4, [(4, 4, 3, 1), (4, 3, 2, 1)]),
+        ((0.0, 0.025, 0.0), 6, [(6, 6, 3, 1), (6, 5, 2, 1)]),
+    ],
+)
+def test_slackness_grows_with_the_links_as_far_as_memory_goes(link, limit, counts):
+    assert warm_ups([0.01] * 4, [*link, 0.0], limit) == counts
+
+
+@pytest.mark.parametrize("limit", [4, 7, 12])
+def test_an_adapted_order_is_for_the_means_of_the_step_before(limit):
+    before = log_normal(4, 12, forward=0.01, sigma=0.3, shared=0.5, seed=1, transfer=0.001)
+    slow = replace(before, transfer_forward=(*before.transfer_forward[:2], (0.03,) * 12, (0.001,) * 12))
+    orders = {name: adapted(measured(step), limit) for name, step in (("usual", before), ("slow", slow))}
+    times = {
+        (name, step): simulated_by(order, limit, measured(step))
+        for name, order in orders.items()
+        for step in (before, slow)
+    }
+    assert times["usual", before] <= times["slow", before]
+    assert times["slow", slow] <= times["usual", slow]
+    for order in orders.values():
+        held = [peak_of_order(row, 1) for row in order.rows]
+        assert max(held) <= limit
+
+
+def test_with_nothing_unknown_the_rule_leaves_no_bubble_but_the_first_and_last():
+    known = constant(4, 12, 0.01)
+    assert simulated_by(adapted(known, 12), 12, known) == pytest.approx(0.01 * (3 * 12 + 3))
 
 
 needs_torch = pytest.mark.skipif(
