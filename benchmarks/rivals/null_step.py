@@ -11,34 +11,26 @@ the CPU time that both processes use for a step. Aims compare what ran in the sa
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from statistics import median
 
-from benchmarks.harness import Aim, finish, parse
-from benchmarks.rivals.environment import answer_of, require_torch, torch_finds
-from benchmarks.rivals.tiny import NullStep
+from benchmarks.harness import Aim, finish, found_by_ranks, parse
+from benchmarks.rivals.environment import require_torch, torch_finds
+from benchmarks.rivals.tiny import RANKS
 
-TINY = NullStep()
 OURS = {"ours, sockets": "socket", "ours, nixl": "nixl"}
 THEIRS = {"torch 1f1b": "1f1b", "torch zb-v": "zb-v", "torch dualpipe-v": "dualpipe-v"}
-
-
-def ours(schedule: str, transport: str) -> dict[str, float]:
-    """What a run of ours takes."""
-    with tempfile.TemporaryDirectory() as folder:
-        launch = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(TINY.ranks)]
-        command = [*launch, "--directory", folder, "-m", "benchmarks.rivals.null_step_rank"]
-        asked = {"tiny": asdict(TINY), "schedule": schedule, "transport": transport}
-        return answer_of(command, asked)  # type: ignore[no-any-return]
+RUN_SECONDS = 300.0
 
 
 def measure(schedule: str) -> dict[str, dict[str, float]]:
     """One round."""
-    found = {name: ours(schedule, transport) for name, transport in OURS.items()}
-    asked = asdict(TINY) | {"schedules": list(THEIRS.values())}
-    theirs = torch_finds("torch_null_step", asked)
+    module, on_the_cpu = "benchmarks.rivals.null_step_rank", {"JAX_PLATFORMS": "cpu"}
+    found = {
+        name: found_by_ranks(RANKS, module, schedule, transport, seconds=RUN_SECONDS, env=on_the_cpu)
+        for name, transport in OURS.items()
+    }
+    theirs = torch_finds("torch_null_step", list(THEIRS.values()))
     return found | {name: theirs[own] for name, own in THEIRS.items()}
 
 

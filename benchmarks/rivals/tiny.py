@@ -1,26 +1,20 @@
-"""The model and the step of `null_step.py`: the same for everybody. Needs neither JAX nor PyTorch."""
+"""The model and the step of `null_step.py`: the same for everybody. Needs neither JAX nor PyTorch.
+
+Forwards, backwards, squared error against the input itself, and SGD.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+RANKS, MICROBATCHES = 2, 8
+"""Processes, one stage each; and what a step has of them."""
 
+ROWS, WIDTH = 4, 64
+"""A microbatch has so many float32."""
 
-@dataclass(frozen=True, kw_only=True)
-class NullStep:
-    """Steps whose compute is next to nothing: forwards, backwards, squared error, SGD.
+LAYERS = 4
+"""Of the model, each a matrix of `WIDTH` x `WIDTH`, a bias and tanh; every virtual stage has as many."""
 
-    Attributes:
-        ranks: processes, one stage each.
-        microbatches: of a step, each of `rows` x `width` float32.
-        layers: of the model, each a `width` x `width` matrix, a bias and tanh; shared out equally.
-        warm_up, steps: that are not measured, and that are.
-    """
+LEARNING_RATE = 1e-3
 
-    ranks: int = 2
-    microbatches: int = 8
-    rows: int = 4
-    width: int = 64
-    layers: int = 4
-    learning_rate: float = 1e-3
-    warm_up: int = 20
-    steps: int = 200
+WARM_UP, STEPS = 20, 200
+"""Steps that are not measured, and that are."""
