@@ -79,7 +79,7 @@ def _length_imbalanced(stages: int, microbatches: int, seed: int) -> Step:
     backward = [HEAVY_BACKWARD if long else 1.0 for long in heavy]
     mean = constant(stages, microbatches, FORWARD_SECONDS, backward_ratio=LENGTH_RATIO)
     known = _with_bytes(mean.scaled([forward] * stages, [backward] * stages), forward)
-    return Step(known, _noisy(known, draw))
+    return Step(known, noisy(known, draw))
 
 
 def _multimodal(stages: int, microbatches: int, seed: int) -> Step:
@@ -95,7 +95,7 @@ def _multimodal(stages: int, microbatches: int, seed: int) -> Step:
     mean = constant(stages, microbatches, FORWARD_SECONDS)
     held = tuple(tuple(size * ACTIVATION_BYTES for size in row) for row in sizes)
     known = replace(mean.scaled(forward, backward), activation_bytes=held)
-    return Step(known, _noisy(known, draw))
+    return Step(known, noisy(known, draw))
 
 
 def _slow_link(stages: int, microbatches: int, seed: int) -> Step:
@@ -107,7 +107,7 @@ def _slow_link(stages: int, microbatches: int, seed: int) -> Step:
         forward[before] = backward[before + 1] = slow
     known = replace(mean, transfer_forward=tuple(forward), transfer_backward=tuple(backward))
     known = _with_bytes(known, [1.0] * microbatches)
-    return Step(known, _noisy(known, random.Random(seed)))
+    return Step(known, noisy(known, random.Random(seed)))
 
 
 def _straggler(stages: int, microbatches: int, seed: int) -> Step:
@@ -115,7 +115,7 @@ def _straggler(stages: int, microbatches: int, seed: int) -> Step:
     slow = draw.randrange(stages)
     known = _with_bytes(constant(stages, microbatches, FORWARD_SECONDS), [1.0] * microbatches)
     factors = [[STRAGGLER if i == slow else 1.0] * microbatches for i in range(stages)]
-    return Step(known, _noisy(known.scaled(factors, factors), draw))
+    return Step(known, noisy(known.scaled(factors, factors), draw))
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -147,12 +147,12 @@ def _with_bytes(workload: Workload, sizes: Sequence[float]) -> Workload:
     return replace(workload, activation_bytes=(row,) * workload.stages)
 
 
-def _noisy(workload: Workload, draw: random.Random) -> Workload:
-    """Every F and every B times a factor of its own."""
+def noisy(workload: Workload, draw: random.Random, sigma: float = NOISE) -> Workload:
+    """Every F and every B times a log-normal factor of its own, with mean 1 and this sd of the logarithm."""
 
     def factors() -> list[list[float]]:
         return [
-            [math.exp(draw.gauss(-(NOISE**2) / 2, NOISE)) for _ in range(workload.microbatches)]
+            [math.exp(draw.gauss(-(sigma**2) / 2, sigma)) for _ in range(workload.microbatches)]
             for _ in range(workload.stages)
         ]
 
