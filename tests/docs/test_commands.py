@@ -36,6 +36,8 @@ def source_of(module):
     """The text of a module that `python -m` runs; None if there is none."""
     try:
         found = importlib.util.find_spec(module)
+        if found is not None and found.submodule_search_locations is not None:  # a package
+            found = importlib.util.find_spec(f"{module}.__main__")
     except ModuleNotFoundError:
         return None
     if found is None or found.origin is None:

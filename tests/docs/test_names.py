@@ -58,7 +58,7 @@ def test_the_index_lists_every_page():
 def test_every_measurement_and_verification_is_listed(folder):
     listed = set(re.findall(r"python -m ([\w.]+\w)", text_of(REPOSITORY / folder / "README.md")))
     commands = {
-        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__main__")
         for path in sorted((REPOSITORY / folder).rglob("*.py"))
         if "parse(__doc__)" in text_of(path)
     }

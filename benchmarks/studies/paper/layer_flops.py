@@ -9,6 +9,7 @@ in full. A backward repeats each product of weights twice, once for the input (I
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 
 import jax
@@ -21,7 +22,7 @@ LENGTHS = (256, 512)
 """Tokens at which a layer is counted."""
 
 
-def _layer(tower: Tower) -> object:
+def _layer(tower: Tower) -> Callable[..., jax.Array]:
     def forward(x: jax.Array, *weights: jax.Array) -> jax.Array:
         query, key, value, out, up, down, *gate = weights
         group = tower.heads // tower.kv_heads
@@ -54,7 +55,7 @@ def per_token(tower: Tower) -> tuple[float, float]:
     for tokens in LENGTHS:
         shapes = [(tokens, tower.width), *_weights(tower)]
         specs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
-        closed = jax.make_jaxpr(_layer(tower))(*specs)  # type: ignore[arg-type]
+        closed = jax.make_jaxpr(_layer(tower))(*specs)
         counts.append(sum(program_cost(closed).flops.values()))
     short, long = LENGTHS
     square = (counts[1] / long - counts[0] / short) / (long - short)
