@@ -11,7 +11,8 @@ in which they ran if messages were free: what is beyond that, messages and waiti
 
 Who may hold 32 microbatches is compared with whoever holds no more, and at equal bytes who holds no more than
 1F1B does, 8; what was held is told from what ran. `planned-split` is told all durations beforehand, so it is
-shown, and is not in the aims.
+shown, and is not in the aims. Nor are the orders by PipeMorph's rule (`slackness.py`), made for the means of
+each stage and followed strictly by our runtime.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 
 from benchmarks.harness import REPOSITORY, Aim, finish, parse, put_figures
 from benchmarks.rivals.environment import require_torch, torch_finds
 from benchmarks.rivals.found import Found, found_in
+from benchmarks.rivals.slackness import adapted, measured
 from benchmarks.runtime.paced import STEPS, run_paced
+from rrfp_jax.core.csv_order import write_csv
 from rrfp_jax.core.measure.workload import Workload, log_normal
 
 PAGE = REPOSITORY / "docs" / "rivals.md"
@@ -38,7 +43,7 @@ FIXED = ("1f1b", "zb-h1", "zb-v")
 HINTS = ("bf", "bfw", "ranked:zb-v", "planned-split")
 """These run within either limit."""
 
-TORCH, OURS, TOLD = "torch", "ours", "told beforehand"
+TORCH, OURS, TOLD, RULE = "torch", "ours", "told beforehand", "pipemorph's rule"
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Row:
     """One schedule.
 
     Attributes:
-        system: `TORCH`, `OURS`, or `TOLD` for those of ours that know the durations.
+        system: `TORCH`; `OURS`, or `TOLD` for those of ours that know the durations; `RULE`, run by ours.
         limit: most microbatches that it was allowed to hold; 0 if its order says it.
         by_seed: what was found.
     """
@@ -98,6 +103,17 @@ def ours(workload: Workload) -> Iterator[Row]:
         yield Row(system, name, limit, (found_in([step.recorded.trace for step in ran], workload),))
 
 
+def by_rule(workload: Workload) -> Iterator[Row]:
+    """What PipeMorph's rule makes of the stages' means, on the same step."""
+    for limit in (workload.stages, workload.microbatches):
+        order = adapted(measured(workload), limit)
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "order.csv"
+            file.write_text(write_csv(order, order.placement, order.microbatches), encoding="utf-8")
+            ran = run_paced(workload, f"csv:{file}", limit, STEPS)
+        yield Row(RULE, "strict", limit, (found_in([step.recorded.trace for step in ran], workload),))
+
+
 def joined(rows: Sequence[Row]) -> Row:
     """One schedule's rows of single seeds as one."""
     return replace(rows[0], by_seed=tuple(chain.from_iterable(row.by_seed for row in rows)))
@@ -146,7 +162,7 @@ def main() -> int:
     found: dict[tuple[str, str, int], list[Row]] = {}
     for seed in range(1, 2 if options.quick else options.seeds + 1):
         workload = log_normal(stages, count, forward=seconds, sigma=0.3, shared=0.5, seed=seed)
-        for runs in (theirs, ours):
+        for runs in (theirs, ours, by_rule):
             for row in runs(workload):
                 print(f"seed {seed}: {row}", flush=True)
                 found.setdefault((row.system, row.schedule, row.limit), []).append(row)
