@@ -127,15 +127,15 @@ def best(rows: Sequence[Row], system: str, most: float) -> Row:
 def aims_of(rows: Sequence[Row], stages: int, microbatches: int) -> list[Aim]:
     """How far ahead ours must be."""
     aims = []
-    limits = ((f"{microbatches} in flight", microbatches, 1.10), ("equal bytes", stages, 1.02))
+    limits = ((f"{microbatches} in flight", microbatches, 10), ("equal bytes", stages, 2))
     for label, most, least in limits:
         them, us = best(rows, TORCH, most), best(rows, OURS, most)
-        name = f"{label}: torch's best ({them.name}) over ours ({us.name})"
-        aims.append(Aim(name, them.step / us.step, least, "times", at_least=True))
+        name = f"{label}: torch's best ({them.name}) longer than ours ({us.name})"
+        aims.append(Aim(name, 100 * (them.step / us.step - 1), least, "%", at_least=True))
     them, us = (next(r for r in rows if (r.system, r.schedule) == (s, "1f1b")) for s in (TORCH, OURS))
-    behind = us.step / them.step
-    aims.append(Aim("1F1B, ours, of torch's", behind, 1.0, "times"))
-    aims.append(Aim("1F1B, difference of ours and torch's", 100 * abs(behind - 1), 3.0, "%"))
+    behind = 100 * (us.step / them.step - 1)
+    aims.append(Aim("1F1B, ours longer than torch's", behind, 0.0, "%"))
+    aims.append(Aim("1F1B, difference of ours and torch's", abs(behind), 3.0, "%"))
     return aims
 
 

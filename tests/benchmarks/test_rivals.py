@@ -1,15 +1,19 @@
 """The rivals: figures of runs, aims that can be missed, and, where PyTorch is, that its orders are ours."""
 
+import random
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
 from benchmarks.rivals import environment
+from benchmarks.rivals.balanced import WINDOWS, as_they_come, balanced, step_of, work
 from benchmarks.rivals.durations import OURS, TOLD, TORCH, Row, aims_of, joined, markdown
 from benchmarks.rivals.environment import require_torch, torch_finds
 from benchmarks.rivals.found import Found, found_in
 from benchmarks.rivals.null_step import aims_of as null_aims
 from benchmarks.rivals.slackness import adapted, measured, warm_ups
+from benchmarks.studies.measured import LMSYS
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.metrics import peak_of_order
 from rrfp_jax.core.measure.workload import constant, log_normal
@@ -17,6 +21,7 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.families import ACTIVATION_BYTES, FORWARD_SECONDS
 
 STAGES, MICROBATCHES = 2, 6
 WORKLOAD = log_normal(STAGES, MICROBATCHES, forward=0.002, sigma=0.3, shared=0.5, seed=1)
@@ -77,8 +82,8 @@ def test_aims_of_durations_can_be_missed(name, step, missed):
     ]
     aims = aims_of(rows, 8, 32)
     assert [i for i, aim in enumerate(aims) if not aim.met] == missed
-    assert "torch's best (dualpipe-v) over ours (bfw, limit 32)" in aims[0].name
-    assert "torch's best (zb-v) over ours (ranked:zb-v, limit 8)" in aims[1].name
+    assert "torch's best (dualpipe-v) longer than ours (bfw, limit 32)" in aims[0].name
+    assert "torch's best (zb-v) longer than ours (ranked:zb-v, limit 8)" in aims[1].name
 
 
 def test_a_row_is_the_mean_of_its_seeds_beside_what_holds_no_more():
@@ -142,6 +147,19 @@ def test_an_adapted_order_is_for_the_means_of_the_step_before(limit):
 def test_with_nothing_unknown_the_rule_leaves_no_bubble_but_the_first_and_last():
     known = constant(4, 12, 0.01)
     assert simulated_by(adapted(known, 12), 12, known) == pytest.approx(0.01 * (3 * 12 + 3))
+
+
+def test_balancing_shares_out_the_same_documents():
+    come = as_they_come(LMSYS, WINDOWS[0], random.Random(1))
+    assert len(come) == 32
+    assert all(WINDOWS[0] - 1 < sum(window) <= WINDOWS[0] for window in come)
+    evened = balanced(come)
+    assert sorted(chain.from_iterable(evened)) == sorted(chain.from_iterable(come))
+    heaviest = [max(sum(map(work, batch)) for batch in batches) for batches in (come, evened)]
+    assert heaviest[1] < heaviest[0]
+    step = step_of(evened, 1)
+    assert sum(step.known.forward[0]) / 32 == pytest.approx(FORWARD_SECONDS)
+    assert sum(step.known.activation_bytes[0]) / 32 == pytest.approx(ACTIVATION_BYTES)
 
 
 needs_torch = pytest.mark.skipif(
