@@ -41,7 +41,8 @@ QUICK = (2, 4, 0.010)
 THEIRS = ("1f1b", "interleaved-1f1b", "interleaved-zb", "zb-v", "dualpipe-v")
 FIXED = ("1f1b", "zb-h1", "zb-v")
 HINTS = ("bf", "bfw", "ranked:zb-v", "planned-split")
-"""These run within either limit."""
+"""These run within either limit, with as many chunks a stage as they say; one of them also with more:"""
+CHUNKED, CHUNKS = "bfw", 2
 
 TORCH, OURS, TOLD, RULE = "torch", "ours", "told beforehand", "pipemorph's rule"
 
@@ -96,11 +97,13 @@ def theirs(workload: Workload) -> Iterator[Row]:
 def ours(workload: Workload) -> Iterator[Row]:
     """Ours on the same step."""
     stages, count = workload.stages, workload.microbatches
-    cases = [(name, 0) for name in FIXED] + [(name, limit) for name in HINTS for limit in (stages, count)]
-    for name, limit in cases:
-        ran = run_paced(workload, name, limit or stages, STEPS)
+    cases = [(name, 0, 1) for name in FIXED] + [(name, n, 1) for name in HINTS for n in (stages, count)]
+    for name, limit, chunks in [*cases, (CHUNKED, stages, CHUNKS), (CHUNKED, count, CHUNKS)]:
+        more = {"mesh.chunks": chunks} if chunks > 1 else {}
+        ran = run_paced(workload, name, limit or stages, STEPS, more)
         system = TOLD if name.startswith("planned") else OURS
-        yield Row(system, name, limit, (found_in([step.recorded.trace for step in ran], workload),))
+        title = f"{name}, {chunks} chunks" if more else name
+        yield Row(system, title, limit, (found_in([step.recorded.trace for step in ran], workload),))
 
 
 def by_rule(workload: Workload) -> Iterator[Row]:
