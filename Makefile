@@ -21,7 +21,7 @@ train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not optimized" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not optimized" $(ARGS)
 	RRFP_TEST_OPTIMIZED=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m optimized $(ARGS)
 
 test-fast: $(VENV)/.installed

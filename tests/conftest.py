@@ -11,8 +11,9 @@ import pytest
 # the processes that tests start. Tests marked `optimized` are about what XLA makes of programs: `make test`
 # runs them with RRFP_TEST_OPTIMIZED=1.
 FAST_COMPILING = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-if "RRFP_TEST_OPTIMIZED" not in os.environ:
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST_COMPILING}"
+given = os.environ.get("XLA_FLAGS", "")
+if "RRFP_TEST_OPTIMIZED" not in os.environ and FAST_COMPILING not in given:  # workers have them already
+    os.environ["XLA_FLAGS"] = f"{given} {FAST_COMPILING}".strip()
 
 # Shells start background jobs with Ctrl-C ignored, which what tests start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,8 +24,26 @@ KEPT = Path(__file__).parent.parent / ".pytest_cache"
 jax.config.update("jax_compilation_cache_dir", str(KEPT / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# XLA's own caches, of GPUs, would put this folder's path into the keys: other checkouts would compile anew.
+jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+# Each of the many processes that tests start would compile all our Python, 0.3 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What tests store is sealed with a key of theirs, here and in the processes that they start.
 os.environ.setdefault("RRFP_KEY_FILE", str(KEPT / "programs.key"))
+
+FIRST = [
+    *("train/test_processes.py", "runtime/test_agreement.py", "house/test_wheel.py", "commands/test_plan.py"),
+    *("train/test_second_start.py", "train/test_transports.py", "house/test_notebook.py"),
+    *("launcher/test_failures.py", "launcher/test_hangs.py", "train/test_put_in.py"),
+]
+"""Files that take longest, many for few tests: begun last, one would keep a single worker busy."""
+assert all((Path(__file__).parent / name).exists() for name in FIRST), FIRST
+
+
+def pytest_collection_modifyitems(items):
+    """Whole files change places, if `--no-loadscope-reorder` lets them be."""
+    place = {Path(__file__).parent / name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path, len(FIRST)))
 
 
 @pytest.fixture(scope="module")

@@ -91,9 +91,9 @@ class TestKeys:
         known, met, space = {}, 0, Space(case)
         for seed in range(100):
             for node, machine in walk(space, random.Random(seed)):
-                key = node, machine.key()
+                key, memories = (node, machine.key()), memory(machine)
                 met += key in known
-                assert known.setdefault(key, memory(machine)) == memory(machine)
+                assert known.setdefault(key, memories) == memories
         assert met > 300
 
     def test_a_key_that_says_too_little_is_noticed(self, monkeypatch):

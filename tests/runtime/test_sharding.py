@@ -1,5 +1,7 @@
 """Stages of several devices and several replicas, all in one process."""
 
+import functools
+
 import chex
 import jax
 import numpy as np
@@ -18,11 +20,22 @@ UNEVEN = [(2, (2, 1), 1), (3, (1, 2, 4), 1), (3, (4, 2, 1), 1), (2, (1, 2), 2)]
 """Stages with different numbers of devices."""
 
 
+@pytest.fixture(scope="module")
+def trained():
+    """Trainers after five steps, with their reports, by (pp, tp, dp); each is compiled once."""
+
+    @functools.cache
+    def trained(pp, tp, dp):
+        own = trainer(pp, tp, dp)
+        return own, list(own.steps(5))
+
+    return trained
+
+
 @pytest.mark.parametrize(("pp", "tp", "dp"), [*SIZES, *UNEVEN])
-def test_gradients_are_those_of_plain_jax(pp, tp, dp):
+def test_gradients_are_those_of_plain_jax(pp, tp, dp, trained):
     batch = toy.microbatches(8)
-    own = trainer(pp, tp, dp)
-    own.start()
+    own, _ = trained(pp, tp, dp)
     expected, reference = toy.reference(whole(own.params), batch)
     for schedule in ("bf", "bfw"):
         own.schedule = schedule
@@ -31,26 +44,19 @@ def test_gradients_are_those_of_plain_jax(pp, tp, dp):
         assert toy.worst_leaf(whole(gradient), reference) <= 1e-5
 
 
-@pytest.fixture(scope="module")
-def one_device():
-    """Five steps on one device, and the parameters after them."""
-    own = trainer(1, 1, 1)
-    return list(own.steps(5)), whole(own.params)
-
-
-@pytest.mark.parametrize(("pp", "tp", "dp"), [(2, 2, 1), (2, 1, 2), (2, 2, 2), *UNEVEN])
-def test_training_is_that_of_one_device(pp, tp, dp, one_device):
-    reports, params = one_device
-    several = trainer(pp, tp, dp)
-    for a, b in zip(reports, several.steps(5), strict=True):
+@pytest.mark.parametrize(("pp", "tp", "dp"), [*SIZES, *UNEVEN])
+def test_training_is_that_of_one_device(pp, tp, dp, trained):
+    one, reports = trained(1, 1, 1)
+    several, own = trained(pp, tp, dp)
+    for a, b in zip(reports, own, strict=True):
         assert (b.loss, b.gradient_norm) == pytest.approx((a.loss, a.gradient_norm), rel=1e-5)
         assert b.parameter_norm == pytest.approx(a.parameter_norm, rel=1e-6)
-    assert toy.worst_leaf(whole(several.params), params) <= 1e-4
+    assert toy.worst_leaf(whole(several.params), whole(one.params)) <= 1e-4
 
 
-@pytest.mark.parametrize(("pp", "tp", "dp"), [(2, 1, 1), (2, 2, 2)])
-def test_a_trace_has_how_busy_every_replica_was(pp, tp, dp):
-    trace = trainer(pp, tp, dp).step(toy.microbatches(8)).trace
+@pytest.mark.parametrize(("pp", "tp", "dp"), [(4, 1, 1), (2, 2, 2)])
+def test_a_trace_has_how_busy_every_replica_was(pp, tp, dp, trained):
+    trace = trained(pp, tp, dp)[1][-1].trace
     assert [len(row) for row in trace.busy_by_replica] == ([pp] * dp if dp > 1 else [])
     if dp > 1:
         assert min(min(row) for row in trace.busy_by_replica) > 0
@@ -58,9 +64,8 @@ def test_a_trace_has_how_busy_every_replica_was(pp, tp, dp):
         assert trace.busy_by_replica[trace.replica] == pytest.approx(shown)
 
 
-def test_parameters_gradients_and_state_are_spread():
-    own = trainer(2, 2)
-    own.step(toy.microbatches(8))
+def test_parameters_gradients_and_state_are_spread(trained):
+    own, _ = trained(2, 2, 1)
     up = own.params["1"]["up"]
     assert up.addressable_shards[0].data.shape == (up.shape[0], up.shape[1] // 2)
     _, gradient = own.value_and_grad(toy.microbatches(8))
@@ -68,7 +73,7 @@ def test_parameters_gradients_and_state_are_spread():
     state = own._engine.optimizers[0].state
     moments = [leaf for leaf in state if leaf.shape == up.shape]
     assert moments and all(leaf.sharding == up.sharding for leaf in moments)
-    half = trainer(2, 2).start()[0].weight_bytes
+    half = own.start()[0].weight_bytes
     assert half < 0.6 * trainer(2, 1).start()[0].weight_bytes
 
 
@@ -157,10 +162,8 @@ def test_whole_tied_parameters_go_between_stages_that_differ():
         trainer(2, (2, 1), pipe=spread).start()
 
 
-def test_replicas_share_the_microbatches_and_end_with_equal_parameters():
-    own = trainer(2, 1, 2)
-    own.step(toy.microbatches(8))
-    stages = own._engine.stages
+def test_replicas_share_the_microbatches_and_end_with_equal_parameters(trained):
+    stages = trained(2, 1, 2)[0]._engine.stages
     for stage_replica in (0, 1):
         chex.assert_trees_all_equal(stages[stage_replica].leaves[0], stages[stage_replica + 2].leaves[0])
 
