@@ -36,7 +36,8 @@ class DecoderConfig:
         parallel: attention and MLP side by side, from one normalisation.
         causal: no token attends to a later one.
         attention: "explicit", `models.gpt.causal_attention`, which makes the matrix of scores; or "xla" or
-            "cudnn" of `jax.nn.dot_product_attention`. "cudnn" never makes that matrix.
+            "cudnn" of `jax.nn.dot_product_attention`. "cudnn" never makes that matrix. "auto" is "cudnn"
+            where the devices that a layer is traced for are GPUs and it fits (`fits_cudnn`), else "xla".
         init_scale: standard deviation that matrices and embeddings start with.
     """
 
@@ -56,7 +57,7 @@ class DecoderConfig:
     rope_base: float = 10_000.0  # of rotary positions' wavelengths
     parallel: bool = False
     causal: bool = True
-    attention: Literal["explicit", "xla", "cudnn"] = "explicit"
+    attention: Literal["auto", "explicit", "xla", "cudnn"] = "explicit"
     init_scale: float = 0.02
     dtype: DTypeLike = jnp.bfloat16  # of activations and matrix products
     param_dtype: DTypeLike = jnp.float32  # of parameters
@@ -109,13 +110,26 @@ def _attend(
     """Mixed values; dtype[B, T, H, K], twice dtype[B, T, G, K], int[B, T] or None -> dtype[B, T, H, K]."""
     if segments is not None:  # of another shape they would be broadcast
         chex.assert_shape(segments, q.shape[:2])
-    if cfg.attention == "explicit":
+    attention = cfg.attention
+    if attention == "auto":
+        attention = "cudnn" if _platform() == "gpu" and segments is None and fits_cudnn(cfg) else "xla"
+    if attention == "explicit":
         k, v = (jnp.repeat(y, cfg.n_heads // cfg.n_kv_heads, axis=2) for y in (k, v))
         return causal_attention(q, k, v, segments)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
-    return jax.nn.dot_product_attention(
-        q, k, v, mask=mask, is_causal=cfg.causal, implementation=cfg.attention
-    )
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=cfg.causal, implementation=attention)
+
+
+def fits_cudnn(cfg: DecoderConfig) -> bool:
+    """Whether cuDNN has a fused attention: half precision, heads of 8, 16, ... 128 channels (cuDNN 9's limits
+    for training on GPUs from A100 on; without segments, which it would take as a matrix of scores)."""
+    return jnp.dtype(cfg.dtype).itemsize == 2 and cfg.head_size % 8 == 0 and cfg.head_size <= 128
+
+
+def _platform() -> str:
+    """Of the devices that are traced for, which a mesh names, though none of them need be there."""
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    return jax.default_backend() if device is None else str(device.platform)
 
 
 class Embed(nnx.Module):  # type: ignore[misc]

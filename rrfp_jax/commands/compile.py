@@ -60,8 +60,9 @@ def _compile(arguments: Sequence[str]) -> int:
         raise UsageError(f"--memory-share={options.memory_share}: give a share above 0, at most 1")
     if options.json is not None:
         check_output(options.json)
-    if options.out is not None:
-        check_path("--out", options.out)
+    for flag, folder in (("--out", options.out), ("--hlo", options.hlo)):
+        if folder is not None:
+            check_path(flag, folder)
     stages = None if options.stages is None else _numbers(options.stages)
     line = read_config_line(rest)
     from rrfp_jax.runtime.programs.absent import ENVIRONMENT, require_gpu_compiler  # these import JAX
@@ -79,6 +80,8 @@ def _compile(arguments: Sequence[str]) -> int:
     found = compile_run(config, card, target_text(card), memory, options.processes, stages, options.out)
     if options.json is not None:
         write_json(options.json, found.as_json_object(), indent=1)
+    if options.hlo is not None:
+        found.write_texts(options.hlo)
     print(found, flush=True)
     return DONE if found.run.refusal is None else FAILED
 
@@ -112,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="X",
         help=f"part of the card's memory that JAX takes ({MEMORY_SHARE})",
     )
+    parser.add_argument("--hlo", type=Path, metavar="FOLDER", help="write every program's HLO here, as text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     return parser
 

@@ -50,6 +50,20 @@ class RunCompiled:
     predicted: Mapping[int, StageLedger]
     folder: Path
 
+    def write_texts(self, folder: Path) -> None:
+        """Every program's HLO as a file of its own.
+
+        Raises:
+            UsageError: they cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for own in self.run.stages:
+                for name, text in own.texts().items():
+                    (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--hlo={folder}: cannot be written: {error.strerror}") from None
+
     def as_json_object(self) -> dict[str, Any]:
         """All figures; seconds and bytes."""
         return {
@@ -61,7 +75,7 @@ class RunCompiled:
                 {
                     "stage": own.number,
                     "ledger": own.ledger.plain(),
-                    "lasting_temporary_bytes": dict(own.lasting_temporary_bytes),
+                    "lasting_temporary_bytes": own.lasting_temporary_bytes,
                     "predicted": self.predicted[own.number].plain() if own.number in self.predicted else None,
                 }
                 for own in self.run.stages

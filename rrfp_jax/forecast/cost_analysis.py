@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
 from rrfp_jax.runtime.autodiff.traced import REPEATABLE, spec_of
@@ -33,6 +33,9 @@ FUSED = REPEATABLE | {
 }
 """Primitives that are computed where they are used."""
 
+IN_PLACE = FUSED | {"scatter-add", "scatter", "dynamic_update_slice"}
+"""Primitives whose result may take the place of what they read last."""
+
 SCAN = "scan"
 
 
@@ -43,8 +46,8 @@ class ProgramCost:
     Attributes:
         flops: operations, by the dtype of the matrix products that most of them belong to.
         bytes: moved between memory and processor.
-        temporary_bytes: held while it runs, besides arguments and results, if every operation's result is
-            kept to its last use.
+        temporary_bytes: held while it runs, besides arguments and results, if what is in memory is kept to
+            its last use.
     """
 
     flops: Mapping[str, float]
@@ -67,7 +70,7 @@ def program_cost(closed: ClosedJaxpr) -> ProgramCost:
 def _operations(closed: ClosedJaxpr) -> tuple[float, Counter[str]]:
     """How many, as XLA counts them, and those of products by their dtype."""
     specs = [spec_of(var) for var in closed.jaxpr.invars]
-    analysis = jax.jit(jaxpr_as_fun(closed)).lower(*specs).cost_analysis() or {}
+    analysis = _lowered(closed, specs).cost_analysis() or {}
     flops, products = analysis.get("flops", 0.0), Counter[str]()
     for equation in inline(closed).jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -82,8 +85,29 @@ def _operations(closed: ClosedJaxpr) -> tuple[float, Counter[str]]:
     return flops, products
 
 
+def _lowered(closed: ClosedJaxpr, specs: Sequence[Any]) -> jax.stages.Lowered:
+    """For this process's devices; with kernels of cuDNN, which only GPUs have, for those."""
+    traced: Any = jax.jit(jaxpr_as_fun(closed)).trace(*specs)
+    lowered: jax.stages.Lowered
+    try:
+        lowered = traced.lower()
+    except NotImplementedError:
+        lowered = traced.lower(lowering_platforms=("cuda",))
+    return lowered
+
+
 def _bytes_moved(closed: ClosedJaxpr) -> float:
-    flat = without_barriers(inline(closed)).jaxpr
+    moved = 0.0
+    for equation, sources in _groups(without_barriers(inline(closed)).jaxpr):
+        if equation.primitive.name == SCAN:
+            moved += equation.params["length"] * _bytes_moved(equation.params["jaxpr"])
+        else:
+            moved += _equation_bytes(equation, sources)
+    return moved
+
+
+def _groups(flat: Jaxpr) -> Iterator[tuple[JaxprEqn, Set[Any]]]:
+    """Every equation that ends a fused group, in their order, with what of memory the group reads."""
     written = _read(flat.outvars)  # values that are in memory at some time
     for equation in flat.eqns:
         name = equation.primitive.name
@@ -92,16 +116,12 @@ def _bytes_moved(closed: ClosedJaxpr) -> float:
             if not name.startswith("reduce_"):
                 written |= _read(equation.invars)
     origins: dict[Any, Set[Any]] = {}  # of fused values, what is in memory
-    moved = 0.0
     for equation in flat.eqns:
         sources: Set[Any] = frozenset().union(*(origins.get(a, {a}) for a in _read(equation.invars)))
-        if equation.primitive.name == SCAN:
-            moved += equation.params["length"] * _bytes_moved(equation.params["jaxpr"])
-        elif any(var in written for var in equation.outvars):
-            moved += _equation_bytes(equation, sources)
+        if equation.primitive.name == SCAN or any(var in written for var in equation.outvars):
+            yield equation, sources
         else:
             origins.update(dict.fromkeys(equation.outvars, sources))
-    return moved
 
 
 def _equation_bytes(equation: JaxprEqn, sources: Set[Any]) -> float:
@@ -113,17 +133,22 @@ def _equation_bytes(equation: JaxprEqn, sources: Set[Any]) -> float:
 
 
 def _temporary_bytes(closed: ClosedJaxpr) -> int:
-    """The most bytes of intermediate results that are needed at once, operations taken in their order."""
+    """The most bytes of intermediate results that are in memory at once, fused groups taken in their order.
+
+    Some may write in the place of what they read last; see `IN_PLACE`.
+    """
     flat = without_barriers(inline(closed)).jaxpr
     kept = {*flat.invars, *flat.constvars, *_read(flat.outvars)}
-    reads = [_read(equation.invars) for equation in flat.eqns]
-    last_use = {atom: place for place, own in enumerate(reads) for atom in own}
+    groups = list(_groups(flat))
+    last_use = {atom: place for place, (_, sources) in enumerate(groups) for atom in sources}
     held = most = 0
-    for place, equation in enumerate(flat.eqns):
+    for place, (equation, sources) in enumerate(groups):
         inside = _temporary_bytes(equation.params["jaxpr"]) if equation.primitive.name == SCAN else 0
-        held += nbytes([var.aval for var in equation.outvars if var in last_use and var not in kept])
-        most = max(most, held + inside)
-        held -= nbytes([a.aval for a in reads[place] if last_use[a] == place and a not in kept])
+        made = [nbytes(var.aval) for var in equation.outvars if var in last_use and var not in kept]
+        ended = [nbytes(atom.aval) for atom in sources if last_use[atom] == place and atom not in kept]
+        in_place = Counter(made) & Counter(ended) if equation.primitive.name in IN_PLACE else Counter[int]()
+        most = max(most, held + sum(made) - sum(in_place.elements()) + inside)
+        held += sum(made) - sum(ended)
     return most
 
 

@@ -66,15 +66,28 @@ class CompiledStage:
     Attributes:
         number: of the stage.
         ledger: what it needs, as a run says at its start.
-        lasting_temporary_bytes: what its programs that do not depend on microbatches need while they run, by
-            name: "accumulate", "norms", "update".
-        compiled: by bucket and kind of task ("F", "B", "I", "W"), of each chunk, the programs.
+        lasting: its programs that do not depend on microbatches, by name: "accumulate" (of each chunk),
+            "norms", "update".
+        tasks: by bucket and kind of task ("F", "B", "I", "W"), the programs of each chunk.
     """
 
     number: int
     ledger: StageLedger
-    lasting_temporary_bytes: Mapping[str, int]
-    compiled: Mapping[str, Mapping[str, Sequence[Any]]]
+    lasting: Mapping[str, Sequence[Any]]
+    tasks: Mapping[str, Mapping[str, Sequence[Any]]]
+
+    @property
+    def lasting_temporary_bytes(self) -> dict[str, int]:
+        """What the lasting programs need while they run, besides arguments and results."""
+        return {name: max(map(temporary_bytes, own), default=0) for name, own in self.lasting.items()}
+
+    def texts(self) -> dict[str, str]:
+        """The programs in HLO after all optimizations, by a name that a file can have."""
+        named = {f"{name}-{i}": one for name, own in self.lasting.items() for i, one in enumerate(own)}
+        for b, of_bucket in enumerate(self.tasks.values()):
+            for letter, own in of_bucket.items():
+                named |= {f"{letter}-bucket-{b}-chunk-{c}": one for c, one in enumerate(own)}
+        return {f"stage-{self.number}-{name}": one.as_text() for name, one in named.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,12 +235,12 @@ def _stage(
     return CompiledStage(
         number=number,
         ledger=ledger,
-        lasting_temporary_bytes={
-            "accumulate": max(map(temporary_bytes, sums.accumulate)),
-            "norms": temporary_bytes(sums.norms),
-            "update": 0 if optimizer is None else temporary_bytes(optimizer.update),
+        lasting={
+            "accumulate": sums.accumulate,
+            "norms": [sums.norms],
+            "update": [] if optimizer is None else [optimizer.update],
         },
-        compiled={
+        tasks={
             bucket_name(bucket): {
                 kind.letter: [of.compiled[kind] for of in own if of.compiled.get(kind) is not None]
                 for kind in Kind

@@ -99,7 +99,7 @@ def test_the_quickstart_for_an_h100(tmp_path):
     """In a process of its own, as JAX must not have been in use."""
     figures, folder = tmp_path / "figures.json", tmp_path / "programs"
     command = [sys.executable, "-m", "rrfp_jax.commands.compile", *TINY, "--card=h100", f"--json={figures}"]
-    chosen = ["--stages=1,2", "--config.schedule=bfw", f"--out={folder}"]
+    chosen = ["--stages=1,2", "--config.schedule=bfw", f"--out={folder}", f"--hlo={tmp_path / 'hlo'}"]
     flags = {"XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": ""}
     done = subprocess.run(
         [*command, *chosen], env=os.environ | flags, capture_output=True, text=True, timeout=300, check=False
@@ -114,5 +114,7 @@ def test_the_quickstart_for_an_h100(tmp_path):
             (chunk,), (predicted,) = of_bucket["chunks"], own["predicted"]["buckets"][name]["chunks"]
             assert chunk["temporary_bytes"].keys() == {"F", "I", "W"}
             assert chunk["held_after_forward_bytes"] == predicted["held_after_forward_bytes"] > 0
+    texts = {path.name for path in (tmp_path / "hlo").iterdir()}
+    assert {f"stage-{s}-{name}.txt" for s in (1, 2) for name in ("F-bucket-0-chunk-0", "update-0")} <= texts
     made = json.loads((folder / f"ahead-{quickstart.get_config().name}.json").read_text())
     assert made["device"] == "NVIDIA H100 80GB HBM3" and made["processes"] == 4

@@ -88,6 +88,35 @@ def test_what_does_not_fit_is_refused(changes, said):
 
 
 @pytest.mark.parametrize(
+    ("platform", "changes", "chosen"),
+    [
+        ("gpu", {}, "cudnn"),
+        ("cpu", {}, "xla"),
+        ("gpu", {"dtype": jnp.float32}, "xla"),
+        ("gpu", {"head_size": 12}, "xla"),
+        ("gpu", {"segments": True}, "xla"),
+    ],
+)
+def test_attention_for_the_devices_that_are_traced_for(platform, changes, chosen, monkeypatch):
+    asked = []
+
+    def attention(q, k, v, implementation, **_):
+        asked.append(implementation)
+        return q
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attention)
+    device = jax.sharding.AbstractDevice("some card", None, platform)
+    mesh = jax.sharding.AbstractMesh((1,), ("tp",), abstract_device=device)
+    known = {"dtype": jnp.bfloat16, "head_size": 16, "attention": "auto"} | changes
+    carry = jnp.zeros((1, 4, QWEN.d_model), known["dtype"])
+    mb = {"segments": jnp.zeros((1, 4), jnp.int32)} if known.pop("segments", False) else {}
+    block = Block(replace(QWEN, **known), rngs=nnx.Rngs(0))
+    with jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(lambda x: block(x, mb), carry)
+    assert asked == [chosen]
+
+
+@pytest.mark.parametrize(
     "changes", [{}, {"qk_norm": False, "norm": "layer", "biases": True}], ids=["rms", "layer"]
 )
 def test_attention_of_jax_is_the_explicit_one(changes):
