@@ -55,17 +55,17 @@ class Line:
         self.world.gather(f"{what}, begun", None)
         return perf_counter()
 
-    def offer(self, array: jax.Array) -> Key:
-        """Offer an array, possibly not computed yet, to the other rank."""
+    def offer(self, *arrays: jax.Array) -> Key:
+        """Offer arrays as one message, possibly not computed yet, to the other rank."""
         key = Key(self._round, 1 - self.world.rank, Task(FORWARD, 0, self._sent).input)
         self._sent += 1
-        self._transport.offer(key, [array])
+        self._transport.offer(key, arrays)
         return key
 
-    def send(self, array: jax.Array, count: int = 1) -> None:
-        """Offer an array that is there, some times over."""
+    def send(self, *arrays: jax.Array, count: int = 1) -> None:
+        """Offer arrays that are there as one message, some times over."""
         for _ in range(count):
-            self._transport.produced(self.offer(array), perf_counter())
+            self._transport.produced(self.offer(*arrays), perf_counter())
 
     def finish(self, key: Key, array: jax.Array) -> float:
         """Wait for an offered array to be computed, and say so; when that was (s)."""
@@ -108,7 +108,7 @@ def by_size(line: Line, sizes: dict[str, int], rounds: int) -> dict[str, Any]:
             raise RuntimeError(f"a message of {name} came back changed")
         began = line.together(f"a stream of {name}")
         if line.world.rank == 0:
-            line.send(array, STREAM)
+            line.send(array, count=STREAM)
             line.receive()
         else:
             line.send(line.receive(STREAM)[:1])

@@ -32,6 +32,9 @@ def main() -> int:
                 f"{name:8}  {transport:9}  {row['hop_us']:8.0f} us {row['shortest_us']:7.0f} us "
                 f"{row['GB_per_s']:7.2f} GB/s"
             )
+    for name, ways in found["several"].items():
+        told = ", ".join(f"{way} {us:.0f} us" for way, us in ways.items())
+        print(f"{name} in several arrays and a short answer, by NIXL: {told}")
     for transport, share in found["waiting"].items():
         print(f"waiting   {transport:9}  {100 * share:8.2f} % of a core")
     return finish(options, found, aims_of(found))

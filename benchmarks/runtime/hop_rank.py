@@ -14,6 +14,7 @@ from time import perf_counter, process_time, sleep
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu.pair import Line
@@ -24,8 +25,10 @@ SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24, "64 M
 TRANSPORTS: Sequence[TransportName] = ("socket", "nixl")
 BLOCKS = 5
 """Of trips there and back by each transport, in turns."""
-STREAM = 4
-"""Messages offered at once, to measure the rate."""
+SEVERAL = 8
+"""Arrays in one message; an activation with its masks and positions has about as many."""
+STREAM, STREAMS = 4, 5
+"""Messages offered at once, to measure the rate, and how often in each block."""
 IDLE_SECONDS = 2.0
 
 
@@ -44,17 +47,22 @@ def trips(line: Line, array: jax.Array, count: int) -> list[float]:
     return found[1:]
 
 
-def stream(line: Line, array: jax.Array) -> float:
-    """Bytes per second of several messages offered at once, up to a short answer."""
+def streams(line: Line, array: jax.Array, count: int) -> list[float]:
+    """Bytes per second of several messages offered at once, up to a short answer, on rank 0; the first is not
+    counted."""
     short = array[:1].block_until_ready()
-    began = line.together("messages at once")
-    if line.world.rank == 0:
-        line.send(array, STREAM)
-        line.receive()
-    else:
-        jax.block_until_ready(line.receive(STREAM))
-        line.send(short)
-    return STREAM * array.nbytes / (perf_counter() - began)
+    rates = []
+    line.together("messages at once")
+    for _ in range(count + 1):
+        began = perf_counter()
+        if line.world.rank == 0:
+            line.send(array, count=STREAM)
+            line.receive()
+            rates.append(STREAM * array.nbytes / (perf_counter() - began))
+        else:
+            jax.block_until_ready(line.receive(STREAM))
+            line.send(short)
+    return rates[1:]
 
 
 def waiting(line: Line) -> float:
@@ -71,6 +79,28 @@ def waiting(line: Line) -> float:
     return (process_time() - busy) / (perf_counter() - began)
 
 
+def several(line: Line, size: int, rounds: int) -> dict[str, float]:
+    """A message of several arrays and a short answer (us): from where they lie, or packed before."""
+    pack = jax.jit(jnp.concatenate)
+    arrays = [jax.block_until_ready(jnp.full(size // 4 // SEVERAL, i, jnp.float32)) for i in range(SEVERAL)]
+    jax.block_until_ready(pack(arrays))
+    short = arrays[0][:1].block_until_ready()
+    times: dict[str, list[float]] = {"in place": [], "packed": []}
+    for _ in range(BLOCKS):
+        for name, own in times.items():
+            line.together("a message of several arrays")
+            for _ in range(-(-rounds // BLOCKS)):
+                began = perf_counter()
+                if line.world.rank == 0:
+                    line.send(*arrays if name == "in place" else [jax.block_until_ready(pack(arrays))])
+                    line.receive()
+                    own.append(perf_counter() - began)
+                else:
+                    line.receive()
+                    line.send(short)
+    return {name: 1e6 * median(own) for name, own in times.items() if own}
+
+
 def by_size(lines: Mapping[str, Line], size: int, rounds: int) -> dict[str, dict[str, float]]:
     """What each transport takes for messages of a size, in turns."""
     values = np.random.default_rng(size).random(size // 4, np.float32)
@@ -81,7 +111,7 @@ def by_size(lines: Mapping[str, Line], size: int, rounds: int) -> dict[str, dict
     for _ in range(BLOCKS):
         for name, line in lines.items():
             times[name] += trips(line, array, -(-count // BLOCKS))
-            rates[name].append(stream(line, array))
+            rates[name] += streams(line, array, STREAMS)
     if lines["socket"].world.rank:
         return {}
     return {
@@ -100,8 +130,10 @@ def main(file: str, rounds: str) -> None:
     lines: dict[str, Line] = {name: Line(world, name) for name in TRANSPORTS}
     found: dict[str, Any] = {name: by_size(lines, size, int(rounds)) for name, size in SIZES.items()}
     idle = {name: world.gather("shares of a core", waiting(line))[1] for name, line in lines.items()}
+    parts = {name: several(lines["nixl"], SIZES[name], int(rounds)) for name in ("64 KiB", "1 MiB")}
     if world.rank == 0:
-        Path(file).write_text(json.dumps({"sizes": found, "waiting": idle}), encoding="utf-8")
+        written = {"sizes": found, "waiting": idle, "several": parts}
+        Path(file).write_text(json.dumps(written), encoding="utf-8")
 
 
 if __name__ == "__main__":

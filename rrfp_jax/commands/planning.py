@@ -137,8 +137,14 @@ def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: in
         )
     schedule = read_schedule(config.schedule)
     settings, shared = config.settings, config.mesh.share_devices
+    alone = shared or config.mesh.pp == 1
     devices = Devices(
-        accelerator=accelerator, link=link, memory=memory, setting=settings.memory.budget, shared=shared
+        accelerator=accelerator,
+        link=link,
+        memory=memory,
+        setting=settings.memory.budget,
+        shared=shared,
+        transport=None if alone else settings.execution.transport,
     )
     model, data = (config.made("pipeline"), config.made("optimizer")), as_data(config.made("train_data"))
     given, name = config.layers_per_virtual_stage, config.schedule

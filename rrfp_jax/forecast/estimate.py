@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -19,9 +19,10 @@ from rrfp_jax.forecast.layer_costs import LayerState, ModelCosts
 from rrfp_jax.forecast.layer_times import LayerTimes
 from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
 from rrfp_jax.runtime.memory.budget import MARGIN, StepMemory, memory_of_step
-from rrfp_jax.runtime.memory.ledger import StageLedger, parked_bytes
+from rrfp_jax.runtime.memory.ledger import BucketLedger, StageLedger, parked_bytes
 from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.runtime.sizes import in_words
+from rrfp_jax.runtime.transport.choice import foreseen_slot_bytes
 from rrfp_jax.sim.choice import Candidate
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.links import Links
@@ -196,6 +197,7 @@ class Estimate:
     def _ledger(self, stage: int, chunks: Sequence[range]) -> StageLedger:
         kinds = self.rules.backward_kinds(stage)
         states = [self.model.states[i] for layers in chunks for i in layers]
+        buckets = {bucket_name(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct}
         return StageLedger(
             device=self.devices.accelerator.name,
             rank=0 if self.devices.shared else stage,  # whose device it is
@@ -208,8 +210,13 @@ class Estimate:
                 self.rules.unadded_gradients,
                 [sum(self.model.states[i].gradient_bytes for i in layers) for layers in chunks],
             ),
-            slot_bytes=0,  # as many as the run's own transport takes, which is settled at its start
+            slot_bytes=self._slot_bytes(buckets.values()),
             device_limit_bytes=self.devices.memory,
             compile_seconds=0.0,
-            buckets={bucket_name(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct},
+            buckets=buckets,
         )
+
+    def _slot_bytes(self, buckets: Iterable[BucketLedger]) -> int:
+        largest = max(chunk.largest_arrival for bucket in buckets for chunk in bucket.chunks)
+        transport = self.devices.transport
+        return 0 if transport is None else foreseen_slot_bytes(transport, largest)

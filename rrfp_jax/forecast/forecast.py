@@ -9,6 +9,7 @@ from math import inf
 from rrfp_jax.forecast.accelerators import Accelerator, Link
 from rrfp_jax.runtime.memory.budget import Setting
 from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.transport.choice import TransportName
 
 NO_LINK = Link(bytes_per_second=inf, latency=0.0)
 
@@ -22,6 +23,7 @@ class Devices:
         memory: bytes that each device gives; None if that is not known.
         setting: bytes of them for microbatches in flight; see `activation_budget` of a `Trainer`.
         shared: all stages are on one device and take turns; the link is not used then.
+        transport: what carries messages between the processes of the stages; None if one process has all.
     """
 
     accelerator: Accelerator
@@ -29,6 +31,7 @@ class Devices:
     memory: int | None
     setting: Setting
     shared: bool = False
+    transport: TransportName | None = None
 
     @property
     def limited(self) -> bool:

@@ -93,7 +93,11 @@ def devices_of(layout: Layout, settings: Settings, what: str) -> Devices:
     accelerator = accelerator_of_kind(found[0][0]) or CPU
     memory = min((limit for _, own in found for limit in own), default=None)
     return Devices(
-        accelerator=accelerator, link=LINKS[accelerator.link], memory=memory, setting=settings.memory.budget
+        accelerator=accelerator,
+        link=LINKS[accelerator.link],
+        memory=memory,
+        setting=settings.memory.budget,
+        transport=None if layout.world.size == 1 else settings.execution.transport,
     )
 
 

@@ -14,16 +14,18 @@ from rrfp_jax.runtime.processes.mailbox import Mailbox
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.transport.choice import MOST_TOLD, _speeds, between_processes
 from rrfp_jax.runtime.transport.nixl import trial
-from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Peers, Stretch, WriteFailed
-from rrfp_jax.runtime.transport.nixl.messages import Dropped, Offer, Written
+from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Memory, Peers, Stretch, WriteFailed
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Written
 from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
 from rrfp_jax.runtime.transport.nixl.places import Give, Grow
 from rrfp_jax.runtime.transport.nixl.receiver import Copy
 from rrfp_jax.runtime.transport.nixl.slabs import Slabs, memory_of, zeros
+from rrfp_jax.runtime.transport.nixl.sources import Sources
 from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.runtime.transport.protocol import Key
 
 RECEIVERS = [[0], [1]]
+SPECS = (((4,), "float32"),)
 
 
 @pytest.fixture
@@ -134,13 +136,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("message", "said"),
         [
-            (Written(5, 0.0), "rank 1 speaks of its message 5, which it has not offered"),
-            (Dropped(1), "rank 1 speaks of its message 1, which it has not offered"),
             (
-                Offer(1, key(0, 1), (), None, ()),
-                "rank 1 offers the input of F0 on stage 1, which is not here",
+                Written(5, key(0, 0), SPECS, 0.0),
+                "rank 1 says that the input of F0 on stage 0 is in place 5, which it does not have",
             ),
-            (Offer(1, key(0, 0), (), 3, ()), "names place 3, which it does not have"),
+            (Dropped(1), "rank 1 drops its message 1, for which it has not asked"),
+            (Ask(1, key(0, 1), SPECS, ()), "rank 1 sends the input of F0 on stage 1, which is not here"),
+            (Ask(1, key(0, 0), SPECS, (3,)), "returns place 3, which it does not have"),
         ],
     )
     def test_what_nobody_may_say_is_refused_by_name(self, worlds, transports, message, said):
@@ -153,8 +155,8 @@ class TestRefusals:
         stranger.meet(transports[0]._agent.metadata)
         stranger._agent.genNotif(transports[0]._agent.name, b"written", stranger._backends)
         with pytest.raises(TrainingError, match=f"notified by '{stranger.name}', and no process of this run"):
-            for _ in range(1000):
-                transports[0].poll()
+            for round in range(8, 1008):
+                transports[0].begin(round, {0: jax.devices()[:1]})
                 threading.Event().wait(0.01)
 
 
@@ -214,3 +216,65 @@ class TestMemory:
             assert agent._known[memory] == count + 1
             agent.release([memory])
         assert memory not in agent._known
+
+
+class TestSources:
+    @pytest.fixture
+    def sources(self, monkeypatch):
+        monkeypatch.setattr("rrfp_jax.runtime.transport.nixl.sources.MOST", 2)
+        return Sources(Registered())
+
+    def at(self, address, size=10):
+        return Memory(address, size, 0)
+
+    def test_memory_stays_registered_for_the_next_message(self, sources):
+        for _ in range(3):
+            sources.take([self.at(0)])
+            sources.leave([self.at(0)])
+        assert sources._agent.calls == ["+0"]
+
+    def test_the_longest_unused_goes_first(self, sources):
+        for address in (0, 20, 0, 40):
+            sources.take([self.at(address)])
+            sources.leave([self.at(address)])
+        assert sources._agent.calls == ["+0", "+20", "+40", "-20"]
+
+    def test_what_lies_there_now_is_something_else(self, sources):
+        sources.take([self.at(0)])
+        sources.leave([self.at(0)])
+        sources.take([self.at(5), self.at(30)])
+        assert sources._agent.calls == ["+0", "-0", "+5", "+30"]
+
+    def test_what_goes_to_two_receivers_is_registered_as_often_as_it_is_released(self, sources):
+        for call in (sources.take, sources.take, sources.leave, sources.leave):
+            call([self.at(0)])
+        assert sources._agent.calls == ["+0", "+0", "-0"]
+        sources.take([self.at(0)])
+        assert sources._agent.calls == ["+0", "+0", "-0"]
+
+    def test_what_would_be_pinned_is_let_go_at_once(self):
+        sources = Sources(Registered(here=False))
+        sources.take([self.at(0)])
+        sources.leave([self.at(0)])
+        assert sources._agent.calls == ["+0", "-0"]
+
+    @pytest.mark.parametrize(("allocator", "kept"), [("", True), ("platform", False)])
+    def test_a_pool_that_jax_keeps(self, monkeypatch, allocator, kept):
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", allocator)
+        sources = Sources(Registered(on_devices=True, here=False))
+        sources.take([self.at(0)])
+        sources.leave([self.at(0)])
+        assert sources._agent.calls == ["+0"] + ["-0"] * (not kept)
+
+
+class Registered:
+    """An agent that notes what is registered (+) and released (-), by address."""
+
+    def __init__(self, on_devices=False, here=True):
+        self.on_devices, self.here, self.calls = on_devices, here, []
+
+    def register(self, memory):
+        self.calls += [f"+{each.address}" for each in memory]
+
+    def release(self, memory):
+        self.calls += [f"-{each.address}" for each in memory]

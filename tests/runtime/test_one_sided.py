@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.runtime.processes.frames import pack, unpack
-from rrfp_jax.runtime.transport.nixl.messages import Dropped, Granted, Offer, Refused, Unwanted, Written
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
 from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, packed
-from rrfp_jax.runtime.transport.nixl.sender import Sender, Write
+from rrfp_jax.runtime.transport.nixl.sender import Forget, Sender, Write
 from rrfp_jax.runtime.transport.nixl.slots import Slots
 from tests.verification.exploration.slots.cases import SMALL
 from tests.verification.exploration.slots.faults import faults
@@ -108,18 +108,32 @@ class TestSender:
         return sender
 
     def test_it_takes_the_smallest_place_that_is_large_enough(self, sender):
-        _, [(_, offer)] = sender.offer(0, message_key(1, 1, 0), SPECS)
-        assert (offer.place, offer.returned) == (2, ())
+        number, done = sender.offer(0, message_key(1, 1, 0), SPECS)
+        assert done == []
+        [write] = sender.produced(number, 0.0)
+        assert write.place.place == 2
 
     def test_places_that_are_too_small_go_back(self, sender):
-        _, [(_, offer)] = sender.offer(0, message_key(1, 1, 0), (((9 * ALIGNMENT,), "uint8"),))
-        assert (offer.place, offer.returned) == (None, (1, 2))
+        _, [(_, ask)] = sender.offer(0, message_key(1, 1, 0), (((9 * ALIGNMENT,), "uint8"),))
+        assert ask.returned == (1, 2)
 
     def test_places_are_of_one_rank_and_stage(self, sender):
-        _, [(_, offer)] = sender.offer(3, message_key(1, 1, 0), SPECS)
-        assert (offer.place, offer.returned) == (None, ())
-        _, [(_, offer)] = sender.offer(0, message_key(1, 1, 0)._replace(stage=5), SPECS)
-        assert (offer.place, offer.returned) == (None, ())
+        for rank, key in ((3, message_key(1, 1, 0)), (0, message_key(1, 1, 0)._replace(stage=5))):
+            _, [(to, ask)] = sender.offer(rank, key, SPECS)
+            assert (to, ask.key, ask.returned) == (rank, key, ())
+
+    def test_a_place_that_was_there_is_kept_when_its_round_is_broken_off(self, sender):
+        number, _ = sender.offer(0, message_key(1, 1, 0), SPECS)
+        assert sender.reset(1) == [Forget(number)]
+        again, done = sender.offer(0, message_key(2, 1, 0), SPECS)
+        assert done == [] and sender.produced(again, 0.0)[0].place.place == 2
+
+    def test_what_was_not_asked_for_is_not_answered(self, sender):
+        number, _ = sender.offer(0, message_key(1, 1, 0), SPECS)
+        with pytest.raises(Refused, match=r"does not want the .*, for which it was not asked"):
+            sender.unwanted(0, Unwanted(number))
+        with pytest.raises(Refused, match="which needs none there"):
+            sender.granted(0, Granted(9, 0, number, ALIGNMENT, ((0, 0),)))
 
     def test_another_rank_may_not_answer(self, sender):
         number, _ = sender.offer(3, message_key(1, 1, 0), SPECS)
@@ -143,10 +157,10 @@ class TestSender:
 @pytest.mark.parametrize(
     "message",
     [
-        Offer(1, message_key(1, 1, 0), SPECS, None, (3, 4)),
+        Ask(1, message_key(1, 1, 0), SPECS, (3, 4)),
         Granted(1, 0, None, 256, ((2**63, 0), (1, 7)), b"\0\xff"),
         Unwanted(1),
-        Written(1, 0.5),
+        Written(1, message_key(1, 1, 0), SPECS, 0.5),
         Dropped(1),
     ],
     ids=lambda message: type(message).__name__,

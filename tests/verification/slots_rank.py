@@ -19,7 +19,7 @@ from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.transport.choice import between_processes
-from rrfp_jax.runtime.transport.nixl.transport import SLOTS
+from rrfp_jax.runtime.transport.nixl.places import SLOTS
 from rrfp_jax.runtime.transport.protocol import Key
 from tests.support import toy
 from tests.verification.memory import resident_bytes

@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias, get_args
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
+from rrfp_jax.runtime.transport.nixl.places import SLOTS
 from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.runtime.transport.nixl.trial import Edge, Meeting, meet
 from rrfp_jax.runtime.transport.protocol import Devices, Transport
@@ -31,6 +33,16 @@ def check_transport(name: str) -> None:
     """
     if name not in get_args(TransportName):
         raise UsageError(f"transport={name!r}: choose 'auto', 'nixl' or 'socket'")
+
+
+def foreseen_slot_bytes(name: TransportName, largest: int) -> int:
+    """What a transport will keep of memory on each device of a stage; of "auto" it is not known which one.
+
+    Args:
+        name: what is asked for.
+        largest: bytes of the largest message to the stage, on each device.
+    """
+    return 0 if name == "socket" else SLOTS * (max(largest, LEAST_ROOM) + ALIGNMENT)
 
 
 @dataclass(frozen=True)

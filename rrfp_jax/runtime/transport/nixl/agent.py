@@ -23,6 +23,10 @@ MODULES = ("nixl_cu12", "nixl_cu13")
 PROGRESS_MICROSECONDS = 100_000
 """The progress thread looks around at least so often, and whenever something comes."""
 
+ERRORS = "ucx_error_handling_mode"
+"""With "peer" UCX tells of dead peers, and on one machine it then ends every write by a message by TCP, since
+its way through shared memory knows of none. There a write to a dead process fails all the same."""
+
 
 class Absent(Exception):
     """NIXL cannot be used here; says why."""
@@ -82,12 +86,14 @@ class Agent:
 
     Attributes:
         name: by which other agents know it; nobody can guess it.
+        on_devices, here: as given.
 
     Raises:
         Absent: NIXL or its UCX is not here.
     """
 
     def __init__(self, on_devices: bool, here: bool) -> None:
+        self.on_devices, self.here = on_devices, here
         self._nixl = nixl = bindings(here)
         self._kind = nixl.VRAM_SEG if on_devices else nixl.DRAM_SEG
         self.name = f"rrfp-{secrets.token_hex(16)}"
@@ -95,7 +101,7 @@ class Agent:
         config.pthrDelay = PROGRESS_MICROSECONDS
         try:
             self._agent = nixl.nixlAgent(self.name, config)
-            self._backends = [self._agent.createBackend("UCX", {})]
+            self._backends = [self._agent.createBackend("UCX", {ERRORS: "none" if here else "peer"})]
         except Exception as error:  # of the bindings' own kinds
             raise Absent(f"NIXL has no UCX here: {error}") from None
         self._lock = threading.RLock()

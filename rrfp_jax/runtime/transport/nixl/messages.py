@@ -1,26 +1,28 @@
 """What the two ends of a one-sided transfer say, and why.
 
     sender                                                  receiver
-    task dispatched     -- Offer (key, shapes) ------->     takes a slot, now or when one is free
+    task dispatched: a place is there, or
+                        -- Ask (its shapes) ------>     takes a slot, now or when one is free
                         <------ Granted (a place) ---
     program ended, place there: writes, no message
-    write complete      -- Written ------------------>      copies out by a program; that ended: slot free
+    write complete      -- Written (key, shapes) ----->     copies out by a program; that ended: slot free
 
 Every device of a receiving stage has a *slab*: a few slots that are registered once. A *place* is the right
 to write once into one slot of each of the stage's devices. It has a number that is used once, and belongs to
-one sender. All memory is the receiver's, so it decides when an offer gets a place.
+one sender. All memory is the receiver's, so it decides when an ask gets a place.
 
-**Ahead.** A task may be shorter than the way of an offer and its answer. So a slot that becomes free goes
-back to the sender and stage that used it, as a place without an offer; the next offer names it and needs no
-answer. At least one slot of a slab is never given ahead. What is written there is always copied out, so
-whoever asks gets it in the end: no order of messages can deadlock. A place that is too small goes back with
-the next offer. A free slot grows to what an offer needs.
+**Ahead.** A task may be shorter than the way of an ask and its answer. So a slot that becomes free goes back
+to the sender and stage that used it, as a place for whatever comes next; then nothing is asked, and a message
+costs one word: Written. At least one slot of a slab is never given ahead. What is written there is always
+copied out, so whoever asks gets it in the end: no order of messages can deadlock. A place that is too small
+goes back with the next ask. A free slot grows to what an ask needs.
 
-**Rounds.** A sender may be a round ahead of the receiver. Its offer gets a place when that round begins, else
-slots would be held by what nobody can take, while others need them. A round that is broken off ends every
-offer: `Unwanted` says that the receiver takes no more, `Dropped` that the sender will not write. Each offer
-is ended by its sender, with Written or Dropped, once; only then is its slot free. So nobody writes into a
-slot that has been given to another.
+**Rounds.** A sender may be a round ahead of the receiver. Its ask gets a place when that round begins, else
+slots would be held by what nobody can take, while others need them. What it writes to a place that it has
+waits for the round. A round that is broken off ends every ask: `Unwanted` says that the receiver gives no
+place, or takes no more, `Dropped` that the sender will not write. Each ask is ended by its sender, with
+Written or Dropped, once; only then is its slot free. So nobody writes into a slot that has been given to
+another. What is written for a round that is over is not copied out.
 
 **Whoever is lost.** A write of a lost process may still be under way. Its slots are given to nobody.
 
@@ -39,19 +41,18 @@ Specs: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 """Shape and dtype's name of each array of a message."""
 
 
-class Offer(Message, frozen=True):
-    """Arrays are being computed for an input.
+class Ask(Message, frozen=True):
+    """Arrays are being computed for an input, and need a place.
 
     Attributes:
         number: of the message; the sender counts up.
-        place: given ahead, that it will be written to; None to ask for one, or if there is nothing to write.
+        specs: of the arrays, which are not all empty.
         returned: places given ahead that are too small, and are not used any more.
     """
 
     number: int
     key: Key
     specs: Specs
-    place: int | None
     returned: tuple[int, ...]
 
 
@@ -61,7 +62,7 @@ class Granted(Message, frozen=True):
     Attributes:
         place: its number.
         stage: whose input may be written there (its stage replica, see `Layout`).
-        number: of the offer that it answers; None if it is given ahead.
+        number: of the message that asked; None if it is given ahead.
         room: bytes that fit, on each device.
         at: where, on each of the stage's devices in turn: an address, and the device's id there.
         metadata: what the sender's agent must know of this memory, if that is new.
@@ -76,20 +77,27 @@ class Granted(Message, frozen=True):
 
 
 class Unwanted(Message, frozen=True):
-    """The receiver does not take this message any more."""
+    """The receiver does not take the message of this number any more."""
 
     number: int
 
 
 class Written(Message, frozen=True):
-    """A message is complete in its place; its program ended at this time (s, on rank 0's clock)."""
+    """A message is complete.
 
-    number: int
+    Attributes:
+        place: where it is; None if it has no bytes.
+        ended: when its program ended (s, on rank 0's clock).
+    """
+
+    place: int | None
+    key: Key
+    specs: Specs
     ended: float
 
 
 class Dropped(Message, frozen=True):
-    """A message will not be written."""
+    """The message of this number, which asked for a place, will not be written."""
 
     number: int
 

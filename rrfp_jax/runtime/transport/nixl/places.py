@@ -12,6 +12,9 @@ from rrfp_jax.runtime.transport.nixl.slots import Slots
 AHEAD = 2
 """Places that a sender has for a stage before it needs them: one is written while the other is copied out."""
 
+SLOTS = 2 * AHEAD + 1
+"""Of a slab: a stage has two neighbours, and one slot is never given ahead."""
+
 
 class Grow(NamedTuple):
     """Give a slot so many bytes; nobody uses it."""
@@ -25,7 +28,7 @@ class Give(NamedTuple):
     """Tell a rank of its place, of so many bytes on each device.
 
     Attributes:
-        number: of the offer that it answers, None if it is given ahead.
+        number: of the message that asked for it, None if it is given ahead.
     """
 
     rank: int
@@ -45,8 +48,8 @@ class Place:
     """A place that somebody has.
 
     Attributes:
-        number: of the message that it is for; of one given ahead and not used yet, None.
-        ahead: whether it was given ahead.
+        number: of the message that asked for it; None if it was given ahead.
+        written: whether its sender has said so.
         copying: whether what was written is being copied out.
     """
 
@@ -55,8 +58,12 @@ class Place:
     slab: int
     slot: int
     number: int | None
-    ahead: bool
+    written: bool = False
     copying: bool = False
+
+    def is_ahead_of(self, rank: int, stage: int) -> bool:
+        """Whether this rank has it for this stage, without having asked, and has not used it."""
+        return (self.rank, self.stage, self.number, self.written) == (rank, stage, None, False)
 
 
 class Request(NamedTuple):
@@ -133,7 +140,7 @@ class Places:
         if place.rank not in self._lost:
             slab = self._slabs[place.slab]
             slab.slots.give_back(place.slot)
-            if place.ahead:
+            if place.number is None:
                 slab.ahead -= 1
                 self._edges[place.rank, place.stage] -= 1
         return place
@@ -170,5 +177,5 @@ class Places:
 
     def _give(self, rank: int, stage: int, slab: int, slot: int, number: int | None) -> Give:
         self._given += 1
-        self._all[self._given] = Place(rank, stage, slab, slot, number, number is None)
+        self._all[self._given] = Place(rank, stage, slab, slot, number)
         return Give(rank, self._given, stage, number, slab, slot, self._slabs[slab].slots.sizes[slot])

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from rrfp_jax.runtime.transport.nixl.messages import Dropped, Offer, Refused, Specs, Unwanted, Written
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Refused, Specs, Unwanted, Written
 from rrfp_jax.runtime.transport.nixl.packing import packed
 from rrfp_jax.runtime.transport.nixl.places import AHEAD, Gift, Give, Places, Request
 from rrfp_jax.runtime.transport.nixl.slots import Slots
@@ -37,7 +37,7 @@ class Copy(NamedTuple):
 
 
 class Decline(NamedTuple):
-    """Tell a rank that its offer is unwanted."""
+    """Tell a rank that a message for which it asked is unwanted."""
 
     rank: int
     message: Unwanted
@@ -47,21 +47,19 @@ Instruction: TypeAlias = Gift | Copy | Decline
 
 
 @dataclass
-class _Incoming:
-    """An offer that has not ended.
+class _Asked:
+    """A message for which a place was asked, until its sender ends it.
 
     Attributes:
         size: bytes of a slot that it takes.
         state: `early`: for a later round, without a place; `asking`: for a place; `placed`: may be written;
-            `written`: in a later round; `unwanted`: until its sender ends it.
+            `unwanted`: it will not be taken.
     """
 
     key: Key
-    specs: Specs
     size: int
-    state: Literal["early", "asking", "placed", "written", "unwanted"] = "placed"
+    state: Literal["early", "asking", "placed", "unwanted"] = "early"
     place: int | None = None
-    ended: float = 0.0
 
 
 class Receiver:
@@ -76,8 +74,10 @@ class Receiver:
     def __init__(self, slabs: Sequence[Slots], homes: Mapping[int, Home], ahead: int = AHEAD) -> None:
         self._places, self._homes = Places(slabs, ahead), homes
         self._round, self._over = 0, True
-        self._incoming: dict[tuple[int, int], _Incoming] = {}  # by rank and number
+        self._asked: dict[tuple[int, int], _Asked] = {}  # by rank and number
         self._latest: dict[int, int] = {}  # number by rank
+        self._taken: set[Key] = set()  # written in this round, or a later one
+        self._early: list[tuple[int, Written]] = []  # by rank, for later rounds
 
     @property
     def awaited(self) -> bool:
@@ -86,18 +86,19 @@ class Receiver:
 
     @property
     def idle(self) -> bool:
-        """Whether every offer has ended."""
-        return not self._incoming
+        """Whether everybody who asked has had an answer, and everything written has been taken."""
+        return not self._asked and not self._early
 
     def begin(self, round: int) -> list[Instruction]:
         """A round begins; of earlier ones nothing more is wanted."""
         self._round, self._over = round, False
         done = self._discard()
-        for (rank, number), incoming in list(self._incoming.items()):
-            if incoming.key.round == round and incoming.state == "early":
-                self._ask(rank, number, incoming)
-            elif incoming.key.round == round and incoming.state == "written":
-                done.append(self._copy(rank, number, incoming))
+        early, self._early = self._early, []
+        for rank, said in early:
+            done += self._take(rank, said)
+        for (rank, number), asked in self._asked.items():
+            if asked.key.round == round and asked.state == "early":
+                self._ask(rank, number, asked)
         return done + self._given(self._places.serve())
 
     def reset(self) -> list[Instruction]:
@@ -105,59 +106,60 @@ class Receiver:
         self._over = True
         return self._discard() + self._given(self._places.serve())
 
-    def offered(self, rank: int, offer: Offer) -> list[Instruction]:
-        """A rank has an input for a stage of this process.
+    def asked(self, rank: int, ask: Ask) -> list[Instruction]:
+        """A rank needs a place.
 
         Raises:
-            Refused: it was offered before, for another process, or names a place that is not this rank's.
+            Refused: it has asked before, for another process, or returns a place that is not its own.
         """
-        self._check(rank, offer)
-        number, key = offer.number, offer.key
-        size = packed(offer.specs, self._homes[key.stage].devices).size
-        if offer.place is not None and self._places.room(offer.place) < size:
-            raise Refused(rank, f"wants to write {size} bytes of the {key} to place {offer.place}, too small")
+        number, key = ask.number, ask.key
+        home = self._home(rank, key)
+        size = packed(ask.specs, home.devices).size
+        if number <= self._latest.get(rank, 0) or not size:
+            raise Refused(rank, f"asks for a place for the {key} {'again' if size else 'of no bytes'}")
+        for place in ask.returned:
+            own = self._places.get(place)
+            if own is None or not own.is_ahead_of(rank, key.stage) or ask.returned.count(place) > 1:
+                raise Refused(rank, f"returns place {place}, which it does not have")
         self._latest[rank] = number
-        for place in offer.returned:
+        for place in ask.returned:
             self._places.free(place)
-        incoming = _Incoming(key, offer.specs, size, place=offer.place)
-        self._incoming[rank, number] = incoming
-        if offer.place is not None:
-            self._places[offer.place].number = number
-        elif size and key.round > self._round:
-            incoming.state = "early"
-        elif size:
-            self._ask(rank, number, incoming)
+        asked = self._asked[rank, number] = _Asked(key, size)
+        if key.round <= self._round:
+            self._ask(rank, number, asked)
         return self._discard() + self._given(self._places.serve())
 
     def written(self, rank: int, said: Written) -> list[Instruction]:
         """A rank has written a message.
 
         Raises:
-            Refused: it was never offered, has no place, or has been written.
+            Refused: that is not its place, or not for this message, or the message has come before.
         """
-        incoming = self._known(rank, said.number)
-        if incoming.size and incoming.place is None:
-            raise Refused(rank, f"says that the {incoming.key} is written, which has no place")
-        if incoming.state == "written":
-            raise Refused(rank, f"says again that the {incoming.key} is written")
-        if incoming.state == "unwanted":
-            return self._end(rank, said.number)
-        incoming.ended = said.ended
-        if incoming.key.round == self._round:
-            return [self._copy(rank, said.number, incoming)]
-        incoming.state = "written"
-        return []
+        key = said.key
+        size = packed(said.specs, self._home(rank, key).devices).size
+        if key in self._taken:
+            raise Refused(rank, f"says again that the {key} is written")
+        if size or said.place is not None:
+            self._check_place(rank, said, size, -1 if said.place is None else said.place)
+        self._taken.add(key)
+        if said.place is not None:
+            place = self._places[said.place]
+            place.written = True
+            if place.number is not None:
+                del self._asked[rank, place.number]
+        return self._take(rank, said)
 
     def dropped(self, rank: int, said: Dropped) -> list[Instruction]:
-        """A rank will not write a message.
+        """A rank will not write a message for which it has asked.
 
         Raises:
-            Refused: it was never offered, or has been written.
+            Refused: it has not asked, or has written it.
         """
-        incoming = self._known(rank, said.number)
-        if incoming.state == "written":
-            raise Refused(rank, f"drops the {incoming.key}, which it has written")
-        return self._end(rank, said.number)
+        if (rank, said.number) not in self._asked:
+            raise Refused(rank, f"drops its message {said.number}, for which it has not asked or which ended")
+        self._places.ask_no_more(rank, said.number)
+        asked = self._asked.pop((rank, said.number))
+        return [] if asked.place is None else self._given(self._places.release(asked.place))
 
     def copied(self, place: int) -> list[Instruction]:
         """A message has been copied out of its place."""
@@ -167,69 +169,68 @@ class Receiver:
     def lost(self, rank: int) -> None:
         """A rank is gone; it may still write, so its slots are nobody's any more."""
         self._places.lost(rank)
-        self._incoming = {which: own for which, own in self._incoming.items() if which[0] != rank}
+        self._asked = {which: own for which, own in self._asked.items() if which[0] != rank}
+        self._early = [own for own in self._early if own[0] != rank]
 
     def key(self) -> Hashable:
         """All that it remembers, for those who compare states."""
-        incoming = tuple((which, *vars(own).values()) for which, own in sorted(self._incoming.items()))
+        asked = tuple((which, *vars(own).values()) for which, own in sorted(self._asked.items()))
         latest = tuple(sorted(self._latest.items()))
-        return self._round, self._over, self._places.key(), incoming, latest
+        early = tuple((rank, said.place, said.key) for rank, said in self._early)
+        taken = tuple(sorted(self._taken, key=str))
+        return self._round, self._over, self._places.key(), asked, latest, taken, early
 
-    def _check(self, rank: int, offer: Offer) -> None:
-        key = offer.key
+    def _home(self, rank: int, key: Key) -> Home:
         if key.stage not in self._homes:
-            raise Refused(rank, f"offers the {key}, which is not here")
-        known = [own for own in self._incoming.values() if own.key == key and own.state != "unwanted"]
-        if known or offer.number <= self._latest.get(rank, 0):
-            raise Refused(rank, f"offers the {key} again")
-        named = [*offer.returned, *([] if offer.place is None else [offer.place])]
-        for number in named:
-            place = self._places.get(number)
-            own = place is not None and (place.rank, place.stage, place.number) == (rank, key.stage, None)
-            if not own or named.count(number) > 1:
-                raise Refused(rank, f"offers the {key} and names place {number}, which it does not have")
+            raise Refused(rank, f"sends the {key}, which is not here")
+        return self._homes[key.stage]
 
-    def _known(self, rank: int, number: int) -> _Incoming:
-        if (rank, number) not in self._incoming:
-            raise Refused(rank, f"speaks of its message {number}, which it has not offered or has ended")
-        return self._incoming[rank, number]
+    def _check_place(self, rank: int, said: Written, size: int, number: int) -> None:
+        key, place = said.key, self._places.get(number)
+        if place is None or (place.rank, place.stage) != (rank, key.stage) or place.written or not size:
+            raise Refused(rank, f"says that the {key} is in place {said.place}, which it does not have")
+        if place.number is not None and self._asked[rank, place.number].key != key:
+            raise Refused(rank, f"says that the {key} is in place {said.place}, which is for another message")
+        if self._places.room(number) < size:
+            raise Refused(rank, f"says that the {key} of {size} bytes is in place {said.place}, too small")
 
-    def _ask(self, rank: int, number: int, incoming: _Incoming) -> None:
-        incoming.state, stage = "asking", incoming.key.stage
-        self._places.ask(self._homes[stage].slab, Request(rank, number, stage, incoming.size))
+    def _ask(self, rank: int, number: int, asked: _Asked) -> None:
+        asked.state, stage = "asking", asked.key.stage
+        self._places.ask(self._homes[stage].slab, Request(rank, number, stage, asked.size))
 
     def _given(self, gifts: list[Gift]) -> list[Instruction]:
         """Note who has got a place."""
         for gift in gifts:
             if isinstance(gift, Give) and gift.number is not None:
-                incoming = self._incoming[gift.rank, gift.number]
-                incoming.state, incoming.place = "placed", gift.place
+                asked = self._asked[gift.rank, gift.number]
+                asked.state, asked.place = "placed", gift.place
         return [*gifts]
 
-    def _copy(self, rank: int, number: int, incoming: _Incoming) -> Copy:
-        del self._incoming[rank, number]
+    def _take(self, rank: int, said: Written) -> list[Instruction]:
+        """Copy a message of this round, keep one of a later round, drop one of a round that is over."""
+        if self._is_over(said.key):
+            self._taken.discard(said.key)
+            return [] if said.place is None else self._given(self._places.release(said.place))
+        if said.key.round > self._round:
+            self._early.append((rank, said))
+            return []
         slot = None
-        if incoming.place is not None:
-            place = self._places[incoming.place]
+        if said.place is not None:
+            place = self._places[said.place]
             place.copying, slot = True, place.slot
-        slab = self._homes[incoming.key.stage].slab
-        return Copy(rank, incoming.key, incoming.specs, incoming.ended, incoming.place, slab, slot)
+        slab = self._homes[said.key.stage].slab
+        return [Copy(rank, said.key, said.specs, said.ended, said.place, slab, slot)]
+
+    def _is_over(self, key: Key) -> bool:
+        return key.round < self._round or (self._over and key.round == self._round)
 
     def _discard(self) -> list[Instruction]:
-        """Nothing of rounds that are over is wanted; what is not written yet, its sender ends itself."""
+        """For rounds that are over no place is given; what has one, its sender ends itself."""
         done: list[Instruction] = []
-        for (rank, number), incoming in list(self._incoming.items()):
-            over = incoming.key.round < self._round or (self._over and incoming.key.round == self._round)
-            if over and incoming.state == "written":
-                done += self._end(rank, number)
-            elif over and incoming.state != "unwanted":
+        self._taken = {key for key in self._taken if not self._is_over(key)}
+        for (rank, number), asked in self._asked.items():
+            if self._is_over(asked.key) and asked.state != "unwanted":
                 self._places.ask_no_more(rank, number)
-                incoming.state = "unwanted"
+                asked.state = "unwanted"
                 done.append(Decline(rank, Unwanted(number)))
         return done
-
-    def _end(self, rank: int, number: int) -> list[Instruction]:
-        """A message is ended by its sender."""
-        incoming = self._incoming.pop((rank, number))
-        self._places.ask_no_more(rank, number)
-        return [] if incoming.place is None else self._given(self._places.release(incoming.place))

@@ -1,4 +1,4 @@
-"""The sender's end: it offers, and writes where it may. Theory of operation: `messages.py`."""
+"""The sender's end: it asks for places, and writes where it may. Theory of operation: `messages.py`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from rrfp_jax.runtime.transport.nixl.messages import (
-    Dropped,
-    Granted,
-    Offer,
-    Refused,
-    Specs,
-    Unwanted,
-    Written,
-)
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Specs, Unwanted, Written
 from rrfp_jax.runtime.transport.nixl.packing import packed
 from rrfp_jax.runtime.transport.protocol import Key
 
@@ -23,7 +15,7 @@ class Say(NamedTuple):
     """Send a message to a rank."""
 
     rank: int
-    message: Offer | Written | Dropped
+    message: Ask | Written | Dropped
 
 
 class Write(NamedTuple):
@@ -55,7 +47,8 @@ class _Outgoing:
     rank: int
     key: Key
     specs: Specs
-    place: Granted | None
+    asked: bool
+    place: Granted | None = None
     state: Literal["offered", "produced", "writing"] = "offered"
     ended: float = 0.0
 
@@ -75,28 +68,23 @@ class Sender:
         return not self._outgoing
 
     def offer(self, rank: int, key: Key, specs: Specs) -> tuple[int, list[Instruction]]:
-        """Offer a message to a rank, with the smallest place that holds it if one was given ahead.
+        """Offer a message to a rank: take the smallest place ahead that holds it, or ask for one.
 
         Returns:
             Its number, by which `produced` and all instructions name it.
         """
         self._latest += 1
-        there = self._ahead.get((rank, key.stage), [])
-        fitting = [place for place in there if packed(specs, len(place.at)).size <= place.room]
-        place: Granted | None = None
-        returned: list[int] = []
-        if not packed(specs, 1).size:
-            pass  # there is nothing to write
-        elif fitting:
-            place = min(fitting, key=lambda place: (place.room, place.place))
-            there.remove(place)
-        else:
-            returned = [place.place for place in there]
-            there.clear()
-        self._outgoing[self._latest] = _Outgoing(rank, key, specs, place)
-        number = None if place is None else place.place
-        said = Offer(self._latest, key, specs, number, tuple(returned))
-        return self._latest, [Say(rank, said)]
+        outgoing = self._outgoing[self._latest] = _Outgoing(rank, key, specs, asked=False)
+        if not packed(specs, 1).size:  # there is nothing to write
+            return self._latest, []
+        ahead = self._ahead.get((rank, key.stage), [])
+        if fitting := [place for place in ahead if packed(specs, len(place.at)).size <= place.room]:
+            outgoing.place = min(fitting, key=lambda place: (place.room, place.place))
+            ahead.remove(outgoing.place)
+            return self._latest, []
+        outgoing.asked, returned = True, tuple(place.place for place in ahead)
+        ahead.clear()
+        return self._latest, [Say(rank, Ask(self._latest, key, specs, returned))]
 
     def produced(self, number: int, ended: float) -> list[Instruction]:
         """The arrays of a message are there; nothing if it has been dropped."""
@@ -128,7 +116,7 @@ class Sender:
             return []
         if (outgoing := self._mine(rank, number, f"gives {named} for")) is None:
             return []
-        if outgoing.place is not None or outgoing.key.stage != granted.stage:
+        if not outgoing.asked or outgoing.place is not None or outgoing.key.stage != granted.stage:
             raise Refused(rank, f"gives {named} for the {outgoing.key}, which needs none there")
         if packed(outgoing.specs, len(granted.at)).size > granted.room:
             raise Refused(rank, f"gives {named} of {granted.room} bytes for the {outgoing.key}: too few")
@@ -139,11 +127,13 @@ class Sender:
         """A rank does not take a message.
 
         Raises:
-            Refused: none was offered to it.
+            Refused: it was not asked for a place for it.
         """
         outgoing = self._mine(rank, said.number, "does not want")
         if outgoing is None or outgoing.state == "writing":  # it will hear how that ends
             return []
+        if not outgoing.asked:
+            raise Refused(rank, f"does not want the {outgoing.key}, for which it was not asked")
         return self._drop(said.number)
 
     def complete(self, number: int) -> list[Instruction]:
@@ -151,7 +141,9 @@ class Sender:
         outgoing = self._outgoing.pop(number, None)
         if outgoing is None:
             return []
-        return [Say(outgoing.rank, Written(number, outgoing.ended)), Delivered(number)]
+        place = None if outgoing.place is None else outgoing.place.place
+        said = Written(place, outgoing.key, outgoing.specs, outgoing.ended)
+        return [Say(outgoing.rank, said), Delivered(number)]
 
     def reset(self, round: int) -> list[Instruction]:
         """A round is broken off: what is not being written will not be; earlier rounds go on."""
@@ -196,5 +188,10 @@ class Sender:
         return [Write(number, outgoing.rank, outgoing.specs, outgoing.place)]
 
     def _drop(self, number: int) -> list[Instruction]:
+        """Its receiver hears of it only if it was asked; a place that was there is kept for the next."""
         outgoing = self._outgoing.pop(number)
-        return [Say(outgoing.rank, Dropped(number)), Forget(number)]
+        if outgoing.asked:
+            return [Say(outgoing.rank, Dropped(number)), Forget(number)]
+        if outgoing.place is not None:
+            self._ahead.setdefault((outgoing.rank, outgoing.key.stage), []).append(outgoing.place)
+        return [Forget(number)]

@@ -19,24 +19,14 @@ from rrfp_jax.runtime.processes.waits import pause
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
 from rrfp_jax.runtime.transport.nixl.agent import Agent, Peers, WriteFailed
 from rrfp_jax.runtime.transport.nixl.copies import Copies
-from rrfp_jax.runtime.transport.nixl.messages import (
-    Dropped,
-    Granted,
-    Offer,
-    Refused,
-    Unwanted,
-    Written,
-)
-from rrfp_jax.runtime.transport.nixl.places import AHEAD, Give, Grow
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
+from rrfp_jax.runtime.transport.nixl.places import SLOTS, Give, Grow
 from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline, Receiver
 from rrfp_jax.runtime.transport.nixl.sender import Delivered, Forget, Say, Sender, Write
 from rrfp_jax.runtime.transport.nixl.slabs import Slabs
 from rrfp_jax.runtime.transport.nixl.slots import Slots
 from rrfp_jax.runtime.transport.nixl.writes import Failed, Writes
 from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness
-
-SLOTS = 2 * AHEAD + 1
-"""Of a slab: a stage has two neighbours, and one slot is never given ahead."""
 
 
 class Ended(Message, frozen=True):
@@ -98,6 +88,7 @@ class NixlTransport:
         """See `Transport.begin`. The devices are those that it was made for."""
         self._round, self._over, self._witness = round, False, witness
         self._offered.clear()
+        self._agent.check_strangers()
         self._carry_out(self._receiver.begin(round))
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
@@ -134,7 +125,6 @@ class NixlTransport:
             for rank in self._mailbox.departures.gone.keys() - self._gone:
                 self._forget(rank)
             self._mailbox.departures.require_all()
-        self._agent.check_strangers()
         for place in self._copies.ended() if self._copies else ():
             self._carry_out(self._receiver.copied(place))
         arrived, self._arrived = self._arrived, []
@@ -169,7 +159,7 @@ class NixlTransport:
     def _handlers(self) -> dict[type[Message], Callable[[int, Any], None]]:
         receiver, sender = self._receiver, self._sender
         return {
-            Offer: self._heeding(receiver.offered),
+            Ask: self._heeding(receiver.asked),
             Written: self._heeding(receiver.written),
             Dropped: self._heeding(receiver.dropped),
             Granted: self._on_granted,
@@ -252,7 +242,8 @@ class NixlTransport:
         except Failed as failed:
             raise self._error(failed) from None
         if ended:
-            self._carry_out(self._sender.complete(write.number))
+            self._carry_out(self._sender.complete(write.number))  # first: somebody waits for it
+            self._writes.end(write.number)
 
     def _tell(self, number: int) -> None:
         """From the thread that watches writes."""

@@ -1,7 +1,7 @@
 """The writes of a process that are under way.
 
-Where two processes share memory a write has ended when it has been begun. Any other is watched by a thread,
-since whoever sent the last message of a step waits for something else, and does not look here.
+Where two processes share memory a small write has ended soon after it has been begun. Any other is watched by
+a thread, since whoever sent the last message of a step waits for something else, and does not look here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from rrfp_jax.runtime.processes.waits import pause
 from rrfp_jax.runtime.transport.nixl.agent import Agent, Memory, Peers, Stretch, WriteFailed, Writing
 from rrfp_jax.runtime.transport.nixl.sender import Write
 from rrfp_jax.runtime.transport.nixl.slabs import stretches_of
+from rrfp_jax.runtime.transport.nixl.sources import Sources
 from rrfp_jax.runtime.transport.protocol import Key
+
+LOOK_SECONDS = 5e-5
+"""A write is looked at for so long before a thread watches it: about what it costs to wake that thread."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,6 @@ class _UnderWay:
     key: Key
     arrays: Sequence[jax.Array]  # which must stay
     memory: Sequence[Memory]  # theirs, registered
-    writing: Writing
 
 
 class Failed(Exception):
@@ -47,12 +50,12 @@ class Writes:
     """
 
     def __init__(self, agent: Agent, peers: Peers, tell: Callable[[int], None]) -> None:
-        self._agent, self._peers = agent, peers
+        self._agent, self._peers, self._sources = agent, peers, Sources(agent)
         self._under_way: dict[int, _UnderWay] = {}
         self._watch = _Watch(tell)
 
     def begin(self, write: Write, key: Key, arrays: Sequence[jax.Array]) -> bool:
-        """Begin to write a message; whether that has ended already.
+        """Begin to write a message; whether that has ended already, and `end` can be called.
 
         Raises:
             Failed: its receiver cannot be reached.
@@ -63,28 +66,26 @@ class Writes:
             Stretch(here, Memory(at[part.device][0] + part.offset, part.size, at[part.device][1]))
             for part, here in lie
         ]
-        self._agent.register(memory)
+        self._sources.take(memory)
         try:
             writing = self._agent.write(self._peers.name(write.rank), stretches)
-            ended = writing.has_ended()
+            ended = _ends_soon(writing)
         except WriteFailed as error:
-            self._agent.release(memory)
+            self._sources.leave(memory)
             raise Failed(write.rank, key, str(error)) from None
-        if ended:
-            self._agent.release(memory)
-        else:
-            self._under_way[write.number] = _UnderWay(write.rank, key, arrays, memory, writing)
+        self._under_way[write.number] = _UnderWay(write.rank, key, arrays, memory)
+        if not ended:
             self._watch.add(write.number, writing)
         return ended
 
     def end(self, number: int) -> None:
-        """Note that a write has ended.
+        """Note that a write has ended, whose arrays may go.
 
         Raises:
             Failed: it has failed.
         """
         own = self._under_way.pop(number)
-        self._agent.release(own.memory)
+        self._sources.leave(own.memory)
         if error := self._watch.failed.pop(number, None):
             raise Failed(own.rank, own.key, error)
 
@@ -96,6 +97,13 @@ class Writes:
     def close(self) -> None:
         """Nothing more will be written."""
         self._watch.close()
+
+
+def _ends_soon(writing: Writing) -> bool:
+    until = perf_counter() + LOOK_SECONDS
+    while not (ended := writing.has_ended()) and perf_counter() < until:
+        pass
+    return ended
 
 
 class _Watch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rrfp_jax.runtime.transport.nixl.messages import Granted, Offer, Written
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Granted, Written
 from rrfp_jax.runtime.transport.nixl.places import Places
 from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline, Receiver
 from rrfp_jax.runtime.transport.nixl.sender import Say, Sender
@@ -28,7 +28,10 @@ class SaysSoAtOnce(Sender):
 
     def _write(self, number: int, outgoing: Any) -> Any:
         done = super()._write(number, outgoing)
-        return [*done, Say(outgoing.rank, Written(number, 0.0))] if done else []
+        if not done:
+            return []
+        said = Written(outgoing.place.place, outgoing.key, outgoing.specs, 0.0)
+        return [*done, Say(outgoing.rank, said)]
 
     def complete(self, number: int) -> Any:
         """Without a word."""
@@ -51,7 +54,7 @@ class KeepsPlaces(Sender):
 
     def _drop(self, number: int) -> Any:
         outgoing = self._outgoing[number]
-        if outgoing.place is not None:
+        if outgoing.asked and outgoing.place is not None:
             self._ahead.setdefault((outgoing.rank, outgoing.key.stage), []).append(outgoing.place)
         return super()._drop(number)
 
@@ -87,15 +90,15 @@ class FreesEarly(Receiver):
         return []
 
 
-class ForgetsOffers(Receiver):
+class ForgetsAsks(Receiver):
     """Takes back the slots of a round that is broken off, from those who may be writing to them."""
 
     def _discard(self) -> Any:
         done = super()._discard()
-        for incoming in self._incoming.values():
-            if incoming.state == "unwanted" and incoming.place is not None:
-                self._places.free(incoming.place)
-                incoming.place, incoming.size = None, 0
+        for asked in self._asked.values():
+            if asked.state == "unwanted" and asked.place is not None:
+                self._places.free(asked.place)
+                asked.place = None
         return done
 
 
@@ -109,22 +112,31 @@ class IsSilent(Receiver):
 class TakesAnyRound(Receiver):
     """Gives a place to what nobody can take yet, while others need it."""
 
-    def offered(self, rank: int, offer: Offer) -> Any:
+    def asked(self, rank: int, ask: Ask) -> Any:
         """Asks at once."""
-        done = super().offered(rank, offer)
-        incoming = self._incoming[rank, offer.number]
-        if incoming.state == "early":
-            self._ask(rank, offer.number, incoming)
+        done = super().asked(rank, ask)
+        asked = self._asked[rank, ask.number]
+        if asked.state == "early":
+            self._ask(rank, ask.number, asked)
         return done + self._given(self._places.serve())
+
+
+class TakesEarly(Receiver):
+    """Copies what is for a later round."""
+
+    def _take(self, rank: int, said: Written) -> Any:
+        round, self._round = self._round, max(self._round, said.key.round)
+        done = super()._take(rank, said)
+        self._round = round
+        return done
 
 
 class TakesWhatIsNowhere(Receiver):
     """Believes that a message is written, although it has no place."""
 
-    def written(self, rank: int, said: Written) -> Any:
-        """Without looking."""
-        self._known(rank, said.number).size = 0
-        return super().written(rank, said)
+    def _check_place(self, rank: int, said: Written, size: int, number: int) -> None:
+        if said.place is not None:
+            super()._check_place(rank, said, size, number)
 
 
 class GivesAll(Places):
@@ -153,9 +165,9 @@ class AnyonesPlaces(Places):
     """Everybody has every place."""
 
     def get(self, number: int) -> Any:
-        """As if it were rank 2's."""
+        """As if it were rank 2's, who has not asked for it."""
         place = super().get(number)
-        return place and type(place)(**vars(place) | {"rank": 2})
+        return place and type(place)(**vars(place) | {"rank": 2, "number": None})
 
 
 class NeverGrows(Slots):
@@ -196,6 +208,7 @@ AHEAD_OF_OTHERS = Case(sends=[[[], [1, 1]], [[1], []]])
 DYING = Case(sends=[[[1]]], deaths=True)
 DYING_MORE = Case(sends=[[[1]], [[1, 1]]], deaths=True)
 ALL_AHEAD = Case(sends=[[[1, 1], []], [[], [1]]], ahead=2)
+TWO_ROUNDS = Case(sends=[[[1], [1]], [[1], [1]]])
 TWO_OF_EACH = Case(sends=[[[1]], [[1]]])
 
 
@@ -208,9 +221,10 @@ def faults() -> list[Fault]:
         Fault("drops earlier rounds", BROKEN_OFF, Makers(sender=DropsAll), "deadlock"),
         Fault("writes to the lost", DYING, Makers(sender=WritesToTheLost), "receiver that is lost"),
         Fault("free before it is read", THREE, Makers(receiver=FreesEarly), "is given, which rank 1"),
-        Fault("free while it is written", BROKEN_OFF, Makers(receiver=ForgetsOffers), "rank 1 may write to"),
+        Fault("free while it is written", BROKEN_OFF, Makers(receiver=ForgetsAsks), "does not have"),
         Fault("no word of what is unwanted", BROKEN_OFF, Makers(receiver=IsSilent), "deadlock"),
         Fault("later rounds take slots", AHEAD_OF_OTHERS, Makers(receiver=TakesAnyRound), "deadlock"),
+        Fault("later rounds are taken", TWO_ROUNDS, Makers(receiver=TakesEarly), "comes in another round"),
         Fault("written nowhere", THREE, Makers(receiver=TakesWhatIsNowhere), "is taken"),
         Fault("all slots ahead", ALL_AHEAD, Makers(receiver=WithGivesAll), "deadlock"),
         Fault("slots of the dead", DYING_MORE, Makers(receiver=WithGivesTheLost), "may write to"),

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from rrfp_jax.runtime.transport.nixl.messages import Dropped, Granted, Offer, Refused, Unwanted, Written
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
 from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
 from tests.verification.exploration.slots.world import RECEIVER, STAGE, World, message_key
 from tests.verification.exploration.witness import require
@@ -42,32 +42,29 @@ def _check(pickled: bytes, method: str, rank: int, message: Any) -> None:
 
 
 def _to_receiver(world: World, rank: int) -> Iterator[tuple[str, Any]]:
-    end = world.ends[rank - 1]
-    heard = len(end.keys) - sum(isinstance(said, Offer) for said in end.outbox)
-    yield "written", Written(NEVER, 0.0)
-    yield "dropped", Dropped(NEVER)
-    small, large = ((((n * ALIGNMENT,), "uint8"),) for n in (1, NEVER))
+    empty, small, large = ((((n * ALIGNMENT,), "uint8"),) for n in (0, 1, NEVER))
     key = message_key(NEVER, rank, 0)
-    if heard:
-        yield "offered", Offer(heard, key, small, None, ())
-    yield "offered", Offer(NEVER, key._replace(stage=STAGE + 1), small, None, ())
-    yield "offered", Offer(NEVER, key, small, NEVER, ())
+    elsewhere = key._replace(stage=STAGE + 1)
+    yield "dropped", Dropped(NEVER)
+    yield "asked", Ask(NEVER, elsewhere, small, ())
+    yield "asked", Ask(NEVER, key, small, (NEVER,))
+    yield "asked", Ask(NEVER, key, empty, ())
+    yield "asked", Ask(0, key, small, ())
+    yield "written", Written(None, elsewhere, empty, 0.0)
+    yield "written", Written(None, key, small, 0.0)
+    yield "written", Written(NEVER, key, small, 0.0)
     for live in sorted(world.live, key=lambda live: live.place):
-        if live.rank != rank or live.number is not None:
-            yield "offered", Offer(NEVER, key, small, live.place, ())
-            yield "offered", Offer(NEVER, key, small, None, (live.place,))
-        elif not any(isinstance(said, Offer) and live.place in said.returned for said in end.outbox):
-            yield "offered", Offer(NEVER, key, large, live.place, ())
-            yield "offered", Offer(NEVER, key, small, live.place, (live.place,))
-    told = {live.number for live in world.live if live.rank == rank}
-    for number in range(1, heard + 1):
-        round, _, sent = end.keys[number - 1]
-        if number not in told and world.case.sends[rank - 1][round - 1][sent.microbatch]:
-            yield "written", Written(number, 0.0)
-    copied = {copy.number for copy in world.copies if copy.rank == rank}
-    for number in sorted(number for number in copied if number is not None):
-        yield "written", Written(number, 0.0)
-        yield "dropped", Dropped(number)
+        yield "asked", Ask(NEVER, key, small, (live.place, live.place))
+        yield "written", Written(live.place, key, large, 0.0)
+        yield "written", Written(live.place, key, empty, 0.0)
+        if live.rank != rank or live.number is not None or live in world.copies:
+            yield "asked", Ask(NEVER, key, small, (live.place,))
+            yield "written", Written(live.place, key, small, 0.0)
+        if live.rank == rank and live.number is not None:
+            yield "asked", Ask(live.number, key, small, ())
+    for arrived in sorted(world.arrived, key=str):
+        if not world.over:
+            yield "written", Written(None, arrived, empty, 0.0)
 
 
 def _to_sender(world: World, rank: int) -> Iterator[tuple[str, Any]]:

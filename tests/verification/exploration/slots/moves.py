@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from rrfp_jax.runtime.transport.nixl.messages import Dropped, Granted, Offer, Refused, Unwanted, Written
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
 from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
 from rrfp_jax.runtime.transport.nixl.places import Give, Grow
 from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline
@@ -105,12 +105,9 @@ class _Moves:
             self.w.lost |= {rank}
             self._receive("lost", rank)
             return
-        method = {"Offer": "offered", "Written": "written", "Dropped": "dropped"}[type(said).__name__]
+        method = {"Ask": "asked", "Written": "written", "Dropped": "dropped"}[type(said).__name__]
         done = self._answers(method, rank, said)
-        if isinstance(said, Offer):
-            self._note(rank, said)
-        elif not any(isinstance(one, Copy) for one in done):
-            self._end_message(rank, said)
+        self._note(rank, said, any(isinstance(one, Copy) for one in done))
         self._carry_out(done)
 
     def answer(self, rank: int) -> None:
@@ -223,19 +220,15 @@ class _Moves:
         owners = [live for live in self.w.live if live.slot == slot]
         require(not owners, f"slot {slot} {what}, which rank {owners[0].rank if owners else 0} may write to")
 
-    def _note(self, rank: int, offer: Offer) -> None:
-        """What a sender has told of its places."""
-        for place in offer.returned:
+    def _note(self, rank: int, said: Ask | Written | Dropped, copied: bool) -> None:
+        """What a sender has told of its places: what is too small, dropped or not wanted, is free."""
+        ended = list(said.returned) if isinstance(said, Ask) else []
+        if isinstance(said, Dropped):
+            ended += [live.place for live in self.w.live if (live.rank, live.number) == (rank, said.number)]
+        if isinstance(said, Written) and not copied and said.key.round <= self.w.round:
+            ended += [live.place for live in self.w.live if live.place == said.place]
+        for place in ended:
             self._end_place(place)
-        for live in [live for live in self.w.live if live.place == offer.place]:
-            self.w.live = self.w.live - {live} | {live._replace(number=offer.number)}
-
-    def _end_message(self, rank: int, said: Written | Dropped) -> None:
-        """Unless it is for later: what nobody wants is written, or will not be, and its slot is free."""
-        key = self.w.ends[rank - 1].keys[said.number - 1]
-        for live in [live for live in self.w.live if (live.rank, live.number) == (rank, said.number)]:
-            if isinstance(said, Dropped) or key.round <= self.w.round:
-                self._end_place(live.place)
 
     def _end_place(self, place: int) -> None:
         """Nobody may write to a place any more, nor read from it."""

@@ -64,7 +64,7 @@ class Content(NamedTuple):
 
 
 class Live(NamedTuple):
-    """A place that somebody may write to, or that is being copied out; `number` of its message, once told."""
+    """A place that somebody may write to, or that is being copied out; `number` of the message that asked."""
 
     place: int
     rank: int
