@@ -277,4 +277,5 @@ def test_the_tasks_of_a_slurm_step_find_each_other(tmp_path):
         for task in tasks:
             task.kill()
     assert [task.returncode for task in tasks] == [0, 0]
-    assert said[0] == said[1] and len(json.loads(said[0])) == 2
+    losses = [json.loads(each.splitlines()[-1]) for each in said]
+    assert losses[0] == losses[1] and len(losses[0]) == 2
