@@ -55,7 +55,7 @@ def offer(world, transport, size):
 def wait_for_failure(world, transport):
     """The survivor: nothing wrong may arrive, and an error must come."""
     while True:
-        for key, arrays, _ in poll(transport, world.mailbox):
+        for key, arrays, *_ in poll(transport, world.mailbox):
             assert key == KEY
             assert np.array_equal(arrays[0], pattern(arrays[0].size)), "garbage arrived"
 

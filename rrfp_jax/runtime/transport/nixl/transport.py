@@ -74,6 +74,7 @@ class NixlTransport:
         self._copies = Copies()
         self._arrived: list[Arrival] = []
         self._gone: set[int] = set()  # who is lost, or has ended
+        self._told: set[int] = set()  # whom this process has said that it has ended, or writes to no more
         self._closed = False
         self._number = world.next_round()  # other transports of this run have others
         for kind, handler in self._handlers().items():
@@ -192,16 +193,20 @@ class NixlTransport:
         self._heeding(self._sender.granted)(rank, granted)
 
     def _say_ended(self, *_: Any) -> None:
-        written_to = self._writes.ranks
-        self._mailbox.post_all(Ended(), self._number, but=written_to | self._gone)  # the gone ones know
+        self._tell_ended(set(self._mailbox.ranks))
         self._let_go()
 
-    def _on_ended(self, rank: int, said: Ended) -> None:
+    def _on_ended(self, rank: int, _: Ended) -> None:
         self._forget(rank)
+        self._tell_ended({rank})  # nor will this process write there
         if self._closed:
             self._let_go()
-        elif rank not in self._writes.ranks:
-            self._mailbox.post(rank, said, self._number)  # nor will this process write
+
+    def _tell_ended(self, ranks: set[int]) -> None:
+        ranks -= self._told | self._writes.ranks
+        self._told |= ranks
+        for rank in ranks:
+            self._mailbox.post(rank, Ended(), self._number)
 
     def _forget(self, rank: int) -> None:
         self._gone.add(rank)
