@@ -82,7 +82,8 @@ def dropping(post):
 
     def posted(rank, message, *channel, **more):
         kind, key = type(message).__name__, getattr(message, "key", None)
-        lost = kind in ("Offer", "Done", "Ask", "Written") and key.input.direction == 0 and key.input.microbatch >= LATEST
+        forward = key is not None and key.input.direction == 0
+        lost = kind in ("Offer", "Done", "Ask", "Written") and forward and key.input.microbatch >= LATEST
         if not (lost and here("message")) and not (kind == "Told" and here("decision")):
             post(rank, message, *channel, **more)
 

@@ -113,7 +113,8 @@ class Slabs:
 
 
 def memory_of(array: jax.Array) -> Memory:
-    """Where an array on one device is, which must be ready."""
+    """Where an array on one device is, once it is ready: NIXL waits for no program."""
+    array.block_until_ready()
     return Memory(address_of(array), array.nbytes, device_number(array.device))  # type: ignore[arg-type]
 
 
