@@ -224,5 +224,5 @@ class DeviceCopier:
 
 
 def address_of(array: jax.Array) -> int:
-    """Where an array on one device begins in that device's memory; waits until it is there."""
+    """Where an array on one device begins in its memory; what lies there may not be computed yet."""
     return int(array.unsafe_buffer_pointer())  # type: ignore[attr-defined]

@@ -35,6 +35,7 @@ from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import placed_params
 from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 from rrfp_jax.runtime.stages.staging import LastingPrograms, Staging
+from rrfp_jax.runtime.transport.choice import foreseen_slot_bytes
 from rrfp_jax.train.checks import check_order, rows_program
 from rrfp_jax.train.settings import Settings
 
@@ -147,8 +148,12 @@ def compile_ahead(
         lasting = staging.compile(pool)
     library.prepare(buckets, rules)
     _compile_rest(run, library, layout, executables)
+    slots = dict.fromkeys(layout.stage_meshes, 0)
+    if len(of_rank) > 1:
+        transport, largest = run.settings.execution.transport, library.largest_arrivals(rules)
+        slots = {number: foreseen_slot_bytes(transport, largest[number]) for number in slots}
     found = [
-        _stage(number, layout, library, lasting, chunks[number], rules, memory)
+        _stage(number, layout, library, lasting, chunks[number], rules, memory, slots[number])
         for number in layout.stage_meshes
         if number < layout.stages
     ]
@@ -206,6 +211,7 @@ def _stage(
     chunks: Sequence[range],
     rules: StepRules,
     memory: int | None,
+    slot_bytes: int,
 ) -> CompiledStage:
     """What is known of a stage now."""
     stage_mesh, sums = layout.stage_meshes[number], lasting.sums[number]
@@ -227,7 +233,7 @@ def _stage(
         optimizer_bytes=0 if optimizer is None else nbytes(optimizer.state),
         accumulator_bytes=nbytes([[wide(leaf) for leaf in own] for own in trained]),
         parked_gradient_bytes=parked_bytes(rules.unadded_gradients, [nbytes(own) for own in trained]),
-        slot_bytes=0,
+        slot_bytes=slot_bytes,
         device_limit_bytes=memory,
         compile_seconds=library.compile_seconds[number],
         buckets={bucket_name(bucket): BucketLedger.of(bucket, own) for bucket, own in programs.items()},

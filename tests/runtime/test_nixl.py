@@ -78,6 +78,15 @@ class TestTrial:
         assert found[0].said.startswith("messages between processes: by NIXL (rank 0 to 1: ")
         assert all(one.slot_bytes() == {rank: found[0].slot_bytes()[0]} for rank, one in enumerate(found))
 
+    def test_memory_that_cannot_be_registered_is_a_reason_for_sockets(self, worlds, monkeypatch):
+        def refused(*_):
+            raise WriteFailed("no more memory may be locked")
+
+        monkeypatch.setattr(Agent, "register", refused)
+        found = chosen(worlds, "auto")
+        assert [type(one.transport).__name__ for one in found] == ["SocketTransport"] * 2
+        assert "rank 0: NIXL cannot register memory: no more memory may be locked" in found[0].said
+
     @pytest.mark.parametrize("name", ["auto", "nixl"])
     def test_where_one_rank_lacks_it_all_know(self, worlds, monkeypatch, name):
         def absent(on_devices, here):
@@ -196,7 +205,7 @@ class TestMemory:
         slabs.grow(Grow(0, 0, 10**6))
         grown = slabs.granted(give._replace(room=10**6))
         assert grown.metadata and grown.at != first.at
-        assert slabs.nbytes() == {0: 10**6 + 1024 + 2 * ALIGNMENT}
+        assert slabs.nbytes() == {0: 10**6 + 2 * 1024 + 3 * ALIGNMENT}  # with the one that it has outgrown
 
     def test_a_write_past_registered_memory_fails(self, agent):
         other = Agent(False, True)
@@ -222,6 +231,7 @@ class TestSources:
     @pytest.fixture
     def sources(self, monkeypatch):
         monkeypatch.setattr("rrfp_jax.runtime.transport.nixl.sources.MOST", 2)
+        monkeypatch.setenv("UCX_NET_DEVICES", "lo")
         return Sources(Registered())
 
     def at(self, address, size=10):
@@ -252,8 +262,16 @@ class TestSources:
         sources.take([self.at(0)])
         assert sources._agent.calls == ["+0", "+0", "-0"]
 
-    def test_what_would_be_pinned_is_let_go_at_once(self):
-        sources = Sources(Registered(here=False))
+    def test_an_array_that_is_in_a_message_twice(self, sources):
+        sources.take([self.at(0), self.at(0)])
+        sources.leave([self.at(0), self.at(0)])
+        sources.take([self.at(5)])
+        assert sources._agent.calls == ["+0", "-0", "+5"]
+
+    @pytest.mark.parametrize(("here", "networks"), [(False, "lo"), (True, "mlx5_0:1")])
+    def test_what_would_be_pinned_is_let_go_at_once(self, monkeypatch, here, networks):
+        monkeypatch.setenv("UCX_NET_DEVICES", networks)
+        sources = Sources(Registered(here=here))
         sources.take([self.at(0)])
         sources.leave([self.at(0)])
         assert sources._agent.calls == ["+0", "-0"]

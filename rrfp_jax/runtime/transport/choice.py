@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
-from rrfp_jax.runtime.transport.nixl.places import SLOTS
+from rrfp_jax.runtime.transport.nixl.places import SLOTS, room_for
 from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.runtime.transport.nixl.trial import Edge, Meeting, meet
 from rrfp_jax.runtime.transport.protocol import Devices, Transport
@@ -17,9 +17,6 @@ from rrfp_jax.runtime.transport.socket import SocketTransport
 
 TransportName: TypeAlias = Literal["auto", "nixl", "socket"]
 """What carries messages between processes; "auto": NIXL if it works between all neighbours, else sockets."""
-
-LEAST_ROOM = 2**12
-"""Bytes of a slot for messages of which nothing is known."""
 
 MOST_TOLD = 8
 """Edges; of more, only the slowest is told."""
@@ -42,7 +39,7 @@ def foreseen_slot_bytes(name: TransportName, largest: int) -> int:
         name: what is asked for.
         largest: bytes of the largest message to the stage, on each device.
     """
-    return 0 if name == "socket" else SLOTS * (max(largest, LEAST_ROOM) + ALIGNMENT)
+    return 0 if name == "socket" else SLOTS * (room_for(largest) + ALIGNMENT)
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def between_processes(
         return Chosen(SocketTransport(world, receivers))
     met = meet(world, devices, neighbours)
     if isinstance(met, Meeting):
-        rooms = {stage: max(room.get(stage, 0), LEAST_ROOM) for stage in devices}
+        rooms = {stage: room_for(room.get(stage, 0)) for stage in devices}
         made = NixlTransport(world, receivers, devices, met.agent, met.peers, rooms)
         return Chosen(made, f"messages between processes: by NIXL ({_speeds(met.edges)})", made.slot_bytes)
     if name == "nixl":

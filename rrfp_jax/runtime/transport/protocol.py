@@ -1,7 +1,7 @@
 """What every transport does: it moves a task's output to the stage that waits for it.
 
-The sender offers an output at dispatch, before it exists. The receiver pulls it as soon as it hears of the
-offer. So the transfer is set up early and starts when it can. `poll` gives what has arrived, in any order.
+The sender offers an output at dispatch, before it exists, so the transfer is set up early and starts when it
+can. `poll` gives what has arrived, in any order.
 """
 
 from __future__ import annotations

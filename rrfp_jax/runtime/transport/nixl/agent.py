@@ -23,9 +23,12 @@ MODULES = ("nixl_cu12", "nixl_cu13")
 PROGRESS_MICROSECONDS = 100_000
 """The progress thread looks around at least so often, and whenever something comes."""
 
+NETWORKS, LOOPBACK = "UCX_NET_DEVICES", "lo"
+
 ERRORS = "ucx_error_handling_mode"
 """With "peer" UCX tells of dead peers, and on one machine it then ends every write by a message by TCP, since
-its way through shared memory knows of none. There a write to a dead process fails all the same."""
+its way through shared memory knows of none. There a write to a dead process fails, or does not end; that it
+is dead is heard by the mailbox."""
 
 
 class Absent(Exception):
@@ -67,7 +70,7 @@ def bindings(here: bool = False) -> ModuleType:
     """
     os.environ.setdefault("UCX_LOG_LEVEL", "error")  # its warnings go to standard output
     if here:
-        os.environ.setdefault("UCX_NET_DEVICES", "lo")  # else it listens on all networks
+        os.environ.setdefault(NETWORKS, LOOPBACK)  # else it listens on all networks
     reasons = []
     for name in MODULES:
         try:
@@ -114,7 +117,7 @@ class Agent:
             return bytes(self._agent.getLocalMD())
 
     def meet(self, metadata: bytes) -> str:
-        """Know another agent, or more of its memory.
+        """Know another agent, or more of its memory, until `forget`.
 
         Returns:
             Its name.
@@ -124,13 +127,21 @@ class Agent:
         """
         return str(self.call(self._agent.loadRemoteMD, metadata).decode())
 
+    def forget(self, name: str) -> None:
+        """Know nothing of another agent any more, nor of its memory."""
+        self.call(self._agent.invalidateRemoteMD, name)
+
     def register(self, memory: Sequence[Memory]) -> None:
-        """Let memory be written from, or to."""
+        """Let memory be written from, or to.
+
+        Raises:
+            WriteFailed: it cannot be.
+        """
         with self._lock:
             new = [each for each in dict.fromkeys(memory) if not self._known[each]]
-            self._known.update(memory)
             if new:
-                self._agent.registerMem(self._list(new), self._backends)
+                self.call(lambda: self._agent.registerMem(self._list(new), self._backends))
+            self._known.update(memory)
 
     def describe(self, memory: Sequence[Memory]) -> bytes:
         """What other agents must know of registered memory, to write there."""
@@ -153,13 +164,7 @@ class Agent:
         Raises:
             WriteFailed: it cannot be reached, or has no such memory.
         """
-        here, there = (
-            self._nixl.nixlXferDList(self._kind, [tuple(each) for each in side])
-            for side in zip(*stretches, strict=True)
-        )
-        create, write = self._agent.createXferReq, self._nixl.NIXL_WRITE
-        request = self.call(create, write, here, there, to, "", self._backends)
-        return Writing(self, request)
+        return Writing(self, self.call(self._request, to, stretches))
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function of the agent gives.
@@ -202,6 +207,14 @@ class Agent:
                 f"transport='socket'"
             )
 
+    def _request(self, to: str, stretches: Sequence[Stretch]) -> int:
+        here, there = (
+            self._nixl.nixlXferDList(self._kind, [tuple(each) for each in side])
+            for side in zip(*stretches, strict=True)
+        )
+        write = self._nixl.NIXL_WRITE
+        return int(self._agent.createXferReq(write, here, there, to, "", self._backends))
+
     def _list(self, memory: Sequence[Memory]) -> Any:
         return self._nixl.nixlRegDList(self._kind, [(*each, "") for each in memory])
 
@@ -232,10 +245,17 @@ class Peers:
         """Of more of its memory; NIXL must have met it before.
 
         Raises:
-            WriteFailed: it cannot be met.
+            WriteFailed: it cannot be met, or speaks for another.
         """
-        self.name(rank)
-        self._agent.meet(metadata)
+        name = self.name(rank)
+        if self._agent.meet(metadata) != name:
+            raise WriteFailed("what it tells is of another agent")
+
+    def forget(self) -> None:
+        """Meet everybody anew: what memory they had for a trial is gone."""
+        for name in self._names.values():
+            self._agent.forget(name)
+        self._names.clear()
 
 
 class Writing:

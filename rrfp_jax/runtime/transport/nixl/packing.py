@@ -37,7 +37,12 @@ def packed(specs: Specs, devices: int) -> Packing:
     Args:
         specs: of the arrays.
         devices: of the receiving stage, how many.
+
+    Raises:
+        TypeError, ValueError: of a dtype or shape that there is not.
     """
+    if any(length < 0 for shape, _ in specs for length in shape):
+        raise ValueError("an array of negative length")
     parts, used = [], [0] * devices
     for i, (shape, dtype) in enumerate(specs):
         at, size = i % devices, prod(shape) * jnp.dtype(dtype).itemsize

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
 from rrfp_jax.runtime.transport.nixl.slots import Slots
 
 AHEAD = 2
@@ -14,6 +15,17 @@ AHEAD = 2
 
 SLOTS = 2 * AHEAD + 1
 """Of a slab: a stage has two neighbours, and one slot is never given ahead."""
+
+MOST_ARRAYS = 16
+"""Of a message, such that each may begin at a multiple of what devices align to."""
+
+LEAST_ROOM = 2**12
+"""Bytes of a slot for messages of which nothing is known."""
+
+
+def room_for(largest: int) -> int:
+    """Bytes of a slot, on each device, for messages of so many."""
+    return max(largest, LEAST_ROOM) + MOST_ARRAYS * ALIGNMENT
 
 
 class Grow(NamedTuple):

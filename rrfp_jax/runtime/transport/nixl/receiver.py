@@ -113,8 +113,7 @@ class Receiver:
             Refused: it has asked before, for another process, or returns a place that is not its own.
         """
         number, key = ask.number, ask.key
-        home = self._home(rank, key)
-        size = packed(ask.specs, home.devices).size
+        size = self._size(rank, key, ask.specs)
         if number <= self._latest.get(rank, 0) or not size:
             raise Refused(rank, f"asks for a place for the {key} {'again' if size else 'of no bytes'}")
         for place in ask.returned:
@@ -136,11 +135,11 @@ class Receiver:
             Refused: that is not its place, or not for this message, or the message has come before.
         """
         key = said.key
-        size = packed(said.specs, self._home(rank, key).devices).size
+        size = self._size(rank, key, said.specs)
         if key in self._taken:
             raise Refused(rank, f"says again that the {key} is written")
         if size or said.place is not None:
-            self._check_place(rank, said, size, -1 if said.place is None else said.place)
+            self._check_place(rank, said, size)
         self._taken.add(key)
         if said.place is not None:
             place = self._places[said.place]
@@ -180,18 +179,23 @@ class Receiver:
         taken = tuple(sorted(self._taken, key=str))
         return self._round, self._over, self._places.key(), asked, latest, taken, early
 
-    def _home(self, rank: int, key: Key) -> Home:
+    def _size(self, rank: int, key: Key, specs: Specs) -> int:
+        """Bytes on each device of the stage."""
         if key.stage not in self._homes:
             raise Refused(rank, f"sends the {key}, which is not here")
-        return self._homes[key.stage]
+        try:
+            return packed(specs, self._homes[key.stage].devices).size
+        except (TypeError, ValueError) as error:
+            raise Refused(rank, f"tells of arrays of the {key} that there are not: {error}") from None
 
-    def _check_place(self, rank: int, said: Written, size: int, number: int) -> None:
-        key, place = said.key, self._places.get(number)
+    def _check_place(self, rank: int, said: Written, size: int) -> None:
+        key, place = said.key, None if said.place is None else self._places.get(said.place)
         if place is None or (place.rank, place.stage) != (rank, key.stage) or place.written or not size:
             raise Refused(rank, f"says that the {key} is in place {said.place}, which it does not have")
+        assert said.place is not None
         if place.number is not None and self._asked[rank, place.number].key != key:
             raise Refused(rank, f"says that the {key} is in place {said.place}, which is for another message")
-        if self._places.room(number) < size:
+        if self._places.room(said.place) < size:
             raise Refused(rank, f"says that the {key} of {size} bytes is in place {said.place}, too small")
 
     def _ask(self, rank: int, number: int, asked: _Asked) -> None:

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import address_of
-from rrfp_jax.runtime.transport.nixl.agent import Agent, Memory
+from rrfp_jax.runtime.transport.nixl.agent import Agent, Memory, WriteFailed
 from rrfp_jax.runtime.transport.nixl.messages import Granted, Specs
 from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, Part, packed
 from rrfp_jax.runtime.transport.nixl.places import Give, Grow
@@ -60,20 +61,27 @@ class Slabs:
         self._slots = [
             [self._made(own, size) for size in sizes] for own, sizes in zip(groups, self.sizes, strict=True)
         ]
+        self._outgrown: list[list[_Slot]] = [[] for _ in groups]
         self._known: dict[tuple[int, int, int], bytes] = {}  # by rank, slab, slot what it has been told
 
     def nbytes(self) -> dict[int, int]:
         """What slots take of a device's memory, by stage; the second stage on the same devices has none."""
-        sizes = [sum(slot.arrays[0].nbytes for slot in slots) for slots in self._slots]
+        sizes = [
+            sum(slot.arrays[0].nbytes for slot in (*slots, *outgrown))
+            for slots, outgrown in zip(self._slots, self._outgrown, strict=True)
+        ]
         found: dict[int, int] = {}
         for stage, home in self.homes.items():
             found[stage], sizes[home.slab] = sizes[home.slab], 0
         return found
 
     def grow(self, grow: Grow) -> None:
-        """Give a slot more memory; nobody uses it."""
+        """Give a slot more memory; nobody uses it.
+
+        What it had stays: others remember that memory, and must not take something else for it.
+        """
         slots = self._slots[grow.slab]
-        self._agent.release(slots[grow.slot].memory)
+        self._outgrown[grow.slab].append(slots[grow.slot])
         slots[grow.slot] = self._made(self._devices[grow.slab], grow.room)
 
     def granted(self, give: Give) -> Granted:
@@ -108,7 +116,13 @@ class Slabs:
         # Never read whole: an output that is all of an input would be that input, and not a copy.
         arrays = [zeros(size + ALIGNMENT, device) for device in devices]
         memory = [memory_of(array) for array in arrays]
-        self._agent.register(memory)
+        try:
+            self._agent.register(memory)
+        except WriteFailed as error:
+            raise TrainingError(
+                f"NIXL cannot register {size + ALIGNMENT} bytes on {devices[0]} for messages: {error}; take "
+                f"transport='socket', or see docs/transport.md"
+            ) from None
         return _Slot(arrays, memory, self._agent.describe(memory))
 
 

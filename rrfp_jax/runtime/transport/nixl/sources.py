@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from rrfp_jax.runtime.transport.nixl.agent import Agent, Memory
+from rrfp_jax.runtime.transport.nixl.agent import LOOPBACK, NETWORKS, Agent, Memory
 
 MOST = 64
 """Stretches that stay registered, of those which nothing is written from."""
@@ -29,11 +29,17 @@ class Sources:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         own_pool = os.environ.get(ALLOCATOR, "") in KEEPS_ITS_MEMORY
-        self._keeps = own_pool if agent.on_devices else agent.here
+        nothing_is_pinned = agent.here and os.environ.get(NETWORKS) == LOOPBACK
+        self._keeps = own_pool if agent.on_devices else nothing_is_pinned
         self._idle: dict[Memory, None] = {}  # registered, the oldest first
 
     def take(self, memory: Sequence[Memory]) -> None:
-        """Something is going to be written from here."""
+        """Something is going to be written from here.
+
+        Raises:
+            WriteFailed: the memory cannot be registered.
+        """
+        memory = list(dict.fromkeys(memory))
         new = [each for each in memory if each not in self._idle]
         for each in new:
             self._let_go([old for old in self._idle if _overlap(old, each)])  # it is not there any more
@@ -44,6 +50,7 @@ class Sources:
 
     def leave(self, memory: Sequence[Memory]) -> None:
         """It has been written, once for each `take`."""
+        memory = list(dict.fromkeys(memory))
         again = [each for each in memory if not self._keeps or each in self._idle]
         if again:
             self._agent.release(again)

@@ -66,7 +66,7 @@ class NixlTransport:
         self._slabs = Slabs(agent, devices, room, SLOTS)
         self._receiver = Receiver(list(map(Slots, self._slabs.sizes)), self._slabs.homes)
         self._sender = Sender()
-        self._round, self._over = 0, True
+        self._round = 0
         self._witness: Witness = NOBODY
         self._offered: dict[Key, list[int]] = {}  # in this round: the numbers of its messages
         self._sent: dict[int, _Sent] = {}  # by number, what has not ended
@@ -87,7 +87,7 @@ class NixlTransport:
 
     def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
         """See `Transport.begin`. The devices are those that it was made for."""
-        self._round, self._over, self._witness = round, False, witness
+        self._round, self._witness = round, witness
         self._offered.clear()
         self._agent.check_strangers()
         self._carry_out(self._receiver.begin(round))
@@ -145,7 +145,7 @@ class NixlTransport:
 
     def reset(self) -> None:
         """See `Transport.reset`."""
-        self._over, self._witness = True, NOBODY
+        self._witness = NOBODY
         self._arrived.clear()
         self._carry_out(self._receiver.reset())
         self._carry_out(self._sender.reset(self._round))
@@ -214,8 +214,11 @@ class NixlTransport:
         self._carry_out(self._sender.lost(rank))
 
     def _let_go(self) -> None:
-        """Once nobody writes here any more, the mailbox need not keep this alive."""
-        if self._gone >= set(self._mailbox.ranks) - self._mailbox.departures.gone.keys():
+        """Once nobody writes here any more, nor this process, the mailbox need not keep this alive."""
+        if (
+            not self._writes.ranks
+            and self._gone >= set(self._mailbox.ranks) - self._mailbox.departures.gone.keys()
+        ):
             self._mailbox.off(self._number)
 
     def _carry_out(self, done: Sequence[Any]) -> None:
@@ -256,12 +259,15 @@ class NixlTransport:
 
     def _on_end_of_write(self, number: int, _: None) -> None:
         try:
-            self._writes.end(number)
+            rank = self._writes.end(number)
         except Failed as failed:
-            if failed.rank in self._gone:
+            if failed.rank in self._gone or self._closed:
                 return
             raise self._error(failed) from None
         self._carry_out(self._sender.complete(number))
+        if self._closed:
+            self._tell_ended({rank})
+            self._let_go()
 
     def _let_arrays_go(self, number: int) -> None:
         key, _ = self._sent.pop(number)

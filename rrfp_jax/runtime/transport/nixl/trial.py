@@ -81,6 +81,7 @@ def meet(world: World, devices: Devices, neighbours: Collection[int]) -> Meeting
     peers = Peers(mine.agent, {rank: one["metadata"] for rank, one in enumerate(told) if rank != world.rank})
     found = world.gather("a trial of NIXL", mine.write_to(peers, told), START_SECONDS)
     wrong = world.gather("what came of NIXL's trial", mine.wrong(), START_SECONDS)
+    peers.forget()
     mine.let_go()
     world.gather("the end of NIXL's trial", None, START_SECONDS)
     for rank, results in enumerate(found):
@@ -106,10 +107,14 @@ class _Mine:
         except Absent as absent:
             self._error = str(absent)
             return
+        self._metadata = self.agent.metadata  # without the memory of this trial
         self._source = jax.device_put(_pattern(world.rank), device).block_until_ready()
         self._targets = {rank: zeros(LARGE, device) for rank in self._neighbours}
         self._memory = [memory_of(array) for array in (self._source, *self._targets.values())]
-        self.agent.register(self._memory)
+        try:
+            self.agent.register(self._memory)
+        except WriteFailed as error:
+            self.agent, self._error = None, f"NIXL cannot register memory: {error}"
 
     def told(self) -> dict[str, Any]:
         """What the others must know."""
@@ -118,7 +123,8 @@ class _Mine:
         places = dict(zip(self._neighbours, self._memory[1:], strict=True))
         return {
             "error": "",
-            "metadata": self.agent.metadata,
+            "metadata": self._metadata,
+            "memory": self.agent.describe(self._memory[1:]),
             "places": [(rank, *memory) for rank, memory in places.items()],
         }
 
@@ -130,6 +136,7 @@ class _Mine:
         for rank in self._neighbours:
             (there,) = [Memory(*place) for to, *place in told[rank]["places"] if to == self._world.rank]
             try:
+                peers.know(rank, told[rank]["memory"])
                 small, large = (self._seconds(peers.name(rank), there, size) for size in (SMALL, LARGE))
                 found.append((rank, "", small, LARGE / large))
             except WriteFailed as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter, sleep
+from time import perf_counter
 
 import jax
 
@@ -66,7 +66,10 @@ class Writes:
             Stretch(here, Memory(at[part.device][0] + part.offset, part.size, at[part.device][1]))
             for part, here in lie
         ]
-        self._sources.take(memory)
+        try:
+            self._sources.take(memory)
+        except WriteFailed as error:
+            raise Failed(write.rank, key, str(error)) from None
         try:
             writing = self._agent.write(self._peers.name(write.rank), stretches)
             ended = _ends_soon(writing)
@@ -78,8 +81,8 @@ class Writes:
             self._watch.add(write.number, writing)
         return ended
 
-    def end(self, number: int) -> None:
-        """Note that a write has ended, whose arrays may go.
+    def end(self, number: int) -> int:
+        """Note that a write has ended, whose arrays may go; to whom it was.
 
         Raises:
             Failed: it has failed.
@@ -88,6 +91,7 @@ class Writes:
         self._sources.leave(own.memory)
         if error := self._watch.failed.pop(number, None):
             raise Failed(own.rank, own.key, error)
+        return own.rank
 
     @property
     def ranks(self) -> set[int]:
@@ -95,7 +99,7 @@ class Writes:
         return {own.rank for own in self._under_way.values()}
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Nothing more will be written; what is under way is watched to its end."""
         self._watch.close()
 
 
@@ -139,7 +143,7 @@ class _Watch:
             with self._changed:
                 while not (watched or self._new or self._closed):
                     self._changed.wait()
-                if self._closed:
+                if self._closed and not (watched or self._new):
                     return
                 if self._new:
                     watched, self._new, since = watched + self._new, [], perf_counter()
@@ -147,7 +151,9 @@ class _Watch:
             watched = [own for own in watched if own[0] not in ended]
             for number in sorted(ended):
                 self._tell(number)
-            sleep(0.0 if ended else pause(perf_counter() - since))
+            with self._changed:
+                if not (ended or self._new):  # a new one may be short
+                    self._changed.wait(pause(perf_counter() - since))
 
     def _has_ended(self, number: int, writing: Writing) -> bool:
         try:

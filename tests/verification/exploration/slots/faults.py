@@ -134,9 +134,9 @@ class TakesEarly(Receiver):
 class TakesWhatIsNowhere(Receiver):
     """Believes that a message is written, although it has no place."""
 
-    def _check_place(self, rank: int, said: Written, size: int, number: int) -> None:
+    def _check_place(self, rank: int, said: Written, size: int) -> None:
         if said.place is not None:
-            super()._check_place(rank, said, size, number)
+            super()._check_place(rank, said, size)
 
 
 class GivesAll(Places):

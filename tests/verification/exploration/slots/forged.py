@@ -45,6 +45,9 @@ def _to_receiver(world: World, rank: int) -> Iterator[tuple[str, Any]]:
     empty, small, large = ((((n * ALIGNMENT,), "uint8"),) for n in (0, 1, NEVER))
     key = message_key(NEVER, rank, 0)
     elsewhere = key._replace(stage=STAGE + 1)
+    for wrong in (((-1, -ALIGNMENT), "uint8"),), (((1,), "nonsense"),):
+        yield "asked", Ask(NEVER, key, wrong, ())
+        yield "written", Written(NEVER, key, wrong, 0.0)
     yield "dropped", Dropped(NEVER)
     yield "asked", Ask(NEVER, elsewhere, small, ())
     yield "asked", Ask(NEVER, key, small, (NEVER,))
