@@ -35,7 +35,7 @@ devices: {", ".join(ACCELERATORS)}, and {MEASURED}: this machine's, two rates me
 links: {", ".join(LINKS)}, or BYTES_PER_SECOND,SECONDS such as 12.5e9,50e-6
 
 columns: GFLOP = forward and backward of a microbatch; fixed = weights, optimizer state, gradient sums,
-parked gradients and, unless --config.transport=socket, slots for messages; held = per microbatch in flight;
+parked gradients and, unless config.transport is socket, slots for messages; held = per microbatch in flight;
 peak = the most on the device in the simulated order
 
 exit status: 0 done, whether or not the run fits; 1 failed, 2 refused, 130 interrupted"""
