@@ -21,7 +21,7 @@ from tests.verification.exploration.machines import Case
 from tests.verification.exploration.memory import Memory as Counted
 from tests.verification.exploration.memory import drawn, footprints_of
 from tests.verification.exploration.space import Violation, explore
-from tests.verification.memory import InTurns, moments_of
+from tests.verification.live_buffers import InTurns, moments_of
 
 SLICE, RUNS = 80, 100
 
