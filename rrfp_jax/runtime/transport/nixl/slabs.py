@@ -46,7 +46,7 @@ class Slabs:
 
     Attributes:
         homes: of the stages.
-        sizes: of the slots, by slab.
+        sizes: of the slots at the beginning, by slab.
     """
 
     def __init__(self, agent: Agent, devices: Devices, room: Mapping[int, int], count: int) -> None:

@@ -62,7 +62,7 @@ class NixlTransport:
         assert world.mailbox is not None
         self._world, self._mailbox, self._receivers = world, world.mailbox, receivers
         self._agent, self._peers = agent, peers
-        self._writes = Writes(agent, peers, self._tell)
+        self._writes = Writes(agent, peers, self._leave_end)
         self._slabs = Slabs(agent, devices, room, SLOTS)
         self._receiver = Receiver(list(map(Slots, self._slabs.sizes)), self._slabs.homes)
         self._sender = Sender()
@@ -253,7 +253,7 @@ class NixlTransport:
             self._carry_out(self._sender.complete(write.number))  # first: somebody waits for it
             self._writes.end(write.number)
 
-    def _tell(self, number: int) -> None:
+    def _leave_end(self, number: int) -> None:
         """From the thread that watches writes."""
         self._mailbox.leave(self._on_end_of_write, number, None)
 
