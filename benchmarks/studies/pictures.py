@@ -26,27 +26,26 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 Points = Sequence[tuple[float, float, bool]]
-"""(the paper's, simulated, whether it was held out)."""
+"""(what ran, simulated, whether it is filled), both in seconds."""
 
 
-def simulated_against_published(points: Mapping[str, Points], path: Path) -> None:
-    """Seconds by schedule, on logarithmic axes; what was held out is filled."""
+def simulated_against(ran: str, points: Mapping[str, Points], title: str, within: float, path: Path) -> None:
+    """Seconds by kind, on logarithmic axes; dotted lines where they are apart by the share `within`."""
     figure, axes = _figure(6.5, 5.5)
-    for (name, own), color in zip(points.items(), COLORS, strict=True):
-        for held_out in (True, False):
-            some = [(theirs, ours) for theirs, ours, out in own if out == held_out]
-            face = color if held_out else "none"
-            label = name if held_out else None
-            x, y = [theirs for theirs, _ in some], [ours for _, ours in some]
-            axes.scatter(x, y, s=28, edgecolors=color, facecolors=face, label=label)
-    both = [x for own in points.values() for theirs, ours, _ in own for x in (theirs, ours)]
+    for (name, own), color in zip(points.items(), COLORS, strict=False):
+        for filled in (True, False):
+            some = [(x, y) for x, y, fill in own if fill == filled]
+            face = color if filled else "none"
+            x, y = [x for x, _ in some], [y for _, y in some]
+            axes.scatter(x, y, s=28, edgecolors=color, facecolors=face, label=name if filled else None)
+    both = [x for own in points.values() for *place, _ in own for x in place]
     ends = (min(both) / 1.1, max(both) * 1.1)
-    for factor, style in ((1.0, "-"), (1.15, ":"), (1 / 1.15, ":")):
+    for factor, style in ((1.0, "-"), (1 + within, ":"), (1 / (1 + within), ":")):
         axes.plot(ends, [end * factor for end in ends], style, color="#888888", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    axes.set_xlabel("the paper's iteration, s")
+    axes.set_xlabel(f"{ran}, s")
     axes.set_ylabel("simulated, s")
-    axes.set_title("filled: held out; hollow: fitted; dotted: 15 %", fontsize=10)
+    axes.set_title(f"{title}dotted: {within:.0%}", fontsize=10)
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(path)
 
