@@ -16,27 +16,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from rrfp_jax.forecast.fusion import SCAN, Group, fused_groups
+from rrfp_jax.forecast.temporaries import temporary_bytes
 from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
-from rrfp_jax.runtime.autodiff.traced import REPEATABLE, spec_of
+from rrfp_jax.runtime.autodiff.traced import spec_of
 from rrfp_jax.runtime.sizes import nbytes
-
-FUSED = REPEATABLE | {
-    *("exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erf_inv", "sin", "cos", "pow"),
-    *("sqrt", "rsqrt", "cbrt", "floor", "ceil", "round", "rem", "is_finite", "stop_gradient"),
-}
-"""Primitives that are computed where they are used."""
-
-IN_PLACE = FUSED | {"scatter-add", "scatter", "dynamic_update_slice"}
-"""Primitives whose result may take the place of what they read last."""
-
-SCAN = "scan"
 
 
 @dataclass(frozen=True)
@@ -46,8 +37,7 @@ class ProgramCost:
     Attributes:
         flops: operations, by the dtype of the matrix products that most of them belong to.
         bytes: moved between memory and processor.
-        temporary_bytes: held while it runs, besides arguments and results, if what is in memory is kept to
-            its last use.
+        temporary_bytes: held while it runs, besides arguments and results; see `temporaries.py`.
     """
 
     flops: Mapping[str, float]
@@ -63,7 +53,7 @@ def program_cost(closed: ClosedJaxpr) -> ProgramCost:
     return ProgramCost(
         flops={dtype: flops * share for dtype, share in shares.items()},
         bytes=_bytes_moved(closed),
-        temporary_bytes=_temporary_bytes(closed),
+        temporary_bytes=temporary_bytes(closed),
     )
 
 
@@ -98,59 +88,17 @@ def _lowered(closed: ClosedJaxpr, specs: Sequence[Any]) -> jax.stages.Lowered:
 
 def _bytes_moved(closed: ClosedJaxpr) -> float:
     moved = 0.0
-    for equation, sources in _groups(without_barriers(inline(closed)).jaxpr):
-        if equation.primitive.name == SCAN:
-            moved += equation.params["length"] * _bytes_moved(equation.params["jaxpr"])
+    for group in fused_groups(without_barriers(inline(closed)).jaxpr):
+        if group.name == SCAN:
+            moved += group.equation.params["length"] * _bytes_moved(group.equation.params["jaxpr"])
         else:
-            moved += _equation_bytes(equation, sources)
+            moved += _group_bytes(group)
     return moved
 
 
-def _groups(flat: Jaxpr) -> Iterator[tuple[JaxprEqn, Set[Any]]]:
-    """Every equation that ends a fused group, in their order, with what of memory the group reads."""
-    written = _read(flat.outvars)  # values that are in memory at some time
-    for equation in flat.eqns:
-        name = equation.primitive.name
-        if name not in FUSED:
-            written |= set(equation.outvars)
-            if not name.startswith("reduce_"):
-                written |= _read(equation.invars)
-    origins: dict[Any, Set[Any]] = {}  # of fused values, what is in memory
-    for equation in flat.eqns:
-        sources: Set[Any] = frozenset().union(*(origins.get(a, {a}) for a in _read(equation.invars)))
-        if equation.primitive.name == SCAN or any(var in written for var in equation.outvars):
-            yield equation, sources
-        else:
-            origins.update(dict.fromkeys(equation.outvars, sources))
-
-
-def _equation_bytes(equation: JaxprEqn, sources: Set[Any]) -> float:
-    """What a fused group that ends with this equation reads and writes."""
-    results = nbytes([var.aval for var in equation.outvars])
-    if equation.primitive.name in ("gather", "dynamic_slice"):  # which read what they give
+def _group_bytes(group: Group) -> float:
+    """What it reads and writes."""
+    results = nbytes([var.aval for var in group.equation.outvars])
+    if group.name in ("gather", "dynamic_slice"):  # which read what they give
         return 2 * results
-    return results + nbytes([atom.aval for atom in sources])
-
-
-def _temporary_bytes(closed: ClosedJaxpr) -> int:
-    """The most bytes of intermediate results that are in memory at once, fused groups taken in their order.
-
-    Some may write in the place of what they read last; see `IN_PLACE`.
-    """
-    flat = without_barriers(inline(closed)).jaxpr
-    kept = {*flat.invars, *flat.constvars, *_read(flat.outvars)}
-    groups = list(_groups(flat))
-    last_use = {atom: place for place, (_, sources) in enumerate(groups) for atom in sources}
-    held = most = 0
-    for place, (equation, sources) in enumerate(groups):
-        inside = _temporary_bytes(equation.params["jaxpr"]) if equation.primitive.name == SCAN else 0
-        made = [nbytes(var.aval) for var in equation.outvars if var in last_use and var not in kept]
-        ended = [nbytes(atom.aval) for atom in sources if last_use[atom] == place and atom not in kept]
-        in_place = Counter(made) & Counter(ended) if equation.primitive.name in IN_PLACE else Counter[int]()
-        most = max(most, held + sum(made) - sum(in_place.elements()) + inside)
-        held += sum(made) - sum(ended)
-    return most
-
-
-def _read(atoms: Any) -> set[Any]:
-    return {atom for atom in atoms if not isinstance(atom, Literal)}
+    return results + nbytes([atom.aval for atom in group.sources])
