@@ -42,7 +42,7 @@ class Line:
         assert world.mailbox is not None
         self.world, self._mailbox = world, world.mailbox
         self._devices = {world.rank: jax.local_devices()[:1]}
-        chosen = between_processes(name, world, [[0], [1]], self._devices, [1 - world.rank], {})
+        chosen = between_processes(name, world, [[0], [1]], self._devices, [1 - world.rank])
         self._transport = chosen.transport
         self._sent = 0
         self._round = 0

@@ -79,7 +79,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     validate_every: int = 0
     validation_steps: int = 0
     stall_seconds: float = 300.0
-    transport: TransportName = "socket"
+    transport: TransportName = "auto"
     jitter: str = "J0"
     late_readiness: float = 0.0
     skew: float = 0.0

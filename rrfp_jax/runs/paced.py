@@ -32,6 +32,7 @@ from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.engine.links import agreement_of, told_links_of
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.processes.world import START_SECONDS
+from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.train.checks import check_order
@@ -180,8 +181,8 @@ class PacedRun:
         self._world.agree("what is to be run", agreed | {"the hash of pace.workload": tables})
         self._member, self._grouped, self._ranks = layout.member, layout.grouped, layout.groups
         devices = {stage: stage_mesh.own[:1] for stage, stage_mesh in layout.stage_meshes.items()}
-        room = dict.fromkeys(devices, config.pace.message_bytes)
-        links = told_links_of(layout, placement, settings.execution.transport, room)
+        foreseen = Foreseen(room=dict.fromkeys(devices, config.pace.message_bytes))
+        links = told_links_of(layout, placement, settings.execution.transport, foreseen)
         self._driver = Driver(
             devices,
             self._world,

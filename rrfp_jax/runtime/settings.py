@@ -84,7 +84,7 @@ class Execution:
     """
 
     stall_seconds: float = 300.0
-    transport: TransportName = "socket"
+    transport: TransportName = "auto"
     executables: str | Path | None = None
     terms: Terms = field(default_factory=Terms)
     delays: Delays = field(default_factory=Delays)

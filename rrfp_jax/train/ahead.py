@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -27,7 +28,7 @@ from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.split import layers_of_chunks
-from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool
+from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import Library
@@ -35,7 +36,7 @@ from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import placed_params
 from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 from rrfp_jax.runtime.stages.staging import LastingPrograms, Staging
-from rrfp_jax.runtime.transport.choice import foreseen_slot_bytes
+from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, compile_copiers, slot_bytes
 from rrfp_jax.train.checks import check_order, rows_program
 from rrfp_jax.train.settings import Settings
 
@@ -148,12 +149,9 @@ def compile_ahead(
         lasting = staging.compile(pool)
     library.prepare(buckets, rules)
     _compile_rest(run, library, layout, executables)
-    slots = dict.fromkeys(layout.stage_meshes, 0)
-    if len(of_rank) > 1:
-        transport, largest = run.settings.execution.transport, library.largest_arrivals(rules)
-        slots = {number: foreseen_slot_bytes(transport, largest[number]) for number in slots}
+    slots = _slot_bytes(run, library, layout, executables) if len(of_rank) > 1 else {}
     found = [
-        _stage(number, layout, library, lasting, chunks[number], rules, memory, slots[number])
+        _stage(number, layout, library, lasting, chunks[number], rules, memory, slots.get(number, 0))
         for number in layout.stage_meshes
         if number < layout.stages
     ]
@@ -201,6 +199,21 @@ def _compile_rest(run: AheadOfTime, library: Library, layout: Layout, executable
             run.mesh.placement(run.schedule), layout.count_of(len(plan)), run.schedule, forward_only=True
         )
         library.prepare(declared_buckets(run.evaluate) or buckets_of(plan), rules)
+
+
+def _slot_bytes(
+    run: AheadOfTime, library: Library, layout: Layout, executables: Executables
+) -> dict[int, int]:
+    """Of each stage, for messages from other processes; what copies these out of them is compiled, too.
+
+    But for tied values: these are compiled at the start.
+    """
+    if run.settings.execution.transport == "socket":
+        return {}
+    foreseen = Foreseen(library.arrivals("train"), compiler=partial(compiled_for, executables))
+    devices = layout.devices
+    compile_copiers(devices, foreseen, library.arrivals("evaluate"))
+    return {number: slot_bytes(foreseen.slot_size(devices, (*own,))) for number, own in devices.items()}
 
 
 def _stage(

@@ -61,7 +61,7 @@ def plan_ahead(
         table = measured(earlier)
         if table is None or not table.buckets.keys() >= set(names):
             return None
-    engine.library.prepare(buckets, rules)  # the budgets follow from the programs
+    engine.prepare(buckets, rules)  # the budgets follow from the programs
     budgets = engine.memory.of_step(replace(rules, schedule=planned.hint), buckets).budgets
     try:
         costs = WorkloadCosts(table.workload(names), rules.placement)

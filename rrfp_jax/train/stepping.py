@@ -203,7 +203,7 @@ class Stepper:
     def _prepare_evaluation(self, data: Data) -> None:
         plan = self.loader.plan(data, 0)
         buckets = declared_buckets(data) or buckets_of(plan)
-        self.engine.library.prepare(buckets, self.rules(len(plan), "evaluate"))
+        self.engine.prepare(buckets, self.rules(len(plan), "evaluate"))
 
     def _plan_ahead(self, step: int, rules: StepRules, buckets: Sequence[Bucket]) -> PlannedStep | None:
         """The order of a step that trains, equal on all processes; None if it is not planned."""

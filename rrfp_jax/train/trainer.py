@@ -83,7 +83,7 @@ class Trainer(Session):
         activation_budget: str | int | None = "auto",
         spare_gradients: int = SPARE_GRADIENTS,
         stall_seconds: float = 300.0,
-        transport: TransportName = "socket",
+        transport: TransportName = "auto",
         executables: str | Path | None = None,
         delays: Delays | None = None,
         agreement: CarrierName = "kv",

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,14 @@ from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.programs.compiling import compiled_for
+from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.transport.choice import MOST_TOLD, _speeds, between_processes
 from rrfp_jax.runtime.transport.nixl import trial
 from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Memory, Peers, Stretch, WriteFailed
+from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, compile_copiers
 from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Written
-from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
+from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, packed
 from rrfp_jax.runtime.transport.nixl.places import Give, Grow
 from rrfp_jax.runtime.transport.nixl.receiver import Copy
 from rrfp_jax.runtime.transport.nixl.slabs import Slabs, memory_of, zeros
@@ -61,7 +65,7 @@ def both(worlds, call):
 def chosen(worlds, name):
     def choose(world):
         devices = {world.rank: jax.devices()[world.rank : world.rank + 1]}
-        return between_processes(name, world, RECEIVERS, devices, [1 - world.rank], {})
+        return between_processes(name, world, RECEIVERS, devices, [1 - world.rank])
 
     return both(worlds, choose)
 
@@ -100,7 +104,7 @@ class TestTrial:
         def choose(world):
             threading.current_thread().name = lacking if world.rank else "has"
             devices = {world.rank: jax.devices()[world.rank : world.rank + 1]}
-            return between_processes(name, world, RECEIVERS, devices, [1 - world.rank], {})
+            return between_processes(name, world, RECEIVERS, devices, [1 - world.rank])
 
         found = both(worlds, choose)
         if name == "auto":
@@ -176,7 +180,7 @@ def agent():
 
 class TestMemory:
     def slabs(self, agent, count=2):
-        return Slabs(agent, {0: jax.devices()[:count]}, {0: 1024}, 2)
+        return Slabs(agent, {0: jax.devices()[:count]}, Foreseen({0: [(((1024,), "uint8"),)]}), 2)
 
     def test_what_is_copied_is_no_view_of_the_slot(self, agent):
         """An array as large as its slot, of the slot's own dtype: JAX would hand it on."""
@@ -187,6 +191,24 @@ class TestMemory:
         slot = slabs._slots[0][0].arrays[0]
         assert memory_of(array).address != memory_of(slot).address
         np.testing.assert_array_equal(before, 0)
+
+    @pytest.mark.usefixtures("jax_keeps_nothing")
+    def test_what_was_compiled_ahead_is_all_that_is_copied_by(self, agent, tmp_path):
+        """A larger message comes later: slots grow for it, and smaller ones lie in what has grown."""
+        device = jax.devices()[0]
+        small, large = (((1024,), "uint8"),), (((500, 3), "float32"), ((), "int32"))
+        stores = [Executables(tmp_path), Executables(tmp_path)]
+        first, again = (Foreseen({0: [small]}, compiler=partial(compiled_for, store)) for store in stores)
+        compile_copiers({0: [device]}, first, {0: [large]})
+        assert stores[0].compiles == 3  # of the larger only what copies out of a slot that has grown
+        slabs = Slabs(agent, {0: [device]}, again, 2)
+        slabs.prepare({0: [small]})
+        slabs.prepare({0: [large]})
+        slabs.grow(Grow(0, 1, packed(large, 1).size))
+        made = dict(slabs._copiers._made)
+        for slot, specs in [(0, small), (1, small), (1, large)]:
+            slabs.copy(Copy(0, key(0, 0), specs, 0.0, 1, 0, slot))
+        assert slabs._copiers._made == made and (stores[1].compiles, stores[1].loads) == (0, 3)
 
     def test_each_device_gets_its_own(self, agent):
         slabs = self.slabs(agent)

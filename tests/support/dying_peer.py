@@ -19,6 +19,7 @@ from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.runtime.processes.handshake import connect, listen
 from rrfp_jax.runtime.processes.mailbox import Mailbox
 from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
 from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.runtime.transport.nixl.trial import Meeting, meet
 from rrfp_jax.runtime.transport.protocol import Key
@@ -138,7 +139,7 @@ def made(name, world, role):
     devices = {role: jax.devices()[:1]}
     met = meet(world, devices, [1 - role])
     assert isinstance(met, Meeting), met
-    return NixlTransport(world, receivers, devices, met.agent, met.peers, {role: 4096})
+    return NixlTransport(world, receivers, devices, met.agent, met.peers, Foreseen())
 
 
 def play(name, role, listeners, part, words):

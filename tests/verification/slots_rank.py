@@ -19,6 +19,7 @@ from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.transport.choice import between_processes
+from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
 from rrfp_jax.runtime.transport.nixl.places import SLOTS
 from rrfp_jax.runtime.transport.protocol import Key
 from tests.support import toy
@@ -44,9 +45,11 @@ def in_flight(world: World) -> dict[str, Any]:
     """
     devices = {world.rank: jax.local_devices()[:1]}
     began = resident()
-    another = between_processes("nixl", world, [[0], [1]], devices, [1 - world.rank], {})
+    another = between_processes("nixl", world, [[0], [1]], devices, [1 - world.rank])
     library, began = resident() - began, resident()
-    chosen = between_processes("nixl", world, [[0], [1]], devices, [1 - world.rank], {world.rank: MESSAGE})
+    chosen = between_processes(
+        "nixl", world, [[0], [1]], devices, [1 - world.rank], Foreseen(room={world.rank: MESSAGE})
+    )
     said, grown = chosen.slot_bytes()[world.rank], resident() - began
     transport, round = chosen.transport, world.next_round()
     transport.begin(round, devices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -15,27 +16,28 @@ from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.driver.driver import Driver
-from rrfp_jax.runtime.engine.links import connect
+from rrfp_jax.runtime.engine.links import Links, connect
 from rrfp_jax.runtime.engine.step_run import StepRun
 from rrfp_jax.runtime.memory.memory import Memory
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.split import layers_of_chunks
-from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool
+from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.programs.library import Library, phase_of
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.settings import Execution, MemoryPolicy
+from rrfp_jax.runtime.stages import ties
 from rrfp_jax.runtime.stages.inputs import Inputs, Load
 from rrfp_jax.runtime.stages.model_step import ModelStep
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import Staging
-from rrfp_jax.runtime.stages.sums import Sums, add_up
-from rrfp_jax.runtime.stages.ties import Tie, collect_gradients, locate, spread_gradients, spread_values
+from rrfp_jax.runtime.stages.sums import Sums, add_up, not_finite
+from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
 
 
 class Engine:
@@ -94,15 +96,19 @@ class Engine:
         self.optimizers: Sequence[Optimizer] = ()
         self._reductions: Mapping[int, Reduction] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
-        self._ties: Sequence[Tie] = ()
-        self._driver: Driver | None = None
+        self._ties: Sequence[ties.Tie] = ()
+        self._links: Links | None = None
 
     @property
     def driver(self) -> Driver:
         """The driver, once started."""
-        if self._driver is None:
+        return self._linked.driver
+
+    @property
+    def _linked(self) -> Links:
+        if self._links is None:
             raise RuntimeError("the engine has not been started")
-        return self._driver
+        return self._links
 
     def as_text(self) -> dict[str, str]:
         """What must be equal in all processes of the run, besides its settings; by name."""
@@ -147,20 +153,23 @@ class Engine:
             self.library.prepare(buckets, rules)
             made = finish()
         self.optimizers, self._reductions = made.optimizers, made.reductions
-        self._ties = locate(
-            self.library.params,
-            self.chunks,
-            self.library.roles.ties,
-            self.layout.widths,
-            self.library.spread,
-            self.layout.replicas,
+        self._ties = ties.locate(self.library, self.chunks, self.layout)
+        foreseen = Foreseen(
+            self.library.arrivals(phase_of(rules)), compiler=partial(compiled_for, self.executables)
         )
-        links = connect(self.layout, self.placement, self._execution, self.library.largest_arrivals(rules))
-        self._exchange, self._driver = links.exchange, links.driver
-        weakref.finalize(self, self._driver.close).atexit = False  # the mailbox knows its parts until then
+        self._links = links = connect(
+            self.layout, self.placement, self._execution, foreseen, ties.distant_pairs(self._ties)
+        )
+        weakref.finalize(self, links.driver.close).atexit = False  # the mailbox knows its parts until then
+        links.prepare(ties.arrivals(self._ties, made.stages))
         self.memory.start(list(made.stages.values()), made.optimizers, rules, links.slot_bytes)
         self._staging.connect()
         self.stages = made.stages  # last: says that everything has been started
+
+    def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
+        """Compile what a step with these buckets needs and is not there yet; see `Library.prepare`."""
+        if self.library.prepare(buckets, rules):
+            self._linked.prepare(self.library.arrivals(phase_of(rules)))
 
     def run(
         self,
@@ -197,7 +206,7 @@ class Engine:
     ) -> StepRun:
         """Everything that is there before the first task: programs, data, zeroed sums; see `run`."""
         phase = phase_of(rules)
-        self.library.prepare(buckets, rules)
+        self.prepare(buckets, rules)
         memory = self.memory.of_step(rules, buckets)
         distinct = list(dict.fromkeys(buckets))
         numbers = [distinct.index(bucket) for bucket in buckets]
@@ -233,7 +242,7 @@ class Engine:
         """Add up what replicas, tied parameters and processes have found, once all tasks have ended."""
         if run.phase == "train":
             self._add_replicas()
-            collect_gradients(self._ties, self.stages, self._exchange)
+            ties.collect_gradients(self._ties, self.stages, self._linked.exchange)
         mine = run.results(self.stages, self.optimizers, self.layout, records)
         told = mine if self.layout.told else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {run.phase} step {run.step}", told, records, run.step)
@@ -270,25 +279,16 @@ class Engine:
         for stage_replica in sorted(self.stages.keys() - updated):  # they own no parameter
             self.stages[stage_replica].reset_gradients()
         self._has_gradients = False
-        spread_values(self._ties, self.stages, self._exchange)
+        ties.spread_values(self._ties, self.stages, self._linked.exchange)
 
     def gradients(self) -> Params:
         """The gradient sums of this process's stages after `run`; of tied parameters the sum over all."""
-        spread_gradients(self._ties, self.stages, self._exchange)
+        ties.spread_gradients(self._ties, self.stages, self._linked.exchange)
         return {layer: own for stage in self.distinct for layer, own in stage.gradients.items()}
 
     def not_finite(self) -> str:
-        """Where gradient sums are not finite after `run`: the one nearest to the loss; of all processes."""
-        mine = [
-            (stage_replica, path)
-            for stage_replica, stage in self.stages.items()
-            for path in stage.not_finite()
-        ]
-        found = [own for part in self.world.gather("where gradients are not finite", mine) for own in part]
-        if not found:  # finite in float64, too large for the norm's float32
-            return "some parameter"
-        stage_replica, path = max(found, key=lambda own: int(own[1].split(".")[0]))
-        return f"{path} on {self.layout.name(stage_replica)}"
+        """Where gradient sums are not finite after `run`; see `sums.not_finite`."""
+        return not_finite(self.stages, self.layout)
 
     def reset_gradients(self) -> None:
         """Zero every stage's gradient sums."""

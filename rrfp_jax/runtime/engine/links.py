@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,9 +12,11 @@ from rrfp_jax.runtime.group.agreement import Agreement, Terms
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.settings import Execution
 from rrfp_jax.runtime.stages.ties import Exchange
-from rrfp_jax.runtime.transport.choice import Chosen, TransportName, between_processes
+from rrfp_jax.runtime.transport.choice import NOTHING, Chosen, TransportName, between_processes
 from rrfp_jax.runtime.transport.exchange import exchange
 from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
+from rrfp_jax.runtime.transport.nixl.messages import Specs
 from rrfp_jax.runtime.transport.protocol import Transport
 from rrfp_jax.runtime.transport.routed import RoutedTransport
 
@@ -26,19 +28,27 @@ class Links:
     Attributes:
         driver: runs their steps.
         exchange: sends single arrays outside of steps.
-        slot_bytes: see `Chosen`.
+        slot_bytes, prepare: see `Chosen`.
     """
 
     driver: Driver
     exchange: Exchange
     slot_bytes: Callable[[], Mapping[int, int]]
+    prepare: Callable[[Mapping[int, Collection[Specs]]], None]
 
 
-def connect(layout: Layout, placement: Placement, execution: Execution, room: Mapping[int, int]) -> Links:
-    """Connect this process to the others, all of them together; `room` as in `links_of`."""
-    chosen = told_links_of(layout, placement, execution.transport, room)
+def connect(
+    layout: Layout,
+    placement: Placement,
+    execution: Execution,
+    foreseen: Foreseen,
+    tied: Collection[tuple[int, int]],
+) -> Links:
+    """Connect this process to the others, all of them together; `foreseen` and `tied` as in `links_of`."""
+    chosen = told_links_of(layout, placement, execution.transport, foreseen, tied)
     driver = driver_of(layout, chosen.transport, placement, execution)
-    return Links(driver, exchange_of(layout, chosen.transport, execution.stall_seconds), chosen.slot_bytes)
+    sending = exchange_of(layout, chosen.transport, execution.stall_seconds)
+    return Links(driver, sending, chosen.slot_bytes, chosen.prepare)
 
 
 def agreement_of(layout: Layout, terms: Terms) -> Agreement | None:
@@ -51,7 +61,8 @@ def links_of(
     layout: Layout,
     placement: Placement,
     name: TransportName = "socket",
-    room: Mapping[int, int] | None = None,
+    foreseen: Foreseen = NOTHING,
+    tied: Collection[tuple[int, int]] = (),
 ) -> Chosen:
     """What carries outputs from virtual stage to virtual stage; all processes make it together.
 
@@ -59,15 +70,16 @@ def links_of(
         layout: where the stages are.
         placement: of virtual stages.
         name: of what is used between processes.
-        room: bytes of the largest message to each stage replica of this process, on each device, if known.
+        foreseen: of messages to each stage replica of this process.
+        tied: stage replicas that exchange tied values, by twos.
 
     Raises:
         UsageError: NIXL is asked for, and cannot be used.
     """
     if layout.world.size == 1:
         return Chosen(LocalTransport())
-    near = neighbours(layout, placement)
-    chosen = between_processes(name, layout.world, layout.receivers, layout.devices, near, room or {})
+    near = neighbours(layout, placement, tied)
+    chosen = between_processes(name, layout.world, layout.receivers, layout.devices, near, foreseen)
     apart = len(layout.stage_meshes) == 1 and placement.chunks == 1  # nothing stays in this process
     if apart:
         return chosen
@@ -75,10 +87,14 @@ def links_of(
 
 
 def told_links_of(
-    layout: Layout, placement: Placement, name: TransportName, room: Mapping[int, int]
+    layout: Layout,
+    placement: Placement,
+    name: TransportName,
+    foreseen: Foreseen,
+    tied: Collection[tuple[int, int]] = (),
 ) -> Chosen:
     """As `links_of`; rank 0 prints which way messages between processes take, unless it was asked for."""
-    chosen = links_of(layout, placement, name, room)
+    chosen = links_of(layout, placement, name, foreseen, tied)
     if chosen.said and layout.world.rank == 0:
         print(chosen.said, flush=True)
     return chosen
@@ -89,8 +105,11 @@ def transport_of(layout: Layout, placement: Placement, name: TransportName = "so
     return links_of(layout, placement, name).transport
 
 
-def neighbours(layout: Layout, placement: Placement) -> set[int]:
-    """The ranks of the stages before and after this process's, in its replicas; whoever has one is one."""
+def neighbours(layout: Layout, placement: Placement, tied: Collection[tuple[int, int]] = ()) -> set[int]:
+    """The ranks of the stages with which this process's exchange anything; `tied` as in `links_of`.
+
+    These are the stages before and after, in its replicas, and those with which one shares a parameter.
+    """
     found: set[int] = set()
     for stage_replica in layout.devices:
         replica, stage = layout.place(stage_replica)
@@ -99,6 +118,9 @@ def neighbours(layout: Layout, placement: Placement) -> set[int]:
             for other in (v - 1, v + 1):
                 if 0 <= other <= placement.last:
                     found |= {*layout.groups[replica * layout.stages + placement.place(other)[0]]}
+    for one, other in tied:
+        for mine, theirs in ((one, other), (other, one)):
+            found |= {*layout.groups[theirs]} if mine in layout.devices else set()
     return found - {layout.world.rank}
 
 

@@ -69,6 +69,13 @@ class Compiler:
         return compiled
 
 
+def compiled_for(
+    executables: Executables, device: jax.Device, function: Callable[..., Any], *specs: Any
+) -> Compiled:
+    """A function compiled for one device of this process; see `Compiler`."""
+    return Compiler(StageMesh((device,)), executables)(function, *specs)
+
+
 @dataclass(frozen=True)
 class FirstSum:
     """A sum over all devices of a stage, which have found each other once it is ready."""

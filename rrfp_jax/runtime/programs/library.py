@@ -26,7 +26,7 @@ from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool
 from rrfp_jax.runtime.programs.counting import Counting
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
-from rrfp_jax.runtime.programs.stage_mesh import VirtualStage
+from rrfp_jax.runtime.programs.stage_mesh import Shapes, VirtualStage
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 
 Phase: TypeAlias = Literal["train", "evaluate"]
@@ -177,10 +177,13 @@ class Library:
             if not virtual_stage.ends.before:
                 sharding.check_carry(shapes[virtual_stage.layers.start].carry_in, virtual_stage.width)
 
-    def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
+    def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> bool:
         """Compile for these buckets what a step by these rules needs and is not there yet; never inside one.
 
         What was compiled stays, so that a change of schedule back and forth compiles once.
+
+        Returns:
+            Whether there was anything to compile.
         """
         stages = rules.placement.stages
         kinds = {s: rules.backward_kinds(s % stages) for s in self._virtual_stages}
@@ -188,7 +191,7 @@ class Library:
             self._kinds, self._complete = kinds, set()
         missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
         if not missing:
-            return
+            return False
         for bucket in missing:
             self.examine(bucket)
             if not rules.forward_only:
@@ -207,6 +210,7 @@ class Library:
                 s: [made[bucket, s, c] for c in range(len(own))] for s, own in self._virtual_stages.items()
             }
         self._complete.update(missing)
+        return True
 
     def programs(self, bucket: Bucket, phase: Phase) -> StagePrograms:
         """What `prepare` has compiled."""
@@ -220,14 +224,16 @@ class Library:
         """What has been compiled for all buckets."""
         return [made for (_, of), made in self._programs.items() if of == phase]
 
-    def largest_arrivals(self, rules: StepRules) -> dict[int, int]:
-        """By stage replica here, bytes of the largest message to it in such steps, by the programs there."""
+    def arrivals(self, phase: Phase) -> dict[int, set[Shapes]]:
+        """By stage replica here, all messages to it in such steps: shape and dtype's name of each array."""
         return {
-            stage_replica: max(
-                virtual_stage.footprint.largest_arrival
-                for programs in self.all_programs(phase_of(rules))
+            stage_replica: {
+                self._compilers[stage_replica].stage_mesh.shapes_sent(how.arrives, how.arrives_once)
+                for programs in self.all_programs(phase)
                 for virtual_stage in programs[stage_replica]
-            )
+                for how in virtual_stage.tasks.values()
+                if how.arrives
+            }
             for stage_replica in self._virtual_stages
         }
 

@@ -35,6 +35,10 @@ class Ends:
     after: bool = False
 
 
+Shapes: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+"""Of the arrays of a message, and their dtypes' names."""
+
+
 @dataclass(frozen=True)
 class VirtualStage:
     """Consecutive layers on one stage.
@@ -81,8 +85,10 @@ class StageMesh:
 
     @cached_property
     def own(self) -> tuple[jax.Device, ...]:
-        """Those of this process."""
-        return tuple(device for device in self.devices if device.process_index == jax.process_index())
+        """Those of this process; if all are absent, those of the process that has the first."""
+        processes = [device.process_index for device in self.devices]
+        here = jax.process_index() if jax.process_index() in processes else processes[0]
+        return tuple(device for device in self.devices if device.process_index == here)
 
     @cached_property
     def _copier(self) -> DeviceCopier:
@@ -135,6 +141,16 @@ class StageMesh:
     def copies(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Of arrays that every device has, one copy each."""
         return arrays if self.single else [shards_of(array)[0] for array in arrays]
+
+    def shapes_sent(self, specs: Sequence[Array], once: bool) -> Shapes:
+        """Shapes and dtypes of `shards` of arrays of these specs, or of `copies` (once), in their order."""
+        if self.single or once:
+            return tuple((tuple(spec.shape), spec.dtype.name) for spec in specs)
+        return tuple(
+            (tuple(spec.sharding.shard_shape(spec.shape)), spec.dtype.name)
+            for spec in specs
+            for _ in self.own
+        )
 
     def copied(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Arrays that one of this process's devices has, on all; other processes have the same ones."""

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.metrics import Reduced, add_to
+from rrfp_jax.runtime.stages.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,17 @@ def add_up(
         budget_bytes=[_least(budgets[s::stages]) for s in range(stages)],
         load_seconds=max(result["load_seconds"] for result in results),
     )
+
+
+def not_finite(stages: Mapping[int, Stage], layout: Layout) -> str:
+    """Where gradient sums are not finite: the one nearest to the loss, of all processes together."""
+    mine = [(number, path) for number, stage in stages.items() for path in stage.not_finite()]
+    gathered = layout.world.gather("where gradients are not finite", mine)
+    found = [own for part in gathered for own in part]
+    if not found:  # finite in float64, too large for the norm's float32
+        return "some parameter"
+    number, path = max(found, key=lambda own: int(own[1].split(".")[0]))
+    return f"{path} on {layout.name(number)}"
 
 
 def _least(budgets: Sequence[int | None]) -> int | None:

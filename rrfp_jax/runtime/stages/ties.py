@@ -7,14 +7,16 @@ stages round alike. Here there is one state and one update, and aliases are copi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.paths import leaf_paths
+from rrfp_jax.runtime.programs.library import Library
+from rrfp_jax.runtime.programs.stage_mesh import Shapes
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.transport.exchange import Shards
 
@@ -53,42 +55,33 @@ class Exchange(Protocol):
         """Send arrays by receiving stage and number, and wait for the expected ones."""
 
 
-def locate(
-    params: Params,
-    chunks: Sequence[Sequence[range]],
-    ties: Sequence[tuple[str, str]],
-    widths: Sequence[int],
-    spread: Set[str] = frozenset(),
-    replicas: int = 1,
-) -> list[Tie]:
-    """The places of tied parameters, given by path.
+def locate(library: Library, chunks: Sequence[Sequence[range]], layout: Layout) -> list[Tie]:
+    """The places of tied parameters; every replica of the stages has its own.
 
     Args:
-        params: specs of the whole model, {layer index as text: tree}.
+        library: knows the parameters, how they lie, and which are tied.
         chunks: by stage, the layers of each of its chunks.
-        ties: paths of owner and alias.
-        widths: by stage, the number of its devices.
-        spread: paths of parameters that are not whole on every device.
-        replicas: of all stages; each has its own.
+        layout: where the stages are.
 
     Raises:
         UsageError: one that is spread is tied to a stage with another number of devices.
     """
+    params, spread, widths = library.params, library.spread, layout.widths
     places = {
         path: Place(stage, chunk, leaf)
         for stage, own in enumerate(chunks)
         for chunk, layers in enumerate(own)
         for leaf, path in enumerate(leaf_paths({str(i): params[str(i)] for i in layers}))
     }
-    pairs = [(places[owner], places[alias]) for owner, alias in ties]
-    for paths, (owner, alias) in zip(ties, pairs, strict=True):
+    pairs = [(places[owner], places[alias]) for owner, alias in library.roles.ties]
+    for paths, (owner, alias) in zip(library.roles.ties, pairs, strict=True):
         one, other = widths[owner.stage], widths[alias.stage]
         if one != other and not spread.isdisjoint(paths):
             raise UsageError(
                 f"{paths[0]} is tied between stages of {one} and {other} devices, "
                 f"over which sharding= spreads it: keep it whole, PartitionSpec(), or give both as many"
             )
-    stage_replicas = range(0, replicas * len(chunks), len(chunks))
+    stage_replicas = range(0, layout.replicas * len(chunks), len(chunks))
     return [
         Tie(
             owner._replace(stage=first + owner.stage),
@@ -98,6 +91,23 @@ def locate(
         for first in stage_replicas
         for owner, alias in pairs
     ]
+
+
+def distant_pairs(ties: Iterable[Tie]) -> set[tuple[int, int]]:
+    """Of those between two stages, the stages."""
+    return {(source.stage, target.stage) for source, target, _ in ties if source.stage != target.stage}
+
+
+def arrivals(ties: Sequence[Tie], stages: Mapping[int, Stage]) -> dict[int, set[Shapes]]:
+    """By stage of this process, the messages to it in which values and gradients come with each update."""
+    found: dict[int, set[Shapes]] = {stage: set() for stage in stages}
+    reads = [(tie, Stage.leaf) for tie in ties] + [(tie.back, Stage.gradient) for tie in ties]
+    for (source, target, resized), read in reads:
+        if source.stage != target.stage and target.stage in stages:
+            stage = stages[target.stage]
+            like = read(stage, *target[1:])
+            found[target.stage].add(stage.stage_mesh.shapes_sent([like], resized))
+    return found
 
 
 def collect_gradients(ties: Sequence[Tie], stages: Mapping[int, Stage], exchange: Exchange) -> None:

@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias, get_args
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
-from rrfp_jax.runtime.transport.nixl.places import SLOTS, room_for
+from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, slot_bytes
+from rrfp_jax.runtime.transport.nixl.messages import Specs
+from rrfp_jax.runtime.transport.nixl.places import room_for
 from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.runtime.transport.nixl.trial import Edge, Meeting, meet
 from rrfp_jax.runtime.transport.protocol import Devices, Transport
@@ -39,7 +40,14 @@ def foreseen_slot_bytes(name: TransportName, largest: int) -> int:
         name: what is asked for.
         largest: bytes of the largest message to the stage, on each device.
     """
-    return 0 if name == "socket" else SLOTS * (room_for(largest) + ALIGNMENT)
+    return 0 if name == "socket" else slot_bytes(room_for(largest))
+
+
+NOTHING = Foreseen()
+
+
+def _needs_nothing(messages: Mapping[int, Collection[Specs]]) -> None:
+    """Prepares nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Chosen:
     """What carries messages from stage to stage.
 
     Attributes:
+        prepare: is told, by stage, of messages that were not foreseen, before there are any.
         said: which way messages between processes take, and how fast it is; empty if there is nothing to say.
         slot_bytes: what it keeps of memory on each device of a stage of this process, by stage; a stage that
             shares that with one before it has none of its own.
@@ -55,6 +64,7 @@ class Chosen:
     transport: Transport
     said: str = ""
     slot_bytes: Callable[[], Mapping[int, int]] = dict
+    prepare: Callable[[Mapping[int, Collection[Specs]]], None] = _needs_nothing
 
 
 def between_processes(
@@ -63,7 +73,7 @@ def between_processes(
     receivers: Sequence[Sequence[int]],
     devices: Devices,
     neighbours: Collection[int],
-    room: Mapping[int, int],
+    foreseen: Foreseen = NOTHING,
 ) -> Chosen:
     """Make what carries messages between processes; all of them together.
 
@@ -73,7 +83,7 @@ def between_processes(
         receivers: see `SocketTransport`.
         devices: of this process's stages.
         neighbours: ranks with which it exchanges messages.
-        room: bytes of the largest message to each of its stages, on each device, as far as known.
+        foreseen: of messages to this process.
 
     Raises:
         UsageError: NIXL is asked for, and cannot be used.
@@ -82,9 +92,9 @@ def between_processes(
         return Chosen(SocketTransport(world, receivers))
     met = meet(world, devices, neighbours)
     if isinstance(met, Meeting):
-        rooms = {stage: room_for(room.get(stage, 0)) for stage in devices}
-        made = NixlTransport(world, receivers, devices, met.agent, met.peers, rooms)
-        return Chosen(made, f"messages between processes: by NIXL ({_speeds(met.edges)})", made.slot_bytes)
+        made = NixlTransport(world, receivers, devices, met.agent, met.peers, foreseen)
+        said = f"messages between processes: by NIXL ({_speeds(met.edges)})"
+        return Chosen(made, said, made.slot_bytes, made.prepare)
     if name == "nixl":
         raise UsageError(f"transport='nixl': {met}; take 'auto' or 'socket', or see docs/transport.md")
     return Chosen(

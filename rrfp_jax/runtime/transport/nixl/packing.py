@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from rrfp_jax.runtime.transport.nixl.copiers import Cut
 from rrfp_jax.runtime.transport.nixl.messages import Specs
 
 ALIGNMENT = 256
@@ -49,3 +50,11 @@ def packed(specs: Specs, devices: int) -> Packing:
         parts.append(Part(at, used[at], size))
         used[at] += -(-size // ALIGNMENT) * ALIGNMENT
     return Packing(parts, max(used))
+
+
+@lru_cache(maxsize=1024)
+def cuts_of(specs: Specs, devices: int) -> Sequence[tuple[Sequence[int], tuple[Cut, ...]]]:
+    """By device of a stage, which of a message's arrays lie in its slot, and where."""
+    parts = packed(specs, devices).parts
+    own = [[i for i, part in enumerate(parts) if part.device == device] for device in range(devices)]
+    return [(which, tuple((parts[i].offset, *specs[i]) for i in which)) for which in own]

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import address_of
 from rrfp_jax.runtime.transport.nixl.agent import Agent, Memory, WriteFailed
+from rrfp_jax.runtime.transport.nixl.copiers import Copiers
+from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, groups_of, prepare
 from rrfp_jax.runtime.transport.nixl.messages import Granted, Specs
-from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, Part, packed
+from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, Part, cuts_of, packed
 from rrfp_jax.runtime.transport.nixl.places import Give, Grow
 from rrfp_jax.runtime.transport.nixl.receiver import Copy, Home
 from rrfp_jax.runtime.transport.protocol import Devices
-
-Cut: TypeAlias = tuple[int, tuple[int, ...], str]
-"""Where an array begins in its slot, its shape, and its dtype's name."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Slabs:
     Args:
         agent: registers the memory.
         devices: of this process's stages.
-        room: bytes that slots have at the beginning, by stage.
+        foreseen: how large slots are at the beginning, and what is copied out of them; they grow.
         count: how many there are for each stage's devices.
 
     Attributes:
@@ -49,20 +45,24 @@ class Slabs:
         sizes: of the slots at the beginning, by slab.
     """
 
-    def __init__(self, agent: Agent, devices: Devices, room: Mapping[int, int], count: int) -> None:
-        self._agent = agent
-        groups = list(dict.fromkeys(tuple(own) for own in devices.values()))
-        self.homes = {stage: Home(groups.index(tuple(own)), len(own)) for stage, own in devices.items()}
-        most = [
-            max(room[s] for s, home in self.homes.items() if home.slab == slab) for slab in range(len(groups))
-        ]
-        self.sizes = [[size] * count for size in most]
-        self._devices = groups
+    def __init__(self, agent: Agent, devices: Devices, foreseen: Foreseen, count: int) -> None:
+        self._agent, self._copiers = agent, Copiers(foreseen.compiler)
+        self._groups = groups = groups_of(devices)
+        self.homes = {stage: Home(groups.index((*own,)), len(own)) for stage, own in devices.items()}
+        self.sizes = [[foreseen.slot_size(devices, group)] * count for group in groups]
         self._slots = [
             [self._made(own, size) for size in sizes] for own, sizes in zip(groups, self.sizes, strict=True)
         ]
         self._outgrown: list[list[_Slot]] = [[] for _ in groups]
+        self._foreseen: list[set[Specs]] = [set() for _ in groups]  # messages, by slab
         self._known: dict[tuple[int, int, int], bytes] = {}  # by rank, slab, slot what it has been told
+
+    def prepare(self, messages: Mapping[int, Collection[Specs]]) -> None:
+        """Compile what copies these messages out, by stage, of slots as they are and as they may grow."""
+        for stage, kinds in messages.items():
+            self._foreseen[self.homes[stage].slab].update(kinds)
+        for group, slots, foreseen in zip(self._groups, self._slots, self._foreseen, strict=True):
+            prepare(self._copiers, group, {slot.arrays[0].size for slot in slots}, foreseen)
 
     def nbytes(self) -> dict[int, int]:
         """What slots take of a device's memory, by stage; the second stage on the same devices has none."""
@@ -82,7 +82,7 @@ class Slabs:
         """
         slots = self._slots[grow.slab]
         self._outgrown[grow.slab].append(slots[grow.slot])
-        slots[grow.slot] = self._made(self._devices[grow.slab], grow.room)
+        slots[grow.slot] = self._made(self._groups[grow.slab], grow.room)
 
     def granted(self, give: Give) -> Granted:
         """What to tell a rank of its place."""
@@ -98,17 +98,18 @@ class Slabs:
         Returns:
             Its arrays, and one for each device that is ready when its part has been copied.
         """
-        devices = self._devices[copy.slab]
+        devices = self._groups[copy.slab]
         if copy.slot is None:
             shapes = [np.empty(shape, jnp.dtype(name)) for shape, name in copy.specs]
             return [jax.device_put(shape, devices[i % len(devices)]) for i, shape in enumerate(shapes)], []
-        placed = list(zip(packed(copy.specs, len(devices)).parts, copy.specs, strict=True))
         found: dict[int, jax.Array] = {}
         ended = []
-        for device, array in enumerate(self._slots[copy.slab][copy.slot].arrays):
-            mine = [(i, part, spec) for i, (part, spec) in enumerate(placed) if part.device == device]
-            *outputs, token = copier(tuple((part.offset, *spec) for _, part, spec in mine))(array)
-            found.update(zip((i for i, _, _ in mine), outputs, strict=True))
+        arrays = self._slots[copy.slab][copy.slot].arrays
+        for device, (which, cuts), array in zip(
+            devices, cuts_of(copy.specs, len(devices)), arrays, strict=True
+        ):
+            *outputs, token = self._copiers.of(device, array.size, cuts)(array)
+            found.update(zip(which, outputs, strict=True))
             ended.append(token)
         return [found[i] for i in range(len(copy.specs))], ended
 
@@ -138,42 +139,9 @@ def device_number(device: jax.Device) -> int:
 
 
 def zeros(size: int, device: jax.Device) -> jax.Array:
-    """Bytes on a device."""
-    make = jax.jit(partial(jnp.zeros, size, jnp.uint8), out_shardings=SingleDeviceSharding(device))
-    return jax.block_until_ready(make())  # type: ignore[no-any-return]
-
-
-@lru_cache(maxsize=512)
-def copier(cuts: tuple[Cut, ...]) -> Callable[[jax.Array], Any]:
-    """The program that copies arrays out of a slot; its last output is ready when it has ended.
-
-    That one is nobody else's: the others may be donated to the program that takes them.
-    """
-
-    def copy(slot: jax.Array) -> list[jax.Array]:
-        return [*(_array(slot, *cut) for cut in cuts), slot[0]]
-
-    return jax.jit(copy)
-
-
-def _array(slot: jax.Array, offset: int, shape: tuple[int, ...], name: str) -> jax.Array:
-    dtype = jnp.dtype(name)
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = slot[offset : offset + size]
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return (raw != 0).reshape(shape)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        parts = _cast(raw, np.finfo(dtype).dtype).reshape(*shape, 2)
-        return jax.lax.complex(parts[..., 0], parts[..., 1])
-    info: Any = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
-    if info(dtype).bits < 8:  # kept one in a byte
-        raw = raw.astype(f"uint{info(dtype).bits}")
-    return _cast(raw, dtype).reshape(shape)
-
-
-def _cast(raw: jax.Array, dtype: Any) -> jax.Array:
-    width = dtype.itemsize
-    return jax.lax.bitcast_convert_type(raw if width == 1 else raw.reshape(-1, width), dtype)
+    """Bytes on a device, in memory of JAX's own; nothing is compiled for that."""
+    made: jax.Array = jax.device_put(np.zeros(size, np.uint8), device, may_alias=False)
+    return made.block_until_ready()
 
 
 def stretches_of(specs: Specs, arrays: Sequence[jax.Array], devices: int) -> list[tuple[Part, Memory]]:

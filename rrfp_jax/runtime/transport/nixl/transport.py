@@ -7,7 +7,7 @@ that before whatever takes the arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -19,7 +19,8 @@ from rrfp_jax.runtime.processes.waits import pause
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
 from rrfp_jax.runtime.transport.nixl.agent import Agent, Peers, WriteFailed
 from rrfp_jax.runtime.transport.nixl.copies import Copies
-from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
+from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Specs, Unwanted, Written
 from rrfp_jax.runtime.transport.nixl.places import SLOTS, Give, Grow
 from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline, Receiver
 from rrfp_jax.runtime.transport.nixl.sender import Delivered, Forget, Say, Sender, Write
@@ -47,7 +48,7 @@ class NixlTransport:
         devices: of this process's stages.
         agent: of this process.
         peers: the other processes' agents.
-        room: bytes on each device that slots have at the beginning, by stage; they grow.
+        foreseen: of messages to this process.
     """
 
     def __init__(
@@ -57,13 +58,14 @@ class NixlTransport:
         devices: Devices,
         agent: Agent,
         peers: Peers,
-        room: Mapping[int, int],
+        foreseen: Foreseen,
     ) -> None:
         assert world.mailbox is not None
         self._world, self._mailbox, self._receivers = world, world.mailbox, receivers
         self._agent, self._peers = agent, peers
         self._writes = Writes(agent, peers, self._leave_end)
-        self._slabs = Slabs(agent, devices, room, SLOTS)
+        self._slabs = Slabs(agent, devices, foreseen, SLOTS)
+        self._slabs.prepare(foreseen.messages)
         self._receiver = Receiver(list(map(Slots, self._slabs.sizes)), self._slabs.homes)
         self._sender = Sender()
         self._round = 0
@@ -80,6 +82,10 @@ class NixlTransport:
         for kind, handler in self._handlers().items():
             self._mailbox.on(kind, handler, self._number)
         world.gather("everybody's slots", None, START_SECONDS)  # from now on others may send to this one
+
+    def prepare(self, messages: Mapping[int, Collection[Specs]]) -> None:
+        """Compile what copies such messages out of slots, by stage, if that has not been done."""
+        self._slabs.prepare(messages)
 
     def slot_bytes(self) -> Mapping[int, int]:
         """What slots take of a device's memory; see `Slabs.nbytes`."""
