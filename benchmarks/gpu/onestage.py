@@ -19,6 +19,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 from rrfp_jax.runtime.model.layers import LayerSpec
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
@@ -67,7 +68,8 @@ class OneStage:
         for name, kind in (("forward", FORWARD), ("backward", BACKWARD)):
             analysis: Any = tasks[kind].program.memory_analysis()  # type: ignore[union-attr]
             found[f"{name}_temporary"] = int(analysis.temp_size_in_bytes)
-            found[f"{name}_outputs"] = int(analysis.output_size_in_bytes)
+            new = analysis.output_size_in_bytes - analysis.alias_size_in_bytes  # sums are added to in place
+            found[f"{name}_outputs"] = int(new)
         return found
 
     def begin(self) -> Run:
@@ -89,9 +91,11 @@ class Run:
         self._ids = jax.device_put(np.zeros(IDS.shape, IDS.dtype))
         specs = jax.tree.leaves(stage.shape.params)
         leaves = [random_array(spec, 2 + i, spec.shape[0] ** -0.5) for i, spec in enumerate(specs)]
-        own = _Leaves([leaves], jax.device_put(np.float32(1.0)), StageMesh((jax.local_devices()[0],)))
+        sums = [jnp.zeros(spec.shape, wide(spec).dtype) for spec in specs]
+        own = _Leaves([leaves], jax.device_put(np.float32(1.0)), StageMesh((jax.local_devices()[0],)), [sums])
         self._step = ModelStep(own, "train", [[stage.programs]], [0], [[]])  # type: ignore[arg-type]
-        jax.block_until_ready([self._x, self._cotangent, leaves])
+        self._sums = own.sums
+        jax.block_until_ready([self._x, self._cotangent, leaves, sums])
         jax.block_until_ready([bound.head for bound in self._step._bound.values()])
 
     def fresh_input(self) -> jax.Array:
@@ -102,23 +106,23 @@ class Run:
         """Dispatch the forward of a microbatch; what it gives, and what is kept for the backward."""
         self._step._held[0, 0] = [None, self._ids]
         self._step.receive(task := Task(FORWARD, 0, 0), [self._x if x is None else x])
-        outputs, _ = self._step.run(task)
+        outputs, _ = self._step.run(task, in_turn=True)
         return outputs, self._step._held[0, 0]
 
     def backward(self) -> Any:
-        """Dispatch the fused backward; what it gives."""
-        return self._again(BACKWARD), self._step._gradients.pop((0, 0))
+        """Dispatch the fused backward; what it gives, and the gradient sums after it."""
+        return self._again(BACKWARD), self._sums[0]
 
     def seconds(self, rounds: int) -> dict[str, float]:
         """Median seconds of forward (F), fused backward (B), input's (I) and weights' gradients (W)."""
         found = {"F": median_seconds(self.forward, rounds), "B": median_seconds(self.backward, rounds)}
         found["I"] = median_seconds(partial(self._again, INPUT), rounds)
         self._step.receive(task := Task(INPUT, 0, 0), [self._cotangent])
-        self._step.run(task)
+        self._step.run(task, in_turn=True)
 
         def weight() -> Any:
             self._again(WEIGHT)
-            return self._step._gradients.pop((0, 0))
+            return self._sums[0]
 
         return found | {"W": median_seconds(weight, rounds)}
 
@@ -127,7 +131,7 @@ class Run:
         held = list(self._step._held[0, 0])
         if kind is not WEIGHT:
             self._step.receive(Task(kind, 0, 0), [self._cotangent])
-        outputs, _ = self._step.run(Task(kind, 0, 0))
+        outputs, _ = self._step.run(Task(kind, 0, 0), in_turn=True)
         self._step._held[0, 0] = held
         return outputs
 
@@ -138,6 +142,15 @@ class _Leaves(NamedTuple):
     leaves: list[list[jax.Array]]
     loss_scale: jax.Array
     stage_mesh: StageMesh
+    sums: list[list[jax.Array]]
+
+    def sums_of(self, chunk: int) -> list[jax.Array]:
+        """See `Stage`."""
+        return self.sums[chunk]
+
+    def put_sums(self, chunk: int, sums: list[jax.Array]) -> None:
+        """See `Stage`."""
+        self.sums[chunk] = sums
 
 
 def random_array(spec: Any, seed: int, scale: float) -> jax.Array:

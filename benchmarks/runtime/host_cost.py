@@ -128,7 +128,7 @@ def host_cost(
 
 
 def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
-    """Seconds per task of calling every stage's forward, backward and accumulate in a plain loop."""
+    """Seconds per task of calling every stage's forward, and backward that adds, in a plain loop."""
     engine = trainer._engine
     (compiled,) = engine.library.all_programs("train")
     calls = []
@@ -139,14 +139,14 @@ def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
             call = programs.tasks[kind].program
             assert call is not None
             calls.append((call, zeros))
-    gradients = [[jnp.zeros_like(leaf) for leaf in stage.leaves[0]] for stage in engine.stages.values()]
     samples = []
     for _ in range(rounds):
         for s, stage in engine.stages.items():
             began = perf_counter()
-            for call, arguments in calls[2 * s : 2 * s + 2]:
-                call(*arguments)
-            stage.add(0, gradients[s])
+            (forward, its), (backward, reads) = calls[2 * s : 2 * s + 2]
+            forward(*its)
+            sums = stage.sums_of(0)
+            stage.put_sums(0, backward(*sums, *reads)[-1 - len(sums) : -1])
             samples.append((perf_counter() - began) / 2)
     engine.reset_gradients()
     return samples

@@ -36,9 +36,8 @@ def run_plainly(parts: Sequence[ModelStep]) -> list[jax.Array]:
         carry: Sequence[jax.Array] = ()
         for part in parts:
             part.receive(task := Task(FORWARD, 0, j), carry)
-            carry, _ = part.run(task)
+            carry, _ = part.run(task, in_turn=True)
         for part in reversed(parts):
             part.receive(task := Task(BACKWARD, 0, j), carry)
-            carry, _ = part.run(task)
-            part.accumulate(0, j)
+            carry, _ = part.run(task, in_turn=True)
     return [leaf for part in parts for leaf in jax.tree.leaves(part.stage.gradients)]

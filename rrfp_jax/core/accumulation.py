@@ -6,7 +6,11 @@ spare buffer can park its gradient until then. With `"arrival"` each gradient is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
+
+from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.transitions import ADDS
 
 Accumulation: TypeAlias = Literal["index", "arrival"]
 
@@ -58,3 +62,14 @@ class Accumulator:
             due.append(turn)
         self._turn[chunk] = turn
         return tuple(due)
+
+
+def most_parked(order: Iterable[Task], chunks: int) -> int:
+    """How many gradients a stage has parked at once that runs its tasks in this order, added by index."""
+    tasks = list(order)
+    accumulator, most = Accumulator(chunks, "index", len(tasks)), 0
+    for kind, chunk, microbatch in tasks:
+        if ADDS[kind]:
+            accumulator.add(chunk, microbatch)
+            most = max(most, accumulator.parked)
+    return most

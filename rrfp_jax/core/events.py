@@ -45,17 +45,22 @@ class Chosen(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """The one instruction: run the program of `task`, then add gradients to its chunk's gradient sums.
+    """The one instruction: run the program of `task`, and add gradients to its chunk's gradient sums.
 
     The task's output, if another stage needs it, is offered at once.
 
     Attributes:
-        additions: the microbatches whose gradients are added, in this order: computed by this task, or parked
-            before it.
+        additions: the microbatches whose gradients are added, in this order: that of this task, which its
+            program adds, then those parked before it.
     """
 
     task: Task
     additions: tuple[int, ...] = ()
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the task's own gradient is the first of the additions; else it is parked, if it has one."""
+        return bool(self.additions)
 
 
 Event: TypeAlias = Arrived | Room | Chosen

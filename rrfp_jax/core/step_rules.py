@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation, most_parked
 from rrfp_jax.core.drain import Drain
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
@@ -87,10 +87,16 @@ class StepRules:
         """Whether the limit is kept by the drain; a forward-only pass has nothing to drain."""
         return self.backpressure == "drain" and not self.forward_only
 
-    @property
+    @cached_property
     def unadded_gradients(self) -> int:
-        """Most gradients that a stage has beside its sums: parked ones, and those of programs under way."""
-        return MOST_QUEUED + (self.spare_gradients if self.accumulation == "index" else 0)
+        """Most gradients that a stage has beside its sums: those that wait for their turn."""
+        if self.forward_only or self.accumulation == "arrival":
+            return 0
+        if not isinstance(self.schedule, FixedOrder):
+            return self.spare_gradients
+        stages, order_of = range(self.placement.stages), self.schedule.order
+        orders = [order_of(stage, self.placement, self.microbatches) for stage in stages]
+        return min(max(most_parked(order, self.placement.chunks) for order in orders), self.spare_gradients)
 
     @property
     def admission_limit(self) -> int | None:

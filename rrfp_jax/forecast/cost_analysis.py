@@ -23,8 +23,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from rrfp_jax.forecast.fusion import SCAN, Group, fused_groups
-from rrfp_jax.forecast.temporaries import temporary_bytes
+from rrfp_jax.forecast.fusion import SCAN, Group, fused_groups, without_last
+from rrfp_jax.forecast.temporaries import first_bytes, temporary_bytes
 from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
 from rrfp_jax.runtime.autodiff.traced import spec_of
 from rrfp_jax.runtime.sizes import nbytes
@@ -38,22 +38,25 @@ class ProgramCost:
         flops: operations, by the dtype of the matrix products that most of them belong to.
         bytes: moved between memory and processor.
         temporary_bytes: held while it runs, besides arguments and results; see `temporaries.py`.
+        first_bytes: of that, what is there from its beginning.
     """
 
     flops: Mapping[str, float]
     bytes: float
     temporary_bytes: int
+    first_bytes: int
 
 
-def program_cost(closed: ClosedJaxpr) -> ProgramCost:
-    """The cost of a program."""
+def program_cost(closed: ClosedJaxpr, added: int = 0) -> ProgramCost:
+    """The cost of a program, without the addition of its last results to sums; see `temporary_bytes`."""
     flops, products = _operations(closed)
     whole = sum(products.values())
     shares = {dtype: n / whole for dtype, n in products.items()} if whole else {"float32": 1.0}
     return ProgramCost(
         flops={dtype: flops * share for dtype, share in shares.items()},
-        bytes=_bytes_moved(closed),
-        temporary_bytes=temporary_bytes(closed),
+        bytes=_bytes_moved(closed, added),
+        temporary_bytes=temporary_bytes(closed, added),
+        first_bytes=first_bytes(closed, added),
     )
 
 
@@ -86,9 +89,9 @@ def _lowered(closed: ClosedJaxpr, specs: Sequence[Any]) -> jax.stages.Lowered:
     return lowered
 
 
-def _bytes_moved(closed: ClosedJaxpr) -> float:
+def _bytes_moved(closed: ClosedJaxpr, added: int = 0) -> float:
     moved = 0.0
-    for group in fused_groups(without_barriers(inline(closed)).jaxpr):
+    for group in fused_groups(without_last(without_barriers(inline(closed)).jaxpr, added)):
         if group.name == SCAN:
             moved += group.equation.params["length"] * _bytes_moved(group.equation.params["jaxpr"])
         else:

@@ -176,7 +176,7 @@ class Estimate:
 
     def _fixed_bytes(self, state: LayerState) -> int:
         """Of a layer. Its stage's chunks park in the same places: a layer needs its chunk's share of them."""
-        parked = parked_bytes(self.rules.unadded_gradients, [state.gradient_bytes])
+        parked = parked_bytes(self.rules.unadded_gradients, [state.sum_bytes])
         parked //= self.rules.placement.chunks
         return state.weight_bytes + state.optimizer_bytes + state.sum_bytes + parked
 
@@ -208,7 +208,7 @@ class Estimate:
             accumulator_bytes=sum(state.sum_bytes for state in states),
             parked_gradient_bytes=parked_bytes(
                 self.rules.unadded_gradients,
-                [sum(self.model.states[i].gradient_bytes for i in layers) for layers in chunks],
+                [sum(self.model.states[i].sum_bytes for i in layers) for layers in chunks],
             ),
             slot_bytes=self._slot_bytes(buckets.values()),
             device_limit_bytes=self.devices.memory,

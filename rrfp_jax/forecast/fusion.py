@@ -62,6 +62,12 @@ def fused_groups(flat: Jaxpr) -> Iterator[Group]:
             origins.update(dict.fromkeys(equation.outvars, sources))
 
 
+def without_last(flat: Jaxpr, results: int) -> Jaxpr:
+    """The program without so many of its last results: what is used at once need not be written."""
+    found: Jaxpr = flat.replace(outvars=flat.outvars[: len(flat.outvars) - results])
+    return found
+
+
 def read(atoms: Any) -> set[Any]:
     """The variables among what an equation reads."""
     return {atom for atom in atoms if not isinstance(atom, Literal)}

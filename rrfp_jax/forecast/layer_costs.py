@@ -16,7 +16,7 @@ import optax
 
 from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.memory.footprint import Footprint
-from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.memory.ledger import BucketLedger
@@ -153,8 +153,7 @@ class ModelCosts:
                 layer.prepared_bytes for virtual_stage in virtual_stages for layer in virtual_stage
             ),
             chunks=[
-                _joined([layer.footprint for layer in virtual_stage], own)
-                for virtual_stage, own in zip(virtual_stages, kinds, strict=True)
+                _joined(virtual_stage, own) for virtual_stage, own in zip(virtual_stages, kinds, strict=True)
             ],
         )
 
@@ -210,7 +209,9 @@ def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
     )
     live = Liveness.unplaced(traced, carry, inputs, kinds)
     tasks = live.task_programs(dict.fromkeys((FORWARD, *kinds)))
-    programs = {kind: program_cost(program_of(traced, kind).closed) for kind in tasks}
+    trained = len(traced.backward.closed.jaxpr.outvars) - len(traced.moving_in)
+    added = {BACKWARD: trained, WEIGHT: trained}
+    programs = {kind: program_cost(program_of(traced, kind).closed, added.get(kind, 0)) for kind in tasks}
     temporary = {kind.letter: cost.temporary_bytes for kind, cost in programs.items()}
     footprint = footprint_of(tasks, carry, live.sent, live.cotangents, live.gradients_sent)
     return LayerCost(
@@ -236,9 +237,10 @@ def _state(params: Mapping[str, Any], roles: Roles, whole: WholeOptimizer | None
     )
 
 
-def _joined(layers: Sequence[Footprint], kinds: Collection[Kind]) -> Footprint:
+def _joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
     """Of layers in a row, between which activations and gradients are temporary."""
-    first, last, letters = layers[0], layers[-1], [kind.letter for kind in (FORWARD, *kinds)]
+    layers, tasks = [cost.footprint for cost in costs], (FORWARD, *kinds)
+    first, last, letters = layers[0], layers[-1], [kind.letter for kind in tasks]
     halfway = sum(layer.held_after_input_bytes for layer in layers)
     return Footprint(
         activation_in_bytes=first.activation_in_bytes,
@@ -247,9 +249,15 @@ def _joined(layers: Sequence[Footprint], kinds: Collection[Kind]) -> Footprint:
         gradient_out_bytes=first.gradient_out_bytes,
         held_after_forward_bytes=sum(layer.held_after_forward_bytes for layer in layers),
         held_after_input_bytes=halfway if INPUT in kinds else 0,
-        temporary_bytes={kind: max(layer.temporary_bytes[kind] for layer in layers) for kind in letters},
+        temporary_bytes={kind.letter: _temporary(kind, costs) for kind in tasks},
         dropped_bytes={kind: _dropped(kind, layers) for kind in letters},
     )
+
+
+def _temporary(kind: Kind, costs: Sequence[LayerCost]) -> int:
+    """Of the layer that needs most, beside what the others need from the beginning."""
+    own = [cost.programs[kind] for cost in costs]
+    return sum(one.first_bytes for one in own) + max(one.temporary_bytes - one.first_bytes for one in own)
 
 
 def _dropped(kind: str, layers: Sequence[Footprint]) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from rrfp_jax.forecast.fusion import FUSED, SCAN, Group, fused_groups, read
+from rrfp_jax.forecast.fusion import FUSED, SCAN, Group, fused_groups, read, without_last
 from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
 from rrfp_jax.runtime.sizes import nbytes
 
@@ -40,9 +40,14 @@ MOVES = frozenset(["transpose", "reshape", "squeeze", "expand_dims", CONVERSION]
 """Primitives that give the same numbers in another form."""
 
 
-def temporary_bytes(closed: ClosedJaxpr) -> int:
-    """The most bytes of intermediate results that are in memory at once."""
-    flat = _converted(without_barriers(inline(closed)).jaxpr)
+def temporary_bytes(closed: ClosedJaxpr, added: int = 0) -> int:
+    """The most bytes of intermediate results that are in memory at once.
+
+    Args:
+        closed: the program.
+        added: how many of its last results are gradients, each of which is added to a sum at once.
+    """
+    flat = _converted(without_last(without_barriers(inline(closed)).jaxpr, added))
     lasting = {*flat.invars, *flat.constvars, *read(flat.outvars)}
     groups = list(fused_groups(flat))
     made = {var: place for place, group in enumerate(groups) for var in group.equation.outvars}
@@ -50,15 +55,28 @@ def temporary_bytes(closed: ClosedJaxpr) -> int:
     freed = _freed_early(groups, made, ends, lasting)
     changes: Counter[int] = Counter()  # of bytes, by place
     for var, born in made.items():
-        if var in ends and var not in lasting:
+        if var not in lasting:
             changes[born] += nbytes(var.aval)
-            changes[ends[var] + (var not in freed)] -= nbytes(var.aval)
+            changes[ends.get(var, born) + (var not in freed)] -= nbytes(var.aval)
     held = most = 0
     for place, group in enumerate(groups):
         inside = temporary_bytes(group.equation.params["jaxpr"]) if group.name == SCAN else 0
         held += changes[place]
         most = max(most, held + inside)
     return most
+
+
+def first_bytes(closed: ClosedJaxpr, added: int = 0) -> int:
+    """Of that, what is there all the time: XLA writes the zeros first that gradients are scattered to."""
+    flat, found = without_barriers(inline(closed)).jaxpr, 0
+    makers = {var: equation for equation in flat.eqns for var in equation.outvars}
+    for gradient in flat.outvars[len(flat.outvars) - added :]:
+        maker = makers.get(gradient)
+        while maker is not None and maker.primitive.name in MOVES:
+            maker = makers.get(maker.invars[0])
+        if maker is not None and maker.primitive.name in PLACED:
+            found += nbytes(maker.outvars[0].aval)
+    return found
 
 
 def _converted(flat: Jaxpr) -> Jaxpr:

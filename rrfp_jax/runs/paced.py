@@ -105,7 +105,7 @@ class StandIn:
         """See `StageStep.receive`."""
         (self._arrived[task],) = arrays
 
-    def run(self, task: Task) -> tuple[Sequence[jax.Array], jax.Array]:
+    def run(self, task: Task, in_turn: bool) -> tuple[Sequence[jax.Array], jax.Array]:
         """See `StageStep.run`."""
         output = self._program(self._arrived.pop(task, self._source))
         return [output], output

@@ -232,7 +232,7 @@ def _stage(
     specs = [{str(i): library.params[str(i)] for i in layers} for layers in chunks]
     leaves = [jax.tree.leaves(placed_params(own, stage_mesh, sharding)) for own in specs]
     roles = [library.roles.leaves(own) for own in specs]
-    trained = [[own[i] for i in of.trained] for own, of in zip(leaves, roles, strict=True)]
+    gradients = [[wide(own[i]) for i in of.trained] for own, of in zip(leaves, roles, strict=True)]
     optimizer = lasting.optimizers.get(number)
     programs: dict[Bucket, Any] = {
         bucket: library.programs(bucket, "train")[number] for bucket in library.buckets("train")
@@ -244,8 +244,8 @@ def _stage(
         parameters=sum(leaf.size for own in leaves for leaf in own),
         weight_bytes=nbytes(leaves),
         optimizer_bytes=0 if optimizer is None else nbytes(optimizer.state),
-        accumulator_bytes=nbytes([[wide(leaf) for leaf in own] for own in trained]),
-        parked_gradient_bytes=parked_bytes(rules.unadded_gradients, [nbytes(own) for own in trained]),
+        accumulator_bytes=nbytes(gradients),
+        parked_gradient_bytes=parked_bytes(rules.unadded_gradients, [nbytes(own) for own in gradients]),
         slot_bytes=slot_bytes,
         device_limit_bytes=memory,
         compile_seconds=library.compile_seconds[number],

@@ -10,7 +10,7 @@ from configs import gpt3_large, llama3_70b, qwen3_4b
 from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT
 from rrfp_jax.data.contract import as_data, buckets_of, plan_step
 from rrfp_jax.forecast.layer_costs import ModelCosts
-from rrfp_jax.forecast.temporaries import temporary_bytes
+from rrfp_jax.forecast.temporaries import first_bytes, temporary_bytes
 
 N = 64
 SINGLE = jax.ShapeDtypeStruct((N, N), jnp.float32)
@@ -75,6 +75,15 @@ def test_a_kernel_that_reduces_what_it_reads_cannot_write_there():
 
     without = temporaries(lambda scores, x: ((scores @ x) * 2) @ x, SINGLE, SINGLE)
     assert temporaries(gradient, SINGLE, SINGLE) == without + 2 * BYTES + 4 * N
+
+
+def test_gradients_that_are_added_at_once_are_there_one_by_one():
+    products = jax.make_jaxpr(lambda x, y: (x @ y, (y @ x).astype(jnp.float32)))(HALF, HALF)
+    assert [temporary_bytes(products, added) for added in (0, 1, 2)] == [0, BYTES, BYTES]
+    embedding = jax.make_jaxpr(lambda x, rows: jnp.zeros_like(x).at[rows].add(x).astype(jnp.float32))
+    of_rows = embedding(HALF, jax.ShapeDtypeStruct((N,), jnp.int32))
+    assert [first_bytes(of_rows, added) for added in (0, 1)] == [0, BYTES]
+    assert first_bytes(products, 2) == 0
 
 
 SAID = {  # by config, attention and remat: by layer what XLA says of the largest program of its stage (MiB)

@@ -14,6 +14,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from tests.odd_models import plain
+from tests.support.parking import every_gradient_parked
 
 WIDTH, ROWS = 3, 2
 FUSED, SPLIT = "bf", "bfw"
@@ -91,6 +92,10 @@ def _differs(case, stages, remat, schedules):
         found = dict(zip(*plain.flat(found)[:2], strict=True))
         for path, expected in gradient.items():
             close(found[path], expected, case.tolerance, f"gradient of {path} ({where})")
+        with every_gradient_parked():
+            parked = dict(zip(*plain.flat(trainer.value_and_grad(case.batch)[1])[:2], strict=True))
+        for path, own in found.items():
+            assert np.asarray(own).tobytes() == np.asarray(parked[path]).tobytes(), f"{path} parked ({where})"
     if case.steps:
         for _ in trainer.steps(case.steps):
             pass

@@ -8,14 +8,29 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.core.orders import FixedOrder, GPipe
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import FORWARD
 from rrfp_jax.runtime.driver.delays import DelayedTransport
+from rrfp_jax.train.named import read_schedule
 from tests.support import toy
 
 pytestmark = pytest.mark.optimized
 
 STAGES, MICROBATCHES, STEPS = 4, 8, 30
+
+
+class OutOfTurn(FixedOrder):
+    """GPipe with its backwards in another order: of 8, 4 gradients are parked, up to two at once."""
+
+    def order(self, stage, placement, microbatches):
+        tasks = GPipe().order(stage, placement, microbatches)
+        forwards, backwards = ([t for t in tasks if (t.kind is FORWARD) == own] for own in (True, False))
+        return [*forwards, *(backwards[j] for j in (1, 2, 0, 3, 5, 4, 7, 6))]
+
+
 PLACEMENTS = {
-    "one chunk": (rrfp.Mesh(pp=STAGES), ["gpipe", "1f1b", "zb-h1", "bf", "bfw", "ranked:zb-h1"]),
+    "one chunk": (rrfp.Mesh(pp=STAGES), ["gpipe", "1f1b", "zb-h1", "bf", "bfw", "ranked:zb-h1", OutOfTurn()]),
     "looped": (rrfp.Mesh(pp=STAGES, chunks=2), ["interleaved-1f1b", "bf", "bfw"]),
     # "auto" goes on from the schedule before it, by what that one's steps took.
     "v": (
@@ -86,9 +101,19 @@ def test_equal_to_the_bit_within_a_placement(runs):
 def test_hints_ran_in_other_orders(runs):
     """So that the delays did something."""
     for name, (_, schedules) in PLACEMENTS.items():
-        for hint in ("bf", "bfw", *(own for own in schedules if own.startswith("ranked:"))):
+        for hint in ("bf", "bfw", *(own for own in schedules if str(own).startswith("ranked:"))):
             (_, _, first), (_, _, second) = runs[name, hint]
             assert first != second
+
+
+def test_an_order_parked_gradients():
+    mesh, schedules = PLACEMENTS["one chunk"]
+    rules = [
+        StepRules(placement=mesh.placement(own), microbatches=MICROBATCHES, schedule=own)
+        for own in map(read_schedule, schedules)
+    ]
+    # In turn; in turn; in turn; hints may park as many as they are let; two.
+    assert [own.unadded_gradients for own in rules] == [0, 0, 0, 2, 2, 2, 2]
 
 
 def test_losses_between_placements_are_close(runs):

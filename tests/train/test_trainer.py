@@ -21,6 +21,7 @@ from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.train.report import REPORTED
 from tests.support import toy
 
@@ -176,7 +177,7 @@ class Hanging:
 def test_a_program_that_hangs_does_not_hold_its_error_back(trainer, monkeypatch):
     run = ModelStep.run
     monkeypatch.setattr(trainer._engine.driver, "_stall_seconds", 0.5)
-    monkeypatch.setattr(ModelStep, "run", lambda self, task: (run(self, task)[0], Hanging(8)))
+    monkeypatch.setattr(ModelStep, "run", lambda self, *task: (run(self, *task)[0], Hanging(8)))
     began = time.monotonic()
     with pytest.raises(rrfp.TrainingError, match=r"nothing moved.*running: F0"):
         trainer.step(toy.microbatches())
@@ -187,7 +188,7 @@ def test_a_program_that_hangs_does_not_hold_its_error_back(trainer, monkeypatch)
 
 
 def test_a_dispatch_that_fails_is_named(trainer, monkeypatch):
-    def fails(self, task):
+    def fails(self, task, in_turn):
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setattr(ModelStep, "run", fails)
@@ -264,7 +265,7 @@ class TestWhatIsLeftOfAStep:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
-            patched.setattr(ModelStep, "accumulate", interrupted)
+            patched.setattr(Stage, "put_sums", interrupted)  # those that there were have been given away
             trainer.step(toy.microbatches())
         assert len(parts) == 2 and not any(part() for part in parts)
         assert not any(queue.running for queue in trainer._engine.driver._queues)

@@ -49,7 +49,7 @@ class Courier:
         size = own.activation_in_bytes if task.kind is FORWARD else own.gradient_in_bytes
         assert sum(array.nbytes for array in arrays) == size
 
-    def run(self, task: Task) -> tuple[Sequence[jax.Array], None]:
+    def run(self, task: Task, in_turn: bool) -> tuple[Sequence[jax.Array], None]:
         """See `StageStep.run`."""
         own = self._footprints[self.buckets[task.microbatch]][task.chunk]
         size = {FORWARD: own.activation_out_bytes, WEIGHT: 0}.get(task.kind, own.gradient_out_bytes)

@@ -23,8 +23,12 @@ class StageStep(Protocol):
     def receive(self, task: Task, arrays: Arrays) -> None:
         """File the input of a task that has arrived: what this process's devices have of it."""
 
-    def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
+    def run(self, task: Task, in_turn: bool) -> tuple[Arrays, jax.Array | None]:
         """Dispatch a task.
+
+        Args:
+            task: to be run.
+            in_turn: whether the gradients that it computes are the next to be added; else they are parked.
 
         Returns:
             What to send to another virtual stage, as far as this process's devices have it, see
@@ -32,4 +36,4 @@ class StageStep(Protocol):
         """
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
-        """Add a microbatch's gradients of a chunk, whose backward has been dispatched."""
+        """Add the gradients of a chunk that have been parked for a microbatch."""

@@ -195,7 +195,7 @@ class StepExecution:
         # Noted before: a collective out of order may end the process.
         self._recorder.dispatched(self._step, stage % self._stages, task)
         try:
-            outputs, token = part.run(task)
+            outputs, token = part.run(task, dispatch.in_turn)
         except Exception as error:
             raise self._failed(task, stage, error) from error
         ready = self._ready[stage].pop(task, self._began)
@@ -212,7 +212,7 @@ class StepExecution:
             self._ready[stage][backward] = perf_counter()
         if task.kind is INPUT:
             self._ready[stage][Task(WEIGHT, task.chunk, task.microbatch)] = perf_counter()
-        for microbatch in additions:
+        for microbatch in additions[1:]:
             part.accumulate(task.chunk, microbatch)
 
     def coming(self, key: Key) -> None:

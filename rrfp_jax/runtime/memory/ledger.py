@@ -22,7 +22,7 @@ def parked_bytes(unadded_gradients: int, gradient_bytes: Sequence[int]) -> int:
 
     Args:
         unadded_gradients: how many a stage may have, whichever of its chunks they are of; see `StepRules`.
-        gradient_bytes: of one microbatch's gradient of each chunk.
+        gradient_bytes: of one microbatch's gradient of each chunk, which is as wide as its sum.
     """
     return unadded_gradients * max(gradient_bytes)
 
@@ -71,7 +71,7 @@ class StageLedger:
         device, rank: its name, and the process that it belongs to.
         layers: first and one after the last, of each chunk.
         parameters: their number.
-        parked_gradient_bytes: gradients that wait for their turn to be added, or are under way to it.
+        parked_gradient_bytes: gradients that wait for their turn to be added.
         slot_bytes: registered for messages from other processes (`runtime/transport/nixl`).
         device_limit_bytes: what the device can hold; None if it does not say.
         buckets: by shapes, of those compiled for training.

@@ -94,6 +94,7 @@ class Memory:
         Raises:
             UsageError: see `memory_of_step`.
         """
+        self._unadded_gradients = max(self._unadded_gradients, rules.unadded_gradients)
         if rules.forward_only or not self.limited:
             nothing = [None] * len(self._layout.groups)
             return StepMemory(nothing, nothing)
@@ -101,7 +102,7 @@ class Memory:
         if step != self._latest[0]:
             # Which programs there are follows from these everywhere.
             kinds = tuple(tuple(rules.backward_kinds(stage)) for stage in range(rules.placement.stages))
-            needed = kinds, frozenset(buckets)
+            needed = kinds, frozenset(buckets), self._unadded_gradients
             if needed not in self._known:
                 self._ledgers = self.ledgers()
                 self._known.add(needed)

@@ -22,19 +22,22 @@ class BackToBack:
     Attributes:
         traced: what they are of.
         input, weight: compiled; None for one that gives nothing.
+        sums: how many sums W adds to; see `adding.py`.
     """
 
     traced: Differentiated
     input: Compiled | None
     weight: Compiled | None
+    sums: int
 
-    def __call__(self, *args: Any) -> list[Any]:
-        """Gradients of the carry, then of the parameters."""
+    def __call__(self, *given: Any) -> list[Any]:
+        """Sums, then what the backward reads -> gradients of the carry, then what W gives."""
+        sums, args = given[: self.sums], given[self.sums :]
         first, second = self._takes
         made = self.input(*[args[i] for i in first]) if self.input is not None else []
         at_hand = [*args, *made]
-        gradients = self.weight(*[at_hand[i] for i in second]) if self.weight is not None else []
-        return [*made[: len(self.traced.moving_in)], *gradients]
+        added = self.weight(*sums, *[at_hand[i] for i in second]) if self.weight is not None else []
+        return [*made[: len(self.traced.moving_in)], *added]
 
     @cached_property
     def _takes(self) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""What a stage does with gradients, whatever the shapes of microbatches: add them up, take their norm."""
+"""What a stage does with gradients, whatever the shapes of microbatches: add parked ones, take their norm."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ SMALLEST = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class SumPrograms:
-    """Adding gradients, and their norm; lists of arrays come per chunk of the stage.
+    """Adding parked gradients, and the norm; lists of arrays come per chunk of the stage.
 
-    zeros         -> sums of the trained leaves, all zero
+    zeros         of each chunk: -> sums of the trained leaves, all zero
     zero_aliases  -> those of the aliases among them
-    accumulate    of each chunk: sums, gradients -> sums                          (sums donated)
+    accumulate    of each chunk: sums, parked gradients -> sums                   (sums donated)
     add_aliases   by chunk and place of an owner: its sum, its aliases' -> sum    (its own donated)
     norms         owned parameters, owned sums -> 3 numbers: the largest magnitude of a sum, not finite if
                   one is not; squares of sums over that added up, which cannot overflow; those of parameters
 
-    Sums are float32 or wider whatever the parameters are: they are taken over many microbatches.
+    Sums are float32 or wider whatever the parameters are: they are taken over many microbatches. So are
+    parked gradients, as they were added to zeros (see `adding.py`).
     """
 
-    zeros: Compiled
+    zeros: Sequence[Compiled]
     zero_aliases: Compiled
     accumulate: Sequence[Compiled]
     add_aliases: Mapping[tuple[int, int], Compiled]
@@ -53,12 +54,9 @@ class SumPrograms:
         owned_sums = [[sums[i] for i in of.owned] for _, sums, of in parts]
         aliases = [[sums[i] for i in of.aliases] for _, sums, of in parts]
         return cls(
-            zeros=_zeros_program(compiler, trained),
+            zeros=[_zeros_program(compiler, sums) for sums in trained],
             zero_aliases=_zeros_program(compiler, aliases),
-            accumulate=[
-                compiler(_accumulate, sums, [own[i] for i in of.trained], out=where(sums), donate=(0,))
-                for sums, (own, _, of) in zip(trained, parts, strict=True)
-            ],
+            accumulate=[compiler(_accumulate, sums, sums, out=where(sums), donate=(0,)) for sums in trained],
             add_aliases={
                 (chunk, i): compiler(
                     *(_add_aliases, sums[i], [sums[i]] * count), out=sums[i].sharding, donate=(0,)
@@ -70,10 +68,10 @@ class SumPrograms:
         )
 
 
-def _zeros_program(compiler: Compiler, specs: list[list[Any]]) -> Compiled:
+def _zeros_program(compiler: Compiler, specs: Any) -> Compiled:
     """Of programs without any result, stored ones cannot be loaded."""
-    if not any(specs):
-        return lambda: [[] for _ in specs]
+    if not jax.tree.leaves(specs):
+        return lambda: specs
     return compiler(lambda: zeros(specs), out=where(specs), roughly=True)
 
 
@@ -83,7 +81,7 @@ def where(specs: Any) -> Any:
 
 
 def _accumulate(sums: list[Any], gradients: list[Any]) -> list[Any]:
-    return [a + g.astype(a.dtype) for a, g in zip(sums, gradients, strict=True)]
+    return [a + g for a, g in zip(sums, gradients, strict=True)]
 
 
 def _add_aliases(own: Any, theirs: list[Any]) -> Any:

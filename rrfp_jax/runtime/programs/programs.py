@@ -15,8 +15,10 @@ from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiat
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, reduce
 from rrfp_jax.runtime.model.metrics import Name
 from rrfp_jax.runtime.model.sharding import WHOLE
+from rrfp_jax.runtime.programs.adding import adding
 from rrfp_jax.runtime.programs.back_to_back import BackToBack
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler, results
+from rrfp_jax.runtime.programs.gradients import where, wide
 from rrfp_jax.runtime.programs.liveness import (
     Liveness,
     TaskProgram,
@@ -79,7 +81,7 @@ class VirtualStagePrograms:
         for kind in (FORWARD, *sorted({INPUT, WEIGHT} if halves else kinds)):  # W takes what I gives
             compiled[kind] = made.program(kind, compiled.get(kind))
         if halves and traced.backward.outputs:
-            compiled[BACKWARD] = BackToBack(traced, compiled[INPUT], compiled[WEIGHT])
+            compiled[BACKWARD] = BackToBack(traced, compiled[INPUT], compiled[WEIGHT], len(made.sums))
         elif halves:
             compiled[BACKWARD] = None
         params, carry, inputs = shape.specs()
@@ -151,6 +153,7 @@ class _Chain:
 
     Attributes:
         values: specs, with shardings, of the full argument lists (see `Differentiated`) as far as known.
+        sums: of what the programs that compute gradients add to.
     """
 
     def __init__(self, traced: Differentiated, shape: VirtualStageShape, compiler: Compiler) -> None:
@@ -161,7 +164,7 @@ class _Chain:
         self._sent = _sent(shape, compiler.stage_mesh, traced.out)
         self._flowing = [carry[i].sharding for i in traced.moving_in]
         trainable = shape.trainable or [True] * len(params)
-        self._gradients = [spec.sharding for spec, own in zip(params, trainable, strict=True) if own]
+        self.sums = [wide(spec) for spec, own in zip(params, trainable, strict=True) if own]
 
     def prepare(self, compiled: Compiled | None) -> Compiled | None:
         """The program of what depends on parameters alone, if there is any; given if it has been compiled."""
@@ -175,15 +178,14 @@ class _Chain:
         """The program of a kind of task, after those that it takes something of; given if it is there."""
         traced = self._traced
         program = program_of(traced, kind)
-        first, last = {
-            FORWARD: ([spec.sharding for spec in self._sent], []),
-            INPUT: (self._flowing, []),
-            WEIGHT: ([], self._gradients),
-        }.get(kind, (self._flowing, self._gradients))
+        first = {FORWARD: where(self._sent), WEIGHT: []}.get(kind, self._flowing)
         if kind is FORWARD and traced.has_statistics:
             first = [*first, self._compiler.stage_mesh.whole]
-        free = len(program.outputs) - len(first) - len(last)
-        compiled = compiled or self._compile(program, [*first, *[None] * free, *last])
+        if (kind is BACKWARD or kind is WEIGHT) and self.sums:
+            compiled = compiled or self._compile_adding(program, first)
+        else:
+            free = len(program.outputs) - len(first)
+            compiled = compiled or self._compile(program, [*first, *[None] * free])
         if kind is FORWARD or kind is INPUT:
             self._note(program, compiled)
         if kind is FORWARD:
@@ -193,6 +195,17 @@ class _Chain:
 
     def _compile(self, program: Program, where: Sequence[Any]) -> Compiled | None:
         return _compile(program, self._compiler, self.values, where)
+
+    def _compile_adding(self, program: Program, first: Sequence[Any]) -> Compiled:
+        """Compiled as one that adds its gradients, after results that lie as in `first`, to donated sums."""
+        count = len(self.sums)
+        return self._compiler(
+            adding(program.__call__, count),
+            *self.sums,
+            *[self.values[i] for i in program.reads],
+            out=[*first, *where(self.sums), self._compiler.stage_mesh.whole],
+            donate=tuple(range(count)),
+        )
 
     def _note(self, program: Program, compiled: Compiled | None) -> None:
         for spec, sharding in zip(program.outputs, results(compiled), strict=True):

@@ -60,14 +60,14 @@ class ModelStep:
         self._held: dict[tuple[int, int], list[Any]] = {
             (chunk, j): list(values) for j, values in enumerate(inputs) for chunk in range(len(stage.leaves))
         }
-        self._gradients: dict[tuple[int, int], Arrays] = {}
+        self._parked: dict[tuple[int, int], Arrays] = {}
 
     def receive(self, task: Task, arrays: Arrays) -> None:
         """See `StageStep.receive`."""
         how = self._bound[self.buckets[task.microbatch], task.chunk, task.kind].how
         self._arrived[task] = self.stage.stage_mesh.copied(arrays) if how.arrives_once else arrays
 
-    def run(self, task: Task) -> tuple[Arrays, jax.Array | None]:
+    def run(self, task: Task, in_turn: bool) -> tuple[Arrays, jax.Array | None]:
         """See `StageStep.run`."""
         kind, chunk, microbatch = task
         how, program, head, counts = self._bound[self.buckets[microbatch], chunk, kind]
@@ -78,9 +78,17 @@ class ModelStep:
             at_hand += arrays if how.arrives_once else stage_mesh.joined(arrays, how.arrives)
         if kind is BACKWARD or kind is INPUT:
             at_hand.append(self.stage.loss_scale)
-        outputs = program(*head, *[at_hand[i] for i in how.takes]) if program is not None else []
-        if kind is BACKWARD or kind is WEIGHT:
-            self._gradients[chunk, microbatch] = outputs[how.sends :]
+        ends = kind is BACKWARD or kind is WEIGHT
+        sums: list[jax.Array] = []
+        if ends:
+            sums = self.stage.sums_of(chunk) if in_turn else self.stage.zeros(chunk)
+        outputs = program(*sums, *head, *[at_hand[i] for i in how.takes]) if program is not None else []
+        if ends:
+            added = outputs[how.sends : how.sends + len(sums)]
+            if in_turn:
+                self.stage.put_sums(chunk, added)
+            else:
+                self._parked[chunk, microbatch] = added
         else:
             at_hand += outputs
             self._held[chunk, microbatch] = [at_hand[i] for i in how.keeps]
@@ -91,7 +99,7 @@ class ModelStep:
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """See `StageStep.accumulate`."""
-        self.stage.add(chunk, self._gradients.pop((chunk, microbatch)))
+        self.stage.add(chunk, self._parked.pop((chunk, microbatch)))
 
     def _bind(self, bucket: int, chunk: int, virtual_stage: VirtualStagePrograms, leaves: Arrays) -> None:
         fixed = [*leaves]

@@ -78,9 +78,8 @@ class Stage:
 
     @property
     def gradient_bytes(self) -> list[int]:
-        """Of a microbatch's gradients of each chunk."""
-        pairs = zip(self._roles, self.leaves, strict=True)
-        return [nbytes([own[place] for place in roles.trained]) for roles, own in pairs]
+        """Of a microbatch's gradients of each chunk while they are parked: as wide as the sums."""
+        return [nbytes(own) for own in self._sums]
 
     def replace(self, params: Params) -> None:
         """Take other values for parameters.
@@ -97,9 +96,21 @@ class Stage:
         if scale != self._loss_scale:
             self._loss_scale, self.loss_scale = scale, self.stage_mesh.put(np.float32(scale))
 
-    def add(self, chunk: int, gradients: Arrays) -> None:
-        """Add a microbatch's gradients of a chunk to the sums."""
-        self._sums[chunk] = self._updates.accumulate[chunk](self._sums[chunk], gradients)
+    def sums_of(self, chunk: int) -> list[jax.Array]:
+        """The sums of a chunk, for a program that adds to them and takes their memory; see `put_sums`."""
+        return self._sums[chunk]
+
+    def put_sums(self, chunk: int, sums: list[jax.Array]) -> None:
+        """Take what such a program gives."""
+        self._sums[chunk] = sums
+
+    def zeros(self, chunk: int) -> list[jax.Array]:
+        """In their place for a program whose gradients are to be parked."""
+        return self._updates.zeros[chunk]()  # type: ignore[no-any-return]
+
+    def add(self, chunk: int, parked: Arrays) -> None:
+        """Add a microbatch's parked gradients of a chunk to the sums."""
+        self._sums[chunk] = self._updates.accumulate[chunk](self._sums[chunk], parked)
 
     def norms(self) -> jax.Array:
         """Of gradient sums and parameters that this stage owns; see `SumPrograms`."""
@@ -120,7 +131,7 @@ class Stage:
 
     def reset_gradients(self) -> None:
         """Start from zero, after a step that was broken off or is not applied."""
-        self._sums = self._updates.zeros()
+        self._sums = [self.zeros(chunk) for chunk in range(len(self.chunks))]
 
     def not_finite(self) -> list[str]:
         """The paths of gradient sums that are not finite; looks at all of them on the host."""
