@@ -223,6 +223,35 @@ class DeviceCopier:
         return copy(list(arrays), devices, shardings, reuse)  # type: ignore[no-any-return]
 
 
+class HostCopier:
+    """`jax.device_put` of NumPy arrays to one device, at a tenth of its cost on the host.
+
+    Args:
+        device: to which they go.
+    """
+
+    def __init__(self, device: jax.Device) -> None:
+        self._device, self._sharding = device, SingleDeviceSharding(device)
+        self._known: dict[tuple[Sequence[int], np.dtype[Any]], Any] = {}  # what JAX makes of such arrays
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[jax.Array]:
+        """Begin the copies. The first of a kind, and what is no NumPy array, goes the usual way."""
+        with config.explicit_device_put_scope():  # as it tells guards against transfers that nobody meant
+            return [self._put(value) for value in values]
+
+    def _put(self, value: Any) -> jax.Array:
+        if type(value) is not np.ndarray:
+            return jax.device_put(value, self._sharding)  # type: ignore[no-any-return]
+        key = value.shape, value.dtype
+        if (known := self._known.get(key)) is not None:
+            put = xla_client.batched_device_put
+            return put(known, self._sharding, [value], [self._device])  # type: ignore[no-any-return]
+        there = jax.device_put(value, self._sharding)
+        if there.dtype == value.dtype:
+            self._known[key] = there.aval
+        return there  # type: ignore[no-any-return]
+
+
 def address_of(array: jax.Array) -> int:
     """Where an array on one device begins in its memory; what lies there may not be computed yet."""
     return int(array.unsafe_buffer_pointer())  # type: ignore[attr-defined]

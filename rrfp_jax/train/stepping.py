@@ -40,9 +40,10 @@ from rrfp_jax.views.trace_file import TRACED_STEPS
 
 @dataclass(frozen=True)
 class Ran:
-    """A step whose tasks have all run; `ahead` if its order was planned."""
+    """A step whose tasks have all run, with the hash of its plan; `ahead` if its order was planned."""
 
     plan: Sequence[Microbatch]
+    plan_hash: str
     sums: Sums
     ahead: PlannedStep | None
 
@@ -146,7 +147,7 @@ class Stepper:
             self.steps_done += 1
         self.recorded.append(recorded)
         self._latest_plan = ran.plan
-        self.last_plan = plan_hash(ran.plan)
+        self.last_plan = ran.plan_hash
         return Report.of(
             sums,
             schedule="planned" if ran.ahead else name_of(base_of(self.schedule)),
@@ -172,7 +173,8 @@ class Stepper:
         began = perf_counter()
         plan = self.loader.plan(data, step)  # which waits until the step's data has been loaded ahead
         waited = perf_counter() - began
-        engine.world.agree(f"the plan of {phase} step {step}", plan_hash(plan))
+        planned = plan_hash(plan)
+        engine.world.agree(f"the plan of {phase} step {step}", planned)
         buckets = buckets_of(plan)
         rules = self.rules(len(plan), phase)
         ahead = self._plan_ahead(step, rules, buckets) if phase == "train" else None
@@ -194,7 +196,7 @@ class Stepper:
                 f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
             )
-        return Ran(plan, sums, ahead)
+        return Ran(plan, planned, sums, ahead)
 
     def _found_work(self) -> Work | None:
         """What the layers have to do, by the microbatches of the latest step."""

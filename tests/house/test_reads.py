@@ -46,7 +46,7 @@ MAY_RUN = {
     ("runtime/transport/nixl/agent.py", "bindings", "importlib.import_module"),  # by names in the code
     ("data/optional.py", "imported", "importlib.import_module"),  # by names that stand in the code
     ("__init__.py", "__getattr__", "import_module"),
-    ("runtime/driver/timers.py", "precise_timers", "ctypes.CDLL"),  # of None: the C library that is there
+    ("runtime/driver/timers.py", "_prctl", "ctypes.CDLL"),  # of None: the C library that is there
 }
 
 

@@ -3,6 +3,7 @@
 import socket
 import threading
 from functools import partial
+from time import perf_counter
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +18,13 @@ from rrfp_jax.runtime.programs.compiling import compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.transport.choice import MOST_TOLD, _speeds, between_processes
 from rrfp_jax.runtime.transport.nixl import trial
-from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Memory, Peers, Stretch, WriteFailed
+from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Peers, Stretch, WriteFailed
 from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, compile_copiers
 from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Written
 from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, packed
 from rrfp_jax.runtime.transport.nixl.places import Give, Grow
 from rrfp_jax.runtime.transport.nixl.receiver import Copy
 from rrfp_jax.runtime.transport.nixl.slabs import Slabs, memory_of, zeros
-from rrfp_jax.runtime.transport.nixl.sources import Sources
 from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.runtime.transport.protocol import Key
 
@@ -138,6 +138,28 @@ class TestTrial:
         assert _speeds(edges) == "9 edges, the slowest rank 0 to 1: 10 us, 1.0 GB/s"
 
 
+def test_between_machines(worlds, monkeypatch):
+    """Where not all ranks are on this machine UCX watches for dead peers, and nothing stays registered."""
+    monkeypatch.setattr(trial, "_all_here", lambda world: False)
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+    sender, receiver = (own.transport for own in chosen(worlds, "nixl"))
+    for rank, transport in enumerate((sender, receiver)):
+        transport.begin(7, {rank: jax.devices()[rank : rank + 1]})
+    come = {}
+    for n in range(20):
+        array = jax.block_until_ready(jnp.arange(10.0**3) * n)
+        sender.offer(key(n, 1), [array])
+        sender.produced(key(n, 1), 0.0)
+        deadline = perf_counter() + 60.0
+        while len(come) <= n and perf_counter() < deadline:
+            sender.poll()
+            come |= {arrival.key: arrival.arrays for arrival in receiver.poll()}
+    assert not sender._writes._sources._idle and not sender._agent.here
+    assert come.keys() == {key(n, 1) for n in range(20)}
+    for n in range(20):
+        np.testing.assert_array_equal(come[key(n, 1)][0], np.arange(10.0**3, dtype=np.float32) * n)
+
+
 class TestRefusals:
     @pytest.fixture
     def transports(self, worlds):
@@ -247,74 +269,3 @@ class TestMemory:
             assert agent._known[memory] == count + 1
             agent.release([memory])
         assert memory not in agent._known
-
-
-class TestSources:
-    @pytest.fixture
-    def sources(self, monkeypatch):
-        monkeypatch.setattr("rrfp_jax.runtime.transport.nixl.sources.MOST", 2)
-        monkeypatch.setenv("UCX_NET_DEVICES", "lo")
-        return Sources(Registered())
-
-    def at(self, address, size=10):
-        return Memory(address, size, 0)
-
-    def test_memory_stays_registered_for_the_next_message(self, sources):
-        for _ in range(3):
-            sources.take([self.at(0)])
-            sources.leave([self.at(0)])
-        assert sources._agent.calls == ["+0"]
-
-    def test_the_longest_unused_goes_first(self, sources):
-        for address in (0, 20, 0, 40):
-            sources.take([self.at(address)])
-            sources.leave([self.at(address)])
-        assert sources._agent.calls == ["+0", "+20", "+40", "-20"]
-
-    def test_what_lies_there_now_is_something_else(self, sources):
-        sources.take([self.at(0)])
-        sources.leave([self.at(0)])
-        sources.take([self.at(5), self.at(30)])
-        assert sources._agent.calls == ["+0", "-0", "+5", "+30"]
-
-    def test_what_goes_to_two_receivers_is_registered_as_often_as_it_is_released(self, sources):
-        for call in (sources.take, sources.take, sources.leave, sources.leave):
-            call([self.at(0)])
-        assert sources._agent.calls == ["+0", "+0", "-0"]
-        sources.take([self.at(0)])
-        assert sources._agent.calls == ["+0", "+0", "-0"]
-
-    def test_an_array_that_is_in_a_message_twice(self, sources):
-        sources.take([self.at(0), self.at(0)])
-        sources.leave([self.at(0), self.at(0)])
-        sources.take([self.at(5)])
-        assert sources._agent.calls == ["+0", "-0", "+5"]
-
-    @pytest.mark.parametrize(("here", "networks"), [(False, "lo"), (True, "mlx5_0:1")])
-    def test_what_would_be_pinned_is_let_go_at_once(self, monkeypatch, here, networks):
-        monkeypatch.setenv("UCX_NET_DEVICES", networks)
-        sources = Sources(Registered(here=here))
-        sources.take([self.at(0)])
-        sources.leave([self.at(0)])
-        assert sources._agent.calls == ["+0", "-0"]
-
-    @pytest.mark.parametrize(("allocator", "kept"), [("", True), ("platform", False)])
-    def test_a_pool_that_jax_keeps(self, monkeypatch, allocator, kept):
-        monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", allocator)
-        sources = Sources(Registered(on_devices=True, here=False))
-        sources.take([self.at(0)])
-        sources.leave([self.at(0)])
-        assert sources._agent.calls == ["+0"] + ["-0"] * (not kept)
-
-
-class Registered:
-    """An agent that notes what is registered (+) and released (-), by address."""
-
-    def __init__(self, on_devices=False, here=True):
-        self.on_devices, self.here, self.calls = on_devices, here, []
-
-    def register(self, memory):
-        self.calls += [f"+{each.address}" for each in memory]
-
-    def release(self, memory):
-        self.calls += [f"-{each.address}" for each in memory]

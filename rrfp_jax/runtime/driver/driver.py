@@ -16,6 +16,7 @@ from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.runtime.driver.device import DeviceQueue
+from rrfp_jax.runtime.driver.garbage import no_collections
 from rrfp_jax.runtime.driver.stage_step import StageStep
 from rrfp_jax.runtime.driver.step_execution import Means, StepExecution
 from rrfp_jax.runtime.driver.timers import precise_timers
@@ -83,7 +84,7 @@ class Driver:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
                 `stall_seconds`.
         """
-        with interrupts_held() as interrupted, precise_timers(), ExitStack() as open_queues:
+        with interrupts_held() as interrupted, precise_timers(), no_collections(), ExitStack() as open_queues:
             for queue in self._queues:
                 open_queues.enter_context(queue)
             agreed = self.agreement

@@ -6,10 +6,17 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 SET_TIMER_SLACK, GET_TIMER_SLACK = 29, 30  # of prctl(2); they concern the calling thread only
 
 SLACK_NANOSECONDS = 1000
+
+
+@cache
+def _prctl() -> Any:
+    return ctypes.CDLL(None).prctl
 
 
 @contextmanager
@@ -21,7 +28,7 @@ def precise_timers() -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
-    prctl = ctypes.CDLL(None).prctl
+    prctl = _prctl()
     before = prctl(GET_TIMER_SLACK, 0, 0, 0, 0)
     prctl(SET_TIMER_SLACK, SLACK_NANOSECONDS, 0, 0, 0)
     try:

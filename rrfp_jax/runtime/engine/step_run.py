@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord, busy_of
@@ -70,7 +71,7 @@ class StepRun:
         values = [hyperparams(state) for hyperparams, state in told]
         numbers = vectors, norms, values
         layout.world.await_ready(f"the results of step {self.step}", jax.tree.leaves(numbers))
-        vectors, norms, values = jax.device_get(numbers)
+        vectors, norms, values = jax.tree.map(np.asarray, numbers)  # sooner than `jax.device_get`
         found = [
             dict(zip(of.names, own.tolist(), strict=True)) for (of, _), own in zip(told, values, strict=True)
         ]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from rrfp_jax.runtime._jax import DeviceCopier, shards_of
+from rrfp_jax.runtime._jax import DeviceCopier, HostCopier, shards_of
 from rrfp_jax.runtime.model.sharding import WHOLE
 
 AXES = ("dp", "tp")
@@ -95,6 +95,11 @@ class StageMesh:
         """To each of this process's devices in turn."""
         return DeviceCopier(self.own)
 
+    @cached_property
+    def _host_copier(self) -> HostCopier:
+        """To the only device."""
+        return HostCopier(self.device)
+
     @property
     def device(self) -> jax.Device:
         """The first of this process's."""
@@ -131,6 +136,10 @@ class StageMesh:
         if shardings is None:
             shardings = jax.tree.map(lambda _: self.whole, values)
         return jax.tree.map(_spread, values, shardings)
+
+    def put_whole(self, values: Sequence[Any]) -> Sequence[jax.Array]:
+        """As `put`, of a list of host arrays that will be whole on every device."""
+        return self._host_copier(values) if self.single else self.put(values)
 
     def shards(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """What this process's devices have of arrays, array by array, in the order of `own`."""

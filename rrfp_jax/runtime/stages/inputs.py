@@ -46,16 +46,22 @@ class Inputs:
             buckets, programs: of each microbatch.
             load: asked once, for all microbatches.
         """
-        host: dict[int, list[list[Any]]] = {number: [] for number in self._layout.stage_meshes}
+        arrived: dict[int, list[list[jax.Array | None]]] = {
+            number: [] for number in self._layout.stage_meshes
+        }
         wanted = [self.reads(bucket, j, programs[j]) for j, bucket in enumerate(buckets)]
         for j, arrays in enumerate(load(wanted)):
             names = [name for name, _, _ in buckets[j]]
             given = {name: as_sent(array) for name, array in arrays.items()}
             values = [*(given.get(name) for name in names), np.array([self._seed, step, j], IDS.dtype)]
             for number in self._that_see(j):
-                used = _read_by(programs[j][number])
-                host[number].append([value if i in used else None for i, value in enumerate(values)])
-        return {number: self._layout.stage_meshes[number].put(values) for number, values in host.items()}
+                used = sorted(_read_by(programs[j][number]))
+                there = self._layout.stage_meshes[number].put_whole([values[i] for i in used])
+                own: list[jax.Array | None] = [None] * len(values)
+                for i, array in zip(used, there, strict=True):
+                    own[i] = array
+                arrived[number].append(own)
+        return arrived
 
     def _that_see(self, microbatch: int) -> list[int]:
         """The stage replicas of this process that see a microbatch."""

@@ -141,7 +141,7 @@ class Optimizer:
         """One step with the gradient sums times `scale`; zeroes the sums."""
         programs = self._programs
         owned, sums = self._gathered("owned", programs.owned), self._gathered("owned_sums", programs.sums)
-        factor = self.stage_mesh.put(np.asarray(scale, programs.scale.dtype))
+        (factor,) = self.stage_mesh.put_whole([np.asarray(scale, programs.scale.dtype)])
         new, self.state, zeroed = programs.update(owned, self.state, sums, factor)
         parts = zip(self.stages, self._scattered(new), self._scattered(zeroed), strict=True)
         for stage, params, own in parts:

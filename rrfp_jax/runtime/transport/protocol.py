@@ -7,9 +7,11 @@ can. `poll` gives what has arrived, in any order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
+import numpy as np
 
 from rrfp_jax.core.tasks import Input
 
@@ -29,6 +31,16 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         return f"input of {self.input} on stage {self.stage}"
+
+
+def specs_of(arrays: Sequence[jax.Array]) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shape and dtype's name of each array."""
+    return tuple((tuple(array.shape), _name(array.dtype)) for array in arrays)
+
+
+@lru_cache(maxsize=128)
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # NumPy puts it together at every look
 
 
 class Arrival(NamedTuple):

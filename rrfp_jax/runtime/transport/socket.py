@@ -24,7 +24,7 @@ from rrfp_jax.runtime.lifecycle.join import own_address
 from rrfp_jax.runtime.processes.frames import Message
 from rrfp_jax.runtime.processes.waits import pause
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
-from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness
+from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness, specs_of
 
 UUID_BITS = 63
 
@@ -110,14 +110,14 @@ class SocketTransport:
             self._witness.delivered(key)
             return
         self._left[key] = len(receivers)
-        specs = [(tuple(array.shape), array.dtype.name) for array in arrays]
+        specs = specs_of(arrays)
         full = [array for array in arrays if array.size]
         for rank in receivers:
             uuid = secrets.randbits(UUID_BITS)  # whoever could guess it could pull the arrays
             self._held[uuid] = key
             if full:
                 self._server.await_pull(uuid, full)
-            self._mailbox.post(rank, Offer(uuid, key, specs), self._number)
+            self._mailbox.post(rank, Offer(uuid, key, list(specs)), self._number)
 
     def produced(self, key: Key, at: float) -> None:
         """See `Transport.produced`."""

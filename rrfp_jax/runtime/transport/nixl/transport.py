@@ -27,7 +27,7 @@ from rrfp_jax.runtime.transport.nixl.sender import Delivered, Forget, Say, Sende
 from rrfp_jax.runtime.transport.nixl.slabs import Slabs
 from rrfp_jax.runtime.transport.nixl.slots import Slots
 from rrfp_jax.runtime.transport.nixl.writes import Failed, Writes
-from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness
+from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness, specs_of
 
 
 class Ended(Message, frozen=True):
@@ -108,7 +108,7 @@ class NixlTransport:
             self._witness.delivered(key)
             return
         self._left[key] = len(receivers)
-        specs = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
+        specs = specs_of(arrays)
         for rank in receivers:
             number, done = self._sender.offer(rank, key, specs)
             numbers.append(number)
