@@ -1,9 +1,10 @@
 """What the tasks, messages and choices of a run took, and from that: what another step would take.
 
 A step is simulated a number of times. Each time every task takes what one of the run's tasks of that kind,
-bucket and virtual stage took, drawn at random; so do its messages, and the moments at which stages choose.
-The prediction is the median of these step times. Medians of the tasks themselves would not do: what delays a
-task now and then makes the sum of many longer, and a stage waits for the latest of several.
+bucket and virtual stage took, drawn at random; so do its messages. The prediction is the median of these step
+times. Medians of the tasks themselves would not do: what delays a task now and then makes the sum of many
+longer, and a stage waits for the latest of several. Of messages those count that a stage waited for. Between
+the end of a task and the choice of the next lies what is usual on the stage.
 
 If the other step has its layers elsewhere, a task takes the shares that its layers have in the run's.
 """
@@ -15,12 +16,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, pairwise
 from statistics import median
 from typing import NamedTuple
 
 from rrfp_jax.core.measure.costs import TableCosts
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.replayed import Place, replay_of
+from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
 from rrfp_jax.sim.engine import simulate
@@ -47,10 +50,18 @@ class Link(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Of a run (s): tasks, messages, and by stage how long before a task's end the next one was chosen."""
+    """Of a run (s).
+
+    Attributes:
+        tasks: of each kind.
+        messages: of each kind, those that a stage waited for.
+        between: the same between two stages, of whatever kind; all if none was waited for.
+        leads: by stage, how long before a task's end the next one was chosen.
+    """
 
     tasks: Mapping[TaskOf, Sequence[float]]
     messages: Mapping[Link, Sequence[float]]
+    between: Mapping[frozenset[int], Sequence[float]]
     leads: Mapping[int, Sequence[float]]
 
 
@@ -71,17 +82,24 @@ class Observed:
 
     @cached_property
     def _samples(self) -> Samples:
-        tasks, messages, leads = defaultdict(list), defaultdict(list), defaultdict(list)
+        tasks, leads = defaultdict(list), defaultdict(list)
+        messages, late, between = defaultdict(list), defaultdict(list), defaultdict(list)
         for step in self.steps:
             placement, replay = step.rules.placement, replay_of(step.trace)
             for (stage, task), seconds in replay.costs.durations.items():
                 place = placement.virtual_stage(stage, task.chunk)
                 tasks[TaskOf(place, task.kind, step.buckets[task.microbatch])].append(seconds)
+            awaited = _awaited(step.trace)
             for (stage, task), seconds in replay.costs.transfers.items():
-                messages[_link(placement, stage, task, step.buckets)].append(seconds)
+                link = _link(placement, stage, task, step.buckets)
+                if (stage, task) in awaited:
+                    messages[link].append(seconds)
+                    between[link.stages].append(seconds)
+                else:
+                    late[link.stages].append(seconds)
             for (stage, _), seconds in replay.leads.items():
                 leads[stage].append(seconds)
-        return Samples(tasks, messages, leads)
+        return Samples(tasks, messages, late | between, leads)
 
     def predicted(self, other: RecordedStep) -> float:
         """What a step takes that ran by other rules (s); of it only these and its microbatches are looked at.
@@ -150,11 +168,9 @@ class Observed:
         return sums[INPUT] / sum(sums.values()) if any(sums.values()) else 0.5
 
     def _message(self, of: Link, draw: random.Random) -> float:
-        found = self._samples.messages.get(of) or self._samples.messages.get(
-            of._replace(forward=not of.forward)
-        )
+        found = self._samples.messages.get(of) or self._samples.between.get(of.stages)
         if not found:
-            raise ValueError(f"the run had no message of the bucket {of.bucket} between {set(of.stages)}")
+            raise ValueError(f"the run had no message between the stages {sorted(of.stages)}")
         return draw.choice(found)
 
     def _shares(self, other: RecordedStep) -> Sequence[Mapping[int, float]]:
@@ -189,6 +205,21 @@ def _tasks(step: RecordedStep) -> Iterator[Place]:
                 yield stage, backward
                 if backward.kind is INPUT:
                     yield stage, Task(WEIGHT, chunk, j)
+
+
+def _awaited(trace: StepTrace) -> set[Place]:
+    """The tasks whose messages found the device of the receiver idle.
+
+    Where it computes, and its host has no core to itself, a message is noticed late, which costs nothing.
+    """
+    found = set()
+    for stage in range(trace.stages):
+        for last, record in pairwise(chain([None], trace.stage_records(stage))):
+            assert record is not None
+            sender = trace.sender(record)
+            if sender is not None and (last is None or last.end <= record.ready):
+                found.add((sender.stage, sender.task))
+    return found
 
 
 def _link(placement: Placement, stage: int, task: Task, buckets: Sequence[str]) -> Link:

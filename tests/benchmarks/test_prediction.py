@@ -1,6 +1,7 @@
 """What a run predicts of another one: exact where nothing is left to chance, and aims that can be missed."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -10,6 +11,7 @@ from benchmarks.studies.observed import Observed
 from benchmarks.studies.prediction import Pair, aims_of, markdown, paced_runs, pairs
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.measure.work import LayerWork, Work
 from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.schedules import by_name
@@ -52,6 +54,20 @@ def step(schedule, split=(2, 2, 2, 2), lengths=LENGTHS_OF_A_STEP, limit=2 * STAG
 def test_a_run_without_noise_predicts_another(known, other):
     observed = Observed([step(known, slow=1.5)])
     assert observed.predicted(other) == pytest.approx(other.trace.makespan, rel=1e-6)
+
+
+def test_what_is_noticed_late_by_a_stage_that_computes_costs_nothing():
+    """Hosts without a core of their own notice messages when a task has ended."""
+    ran = step("1f1b")
+    late = {}
+    for stage in range(STAGES):
+        for last, record in pairwise(ran.trace.stage_records(stage)):
+            if record.ready < last.end:
+                late[stage, record.task] = last.end - 1e-6
+    records = [r._replace(ready=late.get((r.stage, r.task), r.ready)) for r in ran.trace.records]
+    noticed = replace(ran, trace=replace(ran.trace, parts=[Part.of(records)]))
+    other = step("bfw")
+    assert Observed([noticed]).predicted(other) == pytest.approx(other.trace.makespan, rel=1e-5)
 
 
 def test_what_a_run_has_not_seen_it_does_not_predict():
