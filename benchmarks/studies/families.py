@@ -5,7 +5,8 @@
 Twelve kinds of steps, 8 and 16 stages, four microbatches a stage, each with the bytes that 1F1B holds on its
 fullest stage in the same step. Hints are held to these bytes. Rivals: the fixed orders that fit, and orders
 *planned* for the step with one chunk a stage and with two in a V, by simulating what is known of it. Besides
-the usual hints, one ranks by the better of these plans: readiness-first where all is known.
+the usual hints, one ranks by the better of these plans: readiness-first where all is known. Beside them is a
+bound: no order of the step's tasks, whatever it knows and holds, is faster (`sim/bounds.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
+from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.compare import byte_budgets
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.planned import Plan, plan
@@ -42,6 +44,7 @@ RANKED_PLAN = "ranked:planned"
 RIVALS = (*FIXED, *PLANNED)
 OURS = (*HINTS, RANKED_PLAN)
 REFERENCE = "1f1b"
+BOUND = "no order is faster"
 EVALUATIONS = 30
 """Simulations for a plan, about ten of them those of its candidates."""
 
@@ -58,7 +61,22 @@ def measure(cell: MeasuredCell, seed: int) -> dict[str, Figures]:
         found |= {name: figures_of(own.order, step) for name, own in plans.items()}
         best = min(plans.values(), key=attrgetter("makespan"))
         found[RANKED_PLAN] = figures_of(Ranked(best.order), step, limit)
+    found[BOUND] = bound(step), unit
     return {name: (seconds, held / unit) for name, (seconds, held) in found.items()}
+
+
+def bound(step: Step) -> float:
+    """Seconds that no order of a step takes less than, on any placement of the rivals."""
+    stages, microbatches = step.actual.stages, step.actual.microbatches
+    placements = Placement(stages), Placement(stages, 2), Placement(stages, 2, "v")
+    return min(
+        lower_bound(
+            StepRules(placement=placement, microbatches=microbatches, schedule=BF()),
+            WorkloadCosts(step.actual, placement),
+            any_split=True,
+        )
+        for placement in placements
+    )
 
 
 def planned(step: Step, limit: int) -> dict[str, Plan]:
@@ -81,6 +99,7 @@ class Row:
         times: by schedule that fits, over 1F1B's; medians over the steps.
         hint, rival: the fastest of each.
         held: most bytes that a hint held, over the limit.
+        bound: no order's time is below, over 1F1B's.
     """
 
     kind: str
@@ -89,11 +108,17 @@ class Row:
     hint: str
     rival: str
     held: float
+    bound: float
 
     @property
     def over_rival(self) -> float:
         """The best hint's time over that of the best rival that fits."""
         return self.times[self.hint] / self.times[self.rival]
+
+    @property
+    def most(self) -> float:
+        """The bound over the best rival's time: further ahead nobody can be."""
+        return self.bound / self.times[self.rival]
 
 
 def row_of(cell: MeasuredCell, found: Sequence[dict[str, Figures]]) -> Row:
@@ -105,20 +130,23 @@ def row_of(cell: MeasuredCell, found: Sequence[dict[str, Figures]]) -> Row:
         min((name for name in own if name in times), key=times.__getitem__) for own in (OURS, RIVALS)
     )
     held = max(step[name][1] for step in found for name in OURS)
-    return Row(cell.changed, cell.stages, times, hint, rival, held)
+    least = median(step[BOUND][0] / step[REFERENCE][0] for step in found)
+    return Row(cell.changed, cell.stages, times, hint, rival, held, least)
 
 
 def markdown(rows: Sequence[Row], seeds: int) -> str:
     """The kinds, worst for readiness-first first."""
     lines = [
         f"Step times over 1F1B's, medians of {seeds} steps, on 16 stages of half as many; at 1F1B's bytes.\n",
-        "| steps | stages | best rival | | best hint | | hint / rival |",
-        "|---" * 7 + "|",
+        "| steps | stages | best rival | | best hint | | hint / rival | bound / rival |",
+        "|---" * 8 + "|",
     ]
     for row in sorted(rows, key=lambda row: -row.over_rival):
         times = [f"`{name}` | {row.times[name]:.3f}" for name in (row.rival, row.hint)]
         kind = f"{row.kind} (unknown)" if row.kind in UNKNOWN else row.kind
-        lines.append(f"| {kind} | {row.stages} | {' | '.join(times)} | {row.over_rival:.3f} |")
+        lines.append(
+            f"| {kind} | {row.stages} | {' | '.join(times)} | {row.over_rival:.3f} | {row.most:.3f} |"
+        )
     return "\n".join(lines)
 
 
@@ -151,6 +179,8 @@ def main() -> int:
             rows.append(row := row_of(cell, list(pool.map(partial(measure, cell), steps))))
             shown = "  ".join(f"{name} {time:.3f}" for name, time in row.times.items())
             print(f"{row.kind:11} {row.stages:3} stages: {row.over_rival:.3f}  {shown}", flush=True)
+    most = median(row.most for row in rows if row.kind in UNKNOWN) if not options.quick else 0.0
+    print(f"no order could be further ahead than {most:.3f} x in that median")
     if options.write:
         put_figures(PROOF, "families", f"\n{markdown(rows, seeds)}\n\n")
         worst_first = sorted(rows, key=lambda row: -row.over_rival)

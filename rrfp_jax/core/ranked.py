@@ -3,10 +3,16 @@
 Whatever runs ahead of the order takes room, and without a reserve that may be the room of what the order has
 next. So an F that is not next in the order runs only if
 
-    what the order has from its first task that is not past up to that F would still fit beside it,
+    what the order has from its first task that is not past up to that F, and at least up to the stage's
+    first B or W, would still fit beside it,
 
 each F charged and each B or W freed in turn, or if it belongs to the stage's lowest unfinished microbatch.
 I, B and W need no room, so the reserve never holds them back. Where there is no limit, nothing is reserved.
+
+Why up to the first B or W: until then a stage runs forwards until it is full, and waits. An F of the warm-up
+that runs ahead of the order does not get another one in; it only makes the order's next F wait. In a V that
+is the first microbatch on its way back, for which all stages wait, and every stage would make it later. So
+within the warm-up an F runs ahead only where one more like it would fit beside all of the warm-up.
 
 If the order has the tasks of each kind and chunk in microbatch order, as usual, then of each chunk only the
 lowest admitted F may run ahead. Where that is held back, no higher one of the chunk is tried.
@@ -24,7 +30,10 @@ from itertools import accumulate, compress
 
 from rrfp_jax.core.hints import DIRECTIONS, Hint, HintView
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+
+FREES = (BACKWARD, WEIGHT)
+"""Kinds of tasks after which a chunk of a microbatch holds nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class _Line:
         ascending: whether the tasks of every kind and chunk are in microbatch order.
         charges: those of its tasks that are charged or freed, all but I's.
         before: for every place in the order, and its end, how many of these stand before it.
+        full: the place of the first task that frees; until then comes the warm-up.
     """
 
     order: tuple[Task, ...]
@@ -44,6 +54,7 @@ class _Line:
     ascending: bool = field(compare=False)
     charges: Sequence[Task] = field(compare=False, repr=False)
     before: Sequence[int] = field(compare=False, repr=False)
+    full: int = field(compare=False, repr=False)
 
     @classmethod
     def of(cls, order: Sequence[Task]) -> _Line:
@@ -55,6 +66,7 @@ class _Line:
             ascending=_ascends(order),
             charges=list(compress(order, counted)),
             before=list(accumulate(counted, initial=0)),
+            full=next((at for at, task in enumerate(order) if task.kind in FREES), len(order)),
         )
 
 
@@ -127,8 +139,8 @@ class Ranked(Hint):
             return task, _new(_Place, (at + 1, line))
         for task in ready.heads(rank) if line.ascending else _by_rank(line, ready):
             if self.reserve and task.kind is FORWARD:
-                before = line.before
-                if not ready.leaves_room(task, line.charges, before[at], before[rank[task]]):
+                before, stop = line.before, max(rank[task], line.full)
+                if not ready.leaves_room(task, line.charges, before[at], before[stop]):
                     continue
             return task, _new(_Place, (at, line))
         return None

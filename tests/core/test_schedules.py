@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from rrfp_jax.core.csv_order import read_csv, write_csv
 from rrfp_jax.core.deadlock import check_can_end
+from rrfp_jax.core.events import ROOM, Arrived
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Input, Placement, Task
 from tests.support.interleave import World
 
 ONE_CHUNK = ("1f1b", "gpipe", "zb-h1", "zb-h2")
@@ -108,6 +109,24 @@ def test_any_order_may_be_a_ranking(case, seed, limit, reserve, data):
     world = World(rules, seed, budgets).run()
     for stage, order in enumerate(world.orders):
         assert sorted(order) == sorted(schedule.order(stage, placement, microbatches))
+
+
+@pytest.mark.parametrize(("limit", "runs_ahead"), [(4, False), (8, True), (None, True)])
+def test_a_ranking_fills_the_warm_up_in_order_unless_there_is_room_for_more(limit, runs_ahead):
+    """The first microbatch's way back comes next; forwards of the first chunk are there."""
+    order, placement = NAMED["zb-v"], NAMED["zb-v"].placement_for(4)
+    rules = StepRules(placement=placement, microbatches=16, schedule=Ranked(order), limit=limit)
+    stage = StageScheduler(1, rules)
+    for j in range(16):
+        stage.handle(Arrived(Input(FORWARD.direction, 0, j)))
+    own = order.order(1, placement, 16)
+    way_back = own.index(Task(FORWARD, 1, 0))
+    assert [stage.handle(ROOM).task for _ in range(way_back)] == list(own[:way_back])
+    dispatch = stage.handle(ROOM)
+    assert (dispatch is not None) == runs_ahead
+    if not runs_ahead:
+        stage.handle(Arrived(Input(FORWARD.direction, 1, 0)))
+        assert stage.handle(ROOM).task == own[way_back]
 
 
 CHUNKS_HELD = {

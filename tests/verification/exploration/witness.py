@@ -212,7 +212,11 @@ class Witness:
         lower = [task for task in lower if task not in seen.dispatched and self._there(seen, task)]
         if any(self._admits(seen, task) for task in lower):
             return False  # of each chunk only the lowest may run ahead
-        before = self._order[: self._order.index(forward)]
+        left = [task for task in self._order if task not in seen.dispatched]
+        if forward == left[0]:
+            return True
+        frees = [at for at, task in enumerate(self._order) if task.kind in (BACKWARD, WEIGHT)]
+        before = self._order[: max(self._order.index(forward), frees[0])]  # at least the warm-up
         for costs, limit in self._limits:
             held = costs[forward.chunk][forward.microbatch] + sum(costs[c][k] for c, k in seen.held)
             for kind, chunk, j in (task for task in before if task not in seen.dispatched):
