@@ -9,19 +9,23 @@ are, every microbatch in flight would hold a copy of the weights and of everythi
     nothing (tables, masks)    computed again where it is needed
     cheap arithmetic on what   computed again: XLA fuses it into its user, which costs less than
     is there already           writing and reading it
-    anything else              saved by the forward, once, even if it is used twice or sent on
+    anything else              saved by the forward, once, even if it is used twice or sent on; or what it
+                               follows from cheaply, if that is fewer bytes: a norm keeps the bfloat16 that it
+                               reads, and means, instead of two float32 arrays
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from rrfp_jax.runtime.autodiff.dataflow import dependence
+from rrfp_jax.runtime.autodiff.mincut import SINK, SOURCE, Network
 from rrfp_jax.runtime.autodiff.traced import CHEAP, quiet, reduce, with_given
+from rrfp_jax.runtime.sizes import nbytes
 
 
 @dataclass(frozen=True)
@@ -52,23 +56,49 @@ class ResidualPlan:
 
 
 def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan:
-    """Walk through the forward, saving what is wanted and can be had no other way."""
+    """Save the fewest bytes from which all that is wanted, and can be had no other way, follows cheaply."""
     jaxpr, masks = whole.jaxpr, dependence(whole)
     weights = (1 << n_params) - 1
     sent = {v for v in jaxpr.outvars[:kept] if isinstance(v, Var)}
-    at_hand = {*jaxpr.invars, *jaxpr.constvars, *sent}
-    wanted = dict.fromkeys(v for v in jaxpr.outvars[kept:] if isinstance(v, Var) and v not in at_hand)
+    available = {*jaxpr.invars, *jaxpr.constvars, *sent}
+    wanted = dict.fromkeys(v for v in jaxpr.outvars[kept:] if isinstance(v, Var) and v not in available)
     prepared = [v for v in wanted if masks[v] and not masks[v] & ~weights]
-    available = at_hand | set(prepared)
-    saved: list[Var] = []
+    available.update(prepared)
     for equation in jaxpr.eqns:
         read = [v for v in equation.invars if not isinstance(v, Literal)]
-        given = all(v in available for v in read)
-        if given and (equation.primitive.name in CHEAP or not any(masks[v] for v in read)):
+        cheap = equation.primitive.name in CHEAP or not any(masks[v] for v in read)
+        if cheap and available.issuperset(read):
             available.update(equation.outvars)
-        else:
-            needed = [v for v in equation.outvars if v in wanted and v not in available]
-            saved += needed
-            available.update(needed)
+    chosen = _fewest_bytes([v for v in wanted if v not in available], jaxpr.eqns, available)
+    prepared += [v for v in chosen if masks[v] and not masks[v] & ~weights]
+    saved = [v for e in jaxpr.eqns for v in e.outvars if v in chosen and v not in prepared]
     rebuilt = [v for v in wanted if v not in {*saved, *prepared}]
     return ResidualPlan(whole, kept, prepared, saved, rebuilt)
+
+
+def _fewest_bytes(wanted: Sequence[Var], equations: Sequence[JaxprEqn], available: Set[Any]) -> list[Any]:
+    """The values to be saved so that the wanted ones follow from them, and what is available, cheaply.
+
+    By a minimum cut: node ("has", v) is on the sink's side if the backward has v, ("makes", v) if it computes
+    v itself, by cheap arithmetic on what it has.
+    """
+    producers = {v: equation for equation in equations for v in equation.outvars}
+    network = Network()
+    for v in wanted:
+        network.edge(("has", v), SINK)
+    pending, placed = list(wanted), dict[Any, None]()
+    while pending:
+        v = pending.pop()
+        if v in placed:
+            continue
+        placed[v] = None
+        network.edge(("makes", v), ("has", v), nbytes(v.aval))
+        if producers[v].primitive.name not in CHEAP:
+            network.edge(SOURCE, ("makes", v))
+            continue
+        for u in producers[v].invars:
+            if not isinstance(u, Literal) and u not in available:
+                network.edge(("has", u), ("makes", v))
+                pending.append(u)
+    backward = network.sink_side()
+    return [v for v in placed if ("has", v) in backward and ("makes", v) not in backward]
