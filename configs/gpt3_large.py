@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
 from configs.quickstart import is_matrix, loss
+from configs.sharded import SEQUENCES, tensors
 from models import decoder
 
 
@@ -49,20 +51,22 @@ class Decoder(rrfp.RunConfig):
 
     model: decoder.DecoderConfig
     tied: bool = False  # one matrix for embedding and head
+    spread_sequences: bool = False  # what stages send lies spread over their devices (mesh.tp), as tensors do
     sequence_length: int = 2048  # tokens
     batch: int = 1  # sequences of a microbatch
     microbatches: int = 32  # of a step
     learning_rate: float = 2.5e-4  # of every step
 
     def pipeline(self) -> rrfp.Pipeline:
-        """Embedding, blocks, head."""
+        """Embedding, blocks, head; with `mesh.tp` each stage's devices share its tensors."""
         layers = [
             rrfp.layer(decoder.Embed, self.model),
             rrfp.layer(decoder.Block, self.model, repeat=self.model.n_layers),
             rrfp.layer(decoder.Head, self.model),
         ]
         tied = {"0.tokens.embedding": "-1.tokens.embedding"} if self.tied else None
-        return rrfp.Pipeline(layers, loss, tied=tied)
+        carry = SEQUENCES if self.spread_sequences else P()
+        return rrfp.Pipeline(layers, loss, tied=tied, sharding=tensors(self.model), carry=carry)
 
     def optimizer(self) -> optax.GradientTransformation:
         """AdamW; matrices lose weight."""

@@ -18,6 +18,7 @@ def get_config() -> Decoder:
         clip_norm=1.0,
         remat="full",
         microbatches=160,
+        spread_sequences=True,
         model=decoder.DecoderConfig(
             d_model=8192,
             n_layers=80,

@@ -11,17 +11,6 @@ import rrfp_jax as rrfp
 from configs import quickstart
 from models import decoder
 
-SHARDING = {
-    "*.query.kernel": P(None, "tp"),  # heads
-    "*.out.kernel": P("tp", None),
-    "*.up.kernel": P(None, "tp"),
-    "*.gate.kernel": P(None, "tp"),
-    "*.down.kernel": P("tp", None),
-    "-1.tokens.embedding": P("tp", None),  # vocabulary
-}
-"""Columns, then rows: one sum over the devices after attention, one after the MLP. Norms, embedding and the
-few heads of keys and values are whole on every device."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sharded(quickstart.Quickstart):
@@ -36,7 +25,26 @@ class Sharded(quickstart.Quickstart):
             rrfp.layer(decoder.Block, self.model, repeat=self.model.n_layers),
             rrfp.layer(decoder.Head, self.model),
         ]
-        return rrfp.Pipeline(layers, quickstart.loss, sharding=SHARDING, carry=P(None, "tp"))
+        return rrfp.Pipeline(layers, quickstart.loss, sharding=tensors(self.model), carry=SEQUENCES)
+
+
+SEQUENCES = P(None, "tp")
+"""Of what stages send to each other: each device of a stage sends its part of the sequences."""
+
+
+def tensors(model: decoder.DecoderConfig) -> dict[str, P]:
+    """How the devices of a stage share a decoder's parameters (arXiv:1909.08053).
+
+    Columns, then rows: one sum over the devices after attention, one after the MLP. Norms, and the few heads
+    of keys and values, are whole on every device.
+    """
+    columns = ["query", "up", *(["gate"] if model.gated else [])]  # heads; channels inside the MLP
+    return {
+        **{f"*.{name}.kernel": P(None, "tp") for name in columns},
+        **{f"*.{name}.bias": P("tp") for name in columns if model.biases},
+        **{f"*.{name}.kernel": P("tp", None) for name in ("out", "down")},
+        "*.tokens.embedding": P("tp", None),  # vocabulary
+    }
 
 
 def get_config() -> Sharded:

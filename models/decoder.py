@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from models.gpt import causal_attention, rope
+from models.gpt import causal_attention, float32_product, rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,4 +203,4 @@ class Head(nnx.Module):  # type: ignore[misc]
     def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
         """Logits, float32 in any dtype of computation: the loss takes the softmax of them."""
         matrix = self.tokens.embedding[...].astype(carry.dtype)
-        return jnp.einsum("btd,vd->btv", self.norm(carry), matrix, preferred_element_type=jnp.float32)
+        return float32_product("btd,vd->btv", self.norm(carry), matrix)

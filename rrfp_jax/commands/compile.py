@@ -19,6 +19,11 @@ from rrfp_jax.json_files import write_json
 
 COMMAND = "rrfp-compile"
 
+REMEDY = "XLA_FLAGS=--xla_gpu_enable_triton_gemm=false has cuBLAS do all products, here and in the run"
+
+MOST_SAID = 400
+"""Characters of a reason."""
+
 DESCRIPTION = """\
 Compiles all programs of a run for GPUs that are not there: every stage, every shape of microbatch. Says per
 stage what XLA's compiler wants in bytes, beside what rrfp-plan predicts, and whether the run fits. The
@@ -69,6 +74,8 @@ def _compile(arguments: Sequence[str]) -> int:
 
     os.environ.update(ENVIRONMENT)
     require_gpu_compiler()
+    from jax.errors import JaxRuntimeError
+
     from rrfp_jax.commands.compiling import compile_run
     from rrfp_jax.commands.overrides import configured
 
@@ -77,13 +84,22 @@ def _compile(arguments: Sequence[str]) -> int:
         return DONE
     card = ACCELERATORS[options.card]
     memory = int((card.memory or 0) * options.memory_share)
-    found = compile_run(config, card, target_text(card), memory, options.processes, stages, options.out)
+    try:
+        found = compile_run(config, card, target_text(card), memory, options.processes, stages, options.out)
+    except JaxRuntimeError as error:
+        print(f"{COMMAND}: XLA gives up: {_reason(error)}; {REMEDY}", file=sys.stderr)
+        return FAILED
     if options.json is not None:
         write_json(options.json, found.as_json_object(), indent=1)
     if options.hlo is not None:
         found.write_texts(options.hlo)
     print(found, flush=True)
     return DONE if found.run.refusal is None else FAILED
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what the compiler says, which may go on for pages."""
+    return str(error).partition("\n")[0][:MOST_SAID]
 
 
 def _numbers(text: str) -> list[int]:

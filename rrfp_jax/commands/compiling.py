@@ -161,7 +161,7 @@ def compile_run(
 
     jax.config.update("jax_compilation_cache_dir", None)  # programs from it could not be stored
     of_rank = absent_gpus(target, count, config.mesh.devices_of_process(count))
-    run, predicted = _chosen(config, card, memory)
+    run, predicted = _chosen(config, card, memory, count)
     store = Executables(kept, here=False)
     found = compile_ahead(run, of_rank, chosen, memory, store, shown_progress())
     MadeFor.of(of_rank[0][0], count).write(kept, config.name)
@@ -177,14 +177,22 @@ def compile_run(
     )
 
 
-def _chosen(config: RunConfig, card: Accelerator, memory: int) -> tuple[AheadOfTime, dict[int, StageLedger]]:
+def _chosen(
+    config: RunConfig, card: Accelerator, memory: int, processes: int
+) -> tuple[AheadOfTime, dict[int, StageLedger]]:
     """What the run consists of, with schedule and split chosen; and what is predicted of its stages."""
     pipe, optimizer = config.made("pipeline"), config.made("optimizer")
     data, validation = as_data(config.made("train_data")), config.made("validation_data")
     settings, mesh = config.settings, config.mesh
     schedule, split = read_schedule(config.schedule), config.layers_per_virtual_stage
     budget = settings.memory.budget
-    devices = Devices(accelerator=card, link=LINKS[card.link], memory=memory, setting=budget)
+    devices = Devices(
+        accelerator=card,
+        link=LINKS[card.link],
+        memory=memory,
+        setting=budget,
+        transport=None if processes == 1 else settings.execution.transport,
+    )
     alone = max(mesh.widths) == 1 and mesh.dp == 1
     order: Schedule
     estimate: Estimate | None = None

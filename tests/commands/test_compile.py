@@ -64,6 +64,18 @@ def test_a_workload_has_no_programs(compiler_there, capsys, tmp_path):
     assert "there is no model, so nothing to compile" in capsys.readouterr().err
 
 
+def test_what_xla_cannot_compile_is_said_with_what_may_help(compiler_there, capsys, monkeypatch):
+    def gives_up(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes\n\tSymbolic tile")
+
+    monkeypatch.setattr("rrfp_jax.commands.compiling.compile_run", gives_up)
+    assert main([QUICKSTART, "--card=h100"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert (
+        "XLA gives up: INTERNAL: Couldn't find output tile sizes; XLA_FLAGS=--xla_gpu_enable_triton" in said
+    )
+
+
 def test_targets_are_cards_that_plans_know_and_agree_with_their_sheets():
     assert TARGETS.keys() == ACCELERATORS.keys() - {"cpu"}
     for name, target in TARGETS.items():

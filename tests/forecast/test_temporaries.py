@@ -86,22 +86,22 @@ def test_gradients_that_are_added_at_once_are_there_one_by_one():
     assert first_bytes(products, 2) == 0
 
 
-SAID = {  # by config, attention and remat: by layer what XLA says of the largest program of its stage (MiB)
-    (gpt3_large, "explicit", "none"): {"block": {"F": 512, "B": 1036, "I": 1024}, "head": {"F": 787}},
-    (gpt3_large, "explicit", "full"): {"block": {"F": 780, "B": 1333}},
-    (qwen3_4b, "explicit", "none"): {"block": {"F": 2100, "I": 4106}, "head": {"F": 2380}},
-    (qwen3_4b, "explicit", "full"): {"block": {"F": 3121, "B": 5349, "I": 5293}},
-    (llama3_70b, "explicit", "none"): {"block": {"F": 1072, "I": 2049}, "head": {"F": 1064}},
-    (llama3_70b, "explicit", "full"): {"block": {"F": 1548, "B": 2973}},
+SAID = {  # by config and remat: by layer what XLA says of the largest program of its stage (MiB)
+    (gpt3_large, "none"): {"block": {"F": 512, "B": 537, "I": 512}, "head": {"F": 787, "B": 1179}},
+    (gpt3_large, "full"): {"block": {"F": 780, "B": 1089}, "head": {"F": 787, "B": 1178}},
+    (qwen3_4b, "none"): {"block": {"F": 2048, "I": 2090}, "head": {"F": 2380, "I": 2377}},
+    (qwen3_4b, "full"): {"block": {"F": 3121, "B": 4409}},
+    (llama3_70b, "none"): {"block": {"F": 1072, "I": 1025}, "head": {"F": 1064}},
+    (llama3_70b, "full"): {"block": {"F": 1548, "B": 2545}},
 }
-"""jax 0.10.2, CUDA 12; the rules were found on the first two of these and Qwen's remat="full"."""
+"""jax 0.10.2 with CUDA 12."""
 
 
-@pytest.mark.parametrize("case", SAID, ids=lambda case: f"{case[0].__name__.partition('.')[2]}-{case[2]}")
+@pytest.mark.parametrize("case", SAID, ids=lambda case: f"{case[0].__name__.partition('.')[2]}-{case[1]}")
 def test_near_what_xla_says_for_an_h100(case):
-    of, attention, remat = case
+    of, remat = case
     config = of.get_config()
-    short = dataclasses.replace(config.model, n_layers=1, attention=attention)
+    short = dataclasses.replace(config.model, n_layers=1)
     config = dataclasses.replace(config, model=short, remat=remat)
     bucket = buckets_of(plan_step(as_data(config.train_data()), 0))[0]
     kinds = [BACKWARD, INPUT, WEIGHT]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models.gpt import Block, Embed, GPTConfig, Head, causal_attention, rms_norm, rope
+from models.gpt import Block, Embed, GPTConfig, Head, causal_attention, float32_product, rms_norm, rope
 
 CFG = GPTConfig(vocab_size=50, d_model=32, n_heads=4, d_ff=48, n_layers=2)
 BF16 = replace(CFG, dtype=jnp.bfloat16)
@@ -57,6 +57,30 @@ def test_a_token_changes_no_logits_before_it():
         np.testing.assert_array_equal(after[0, :t], before[0, :t])
         np.testing.assert_array_equal(after[1], before[1])
         assert (after[0, t:] != before[0, t:]).any(axis=-1).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_products_and_their_gradients_are_multiplied_in_the_dtype_of_what_is_given(dtype):
+    draw = np.random.default_rng(0)
+    a, b = (jnp.array(draw.normal(size=shape), dtype) for shape in ((2, 5, 8), (2, 7, 8)))
+    target = jnp.array(draw.normal(size=(2, 5, 7)), jnp.float32)
+
+    def distance(product, a, b):
+        return ((product(a, b) - target) ** 2).sum()
+
+    def plain(a, b):
+        return jnp.einsum("nik,njk->nij", a, b, preferred_element_type=jnp.float32)
+
+    own = partial(distance, partial(float32_product, "nik,njk->nij"))
+    assert own(a, b) == distance(plain, a, b)
+    found, expected = (jax.grad(f, (0, 1))(a, b) for f in (own, partial(distance, plain)))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == dtype
+        atol = 4 * float(jnp.finfo(dtype).eps) * float(jnp.abs(theirs).max())
+        np.testing.assert_allclose(ours.astype(jnp.float32), theirs.astype(jnp.float32), atol=atol)
+    equations = jax.make_jaxpr(jax.grad(own, (0, 1)))(a, b).eqns
+    read = [var.aval.dtype for e in equations if e.primitive.name == "dot_general" for var in e.invars]
+    assert read == [dtype] * 4
 
 
 def test_rope_keeps_lengths_and_products_depend_on_distance_only():
