@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import address_of
 from rrfp_jax.runtime.transport.nixl.agent import Agent, Memory, WriteFailed
-from rrfp_jax.runtime.transport.nixl.copiers import Copiers
+from rrfp_jax.runtime.transport.nixl.copiers import Copiers, Program
 from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, groups_of, prepare
 from rrfp_jax.runtime.transport.nixl.messages import Granted, Specs
 from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, Part, cuts_of, packed
@@ -26,6 +27,10 @@ class _Slot:
     arrays: Sequence[jax.Array]  # one on each device
     memory: Sequence[Memory]
     metadata: bytes
+
+
+_DeviceCopy: TypeAlias = tuple[Program, jax.Array, Sequence[int]]
+"""A program, the slot's array that it takes, and which of the message's arrays it gives."""
 
 
 class Slabs:
@@ -55,6 +60,7 @@ class Slabs:
         ]
         self._outgrown: list[list[_Slot]] = [[] for _ in groups]
         self._foreseen: list[set[Specs]] = [set() for _ in groups]  # messages, by slab
+        self._copies: dict[tuple[int, int, Specs], Sequence[_DeviceCopy]] = {}  # by slab, slot, message
         self._known: dict[tuple[int, int, int], bytes] = {}  # by rank, slab, slot what it has been told
 
     def prepare(self, messages: Mapping[int, Collection[Specs]]) -> None:
@@ -83,6 +89,7 @@ class Slabs:
         slots = self._slots[grow.slab]
         self._outgrown[grow.slab].append(slots[grow.slot])
         slots[grow.slot] = self._made(self._groups[grow.slab], grow.room)
+        self._copies.clear()
 
     def granted(self, give: Give) -> Granted:
         """What to tell a rank of its place."""
@@ -98,20 +105,29 @@ class Slabs:
         Returns:
             Its arrays, and one for each device that is ready when its part has been copied.
         """
-        devices = self._groups[copy.slab]
         if copy.slot is None:
+            devices = self._groups[copy.slab]
             shapes = [np.empty(shape, jnp.dtype(name)) for shape, name in copy.specs]
             return [jax.device_put(shape, devices[i % len(devices)]) for i, shape in enumerate(shapes)], []
         found: dict[int, jax.Array] = {}
         ended = []
-        arrays = self._slots[copy.slab][copy.slot].arrays
-        for device, (which, cuts), array in zip(
-            devices, cuts_of(copy.specs, len(devices)), arrays, strict=True
-        ):
-            *outputs, token = self._copiers.of(device, array.size, cuts)(array)
+        for program, array, which in self._copies_of(copy.slab, copy.slot, copy.specs):
+            *outputs, token = program(array)
             found.update(zip(which, outputs, strict=True))
             ended.append(token)
         return [found[i] for i in range(len(copy.specs))], ended
+
+    def _copies_of(self, slab: int, slot: int, specs: Specs) -> Sequence[_DeviceCopy]:
+        """By device of a slab, what copies such a message out of a slot; put together once."""
+        known = self._copies.get((slab, slot, specs))
+        if known is None:
+            devices, arrays = self._groups[slab], self._slots[slab][slot].arrays
+            lie = zip(devices, arrays, cuts_of(specs, len(devices)), strict=True)
+            known = [
+                (self._copiers.of(on, array.size, cuts), array, which) for on, array, (which, cuts) in lie
+            ]
+            self._copies[slab, slot, specs] = known
+        return known
 
     def _made(self, devices: Sequence[jax.Device], size: int) -> _Slot:
         # Never read whole: an output that is all of an input would be that input, and not a copy.
