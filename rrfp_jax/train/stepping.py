@@ -84,7 +84,7 @@ class Stepper:
         self.last_plan = ""
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self.loader = Loader(engine.reads, engine.world)
-        self._last_rules: StepRules | None = None
+        self._last_rules: dict[Phase, StepRules] = {}
         self._latest_plan: Sequence[Microbatch] = ()
         self._work = cache(self._found_work)
 
@@ -180,9 +180,10 @@ class Stepper:
         ahead = self._plan_ahead(step, rules, buckets) if phase == "train" else None
         if ahead is not None:
             rules = ahead.rules
-        if rules != self._last_rules:  # the schedule may be set between steps
+        if rules != (before := self._last_rules.get(phase)):  # the schedule may be set between steps
             check_order(rules)
-            self._last_rules = rules
+            self._last_rules[phase] = before = rules
+        rules = before  # which know already what follows from them
 
         def load(fields: Sequence[frozenset[str]]) -> Sequence[Mapping[str, Any]]:
             arrays = self.loader.load(data, step, plan, fields)

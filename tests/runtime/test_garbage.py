@@ -4,7 +4,10 @@ import gc
 
 import pytest
 
+from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.driver.garbage import no_collections
+from rrfp_jax.runtime.stages.model_step import ModelStep
+from tests.support import toy
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -17,3 +20,22 @@ def test_it_is_as_it_was_afterwards(enabled):
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
+
+
+def test_no_task_is_stopped_for_it(monkeypatch):
+    seen, fails, run = [], [], ModelStep.run
+
+    def watched(*args):
+        seen.append(gc.isenabled())
+        if fails:
+            raise RuntimeError("of a task")
+        return run(*args)
+
+    monkeypatch.setattr(ModelStep, "run", watched)
+    trainer = toy.trainer()
+    trainer.step(toy.microbatches(2))
+    assert seen and not any(seen) and gc.isenabled()
+    fails.append(True)
+    with pytest.raises(TrainingError, match="of a task"):
+        trainer.step(toy.microbatches(2))
+    assert not any(seen) and gc.isenabled()

@@ -3,10 +3,12 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.engine.step_run import on_host
 from tests.scripts import narrow_ranks
 from tests.support import toy
 from tests.train.test_processes import SCRIPTS, command
@@ -33,6 +35,16 @@ def test_transfers_that_nobody_asked_for_may_be_disallowed(case, tmp_path):
     expected = losses()
     with jax.transfer_guard("disallow"):
         assert losses() == expected
+
+
+def test_results_come_under_a_guard_also_where_they_must_be_copied():
+    """Floats on a CPU are not: they are there already."""
+    results = {"norm": jnp.arange(3, dtype=jnp.int4), "losses": [jnp.arange(2.0)]}
+    with jax.transfer_guard("disallow"):
+        found = on_host(results)
+        with pytest.raises(RuntimeError, match="Disallowed device-to-host transfer"):
+            np.asarray(jax.device_put(np.zeros(3, np.int8), jax.devices()[0]).astype(jnp.int4))
+    assert found["norm"].tolist() == [0, 1, 2] and found["losses"][0].tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class StepRun:
         values = [hyperparams(state) for hyperparams, state in told]
         numbers = vectors, norms, values
         layout.world.await_ready(f"the results of step {self.step}", jax.tree.leaves(numbers))
-        vectors, norms, values = jax.tree.map(np.asarray, numbers)  # sooner than `jax.device_get`
+        vectors, norms, values = on_host(numbers)
         found = [
             dict(zip(of.names, own.tolist(), strict=True)) for (of, _), own in zip(told, values, strict=True)
         ]
@@ -117,6 +117,14 @@ class StepRun:
             grouped=layout.grouped,
             lead=LEAD_SECONDS,
         )
+
+
+def on_host(tree: Any) -> Any:
+    """`jax.device_get` of arrays, at a fifth of its cost on the host; likewise no guard is against it."""
+    with jax.transfer_guard_device_to_host("allow"):
+        for leaf in jax.tree.leaves(tree):
+            leaf.copy_to_host_async()
+        return jax.tree.map(np.asarray, tree)
 
 
 def _busy(parts: Sequence[tuple[int, Part]], layout: Layout) -> list[list[float]]:

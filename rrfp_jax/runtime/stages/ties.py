@@ -99,9 +99,10 @@ def distant_pairs(ties: Iterable[Tie]) -> set[tuple[int, int]]:
 
 
 def arrivals(ties: Sequence[Tie], stages: Mapping[int, Stage]) -> dict[int, set[Shapes]]:
-    """By stage of this process, the messages to it in which values and gradients come with each update."""
+    """By stage of this process, the messages to it in which values and gradients come."""
     found: dict[int, set[Shapes]] = {stage: set() for stage in stages}
-    reads = [(tie, Stage.leaf) for tie in ties] + [(tie.back, Stage.gradient) for tie in ties]
+    values, gradients = [(tie, Stage.leaf) for tie in ties], [(tie.back, Stage.gradient) for tie in ties]
+    reads = values + gradients + [(tie, Stage.gradient) for tie in ties]  # the last for whoever asks for them
     for (source, target, resized), read in reads:
         if source.stage != target.stage and target.stage in stages:
             stage = stages[target.stage]

@@ -155,7 +155,7 @@ def device_number(device: jax.Device) -> int:
 
 
 def zeros(size: int, device: jax.Device) -> jax.Array:
-    """Bytes on a device, in memory of JAX's own; nothing is compiled for that."""
+    """Bytes on a device, in memory that stays theirs, on a CPU perhaps NumPy's; nothing is compiled."""
     made: jax.Array = jax.device_put(np.zeros(size, np.uint8), device, may_alias=False)
     return made.block_until_ready()
 
