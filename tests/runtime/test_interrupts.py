@@ -11,6 +11,7 @@ import chex
 import jax
 import pytest
 
+from rrfp_jax.runtime.engine import step_run
 from tests.support import toy
 
 
@@ -51,8 +52,8 @@ def check_goes_on(trainer, undisturbed):
     "place",
     [
         pytest.param(lambda trainer: (threading.Thread, "start"), id="a-thread-starts"),
-        pytest.param(lambda trainer: (trainer._engine.stages[2], "add"), id="gradients-are-added"),
-        pytest.param(lambda trainer: (jax, "device_get"), id="the-losses-are-fetched"),
+        pytest.param(lambda trainer: (trainer._engine.stages[2], "put_sums"), id="sums-are-given-back"),
+        pytest.param(lambda trainer: (step_run, "on_host"), id="the-losses-are-fetched"),
         pytest.param(lambda trainer: (trainer._engine.optimizers[1], "update"), id="some-stages-are-updated"),
     ],
 )
