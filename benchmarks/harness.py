@@ -45,6 +45,24 @@ class Aim:
         return f"{verdict:6}  {self.name}: {value} {self.unit} (aim: {aim})"
 
 
+def percent_longer(one: float, other: float) -> float:
+    """By how many per cent the first is longer than the other."""
+    return 100 * (one / other - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What was measured, and the same simulated, in one unit."""
+
+    real: float
+    simulated: float
+
+    @property
+    def percent(self) -> float:
+        """By which the real one is longer."""
+        return percent_longer(self.real, self.simulated)
+
+
 def parse(description: str | None) -> argparse.ArgumentParser:
     """A parser with the flags of every benchmark."""
     parser = argparse.ArgumentParser(description=description)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from statistics import fmean, median
 
-from benchmarks.harness import REPOSITORY, Aim, finish, parse, put_figures
+from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
 from benchmarks.studies.measured import (
     CHATQA2,
     LMSYS,
@@ -112,7 +112,7 @@ class Row:
     @property
     def behind(self) -> float:
         """By how much longer the best hint takes than the best fixed order that fits (%)."""
-        return 100 * (self.times[self.best(HINTS)] / self.times[self.best(FIXED)] - 1)
+        return percent_longer(self.times[self.best(HINTS)], self.times[self.best(FIXED)])
 
 
 @dataclass(frozen=True)

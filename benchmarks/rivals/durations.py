@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import REPOSITORY, Aim, finish, parse, put_figures
+from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
 from benchmarks.rivals.environment import require_torch, torch_finds
 from benchmarks.rivals.found import Found, found_in
 from benchmarks.rivals.slackness import adapted, measured
@@ -134,9 +134,9 @@ def aims_of(rows: Sequence[Row], stages: int, microbatches: int) -> list[Aim]:
     for label, most, least in limits:
         them, us = best(rows, TORCH, most), best(rows, OURS, most)
         name = f"{label}: torch's best ({them.name}) longer than ours ({us.name})"
-        aims.append(Aim(name, 100 * (them.step / us.step - 1), least, "%", at_least=True))
+        aims.append(Aim(name, percent_longer(them.step, us.step), least, "%", at_least=True))
     them, us = (next(r for r in rows if (r.system, r.schedule) == (s, "1f1b")) for s in (TORCH, OURS))
-    behind = 100 * (us.step / them.step - 1)
+    behind = percent_longer(us.step, them.step)
     aims.append(Aim("1F1B, ours longer than torch's", behind, 0.0, "%"))
     aims.append(Aim("1F1B, difference of ours and torch's", abs(behind), 3.0, "%"))
     return aims

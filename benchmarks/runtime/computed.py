@@ -20,7 +20,16 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import REPOSITORY, Aim, finish, output_of, parse, put_figures
+from benchmarks.harness import (
+    REPOSITORY,
+    Aim,
+    Compared,
+    finish,
+    output_of,
+    parse,
+    percent_longer,
+    put_figures,
+)
 from benchmarks.runtime.computed_rank import COMPARED, RANKS, Case
 from benchmarks.studies.observed import Observed
 from benchmarks.studies.pictures import simulated_against
@@ -50,8 +59,8 @@ def sitting(rounds: int) -> Mapping[str, Sequence[RecordedStep]]:
         return read_trace(file)
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, kw_only=True)
+class Row(Compared):
     """A schedule on so many microbatches.
 
     Attributes:
@@ -61,14 +70,7 @@ class Row:
 
     schedule: str
     microbatches: int
-    real: float
-    simulated: float
     held: float
-
-    @property
-    def percent(self) -> float:
-        """By which the real step is longer."""
-        return 100 * (self.real / self.simulated - 1)
 
     def __str__(self) -> str:
         return (
@@ -81,11 +83,11 @@ def row_of(case: Case, steps: Sequence[RecordedStep]) -> Row:
     """Of a case's steps."""
     observed, units = Observed(steps), ((1.0,) * case.microbatches,) * RANKS
     return Row(
-        case.schedule,
-        case.microbatches,
-        median(step.trace.makespan for step in steps),
-        median(map(observed.predicted, steps)),
-        max(max(peak_bytes(step.trace, units)) for step in steps),
+        schedule=case.schedule,
+        microbatches=case.microbatches,
+        real=median(step.trace.makespan for step in steps),
+        simulated=median(map(observed.predicted, steps)),
+        held=max(max(peak_bytes(step.trace, units)) for step in steps),
     )
 
 
@@ -96,7 +98,7 @@ def swapped(rows: Sequence[Row]) -> list[str]:
         if one.microbatches != other.microbatches:
             continue
         real, simulated = (
-            100 * (a / b - 1) for a, b in ((one.real, other.real), (one.simulated, other.simulated))
+            percent_longer(a, b) for a, b in ((one.real, other.real), (one.simulated, other.simulated))
         )
         if real * simulated < 0 and min(abs(real), abs(simulated)) > ALIKE:
             found.append(f"{one.schedule} and {other.schedule}, {one.microbatches} microbatches")

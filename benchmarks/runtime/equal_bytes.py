@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
+from benchmarks.harness import SIMULATED, Aim, Compared, finish, parse, put_figures
 from benchmarks.runtime.paced import PacedCase
 from rrfp_jax.core.measure.metrics import peak_bytes
 from rrfp_jax.core.measure.workload import log_normal
@@ -27,8 +27,8 @@ STAGES, MICROBATCHES, SECONDS = 8, 32, 0.030
 QUICK = (2, 4, 0.010)
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, kw_only=True)
+class Row(Compared):
     """One schedule on one step.
 
     Attributes:
@@ -39,15 +39,8 @@ class Row:
 
     schedule: str
     seed: int
-    real: float
-    simulated: float
     hop: float
     held: float
-
-    @property
-    def percent(self) -> float:
-        """By which the real step is longer."""
-        return 100 * (self.real / self.simulated - 1)
 
     def __str__(self) -> str:
         return (
@@ -62,7 +55,14 @@ def measure(schedule: str, seed: int, stages: int, microbatches: int, seconds: f
     case = PacedCase(workload=workload, schedule=schedule, limit=stages)
     run = case.run()
     held = max(max(peak_bytes(step, ((1.0,) * microbatches,) * stages)) for step in run.traced)
-    return Row(schedule, seed, median(run.steps), case.simulated(run.hop), run.hop, held)
+    return Row(
+        schedule=schedule,
+        seed=seed,
+        real=median(run.steps),
+        simulated=case.simulated(run.hop),
+        hop=run.hop,
+        held=held,
+    )
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Aim, finish, parse
+from benchmarks.harness import Aim, finish, parse, percent_longer
 from benchmarks.runtime.paced import PacedCase
 from rrfp_jax.core.measure.workload import log_normal
 
@@ -63,7 +63,7 @@ def measure(stages: int, microbatches: int, seconds: float, schedule: str) -> di
         **{
             "real": real,
             "simulated": simulated,
-            "percent": 100 * (real / simulated - 1),
+            "percent": percent_longer(real, simulated),
             "hop_us": hop * 1e6,
         },
     }

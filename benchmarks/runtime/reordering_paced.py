@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain
 from statistics import median
 
-from benchmarks.harness import Aim, finish, parse
+from benchmarks.harness import Aim, Compared, finish, parse
 from benchmarks.runtime.paced import PacedCase
 from benchmarks.studies.reordering import Cell
 
@@ -30,16 +30,14 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class Ratio:
+@dataclass(frozen=True, kw_only=True)
+class Ratio(Compared):
     """Step time of `index` with so many spare buffers over that of `arrival`: on one step, or medians."""
 
     cell: Cell
     schedule: str
     limit: int
     spare: int
-    real: float
-    simulated: float
 
     def __str__(self) -> str:
         rules = f"{self.schedule:3}, limit {self.limit}, {self.spare} spare"
@@ -60,7 +58,8 @@ def measure(cell: Cell, schedule: str, limit: int, seed: int) -> list[Ratio]:
     found = []
     for spare in SPARES:
         ours, theirs = times(case(spare_gradients=spare))
-        found.append(Ratio(cell, schedule, limit, spare, ours / real, theirs / simulated))
+        over = {"real": ours / real, "simulated": theirs / simulated}
+        found.append(Ratio(cell=cell, schedule=schedule, limit=limit, spare=spare, **over))
     return found
 
 
@@ -86,7 +85,7 @@ def main() -> int:
         steps += chain(*found)
         ratios += (own := medians(found))
         print(*own, sep="\n", flush=True)
-    off = max(abs(100 * (ratio.real / ratio.simulated - 1)) for ratio in ratios)
+    off = max(abs(ratio.percent) for ratio in ratios)
     aims = [Aim("largest difference of the median ratios, real and simulated", off, 3.0, "%")]
     return finish(options, {"medians": [*map(asdict, ratios)], "steps": [*map(asdict, steps)]}, aims)
 

@@ -20,7 +20,7 @@ from itertools import permutations
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import REPOSITORY, Aim, finish, parse, put_figures
+from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
 from benchmarks.runtime.blocks import BLOCK_SECONDS, Paced
 from benchmarks.runtime.computed import ROUNDS, sitting
 from benchmarks.runtime.paced import run_paced
@@ -91,7 +91,7 @@ class Pair:
     @property
     def off(self) -> float:
         """By which the prediction is longer (%)."""
-        return 100 * (self.predicted / self.measured - 1)
+        return percent_longer(self.predicted, self.measured)
 
 
 def pairs(runs: Runs) -> list[Pair]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import Aim, finish, found_by_ranks, parse
+from benchmarks.harness import Aim, finish, found_by_ranks, parse, percent_longer
 from benchmarks.runtime import agreement
 from benchmarks.runtime.agreement_rank import LIMIT, MICROBATCHES, SKEW, STAGES
 from benchmarks.studies.scale.carriers import Socket, Store
@@ -125,7 +125,7 @@ def scaled(costs: MessageCosts) -> Iterator[dict[str, Any]]:
                 "carrier": carrier,
                 "protocol": protocol,
                 "exposed_ms_per_task": median(1e3 * sum(step.exposed) / tasks for step in steps),
-                "longer_percent": 100 * (median(step.seconds for step in steps) / alone - 1),
+                "longer_percent": percent_longer(median(step.seconds for step in steps), alone),
                 "calls_per_task": calls / tasks,
                 "full_at_groups": costs.calls_per_second * alone * run.groups / calls if calls else None,
             }

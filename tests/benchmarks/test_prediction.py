@@ -104,7 +104,7 @@ def test_computed_microbatches_have_all_lengths_and_are_the_same_for_all():
 
 def test_schedules_in_another_order_are_named_unless_alike():
     def row(schedule, real, simulated):
-        return Row(schedule, 8, real, simulated, 1.0)
+        return Row(schedule=schedule, microbatches=8, real=real, simulated=simulated, held=1.0)
 
     assert swapped([row("bf", 1.0, 1.0), row("1f1b", 1.1, 1.1)]) == []
     assert swapped([row("bf", 1.0, 1.1), row("1f1b", 1.1, 1.0)]) == ["bf and 1f1b, 8 microbatches"]

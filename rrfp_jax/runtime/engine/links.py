@@ -16,8 +16,7 @@ from rrfp_jax.runtime.transport.choice import NOTHING, Chosen, TransportName, be
 from rrfp_jax.runtime.transport.exchange import exchange
 from rrfp_jax.runtime.transport.local import LocalTransport
 from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
-from rrfp_jax.runtime.transport.nixl.messages import Specs
-from rrfp_jax.runtime.transport.protocol import Transport
+from rrfp_jax.runtime.transport.protocol import Specs, Transport
 from rrfp_jax.runtime.transport.routed import RoutedTransport
 
 

@@ -57,10 +57,8 @@ class Inputs:
             for number in self._that_see(j):
                 used = sorted(_read_by(programs[j][number]))
                 there = self._layout.stage_meshes[number].put_whole([values[i] for i in used])
-                own: list[jax.Array | None] = [None] * len(values)
-                for i, array in zip(used, there, strict=True):
-                    own[i] = array
-                arrived[number].append(own)
+                placed = dict(zip(used, there, strict=True))
+                arrived[number].append([placed.get(i) for i in range(len(values))])
         return arrived
 
     def _that_see(self, microbatch: int) -> list[int]:

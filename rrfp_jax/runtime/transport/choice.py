@@ -9,11 +9,10 @@ from typing import Literal, TypeAlias, get_args
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, slot_bytes
-from rrfp_jax.runtime.transport.nixl.messages import Specs
 from rrfp_jax.runtime.transport.nixl.places import room_for
 from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.runtime.transport.nixl.trial import Edge, Meeting, meet
-from rrfp_jax.runtime.transport.protocol import Devices, Transport
+from rrfp_jax.runtime.transport.protocol import Devices, Specs, Transport
 from rrfp_jax.runtime.transport.socket import SocketTransport
 
 TransportName: TypeAlias = Literal["auto", "nixl", "socket"]

@@ -15,6 +15,9 @@ import numpy as np
 
 from rrfp_jax.core.tasks import Input
 
+Specs: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+"""Shape and dtype's name of each array of a message."""
+
 Devices: TypeAlias = Mapping[int, Sequence[jax.Device]]
 """By stage of this process (its stage replica, see `Layout`), its devices here."""
 
@@ -33,8 +36,8 @@ class Key(NamedTuple):
         return f"input of {self.input} on stage {self.stage}"
 
 
-def specs_of(arrays: Sequence[jax.Array]) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Shape and dtype's name of each array."""
+def specs_of(arrays: Sequence[jax.Array]) -> Specs:
+    """Of arrays that are to be sent."""
     return tuple((tuple(array.shape), _name(array.dtype)) for array in arrays)
 
 

@@ -9,10 +9,9 @@ from itertools import product
 import jax
 
 from rrfp_jax.runtime.transport.nixl.copiers import Copiers, OneArrayCompiler, by_jit
-from rrfp_jax.runtime.transport.nixl.messages import Specs
 from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, cuts_of, packed
 from rrfp_jax.runtime.transport.nixl.places import SLOTS, room_for
-from rrfp_jax.runtime.transport.protocol import Devices
+from rrfp_jax.runtime.transport.protocol import Devices, Specs
 
 Group = tuple[jax.Device, ...]
 """Devices of this process which one or several of its stages are on; one slab is theirs."""

@@ -32,13 +32,8 @@ notifications are not used: nothing can sleep on them, and whoever reaches its p
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from rrfp_jax.runtime.processes.frames import Message
-from rrfp_jax.runtime.transport.protocol import Key
-
-Specs: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
-"""Shape and dtype's name of each array of a message."""
+from rrfp_jax.runtime.transport.protocol import Key, Specs
 
 
 class Ask(Message, frozen=True):

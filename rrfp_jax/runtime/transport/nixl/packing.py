@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from rrfp_jax.runtime.transport.nixl.copiers import Cut
-from rrfp_jax.runtime.transport.nixl.messages import Specs
+from rrfp_jax.runtime.transport.protocol import Specs
 
 ALIGNMENT = 256
 """Bytes: what GPUs align allocations to, and more than any dtype needs."""

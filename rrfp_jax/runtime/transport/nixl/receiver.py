@@ -6,11 +6,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Refused, Specs, Unwanted, Written
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Refused, Unwanted, Written
 from rrfp_jax.runtime.transport.nixl.packing import packed
 from rrfp_jax.runtime.transport.nixl.places import AHEAD, Gift, Give, Places, Request
 from rrfp_jax.runtime.transport.nixl.slots import Slots
-from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.protocol import Key, Specs
 
 
 class Home(NamedTuple):

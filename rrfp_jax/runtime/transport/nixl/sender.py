@@ -6,9 +6,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Specs, Unwanted, Written
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
 from rrfp_jax.runtime.transport.nixl.packing import packed
-from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.protocol import Key, Specs
 
 
 class Say(NamedTuple):

@@ -15,11 +15,11 @@ from rrfp_jax.runtime._jax import address_of
 from rrfp_jax.runtime.transport.nixl.agent import Agent, Memory, WriteFailed
 from rrfp_jax.runtime.transport.nixl.copiers import Copiers, Program
 from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, groups_of, prepare
-from rrfp_jax.runtime.transport.nixl.messages import Granted, Specs
+from rrfp_jax.runtime.transport.nixl.messages import Granted
 from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, Part, cuts_of, packed
 from rrfp_jax.runtime.transport.nixl.places import Give, Grow
 from rrfp_jax.runtime.transport.nixl.receiver import Copy, Home
-from rrfp_jax.runtime.transport.protocol import Devices
+from rrfp_jax.runtime.transport.protocol import Devices, Specs
 
 
 @dataclass(frozen=True)

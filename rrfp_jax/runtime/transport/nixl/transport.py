@@ -20,14 +20,14 @@ from rrfp_jax.runtime.processes.world import START_SECONDS, World
 from rrfp_jax.runtime.transport.nixl.agent import Agent, Peers, WriteFailed
 from rrfp_jax.runtime.transport.nixl.copies import Copies
 from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
-from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Specs, Unwanted, Written
+from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
 from rrfp_jax.runtime.transport.nixl.places import SLOTS, Give, Grow
 from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline, Receiver
 from rrfp_jax.runtime.transport.nixl.sender import Delivered, Forget, Say, Sender, Write
 from rrfp_jax.runtime.transport.nixl.slabs import Slabs
 from rrfp_jax.runtime.transport.nixl.slots import Slots
 from rrfp_jax.runtime.transport.nixl.writes import Failed, Writes
-from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness, specs_of
+from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Specs, Witness, specs_of
 
 
 class Ended(Message, frozen=True):
