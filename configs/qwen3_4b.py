@@ -25,6 +25,7 @@ def get_config() -> Decoder:
             head_size=128,
             d_ff=9728,
             vocab_size=151936,
+            norm_epsilon=1e-6,
             qk_norm=True,
             rope_base=1e6,
         ),

@@ -1,17 +1,19 @@
 """Transformers of published families as a list of layers; plain flax NNX.
 
-Decoders such as GPT-3, LLaMA and Qwen; with `causal=False`, the blocks of encoders such as ViT.
+Decoders such as GPT-3, LLaMA and Qwen. `vlm.py` puts an encoder of images before one, made of the same parts.
 
 Every layer is `layer(carry, mb) -> carry`: `Embed` reads `mb["tokens"]`, `Block` and `Head` only the carry.
+If there is `mb["segments"]`, since documents are packed, no token attends to those of another document.
 
 Shapes: B batch, T sequence, D d_model, H heads, G key and value heads, K head size, F d_ff, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeAlias
 
 import chex
 import jax
@@ -21,18 +23,23 @@ from jax.typing import DTypeLike
 
 from models.gpt import causal_attention, float32_product, rope
 
+Turn: TypeAlias = Callable[[jax.Array], jax.Array]
+"""Rotary positions put into queries or keys, float[B, T, H, K] -> same."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """Sizes and family of a transformer; a ValueError says what does not fit.
+class BlocksConfig:
+    """Sizes and family of a transformer's blocks; a ValueError says what does not fit.
 
     Attributes:
         n_kv_heads: key and value heads, each shared by n_heads / n_kv_heads query heads.
         norm: "rms" or "layer" (with biases), before attention and before the MLP.
+        norm_epsilon: what is added to the variance under the root.
         gated: SwiGLU instead of GELU.
+        exact_gelu: GELU by the error function, not by the usual formula with tanh.
         biases: of all matrix products but the last.
         qk_norm: queries and keys are normalised per head.
-        positions: "rotary", or "learned" ones for `max_length` tokens.
+        positions: "rotary", or "learned" ones that are added before the first block.
         parallel: attention and MLP side by side, from one normalisation.
         causal: no token attends to a later one.
         attention: "explicit", `models.gpt.causal_attention`, which makes the matrix of scores; or "xla" or
@@ -47,13 +54,13 @@ class DecoderConfig:
     n_kv_heads: int
     head_size: int  # channels of a head
     d_ff: int  # channels inside a block's MLP
-    vocab_size: int  # tokens that there are
     norm: Literal["rms", "layer"] = "rms"
+    norm_epsilon: float = 1e-5
     gated: bool = True
+    exact_gelu: bool = False
     biases: bool = False
     qk_norm: bool = False
     positions: Literal["rotary", "learned"] = "rotary"
-    max_length: int = 0  # tokens of the longest sequence, with learned positions
     rope_base: float = 10_000.0  # of rotary positions' wavelengths
     parallel: bool = False
     causal: bool = True
@@ -63,24 +70,40 @@ class DecoderConfig:
     param_dtype: DTypeLike = jnp.float32  # of parameters
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_size", "d_ff", "vocab_size"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name}={value}: give a whole number, at least 1")
+        self._at_least_1("d_model", "n_layers", "n_heads", "n_kv_heads", "head_size", "d_ff")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads={self.n_heads} is no multiple of n_kv_heads={self.n_kv_heads}")
-        if self.positions == "learned" and self.max_length < 1:
-            raise ValueError(f"max_length={self.max_length}: learned positions need their number")
         if self.attention == "explicit" and not self.causal:
             raise ValueError("causal=False: the explicit attention is causal; take attention='xla'")
 
+    def _at_least_1(self, *names: str) -> None:
+        for name in names:
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value}: give a whole number, at least 1")
 
-def _norm(cfg: DecoderConfig, size: int, rngs: nnx.Rngs) -> nnx.Module:
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(BlocksConfig):
+    """A decoder of tokens; a ValueError says what does not fit."""
+
+    vocab_size: int  # tokens that there are
+    max_length: int = 0  # tokens of the longest sequence, with learned positions
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least_1("vocab_size")
+        if self.positions == "learned" and self.max_length < 1:
+            raise ValueError(f"max_length={self.max_length}: learned positions need their number")
+
+
+def norm(cfg: BlocksConfig, size: int, rngs: nnx.Rngs) -> nnx.Module:
     """float[..., size] -> same; statistics in float32."""
     kind = nnx.RMSNorm if cfg.norm == "rms" else nnx.LayerNorm
-    return kind(size, epsilon=1e-5, dtype=cfg.dtype, param_dtype=cfg.param_dtype, rngs=rngs)
+    return kind(size, epsilon=cfg.norm_epsilon, dtype=cfg.dtype, param_dtype=cfg.param_dtype, rngs=rngs)
 
 
-def _linear(cfg: DecoderConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
+def linear(cfg: BlocksConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
+    """float[..., inputs] -> dtype[..., outputs]."""
     return nnx.Linear(
         inputs,
         outputs,
@@ -92,7 +115,7 @@ def _linear(cfg: DecoderConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> nn
     )
 
 
-def _table(cfg: DecoderConfig, rows: int, rngs: nnx.Rngs) -> nnx.Embed:
+def table(cfg: BlocksConfig, rows: int, rngs: nnx.Rngs) -> nnx.Embed:
     """A matrix [rows, D]."""
     return nnx.Embed(
         rows,
@@ -105,7 +128,7 @@ def _table(cfg: DecoderConfig, rows: int, rngs: nnx.Rngs) -> nnx.Embed:
 
 
 def _attend(
-    cfg: DecoderConfig, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None
+    cfg: BlocksConfig, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None
 ) -> jax.Array:
     """Mixed values; dtype[B, T, H, K], twice dtype[B, T, G, K], int[B, T] or None -> dtype[B, T, H, K]."""
     if segments is not None:  # of another shape they would be broadcast
@@ -120,7 +143,7 @@ def _attend(
     return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=cfg.causal, implementation=attention)
 
 
-def fits_cudnn(cfg: DecoderConfig) -> bool:
+def fits_cudnn(cfg: BlocksConfig) -> bool:
     """Whether cuDNN has a fused attention: half precision, heads of 8, 16, ... 128 channels (cuDNN 9's limits
     for training on GPUs from A100 on; without segments, which it would take as a matrix of scores)."""
     return jnp.dtype(cfg.dtype).itemsize == 2 and cfg.head_size % 8 == 0 and cfg.head_size <= 128
@@ -136,8 +159,8 @@ class Embed(nnx.Module):  # type: ignore[misc]
     """Tokens, and positions if they are learned; (None, int32[B, T] in `mb["tokens"]`) -> dtype[B, T, D]."""
 
     def __init__(self, cfg: DecoderConfig, *, rngs: nnx.Rngs):
-        self.tokens = _table(cfg, cfg.vocab_size, rngs)
-        self.positions = _table(cfg, cfg.max_length, rngs) if cfg.positions == "learned" else None
+        self.tokens = table(cfg, cfg.vocab_size, rngs)
+        self.positions = table(cfg, cfg.max_length, rngs) if cfg.positions == "learned" else None
 
     def __call__(self, carry: None, mb: Mapping[str, jax.Array]) -> jax.Array:
         """Look the tokens up; the first layer has no carry to read."""
@@ -149,44 +172,68 @@ class Embed(nnx.Module):  # type: ignore[misc]
         return x
 
 
-class Block(nnx.Module):  # type: ignore[misc]
-    """Attention, then an MLP: each reads the normed stream and adds to it; dtype[B, T, D] -> same."""
+class Attention(nnx.Module):  # type: ignore[misc]
+    """Queries, keys and values, and what is made of the mixed values; dtype[B, T, D] -> same."""
 
-    def __init__(self, cfg: DecoderConfig, *, rngs: nnx.Rngs):
+    def __init__(self, cfg: BlocksConfig, *, rngs: nnx.Rngs):
         self.cfg = cfg
         D, K = cfg.d_model, cfg.head_size
-        self.attention_norm = _norm(cfg, D, rngs)
-        self.query = _linear(cfg, D, cfg.n_heads * K, rngs)
-        self.key_value = _linear(cfg, D, 2 * cfg.n_kv_heads * K, rngs)
-        self.query_norm = _norm(cfg, K, rngs) if cfg.qk_norm else None
-        self.key_norm = _norm(cfg, K, rngs) if cfg.qk_norm else None
-        self.out = _linear(cfg, cfg.n_heads * K, D, rngs)
-        self.mlp_norm = None if cfg.parallel else _norm(cfg, D, rngs)
-        self.up = _linear(cfg, D, cfg.d_ff, rngs)
-        self.gate = _linear(cfg, D, cfg.d_ff, rngs) if cfg.gated else None
-        self.down = _linear(cfg, cfg.d_ff, D, rngs)
+        self.query = linear(cfg, D, cfg.n_heads * K, rngs)
+        self.key_value = linear(cfg, D, 2 * cfg.n_kv_heads * K, rngs)
+        self.query_norm = norm(cfg, K, rngs) if cfg.qk_norm else None
+        self.key_norm = norm(cfg, K, rngs) if cfg.qk_norm else None
+        self.out = linear(cfg, cfg.n_heads * K, D, rngs)
 
-    def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
-        """Add both branches to the stream."""
-        normed = self.attention_norm(carry)
-        x = carry + self._attention(normed, mb.get("segments"))
-        return x + self._mlp(normed if self.mlp_norm is None else self.mlp_norm(x))
-
-    def _attention(self, x: jax.Array, segments: jax.Array | None) -> jax.Array:
+    def __call__(self, x: jax.Array, segments: jax.Array | None, turn: Turn | None) -> jax.Array:
+        """Within equal numbers of `segments`, int[B, T], if there are any; `turn` is for rotary positions."""
         cfg, (B, T, _) = self.cfg, x.shape
         q = self.query(x).reshape(B, T, cfg.n_heads, cfg.head_size)
         k, v = jnp.split(self.key_value(x).reshape(B, T, 2 * cfg.n_kv_heads, cfg.head_size), 2, axis=2)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
-        if cfg.positions == "rotary":
-            q, k = rope(q, cfg.rope_base), rope(k, cfg.rope_base)
+        if turn is not None:
+            q, k = turn(q), turn(k)
         attended: jax.Array = self.out(_attend(cfg, q, k, v, segments).reshape(B, T, -1))
         return attended
 
-    def _mlp(self, x: jax.Array) -> jax.Array:
+
+class MLP(nnx.Module):  # type: ignore[misc]
+    """SwiGLU or GELU; dtype[..., D] -> same."""
+
+    def __init__(self, cfg: BlocksConfig, *, rngs: nnx.Rngs):
+        self.exact_gelu = cfg.exact_gelu
+        self.up = linear(cfg, cfg.d_model, cfg.d_ff, rngs)
+        self.gate = linear(cfg, cfg.d_model, cfg.d_ff, rngs) if cfg.gated else None
+        self.down = linear(cfg, cfg.d_ff, cfg.d_model, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Each token by itself."""
         up = self.up(x)
-        hidden = nnx.gelu(up) if self.gate is None else nnx.silu(self.gate(x)) * up
+        hidden = nnx.gelu(up, not self.exact_gelu) if self.gate is None else nnx.silu(self.gate(x)) * up
         result: jax.Array = self.down(hidden)
+        return result
+
+
+class Block(nnx.Module):  # type: ignore[misc]
+    """Attention, then an MLP: each reads the normed stream and adds to it; dtype[B, T, D] -> same."""
+
+    def __init__(self, cfg: BlocksConfig, *, rngs: nnx.Rngs):
+        self.cfg = cfg
+        self.attention_norm = norm(cfg, cfg.d_model, rngs)
+        self.attention = Attention(cfg, rngs=rngs)
+        self.mlp_norm = None if cfg.parallel else norm(cfg, cfg.d_model, rngs)
+        self.mlp = MLP(cfg, rngs=rngs)
+
+    def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
+        """Add both branches to the stream."""
+        turn = partial(rope, base=self.cfg.rope_base) if self.cfg.positions == "rotary" else None
+        return self.added(carry, mb.get("segments"), turn)
+
+    def added(self, x: jax.Array, segments: jax.Array | None, turn: Turn | None) -> jax.Array:
+        """The stream with both branches; see `Attention`."""
+        normed = self.attention_norm(x)
+        x = x + self.attention(normed, segments, turn)
+        result: jax.Array = x + self.mlp(normed if self.mlp_norm is None else self.mlp_norm(x))
         return result
 
 
@@ -197,8 +244,8 @@ class Head(nnx.Module):  # type: ignore[misc]
     """
 
     def __init__(self, cfg: DecoderConfig, *, rngs: nnx.Rngs):
-        self.norm = _norm(cfg, cfg.d_model, rngs)
-        self.tokens = _table(cfg, cfg.vocab_size, rngs)
+        self.norm = norm(cfg, cfg.d_model, rngs)
+        self.tokens = table(cfg, cfg.vocab_size, rngs)
 
     def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
         """Logits, float32 in any dtype of computation: the loss takes the softmax of them."""

@@ -92,14 +92,16 @@ def rms_norm(x: jax.Array, scale: nnx.Param) -> jax.Array:
     return jnp.multiply(unit, scale[...]).astype(x.dtype)
 
 
-def rope(x: jax.Array, base: float = ROPE_BASE) -> jax.Array:
+def rope(x: jax.Array, base: float = ROPE_BASE, positions: jax.Array | None = None) -> jax.Array:
     """Turn channel pairs (i, i + K/2) of position t by t * base**(-2i/K) radians; float[B, T, H, K] -> same.
 
-    The inner product of a rotated query and a rotated key depends on positions only by their difference.
+    Positions are 0, 1, ... T - 1, or int[B, T]. The inner product of a rotated query and a rotated key
+    depends on positions only by their difference.
     """
     half = x.shape[-1] // 2
     frequency = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequency  # [T, 1, K/2]
+    at = jnp.arange(x.shape[1]) if positions is None else positions
+    angle = at.astype(jnp.float32)[..., None, None] * frequency  # [T, 1, K/2] or [B, T, 1, K/2]
     cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)

@@ -1,6 +1,7 @@
 """The published decoders at a tiny size: shapes, causality, shared heads, tied embeddings."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from models.decoder import Block, DecoderConfig, Embed, Head
+from models.gpt import rope
 
 SIZES = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_size": 6, "d_ff": 48}
 QWEN = DecoderConfig(**SIZES, vocab_size=50, qk_norm=True, dtype=jnp.float32, init_scale=0.2)
@@ -54,8 +56,8 @@ def test_shared_heads_are_equal_heads():
     """Two key and value heads for four are four that are equal in pairs."""
     shared, apart = Block(QWEN, rngs=nnx.Rngs(0)), Block(replace(QWEN, n_kv_heads=4), rngs=nnx.Rngs(0))
     state = nnx.state(shared)
-    kernel = state["key_value"]["kernel"][...].reshape(32, 2, 2, 6)  # [D, keys or values, G, K]
-    state["key_value"]["kernel"] = nnx.Param(jnp.repeat(kernel, 2, axis=2).reshape(32, -1))
+    kernel = state["attention"]["key_value"]["kernel"][...].reshape(32, 2, 2, 6)  # [D, keys or values, G, K]
+    state["attention"]["key_value"]["kernel"] = nnx.Param(jnp.repeat(kernel, 2, axis=2).reshape(32, -1))
     nnx.update(apart, state)
     x = jax.random.normal(jax.random.key(1), (2, 12, 32))
     np.testing.assert_allclose(shared(x, {}), apart(x, {}), atol=1e-6)
@@ -135,7 +137,7 @@ def test_parallel_halves_read_the_same():
     assert block.mlp_norm is None
     x = jax.random.normal(jax.random.key(1), (2, 12, 32))
     normed = block.attention_norm(x)
-    expected = x + block._attention(normed, None) + block._mlp(normed)
+    expected = x + block.attention(normed, None, partial(rope, base=QWEN.rope_base)) + block.mlp(normed)
     np.testing.assert_allclose(block(x, {}), expected, atol=1e-6)
 
 
