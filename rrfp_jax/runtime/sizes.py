@@ -7,6 +7,7 @@ What follows from these numbers is counted in `programs/liveness` (of a microbat
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -30,16 +31,22 @@ def on_the_way(spec: Any) -> Any:
     Arrays of such numbers that come from the host or another device lie in another way than compiled programs
     expect.
     """
-    name = spec.dtype.name
-    if not name.endswith(("int4", "int2")):
-        return spec
-    return jax.ShapeDtypeStruct(spec.shape, np.uint8 if name.startswith("u") else np.int8)
+    dtype = _dtype_on_the_way(spec.dtype)
+    return spec if dtype is None else jax.ShapeDtypeStruct(spec.shape, dtype)
 
 
 def as_sent(array: Any) -> Any:
     """An array of the host as it is given to a stage."""
-    dtype = on_the_way(array).dtype
-    return array if dtype == array.dtype else np.asarray(array).astype(dtype)
+    dtype = _dtype_on_the_way(array.dtype)
+    return array if dtype is None else np.asarray(array).astype(dtype)
+
+
+@lru_cache(maxsize=128)
+def _dtype_on_the_way(dtype: Any) -> Any:
+    """None if it stays as it is; NumPy puts a dtype's name together at every look."""
+    if not dtype.name.endswith(("int4", "int2")):
+        return None
+    return np.dtype(np.uint8 if dtype.name.startswith("u") else np.int8)
 
 
 def temporary_bytes(compiled: Any) -> int:

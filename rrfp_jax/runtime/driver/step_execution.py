@@ -140,9 +140,8 @@ class StepExecution:
                 self._board.ended()
                 if running.error is not None:
                     raise self._failed(running.task, running.stage, running.error) from running.error
-                key = self._message(running.stage, running.task)
-                if key is not None:
-                    self._transport.produced(key, running.end)
+                if running.sends is not None:
+                    self._transport.produced(running.sends, running.end)
                     self._board.sent(running.stage, running.task, PRODUCED)
                 self._records.append(
                     TaskRecord(
@@ -201,9 +200,9 @@ class StepExecution:
         ready = self._ready[stage].pop(task, self._began)
         bucket = part.buckets[task.microbatch]
         cost = part.phase, stage, task.chunk, task.kind, bucket
-        queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now))
-        part.meter.dispatched(task)
         key = self._message(stage, task)
+        queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key))
+        part.meter.dispatched(task)
         if key is not None:
             self._board.sent(stage, task, OFFERED)  # before: it may be delivered at once
             self._transport.offer(key, outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -19,6 +19,21 @@ Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any
 """The fields wanted of each microbatch -> their arrays by name."""
 
 
+class _Reading(NamedTuple):
+    """What is read here of a microbatch.
+
+    Attributes:
+        fields: the names of those that any program here reads; none of another replica's.
+        names: of all its fields.
+        used: by stage replica of this process that sees it, the indices of what its programs read: of fields,
+            then of numbers.
+    """
+
+    fields: frozenset[str]
+    names: Sequence[str]
+    used: Mapping[int, Sequence[int]]
+
+
 class Inputs:
     """Loads what the stage replicas of this process read.
 
@@ -32,8 +47,7 @@ class Inputs:
 
     def reads(self, bucket: Bucket, microbatch: int, programs: StagePrograms) -> frozenset[str]:
         """The names of the fields of a microbatch that any program here reads; none of another replica's."""
-        used = _read_by([own for number in self._that_see(microbatch) for own in programs[number]])
-        return frozenset(name for i, (name, _, _) in enumerate(bucket) if i in used)
+        return self._reading(bucket, microbatch, programs).fields
 
     def load(
         self, step: int, buckets: Sequence[Bucket], programs: Sequence[StagePrograms], load: Load
@@ -49,21 +63,29 @@ class Inputs:
         arrived: dict[int, list[list[jax.Array | None]]] = {
             number: [] for number in self._layout.stage_meshes
         }
-        wanted = [self.reads(bucket, j, programs[j]) for j, bucket in enumerate(buckets)]
-        for j, arrays in enumerate(load(wanted)):
-            names = [name for name, _, _ in buckets[j]]
+        known: dict[tuple[Bucket, int], _Reading] = {}  # equal for microbatches of a bucket and a replica
+        alike = [(bucket, j % self._layout.replicas) for j, bucket in enumerate(buckets)]
+        for j, own in enumerate(alike):
+            if own not in known:
+                known[own] = self._reading(buckets[j], j, programs[j])
+        wanted = [known[own] for own in alike]
+        for j, arrays in enumerate(load([reading.fields for reading in wanted])):
             given = {name: as_sent(array) for name, array in arrays.items()}
-            values = [*(given.get(name) for name in names), np.array([self._seed, step, j], IDS.dtype)]
-            for number in self._that_see(j):
-                used = sorted(_read_by(programs[j][number]))
+            numbers = np.array([self._seed, step, j], IDS.dtype)
+            values = [*map(given.get, wanted[j].names), numbers]
+            for number, used in wanted[j].used.items():
                 there = self._layout.stage_meshes[number].put_whole([values[i] for i in used])
-                placed = dict(zip(used, there, strict=True))
-                arrived[number].append([placed.get(i) for i in range(len(values))])
+                placed: list[jax.Array | None] = [None] * len(values)
+                for i, array in zip(used, there, strict=True):
+                    placed[i] = array
+                arrived[number].append(placed)
         return arrived
 
-    def _that_see(self, microbatch: int) -> list[int]:
-        """The stage replicas of this process that see a microbatch."""
-        return self._layout.stages_of(microbatch % self._layout.replicas)
+    def _reading(self, bucket: Bucket, microbatch: int, programs: StagePrograms) -> _Reading:
+        seen_by = self._layout.stages_of(microbatch % self._layout.replicas)
+        used = {number: sorted(_read_by(programs[number])) for number in seen_by}
+        names, every = [name for name, _, _ in bucket], {i for own in used.values() for i in own}
+        return _Reading(frozenset(name for i, name in enumerate(names) if i in every), names, used)
 
 
 def _read_by(virtual_stages: Sequence[VirtualStagePrograms]) -> Set[int]:
