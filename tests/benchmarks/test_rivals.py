@@ -1,11 +1,15 @@
 """The rivals: figures of runs, aims that can be missed, and, where PyTorch is, that its orders are ours."""
 
 import random
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import chain
 
 import pytest
 
+from benchmarks.harness import REPOSITORY
 from benchmarks.rivals import environment
 from benchmarks.rivals.balanced import WINDOWS, as_they_come, balanced, step_of, work
 from benchmarks.rivals.durations import OURS, TOLD, TORCH, Row, aims_of, joined, markdown
@@ -25,6 +29,16 @@ from rrfp_jax.sim.families import ACTIVATION_BYTES, FORWARD_SECONDS
 
 STAGES, MICROBATCHES = 2, 6
 WORKLOAD = log_normal(STAGES, MICROBATCHES, forward=0.002, sigma=0.3, shared=0.5, seed=1)
+
+
+def test_what_pytorchs_processes_use_of_ours_needs_no_jax():
+    """Their environment has none."""
+    files = sorted((REPOSITORY / "benchmarks" / "rivals").glob("torch_*.py"))
+    imports = {line for file in files for line in re.findall(r"^from rrfp_jax\S+", file.read_text(), re.M)}
+    modules = [line.removeprefix("from ") for line in sorted(imports)]
+    assert len(modules) > 5
+    program = f"import sys; sys.modules['jax'] = None\nimport {', '.join(modules)}"
+    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True, timeout=60)
 
 
 def simulated(schedule, chunks=1, hop=0.0):

@@ -18,7 +18,6 @@ from typing import Any
 
 from rrfp_jax.core.step_rules import MOST_QUEUED
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.runtime.transport.protocol import Key
 
 LONGEST_JOIN_SECONDS = 1.0
 
@@ -47,7 +46,7 @@ class Running:
     end: float = 0.0
     delayed: float = 0.0  # at its end, injected
     error: Exception | None = None
-    sends: Key | None = None  # its outputs, by this name
+    sends: Any = None  # the key by which its outputs are offered
 
     def wait(self) -> None:
         """Block until the program has ended, and note when and how."""
