@@ -40,6 +40,8 @@ class BlocksConfig:
         biases: of all matrix products but the last.
         qk_norm: queries and keys are normalised per head.
         positions: "rotary", or "learned" ones that are added before the first block.
+        rope_stretch: of rotary positions in sequences longer than a model was first trained on, see
+            `models.gpt.stretched`: (factor, slow, fast, length); () for none.
         parallel: attention and MLP side by side, from one normalisation.
         causal: no token attends to a later one.
         attention: "explicit", `models.gpt.causal_attention`, which makes the matrix of scores; or "xla" or
@@ -62,6 +64,7 @@ class BlocksConfig:
     qk_norm: bool = False
     positions: Literal["rotary", "learned"] = "rotary"
     rope_base: float = 10_000.0  # of rotary positions' wavelengths
+    rope_stretch: tuple[float, ...] = ()
     parallel: bool = False
     causal: bool = True
     attention: Literal["auto", "explicit", "xla", "cudnn"] = "explicit"
@@ -73,6 +76,8 @@ class BlocksConfig:
         self._at_least_1("d_model", "n_layers", "n_heads", "n_kv_heads", "head_size", "d_ff")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads={self.n_heads} is no multiple of n_kv_heads={self.n_kv_heads}")
+        if len(self.rope_stretch) not in (0, 4):
+            raise ValueError(f"rope_stretch={self.rope_stretch}: give (factor, slow, fast, length), or ()")
         if self.attention == "explicit" and not self.causal:
             raise ValueError("causal=False: the explicit attention is causal; take attention='xla'")
 
@@ -226,7 +231,9 @@ class Block(nnx.Module):  # type: ignore[misc]
 
     def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
         """Add both branches to the stream."""
-        turn = partial(rope, base=self.cfg.rope_base) if self.cfg.positions == "rotary" else None
+        turn = None
+        if self.cfg.positions == "rotary":
+            turn = partial(rope, base=self.cfg.rope_base, stretch=self.cfg.rope_stretch)
         return self.added(carry, mb.get("segments"), turn)
 
     def added(self, x: jax.Array, segments: jax.Array | None, turn: Turn | None) -> jax.Array:

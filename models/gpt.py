@@ -92,19 +92,37 @@ def rms_norm(x: jax.Array, scale: nnx.Param) -> jax.Array:
     return jnp.multiply(unit, scale[...]).astype(x.dtype)
 
 
-def rope(x: jax.Array, base: float = ROPE_BASE, positions: jax.Array | None = None) -> jax.Array:
+def rope(
+    x: jax.Array,
+    base: float = ROPE_BASE,
+    positions: jax.Array | None = None,
+    stretch: tuple[float, ...] = (),
+) -> jax.Array:
     """Turn channel pairs (i, i + K/2) of position t by t * base**(-2i/K) radians; float[B, T, H, K] -> same.
 
     Positions are 0, 1, ... T - 1, or int[B, T]. The inner product of a rotated query and a rotated key
-    depends on positions only by their difference.
+    depends on positions only by their difference. `stretch` has the arguments of `stretched`.
     """
     half = x.shape[-1] // 2
-    frequency = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
+    frequency = stretched(base ** -(jnp.arange(half, dtype=jnp.float32) / half), *stretch)
     at = jnp.arange(x.shape[1]) if positions is None else positions
     angle = at.astype(jnp.float32)[..., None, None] * frequency  # [T, 1, K/2] or [B, T, 1, K/2]
     cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
+def stretched(
+    frequency: jax.Array, factor: float = 1, slow: float = 1, fast: float = 4, length: float = 1
+) -> jax.Array:
+    """Frequencies for sequences longer than `length`, as LLaMA 3.1 has them; radians a token, same shape.
+
+    What turns less than `slow` times in `length` tokens turns `factor` times slower, what turns more than
+    `fast` times as before; between the two the part of each changes linearly.
+    """
+    turns = length * frequency / (2 * jnp.pi)
+    kept = jnp.clip((turns - slow) / (fast - slow), 0, 1)
+    return frequency * (kept + (1 - kept) / factor)
 
 
 def causal_attention(

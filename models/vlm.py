@@ -78,6 +78,8 @@ class EncoderConfig(BlocksConfig):
             raise ValueError(
                 f"grid={self.grid}: learned positions need the rows and columns of the largest image"
             )
+        if self.rope_stretch:
+            raise ValueError(f"rope_stretch={self.rope_stretch}: is for decoders; leave it out")
         if self.positions == "axes" and self.class_token:
             raise ValueError(
                 "class_token=True: its position is in a table of all places; take positions='learned'"

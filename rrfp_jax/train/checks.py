@@ -28,8 +28,10 @@ from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.built import instead_of_layers, kind_of
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
+from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
+from rrfp_jax.runtime.programs.initial import KnowsItsModel
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.settings import is_whole
 from rrfp_jax.runtime.sizes import as_sent, nbytes
@@ -121,13 +123,16 @@ def check_model(
 
     Raises:
         UsageError: see `Library.examine` and `flow`, `check_metrics`, `Engine.optimizer_state`,
-        `check_loss_is_a_sum`; or a parameter has a name that cannot be stored.
+        `check_loss_is_a_sum`; or a parameter has a name that cannot be stored, or none in the files that
+        initial values are from.
     """
     buckets = buckets_of(plan)
     for bucket in dict.fromkeys(buckets):
         check_metrics(pipe, engine.library.examine(bucket), specs_of(bucket))
         engine.library.flow(bucket)
     keyed(engine.library.params, "params")
+    if isinstance(engine.init, KnowsItsModel):
+        engine.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)
     if optimizer is not None:
         _ = engine.optimizer_state
     last = len(plan) - 1  # the one most likely to differ from the rest

@@ -17,7 +17,7 @@ from rrfp_jax.checkpoint.reading import intact
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.train.stored import NameMap, check_names, from_tensors
+from rrfp_jax.train.stored import FromTensors, NameMap, check_names
 
 
 def checkpoint(
@@ -50,7 +50,7 @@ def checkpoint(
         except Damaged as error:
             raise UsageError(f"{error}; give weights.checkpoint the step= of another one") from None
 
-    return from_tensors(names, keys, str(stored.folder), read)
+    return FromTensors(names, keys, str(stored.folder), read)
 
 
 def orbax(folder: str | PathLike[str], names: NameMap = lambda path: path) -> InitFunction:
@@ -76,7 +76,7 @@ def orbax(folder: str | PathLike[str], names: NameMap = lambda path: path) -> In
     check_names(names)
     path = path_of("weights.orbax: folder", folder).absolute()
     reader = _OrbaxReader(path)
-    return from_tensors(names, reader.paths, str(path), reader.read)
+    return FromTensors(names, reader.paths, str(path), reader.read)
 
 
 class _OrbaxReader:

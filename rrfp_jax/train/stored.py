@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeAlias
@@ -11,20 +11,31 @@ import jax
 import numpy as np
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.programs.initial import InitFunction
+
+MOST_TOLD = 5
+"""Parameters, or tensors, that a message names."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A stored tensor, and what makes a parameter of it.
+    """A stored tensor, or several, and what makes a parameter of it.
 
     Attributes:
-        name: in the file.
-        transform: such as `np.transpose`, or `lambda w: w.T.reshape(d, heads, -1)`.
+        name: in the file; a tuple of several.
+        transform: such as `np.transpose`, or `lambda w: w.T.reshape(d, heads, -1)`; it is called with all of
+            them, `lambda k, v: np.concatenate([k, v]).T`.
     """
 
-    name: str
-    transform: Callable[[np.ndarray], np.ndarray] = np.asarray
+    name: str | tuple[str, ...]
+    transform: Callable[..., np.ndarray] = np.asarray
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all its tensors."""
+        return (self.name,) if isinstance(self.name, str) else self.name
+
+    def __str__(self) -> str:
+        return f"tensor {self.name!r}" if isinstance(self.name, str) else f"tensors {list(self.name)}"
 
 
 Stored: TypeAlias = Tensor | str | None
@@ -44,60 +55,96 @@ def check_names(names: Any) -> None:
         raise UsageError(f"names={names!r}: give a dict or a function of a parameter's name")
 
 
-def from_tensors(
-    names: NameMap, known: Collection[str], where: str, read: Callable[[str], np.ndarray]
-) -> InitFunction:
+@dataclass(frozen=True)
+class FromTensors:
     """The `init` of a `Trainer` that takes parameters from stored tensors.
 
-    Args:
+    Attributes:
         names: the stored tensor of each parameter.
         known: names of all tensors.
         where: they are, for messages.
         read: gives one.
-
-    Returns:
-        A function that raises `UsageError` where the map has no stored tensor of a parameter, or one that is
-        not there or does not fit.
     """
 
-    def init(path: str, spec: jax.ShapeDtypeStruct) -> Any:
+    names: NameMap
+    known: Collection[str]
+    where: str
+    read: Callable[[str], np.ndarray]
+
+    def __call__(self, path: str, spec: jax.ShapeDtypeStruct) -> Any:
+        """A parameter, or None for the layer's own.
+
+        Raises:
+            UsageError: the map has no stored tensor of it, or one that is not there or does not fit.
+        """
+        tensor = self._tensor(path)
+        if tensor is None:
+            return None
+        if (name := self._absent(tensor)) is not None:
+            raise UsageError(f"{self._why_absent(path, name)}; correct the map of names")
+        return _fitted(path, spec, tensor, [self.read(name) for name in tensor.names])
+
+    def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
+        """Refuse, before anything is compiled, a model with parameters whose tensors are not there.
+
+        Args:
+            params: paths of all its parameters.
+            owners: by path of each tied alias its owner's, which is the one that is asked for.
+
+        Raises:
+            UsageError: names them.
+        """
+        asked = {path: self._tensor(path) for path in params if path not in owners}
+        named = {path: self._absent(tensor) for path, tensor in asked.items() if tensor is not None}
+        absent = {path: name for path, name in named.items() if name is not None}
+        if absent:
+            wrong = [self._why_absent(path, name) for path, name in [*absent.items()][:MOST_TOLD]]
+            raise UsageError(f"{some(wrong, len(absent))}; correct the map of names")
+
+    def _tensor(self, path: str) -> Tensor | None:
+        names = self.names
         if isinstance(names, Mapping) and path not in names:
             raise UsageError(f"{path}: not in the map of names; None there keeps the layer's own values")
         chosen = names[path] if isinstance(names, Mapping) else names(path)
-        if chosen is None:
-            return None
         tensor = Tensor(chosen) if isinstance(chosen, str) else chosen
-        if not isinstance(tensor, Tensor):
+        if tensor is not None and not isinstance(tensor, Tensor):
             raise UsageError(
                 f"{path}: {chosen!r} in the map of names is no stored tensor; give its name, "
                 f"rrfp_jax.weights.Tensor(name, transform), or None to keep the layer's own values"
             )
-        if tensor.name not in known:
-            near = get_close_matches(tensor.name, known, n=1, cutoff=0.4)
-            hint = f", but there is {near[0]!r}" if near else ""
-            raise UsageError(f"{path}: no tensor {tensor.name!r} in {where}{hint}; correct the map of names")
-        return _fitted(path, spec, tensor, read(tensor.name))
+        return tensor
 
-    return init
+    def _absent(self, tensor: Tensor) -> str | None:
+        """The first of a parameter's tensors that is not there."""
+        return next((name for name in tensor.names if name not in self.known), None)
+
+    def _why_absent(self, path: str, name: str) -> str:
+        near = get_close_matches(name, self.known, n=1, cutoff=0.4)
+        return f"{path}: no tensor {name!r} in {self.where}" + (f", but there is {near[0]!r}" if near else "")
 
 
-def _fitted(path: str, spec: jax.ShapeDtypeStruct, tensor: Tensor, stored: np.ndarray) -> np.ndarray:
+def some(told: Sequence[str], count: int) -> str:
+    """The first of so many sentences or names, and how many more there are."""
+    more = count - len(told)
+    return "; ".join(told) + (f"; and {more} more" if more > 0 else "")
+
+
+def _fitted(
+    path: str, spec: jax.ShapeDtypeStruct, tensor: Tensor, stored: Sequence[np.ndarray]
+) -> np.ndarray:
+    shapes = " and ".join(str(list(array.shape)) for array in stored)
     try:
-        value = np.asarray(tensor.transform(stored))
+        value = np.asarray(tensor.transform(*stored))
     except Exception as error:
-        raise UsageError(
-            f"{path}: the transform of tensor {tensor.name!r} {list(stored.shape)} failed: {error}"
-        ) from error
+        raise UsageError(f"{path}: the transform of {tensor} {shapes} failed: {error}") from error
     if value.shape != spec.shape:
         raise UsageError(
-            f"{path} has the shape {list(spec.shape)}, tensor {tensor.name!r} {list(stored.shape)} as stored "
+            f"{path} has the shape {list(spec.shape)}, {tensor} {shapes} as stored "
             f"and {list(value.shape)} as transformed; give Tensor(name, transform)"
         )
     floating = all(jax.numpy.issubdtype(dtype, jax.numpy.floating) for dtype in (value.dtype, spec.dtype))
     if value.dtype != spec.dtype and not floating:
-        raise UsageError(
-            f"{path} is {spec.dtype}, tensor {tensor.name!r} {value.dtype}; convert it in a transform"
-        )
+        raise UsageError(f"{path} is {spec.dtype}, {tensor} {value.dtype}; convert it in a transform")
     return _converted(path, spec.dtype, tensor, value) if floating else value
 
 
@@ -108,7 +155,7 @@ def _converted(path: str, dtype: Any, tensor: Tensor, value: np.ndarray) -> np.n
     lost = np.isinf(converted) & np.isfinite(value)
     if lost.any():
         raise UsageError(
-            f"{path} is {dtype}, too small for {lost.sum()} values of tensor {tensor.name!r} "
+            f"{path} is {dtype}, too small for {lost.sum()} values of {tensor} "
             f"({value.dtype}), such as {float(value[lost][0]):g}; give the parameter another dtype, or "
             f"a transform that scales"
         )

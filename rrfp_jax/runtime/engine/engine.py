@@ -54,6 +54,7 @@ class Engine:
         memory, execution: settings of the run.
 
     Attributes:
+        pipe, init: as given.
         chunks: by stage, of all processes, the layers of each of its chunks.
         executables: where compiled programs are kept.
         compilers: by stage replica of this process; see `Layout`.
@@ -78,7 +79,7 @@ class Engine:
         memory: MemoryPolicy,
         execution: Execution,
     ) -> None:
-        self.pipe = pipe
+        self.pipe, self.init = pipe, init
         self.layout, self.world, self.placement = layout, layout.world, placement
         self.chunks = layers_of_chunks(len(pipe), placement, split)
         self._execution = execution

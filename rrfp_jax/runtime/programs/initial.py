@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,23 @@ from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
 
 InitFunction: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 """(path such as "3.attention.query", spec) -> array, or None for the layer's own initial value."""
+
+
+@runtime_checkable
+class KnowsItsModel(Protocol):
+    """An init function that can tell beforehand, of all parameters, whether it fits."""
+
+    def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
+        """Refuse a model that it does not fit.
+
+        Args:
+            params: paths of all its parameters.
+            owners: by path of each tied alias its owner's, which is the one that is asked for.
+
+        Raises:
+            UsageError: it does not.
+        """
+
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.uint32)
 

@@ -1,0 +1,165 @@
+"""The names of published tensors, by parameter of `models/decoder.py` and `models/vlm.py`: a table a family.
+
+A table has three parts, for the first layer, for each block and for the last one; "{}" stands for the number
+of the block. Names are those of the files at huggingface.co, which its `transformers` reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rrfp_jax.families.arrangements import (
+    AS_IS,
+    FUSED_BIASES,
+    FUSED_KERNELS,
+    KERNEL,
+    PATCHES,
+    ROWS,
+    Arrangement,
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The published tensors of one of our parameters.
+
+    Attributes:
+        names: of one tensor or several.
+        arrangement: of their values.
+    """
+
+    names: tuple[str, ...]
+    arrangement: Arrangement = AS_IS
+
+
+Part: TypeAlias = Mapping[str, Stored]
+"""By the path of a parameter in its layer, such as "attention.query.kernel"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A family's names for a list of layers: one, some equal ones, one.
+
+    Attributes:
+        first, block, last: of such a layer.
+    """
+
+    first: Part
+    block: Part
+    last: Part
+
+    def of_layers(self, blocks: int, first: int, prefix: str = "") -> dict[str, Stored]:
+        """The tensors of every parameter by its path, such as "3.attention.query.kernel".
+
+        Args:
+            blocks: how many there are.
+            first: the number of the first layer.
+            prefix: of the tensors' names.
+        """
+        layers = [self.first, *[self.block] * blocks, self.last]
+        return {
+            f"{first + i}.{path}": Stored(
+                tuple(prefix + name.replace("{}", str(i - 1)) for name in own.names), own.arrangement
+            )
+            for i, layer in enumerate(layers)
+            for path, own in layer.items()
+        }
+
+
+def _one(name: str, arrangement: Arrangement = AS_IS) -> Stored:
+    return Stored((name,), arrangement)
+
+
+def _norm(ours: str, theirs: str) -> Part:
+    """A layer normalisation, with its bias."""
+    return {f"{ours}.scale": _one(f"{theirs}.weight"), f"{ours}.bias": _one(f"{theirs}.bias")}
+
+
+def _linear(ours: str, theirs: str) -> Part:
+    """A matrix product with its bias."""
+    return {f"{ours}.kernel": _one(f"{theirs}.weight", KERNEL), f"{ours}.bias": _one(f"{theirs}.bias")}
+
+
+def _key_value(key: str, value: str) -> Part:
+    """Keys and values with their biases, which are one product here."""
+    return {
+        "attention.key_value.kernel": Stored((f"{key}.weight", f"{value}.weight"), FUSED_KERNELS),
+        "attention.key_value.bias": Stored((f"{key}.bias", f"{value}.bias"), FUSED_BIASES),
+    }
+
+
+def _patches(theirs: str) -> Part:
+    return {"pixels.kernel": _one(f"{theirs}.weight", PATCHES), "pixels.bias": _one(f"{theirs}.bias")}
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+_LAYER = "model.layers.{}."
+
+LLAMA_TABLE = Table(
+    first={"tokens.embedding": _one(EMBEDDING)},
+    block={
+        "attention_norm.scale": _one(_LAYER + "input_layernorm.weight"),
+        "attention.query.kernel": _one(_LAYER + "self_attn.q_proj.weight", KERNEL),
+        "attention.key_value.kernel": Stored(
+            (_LAYER + "self_attn.k_proj.weight", _LAYER + "self_attn.v_proj.weight"), FUSED_KERNELS
+        ),
+        "attention.out.kernel": _one(_LAYER + "self_attn.o_proj.weight", KERNEL),
+        "mlp_norm.scale": _one(_LAYER + "post_attention_layernorm.weight"),
+        "mlp.gate.kernel": _one(_LAYER + "mlp.gate_proj.weight", KERNEL),
+        "mlp.up.kernel": _one(_LAYER + "mlp.up_proj.weight", KERNEL),
+        "mlp.down.kernel": _one(_LAYER + "mlp.down_proj.weight", KERNEL),
+    },
+    last={"norm.scale": _one("model.norm.weight"), "tokens.embedding": _one(HEAD)},
+)
+
+QWEN3_TABLE = Table(
+    first=LLAMA_TABLE.first,
+    block={
+        **LLAMA_TABLE.block,
+        "attention.query_norm.scale": _one(_LAYER + "self_attn.q_norm.weight"),
+        "attention.key_norm.scale": _one(_LAYER + "self_attn.k_norm.weight"),
+    },
+    last=LLAMA_TABLE.last,
+)
+
+_VIT = "encoder.layer.{}."
+
+VIT_TABLE = Table(
+    first={
+        **_patches("embeddings.patch_embeddings.projection"),
+        "class_token.embedding": _one("embeddings.cls_token", ROWS),
+        "places.embedding": _one("embeddings.position_embeddings", ROWS),
+    },
+    block={
+        **_norm("attention_norm", _VIT + "layernorm_before"),
+        **_linear("attention.query", _VIT + "attention.attention.query"),
+        **_key_value(_VIT + "attention.attention.key", _VIT + "attention.attention.value"),
+        **_linear("attention.out", _VIT + "attention.output.dense"),
+        **_norm("mlp_norm", _VIT + "layernorm_after"),
+        **_linear("mlp.up", _VIT + "intermediate.dense"),
+        **_linear("mlp.down", _VIT + "output.dense"),
+    },
+    last=_norm("norm", "layernorm"),
+)
+
+_SIGLIP = "encoder.layers.{}."
+
+SIGLIP_TABLE = Table(
+    first={
+        **_patches("embeddings.patch_embedding"),
+        "places.embedding": _one("embeddings.position_embedding.weight"),
+    },
+    block={
+        **_norm("attention_norm", _SIGLIP + "layer_norm1"),
+        **_linear("attention.query", _SIGLIP + "self_attn.q_proj"),
+        **_key_value(_SIGLIP + "self_attn.k_proj", _SIGLIP + "self_attn.v_proj"),
+        **_linear("attention.out", _SIGLIP + "self_attn.out_proj"),
+        **_norm("mlp_norm", _SIGLIP + "layer_norm2"),
+        **_linear("mlp.up", _SIGLIP + "mlp.fc1"),
+        **_linear("mlp.down", _SIGLIP + "mlp.fc2"),
+    },
+    last=_norm("norm", "post_layernorm"),
+)
