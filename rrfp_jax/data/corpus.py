@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import warnings
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rrfp_jax.data.bad import Bad, check_bad, judge
 from rrfp_jax.data.sources import BadDocument, Raw, Source
-from rrfp_jax.data.tokenizers import Bytes, Tokenizer
+from rrfp_jax.data.tokenizers import Bytes, Tokenizer, check_vocabulary
 from rrfp_jax.data.tokens import offsets_path
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, path_of
-
-NAMED = 10
-"""Bad documents of one kind that a message names; it counts the others."""
 
 CACHED = 64
 """Documents kept as tokens, so that pieces of a long one are not each tokenized anew."""
@@ -48,19 +45,12 @@ class Corpus:
     tokenizer: Tokenizer | None
     vocabulary: int
     end: int | None = None
-    bad: Literal["refuse", "skip"] = "refuse"
+    bad: Bad = "refuse"
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.bad not in ("refuse", "skip"):
-            raise UsageError(f"bad={self.bad!r}: bad documents are 'refuse'd or 'skip'ped")
-        if self.tokenizer is not None and self.tokenizer.size > self.vocabulary:
-            raise UsageError(
-                f"{self.tokenizer} has {self.tokenizer.size} tokens, the model's vocabulary only "
-                f"{self.vocabulary}: give the model at least as many, or another tokenizer"
-            )
-        if self.end is not None and not 0 <= self.end < self.vocabulary:
-            raise UsageError(f"end={self.end}: not in the model's vocabulary of {self.vocabulary}")
+        check_vocabulary(self.tokenizer, self.vocabulary, self.end)
+        check_bad(self.bad)
 
     @functools.cached_property
     def lengths(self) -> NDArray[np.int64]:
@@ -70,7 +60,7 @@ class Corpus:
         for document in np.flatnonzero(lengths < 2).tolist():
             reasons.setdefault(document, "too short")
         if reasons:
-            self._judge(reasons)
+            judge(self.source.names, reasons, self.bad)
             lengths[list(reasons)] = 0
         if not lengths.any():
             raise UsageError(f"{self.source}: {len(lengths)} documents there, none of which can be used")
@@ -151,14 +141,6 @@ class Corpus:
     def _whole(self) -> Any:
         return functools.lru_cache(CACHED)(lambda document: self._encoded(self.source.read(document)))
 
-    def _judge(self, reasons: dict[int, str]) -> None:
-        names, kinds = self.source.names, sorted(set(reasons.values()))
-        by_kind = {kind: [names[d] for d in sorted(reasons) if reasons[d] == kind] for kind in kinds}
-        text = "; ".join(f"{len(found)} {kind}: {_listed(found)}" for kind, found in by_kind.items())
-        if self.bad == "refuse":
-            raise UsageError(f"{len(reasons)} bad documents: {text}. Mend them, or skip them with bad='skip'")
-        warnings.warn(f"{len(reasons)} of {len(names)} documents skipped: {text}", stacklevel=2)
-
 
 def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
     """Tokenize once for all runs: the corpus's good documents as the files that a `TokenFile` reads.
@@ -192,8 +174,3 @@ def _decoded(raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadDocument("undecodable") from error
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more

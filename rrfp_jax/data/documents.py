@@ -6,28 +6,19 @@ import functools
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.data import rows as cut
-from rrfp_jax.data.balance import (
-    ORDERS,
-    Cost,
-    Order,
-    Polynomial,
-    even_out,
-    ordered,
-    rows_by_cost,
-    rows_by_tokens,
-)
+from rrfp_jax.data.balance import Cost, Order, Polynomial, rows_by_cost, rows_by_tokens
 from rrfp_jax.data.buckets import Fit, bucket_of, check_lengths
 from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
 from rrfp_jax.data.corpus import Corpus
-from rrfp_jax.data.draw import EMPTY, Draw, Drawn
-from rrfp_jax.data.shuffle import mix
+from rrfp_jax.data.dealing import Dealing, Split, check_dealing, documents_of, planned
+from rrfp_jax.data.draw import EMPTY
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields
 
@@ -74,7 +65,7 @@ class Documents:
     rows: int | None = None
     microbatches: int
     packed: bool = False
-    split: Literal["train", "validation"] = "train"
+    split: Split = "train"
     validation_share: float = 0.05
     seed: int = 0
     balance: Cost | None = None
@@ -82,7 +73,7 @@ class Documents:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("tokens", "rows", "microbatches"):
+        for name in ("tokens", "rows"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"{name}={value}: a step would hold no token; give {name} >= 1")
         if (self.tokens is None) == (self.rows is None):
@@ -91,21 +82,12 @@ class Documents:
         each = max(self.tokens or (self.rows or 1) * longest, longest)
         if (tokens := self.microbatches * each) > MOST_TOKENS:
             raise UsageError(f"{tokens} tokens a step, padding included: give at most {MOST_TOKENS}")
-        if self.split not in ("train", "validation"):
-            raise UsageError(f"split={self.split!r}: no such split; give 'train' or 'validation'")
-        if not 0 < self.validation_share < 1:
-            raise UsageError(
-                f"validation_share={self.validation_share}: one split would be empty; give 0 < share < 1"
-            )
-        if self.order not in ORDERS:
-            raise UsageError(
-                f"order={self.order!r}: microbatches come in one of the orders {', '.join(ORDERS)}"
-            )
+        check_dealing(self.microbatches, self.split, self.validation_share, self.order)
 
     @property
     def steps(self) -> int:
         """Steps that hold every row once: a pass of validation; an epoch of training, rounded up."""
-        return self._draw.steps if self.split == "train" else self._draw.steps_of_a_pass
+        return self._dealing.steps
 
     @property
     def buckets(self) -> Sequence[Mapping[str, jax.ShapeDtypeStruct]]:
@@ -128,33 +110,11 @@ class Documents:
 
     def plan(self, step: int) -> list[Microbatch]:
         """The microbatches of `step` >= 0, a function of (seed, step, split) and the documents."""
-        drawn = self._draw.training(step) if self.split == "train" else self._draw.passing(step)
-        found = [(bucket, self._global(bucket, position)) for bucket, position in drawn]
-        if self.balance is not None and self.split == "train":
-            found = self._balanced(found)
-        cost = self.balance or Polynomial()
-        costs = cost(np.array(self.bucket_lengths)) * self._taken
-        found = [found[j] for j in ordered([float(costs[bucket]) for bucket, _ in found], self.order)]
-        return [
-            Microbatch(
-                self._fields(bucket),
-                source=(self.fingerprint, bucket, *rows.tolist()),
-                weight=float(self.rows_of_split.size[rows[rows != EMPTY]].sum()),
-            )
-            for bucket, rows in found
-        ]
+        return self._dealing.plan(step, self.fingerprint, self._fields, self.rows_of_split.size)
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """The arrays of `fields`; `UsageError` for an unknown field or a plan of other documents."""
-        known = list(self._dtypes)
-        if unknown := sorted(set(fields) - set(known)):
-            raise UsageError(f"fields {unknown}: documents have none of these; read from {known}")
-        fingerprint, bucket, *rows = microbatch.source
-        if fingerprint != self.fingerprint:
-            raise UsageError(
-                f"fingerprint {fingerprint:#x}: the microbatch was planned from other documents than these "
-                f"({self.fingerprint:#x}); give every process the same"
-            )
+        bucket, rows = planned(microbatch, self.fingerprint, fields, self._dtypes)
         shape = (len(rows), self.bucket_lengths[bucket])
         arrays = {name: np.zeros(shape, self._dtypes[name]) for name in fields}
         for r, row in enumerate(rows):
@@ -200,15 +160,10 @@ class Documents:
         """Of the split's documents."""
         predictions = np.maximum(self.corpus.lengths - 1, 0)
         usable = np.flatnonzero(predictions)
-        held = max(1, round(self.validation_share * len(usable)))
-        if held >= len(usable):
-            raise UsageError(
-                f"{self.corpus.source}: {len(usable)} usable documents cannot be split at "
-                f"validation_share={self.validation_share}; give more of them"
-            )
-        lowest = usable[np.argsort(mix(usable.astype(np.uint64)), kind="stable")]
-        predictions[lowest[:held] if self.split == "train" else lowest[held:]] = 0
-        return cut.split(predictions, self.bucket_lengths[-1])
+        kept = documents_of(self.split, usable, self.validation_share, self.corpus.source)
+        own = np.zeros_like(predictions)
+        own[kept] = predictions[kept]
+        return cut.split(own, self.bucket_lengths[-1])
 
     @functools.cached_property
     def rows_of_split(self) -> cut.Rows:
@@ -234,16 +189,23 @@ class Documents:
         return (self.rows,) * len(lengths) if self.rows else rows_by_tokens(lengths, self.tokens or 1)
 
     @functools.cached_property
-    def _draw(self) -> Draw:
-        rows = tuple(len(rows) for rows in self._rows_in)
-        return Draw(rows, self._taken, self.microbatches, self.seed)
+    def _dealing(self) -> Dealing:
+        costs = (self.balance or Polynomial())(np.array(self.bucket_lengths)) * self._taken
+        return Dealing(
+            self._rows_in,
+            self._taken,
+            self.microbatches,
+            self.split,
+            self.seed,
+            self.order,
+            costs.tolist(),
+            None if self.balance is None else self._row_costs(self.balance),
+        )
 
-    @functools.cached_property
-    def _row_costs(self) -> NDArray[np.float64]:
+    def _row_costs(self, balance: Cost) -> NDArray[np.float64]:
         """What the documents of each row cost; padding costs nothing here."""
-        assert self.balance is not None
         rows = self.rows_of_split
-        return np.add.reduceat(self.balance(self.pieces.size[rows.order]), rows.start[:-1])
+        return np.add.reduceat(balance(self.pieces.size[rows.order]), rows.start[:-1])
 
     @property
     def _dtypes(self) -> Mapping[str, str]:
@@ -252,17 +214,3 @@ class Documents:
     def _fields(self, bucket: int) -> Mapping[str, jax.ShapeDtypeStruct]:
         shape = (self._taken[bucket], self.bucket_lengths[bucket])
         return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in self._dtypes.items()}
-
-    def _global(self, bucket: int, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Indices among all rows of positions among a bucket's."""
-        return np.where(position == EMPTY, EMPTY, self._rows_in[bucket][position])
-
-    def _balanced(self, found: list[Drawn]) -> list[Drawn]:
-        """The same rows in the same shapes, dealt evenly to the microbatches of each bucket."""
-        balanced = list(found)
-        for bucket in {bucket: None for bucket, _ in found}:
-            own = [j for j, (of, _) in enumerate(found) if of == bucket]
-            rows = np.concatenate([found[j][1] for j in own])
-            for j, items in zip(own, even_out(self._row_costs[rows], len(own)), strict=True):
-                balanced[j] = (bucket, rows[items])
-        return balanced

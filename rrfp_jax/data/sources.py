@@ -31,7 +31,11 @@ _BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
 
 
 class BadDocument(ValueError):
-    """A document that cannot be used; the first argument says why, in a word or two."""
+    """A document that cannot be used; the first argument says why, in a word or two, and a second one names
+    the part of it that is at fault."""
+
+    def __str__(self) -> str:
+        return " ".join(str(argument) for argument in self.args if argument)
 
 
 class Source(Protocol):
@@ -143,16 +147,23 @@ class JsonLines:
 
     def read(self, document: int, begin: int = 0, end: int | None = None) -> Raw:
         """The line's field."""
+        return _raw(self.parsed(document), self.field)
+
+    def parsed(self, document: int) -> Any:
+        """What the line is as JSON; `BadDocument` if it is none."""
         _, path, _, offset = self._lines[document]
         with path.open("rb") as file:
             file.seek(offset)
             try:
-                found = json.loads(file.readline())
+                return json.loads(file.readline())
             except UnicodeDecodeError as error:
                 raise BadDocument("undecodable") from error
             except (ValueError, RecursionError) as error:
                 raise BadDocument("not JSON") from error
-        return _raw(found, self.field)
+
+    def file(self, document: int) -> Path:
+        """That the line is in."""
+        return self._lines[document][1]
 
     @functools.cached_property
     def _lines(self) -> list[tuple[str, Path, int, int]]:

@@ -132,6 +132,21 @@ class SentencePiece:
             raise UsageError(f"{self.path}: not a sentencepiece model ({error})") from error
 
 
+def check_vocabulary(tokenizer: Tokenizer | None, vocabulary: int, end: int | None) -> None:
+    """Refuse a tokenizer, or a token for the ends of documents, beyond a model's vocabulary.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if tokenizer is not None and tokenizer.size > vocabulary:
+        raise UsageError(
+            f"{tokenizer} has {tokenizer.size} tokens, the model's vocabulary only {vocabulary}: give the "
+            f"model at least as many, or another tokenizer"
+        )
+    if end is not None and not 0 <= end < vocabulary:
+        raise UsageError(f"end={end}: not in the model's vocabulary of {vocabulary}")
+
+
 def _digest(path: str) -> str:
     try:
         return hashlib.blake2b(read_whole(path, LARGEST_TOKENIZER), digest_size=8).hexdigest()

@@ -1,0 +1,326 @@
+"""Documents of text and images as microbatches: each image once and whole, places right, bad ones told."""
+
+import dataclasses
+import json
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import rrfp_jax as rrfp
+from rrfp_jax.data.contract import Data, load_repeatedly, plan_step
+from rrfp_jax.errors import UsageError
+from tests.data.test_images import BAD, WHOLE
+
+data = rrfp.data
+RANDOM = np.random.default_rng(0)
+
+
+def picture(rows, columns, size):
+    return RANDOM.integers(1, 256, (rows * size, columns * size, 3), np.uint8)
+
+
+@st.composite
+def corpora(draw):
+    """Documents of text and images in any order, all good; and what they are made of."""
+    merge = draw(st.sampled_from([1, 2]))
+    text = st.text("abc", min_size=1, max_size=6)
+    image = st.builds(picture, st.integers(1, 2), st.integers(1, 2), st.just(2 * merge))
+    document = st.lists(st.one_of(text, image), min_size=1, max_size=5).map(lambda parts: ["ab", *parts])
+    documents = draw(st.lists(document, min_size=2, max_size=8))
+
+    class Given:
+        names = tuple(f"document {i}" for i in range(len(documents)))
+
+        def read(self, i):
+            return documents[i]
+
+    end = draw(st.sampled_from([None, 7]))
+    patches = data.Patches(size=2, merge=merge, longest=2 * 2 * merge)
+    corpus = data.ImageCorpus(
+        source=Given(), tokenizer=data.Bytes(), vocabulary=256, patches=patches, end=end, text_alone=True
+    )
+    return corpus, documents
+
+
+def expected(parts, corpus):
+    """What a row must hold of a document: (token, image's patches or None) of each place, and its labels."""
+    places, merge = [], corpus.patches.merge
+    for part in parts:
+        if isinstance(part, str):
+            places += [(byte, None) for byte in part.encode()]
+        else:
+            cut = corpus.patches.patches_of(part).reshape(-1, merge**2, 12)
+            places += [(0, four) for four in cut]
+    places += [] if corpus.end is None else [(corpus.end, None)]
+    following = [*places[1:], (0, "nothing")]
+    labels = [(token if own is None else 0, own is None) for token, own in following]
+    size = len(places) - (places[-1][1] is None)
+    return places[:size], labels[:size]
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(corpora(), st.booleans(), st.integers(1, 3), st.integers(1, 3))
+def test_every_document_is_there_once_and_whole(given, packed, rows, buckets):
+    corpus, documents = given
+    merged = corpus.patches.merge**2
+    fit = data.FitBoth(buckets=buckets, patches=96, tokens=96, patch_multiple=merged)
+    train = data.ImageDocuments(
+        corpus=corpus, lengths=fit, rows=rows, microbatches=2, packed=packed, validation_share=0.3
+    )
+    held = dataclasses.replace(train, split="validation")
+    assert sorted([*train.documents, *held.documents]) == list(range(len(documents)))
+    seen = Counter()
+    for step in range(held.steps):
+        for mb in held.plan(step):
+            arrays = held.load(mb, mb.fields)
+            for name, spec in mb.fields.items():
+                assert (arrays[name].shape, str(arrays[name].dtype)) == (spec.shape, spec.dtype)
+            assert mb.weight == arrays["mask"].sum()
+            for r, row in enumerate(mb.source[2:]):
+                own = held.documents[held.rows_of_split.pieces(row)].tolist() if row >= 0 else []
+                check_row({k: v[r] for k, v in arrays.items()}, [documents[d] for d in own], corpus)
+                seen.update(own)
+    assert seen == Counter(held.documents.tolist())
+    assert held.plan(held.steps) == held.plan(0)
+
+
+def check_row(row, documents, corpus):
+    at = patch = 0
+    images, merge = [], corpus.patches.merge
+    for segment, parts in enumerate(documents, 1):
+        places, labels = expected(parts, corpus)
+        for place, ((token, four), (label, real)) in enumerate(zip(places, labels, strict=True)):
+            assert (row["tokens"][at], row["labels"][at], row["mask"][at]) == (token, label, real)
+            if "segments" in row:
+                assert (row["segments"][at], row["positions"][at]) == (segment, place)
+            merged = row["patch_of_token"][at]
+            assert (merged == -1) == (four is None)
+            if four is not None:
+                own = slice(merged * merge**2, (merged + 1) * merge**2)
+                np.testing.assert_array_equal(row["patches"][own], four)
+            at += 1
+        images += [part for part in parts if not isinstance(part, str)]
+    for number, image in enumerate(images, 1):
+        own = row["images"] == number
+        np.testing.assert_array_equal(row["patches"][own], corpus.patches.patches_of(image))
+        np.testing.assert_array_equal(
+            row["patch_places"][own], corpus.patches.places(*corpus.patches.grid_of(image))
+        )
+        patch += own.sum()
+    used = row["patch_of_token"][row["patch_of_token"] >= 0]
+    assert used.tolist() == list(range(patch // merge**2)), "each once, in order"
+    assert not any(row[name][patch:].any() for name in ("patches", "patch_places", "images"))
+    assert not any(row[name][at:].any() for name in ("tokens", "labels", "mask"))
+    assert (row["patch_of_token"][at:] == -1).all()
+
+
+def pictures(**changes):
+    """Twelve documents of 1 to 4 pictures."""
+    examples = [
+        {"text": "<image>a picture\n" * (1 + i % 4), "images": [picture(1 + i % 2, 2, 4)] * (1 + i % 4)}
+        for i in range(12)
+    ]
+    corpus = data.ImageCorpus(
+        source=data.ImageExamples(examples),
+        tokenizer=data.Bytes(),
+        vocabulary=256,
+        patches=data.Patches(size=4, longest=8),
+    )
+    usual = {"corpus": corpus, "lengths": ((4, 32), (16, 80)), "rows": 2, "microbatches": 4}
+    return data.ImageDocuments(**{**usual, **changes})
+
+
+def test_a_step_is_planned_by_its_number_alone_and_loads_the_same_again():
+    made = pictures(packed=True, lengths=((16, 80),))
+    assert isinstance(made, Data)
+    later = plan_step(made, 7)
+    assert plan_step(pictures(corpus=made.corpus, packed=True, lengths=((16, 80),)), 7) == later
+    for j, mb in enumerate(later):
+        load_repeatedly(made, 7, j, mb)
+
+
+def test_images_are_decoded_only_for_patches(monkeypatch):
+    made = pictures()
+    mb = made.plan(0)[0]
+    monkeypatch.setattr(data.Patches, "patches_of", lambda *args: pytest.fail("decoded"))
+    monkeypatch.setattr(data.Patches, "grid_of", lambda *args: pytest.fail("opened"))
+    assert made.load(mb, sorted(set(mb.fields) - {"patches"}))["mask"].sum() == mb.weight
+
+
+def test_sizes_of_microbatches_follow_limits_and_costs():
+    shapes = lambda made: [(mb["patches"].shape[:2], mb["tokens"].shape) for mb in made.buckets]  # noqa: E731
+    assert shapes(pictures()) == [((2, 4), (2, 32)), ((2, 16), (2, 80))]
+    limited = pictures(rows=None, patches=20, tokens=160)
+    assert shapes(limited) == [((5, 4), (5, 32)), ((1, 16), (1, 80))]
+    costs = data.Costs(patches=data.Polynomial(linear=3.0))
+    balanced = pictures(balance=costs, order="longest")
+    assert shapes(balanced) == [((6, 4), (6, 32)), ((2, 16), (2, 80))]
+    sizes = [mb.fields["patches"].shape[1] for mb in balanced.plan(0)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 0 < pictures().padding.patches < 1 and 0 < pictures().padding.tokens < 1
+
+
+def test_documents_longer_than_any_bucket_are_refused_or_skipped():
+    short = ((4, 32), (8, 60))
+    said = r"3 bad documents: 3 with more patches than the 8 of the longest bucket: example:3, example:7"
+    with pytest.raises(UsageError, match=said):
+        pictures(lengths=short).plan(0)
+    made = pictures()
+    made = dataclasses.replace(made, corpus=dataclasses.replace(made.corpus, bad="skip"), lengths=short)
+    with pytest.warns(UserWarning, match="3 of 12 documents skipped: 3 with more patches"):
+        held = dataclasses.replace(made, split="validation")
+        assert sorted([*made.documents, *held.documents]) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
+    with pytest.warns(UserWarning, match="3 with patches and tokens that no bucket holds both: example:3"):
+        assert 11 not in dataclasses.replace(made, lengths=((16, 40), (8, 79))).documents
+    with pytest.warns(UserWarning, match="3 with more tokens than the 40 of the longest bucket: example:3"):
+        assert 11 not in dataclasses.replace(made, lengths=((16, 40),)).documents
+
+
+def folder(path):
+    """Images with texts, and everything that may be wrong with them."""
+    for name in ("a", "b", "c", "no text", "blank"):
+        (path / f"{name}.png").write_bytes(WHOLE)
+    for name, content, _ in BAD:
+        (path / name).write_bytes(content)
+        (path / name).with_suffix(".txt").write_text("a picture")
+    for name in ("a", "b", "c"):
+        (path / f"{name}.txt").write_text(f"picture {name}")
+    (path / "blank.txt").write_text(" \n")
+    (path / "only text.txt").write_text("there is no picture")
+    (path / "latin.png").write_bytes(WHOLE)
+    (path / "latin.txt").write_bytes("é".encode("latin-1"))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_bad_documents_of_a_folder_are_counted_and_named(tmp_path):
+    source = data.ImageFolder(str(folder(tmp_path)))
+    corpus = data.ImageCorpus(
+        source=source, tokenizer=data.Bytes(), vocabulary=256, patches=data.Patches(size=4, longest=16)
+    )
+    said = [
+        r"12 bad documents: ",
+        r"1 undecodable: latin.png",
+        r"2 with a broken image: header.png \(header.png\), truncated.png",
+        r"2 with a file that is no image: page.png \(page.png\), text.png",
+        r"2 with too large an image: bomb.png \(bomb.png\), large.png",
+        r"1 with an empty image: empty.png",
+        r"1 with an image of floating-point numbers: floats.tif",
+        r"1 without an image: only text.txt",
+        r"2 without text: blank.png, no text.png",
+    ]
+    with pytest.raises(UsageError) as refused:
+        _ = corpus.lengths
+    for words in said:
+        assert re.search(words, str(refused.value))
+    with pytest.warns(UserWarning, match="12 of 15 documents skipped: "):
+        kept = np.flatnonzero(dataclasses.replace(corpus, bad="skip").lengths.labels)
+    assert [source.names[i] for i in kept] == ["a.png", "b.png", "c.png"]
+
+
+def lines(path, *documents):
+    (path / "lines.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return data.ImageCorpus(
+        source=data.ImageLines(str(path / "lines.jsonl")),
+        tokenizer=data.Bytes(),
+        vocabulary=256,
+        patches=data.Patches(size=4, longest=16),
+    )
+
+
+def test_json_lines_put_images_where_they_stand(tmp_path):
+    (tmp_path / "inside").mkdir()
+    Image.fromarray(picture(1, 1, 4)).save(tmp_path / "inside" / "a.png")
+    corpus = lines(
+        tmp_path,
+        {"text": "a<image>b", "images": ["inside/a.png"]},
+        {"text": "behind", "images": "inside/a.png"},
+    )
+    assert corpus.document(0).patch.tolist() == [-1, 0, -1]
+    assert corpus.document(1).patch.tolist() == [0] + [-1] * 6
+    assert corpus.lengths.tokens.tolist() == [2, 6] and corpus.lengths.labels.tolist() == [1, 6]
+
+
+def test_json_lines_do_not_lead_out_of_their_folder(tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for place in (inside, outside):
+        place.mkdir()
+        (place / "a.png").write_bytes(WHOLE)
+    (inside / "link.png").symlink_to(outside / "a.png")
+    (inside / "loop.png").symlink_to(inside / "loop.png")
+    for path, said in (
+        ("../outside/a.png", "out of the folder"),
+        ("./../inside/a.png", "out of the folder"),
+        (str(outside / "a.png"), "out of the folder"),
+        (str(inside / "a.png"), "out of the folder"),
+        ("link.png", "out of the folder"),
+        ("loop.png", "unreadable|missing"),
+        ("absent.png", r"1 with a missing image: lines.jsonl:1 \(absent.png\)"),
+        ("https://example.org/a.png", "missing"),
+        ("a\0.png", "path that is none"),
+        ("a" * 5000, "unreadable"),
+        (7, "path that is none"),
+        ("", "path that is none"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            _ = lines(inside, {"text": "a picture", "images": [path]}).lengths
+    for document, said in (
+        ({"text": "a picture"}, "without an image"),
+        ({"images": ["a.png"]}, "without text"),
+        ({"text": 3, "images": ["a.png"]}, "field 'text' that is no text"),
+        ({"text": "<image><image>b", "images": ["a.png"]}, "more or fewer images than places"),
+        (["a"], "no object with fields"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            _ = lines(inside, document).lengths
+
+
+def test_data_that_changes_during_the_run_ends_it(tmp_path):
+    (tmp_path / "a.png").write_bytes(WHOLE)
+    corpus = lines(tmp_path, {"text": "a picture", "images": ["a.png"]})
+    assert corpus.lengths.patches.tolist() == [6]
+    (tmp_path / "a.png").write_bytes(WHOLE[:-30])
+    with pytest.raises(UsageError, match=r"lines.jsonl:1: with a broken image a.png; the data was changed"):
+        corpus.pixels(0)
+    Image.fromarray(picture(1, 1, 4)).save(tmp_path / "a.png")
+    with pytest.raises(UsageError, match="another size than before"):
+        corpus.pixels(0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rows": None}, "give the size of a microbatch"),
+        ({"tokens": 4}, "rows=2: give the size"),
+        ({"rows": 0}, "rows=0"),
+        ({"lengths": ((4, 4), (4, 4))}, "give different pairs"),
+        ({"microbatches": 10**9}, "give at most"),
+        ({"split": "test"}, "split='test'"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, said):
+    with pytest.raises(UsageError, match=said):
+        pictures(**settings)
+
+
+def test_merged_patches_need_multiples():
+    corpus = dataclasses.replace(pictures().corpus, patches=data.Patches(size=2, merge=2))
+    with pytest.raises(UsageError, match="6 patches: 4 of them are merged to one"):
+        pictures(corpus=corpus, lengths=((6, 32),))
+    with pytest.raises(UsageError, match="1 patches: 4 of them are merged"):
+        pictures(corpus=corpus, lengths=data.FitBoth(buckets=2, patches=8, tokens=32))
+
+
+def test_glyphs_are_split_by_character():
+    glyphs = data.Glyphs(most=3)
+    codes = [code for name in glyphs.names for code in name.split()]
+    assert len(codes) == len(set(codes)) > 5000
+    assert Counter(len(name.split()) for name in glyphs.names[:-1]).keys() == {1, 2, 3}
+    first = glyphs.read(glyphs.names.index(next(name for name in glyphs.names if name.count("U+") == 1)))
+    assert first[0].shape[0] == 32 and first[0].shape[1] in (16, 32, 48) and first[0].any()
+    assert first[1].endswith("\n") and not any(part.any() for part in data.Glyphs(blank=True).read(0)[::2])
