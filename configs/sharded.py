@@ -32,8 +32,8 @@ SEQUENCES = P(None, "tp")
 """Of what stages send to each other: each device of a stage sends its part of the sequences."""
 
 
-def tensors(model: decoder.DecoderConfig) -> dict[str, P]:
-    """How the devices of a stage share a decoder's parameters (arXiv:1909.08053).
+def tensors(model: decoder.BlocksConfig) -> dict[str, P]:
+    """How the devices of a stage share a transformer's parameters (arXiv:1909.08053).
 
     Columns, then rows: one sum over the devices after attention, one after the MLP. Norms, and the few heads
     of keys and values, are whole on every device.
