@@ -150,13 +150,24 @@ def _fitted(
 
 def _converted(path: str, dtype: Any, tensor: Tensor, value: np.ndarray) -> np.ndarray:
     """Floating-point values in another dtype."""
-    with np.errstate(over="ignore"):  # which is told below
-        converted = value.astype(dtype)
-    lost = np.isinf(converted) & np.isfinite(value)
-    if lost.any():
+    try:
+        return converted(value, dtype)
+    except ValueError as error:
         raise UsageError(
-            f"{path} is {dtype}, too small for {lost.sum()} values of {tensor} "
-            f"({value.dtype}), such as {float(value[lost][0]):g}; give the parameter another dtype, or "
-            f"a transform that scales"
-        )
-    return converted
+            f"{path} is {dtype}, too small for {error} of {tensor} ({value.dtype}); give the parameter "
+            f"another dtype, or a transform that scales"
+        ) from None
+
+
+def converted(value: np.ndarray, dtype: Any) -> np.ndarray:
+    """Floating-point values in another dtype.
+
+    Raises:
+        ValueError: some are too large for it; says how many, and one of them.
+    """
+    with np.errstate(over="ignore"):  # which is told below
+        found = value.astype(dtype)
+    lost = np.isinf(found) & np.isfinite(value)
+    if lost.any():
+        raise ValueError(f"{lost.sum()} values such as {float(value[lost][0]):g}")
+    return found

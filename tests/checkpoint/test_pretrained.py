@@ -101,7 +101,7 @@ class TestRefusals:
     def test_values_that_are_too_large(self, folder):
         save_file({"w": np.array([1.0, -1e5, 1e6, np.inf])}, folder / "large.safetensors")
         init = pretrained(folder / "large.safetensors", lambda path: "w")
-        said = "^w is float16, too small for 2 values of tensor 'w' .float64., such as -100000; give"
+        said = "^w is float16, too small for 2 values such as -100000 of tensor 'w' .float64.; give"
         with pytest.raises(UsageError, match=said):
             init("w", spec(4, dtype=jnp.float16))
         for dtype in (jnp.bfloat16, jnp.float32):  # infinite is what was infinite

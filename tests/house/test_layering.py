@@ -58,7 +58,7 @@ ARROWS = {
     "live": {"core", "json_files", "runtime.processes"},
     "runs": {"live", "train"},
     "launcher": {"progress", "runtime.group", "runtime.lifecycle"},
-    "commands": {"fields", "launcher", "runs"},
+    "commands": {"families", "fields", "launcher", "runs"},
     # What users import.
     "weights": {"train"},
     "loggers": {"train"},

@@ -70,6 +70,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
     assert {line for line in lines if line} == {
         "rrfp-compile = rrfp_jax.commands.compile:run",
         "rrfp-doctor = rrfp_jax.commands.doctor:run",
+        "rrfp-export = rrfp_jax.commands.export:run",
         "rrfp-launch = rrfp_jax.commands.launch:run",
         "rrfp-plan = rrfp_jax.commands.plan:run",
         "rrfp-report = rrfp_jax.commands.report:run",
