@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_check --out=DIR [--quick] [--parts=1,2,...]
 
 Writes DIR/results.json, with what earlier calls found about other parts, DIR/costs.json (part 6) and
-DIR/log.txt. Takes less than 8 minutes; `--quick` runs tiny sizes, also without a GPU, whose figures mean
+DIR/log.txt. Takes less than 9 minutes; `--quick` runs tiny sizes, also without a GPU, whose figures mean
 nothing. Exit status: 0 done, 1 a part failed or ran out of time, 2 refused.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,14 @@ class RunCompiled:
         run: what compiling has told.
         predicted: by stage, the ledger that was predicted; empty where nothing can be.
         folder: where the programs are.
+        made_for: compiler and card.
     """
 
     headline: str
     run: CompiledRun
     predicted: Mapping[int, StageLedger]
     folder: Path
+    made_for: MadeFor
 
     def write_texts(self, folder: Path) -> None:
         """Every program's HLO as a file of its own.
@@ -68,6 +70,7 @@ class RunCompiled:
         """All figures; seconds and bytes."""
         return {
             "run": self.headline,
+            "made_for": asdict(self.made_for),
             "programs": self.run.programs,
             "seconds": self.run.seconds,
             "refusal": self.run.refusal,
@@ -161,10 +164,11 @@ def compile_run(
 
     jax.config.update("jax_compilation_cache_dir", None)  # programs from it could not be stored
     of_rank = absent_gpus(target, count, config.mesh.devices_of_process(count))
-    run, predicted = _chosen(config, card, memory, count)
+    run, predicted = chosen_run(config, card, memory, count)
     store = Executables(kept, here=False)
     found = compile_ahead(run, of_rank, chosen, memory, store, shown_progress())
-    MadeFor.of(of_rank[0][0], count).write(kept, config.name)
+    made_for = MadeFor.of(of_rank[0][0], count)
+    made_for.write(kept, config.name)
     return RunCompiled(
         headline=(
             f"{config.name} for {of_rank[0][0].device_kind}: {config.mesh.devices} devices of {count} "
@@ -174,10 +178,11 @@ def compile_run(
         run=found,
         predicted=predicted,
         folder=kept,
+        made_for=made_for,
     )
 
 
-def _chosen(
+def chosen_run(
     config: RunConfig, card: Accelerator, memory: int, processes: int
 ) -> tuple[AheadOfTime, dict[int, StageLedger]]:
     """What the run consists of, with schedule and split chosen; and what is predicted of its stages."""
@@ -193,7 +198,7 @@ def _chosen(
         setting=budget,
         transport=None if processes == 1 else settings.execution.transport,
     )
-    alone = max(mesh.widths) == 1 and mesh.dp == 1
+    alike = len(set(mesh.widths)) == 1 and not mesh.shard_optimizer
     order: Schedule
     estimate: Estimate | None = None
     if isinstance(schedule, Auto):
@@ -201,7 +206,7 @@ def _chosen(
         order, split, estimate = found.hint, found.split, found.estimate
     else:
         order = base_of(schedule)
-        if alone:
+        if alike:
             estimate = estimate_of(pipe, optimizer, data, settings, mesh, order, devices)
     if split == AUTO:
         if estimate is None:
@@ -217,8 +222,7 @@ def _chosen(
         split=split,
         settings=settings,
     )
-    stages = estimate.forecast(split).stages if alone and estimate is not None else []
-    return run, {number: stage.ledger for number, stage in enumerate(stages)}
+    return run, dict(enumerate(estimate.ledgers(split) if alike and estimate is not None else []))
 
 
 def _temporary(of: BucketLedger | None, letter: str) -> int | None:

@@ -24,7 +24,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from rrfp_jax.forecast.fusion import SCAN, Group, fused_groups, without_last
-from rrfp_jax.forecast.temporaries import first_bytes, temporary_bytes
+from rrfp_jax.forecast.temporaries import Temporaries, temporaries_of
 from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
 from rrfp_jax.runtime.autodiff.traced import spec_of
 from rrfp_jax.runtime.sizes import nbytes
@@ -37,14 +37,17 @@ class ProgramCost:
     Attributes:
         flops: operations, by the dtype of the matrix products that most of them belong to.
         bytes: moved between memory and processor.
-        temporary_bytes: held while it runs, besides arguments and results; see `temporaries.py`.
-        first_bytes: of that, what is there from its beginning.
+        temporaries: held while it runs, besides arguments and results.
     """
 
     flops: Mapping[str, float]
     bytes: float
-    temporary_bytes: int
-    first_bytes: int
+    temporaries: Temporaries
+
+    @property
+    def temporary_bytes(self) -> int:
+        """The most of them at once."""
+        return self.temporaries.most()
 
 
 def program_cost(closed: ClosedJaxpr, added: int = 0) -> ProgramCost:
@@ -55,8 +58,7 @@ def program_cost(closed: ClosedJaxpr, added: int = 0) -> ProgramCost:
     return ProgramCost(
         flops={dtype: flops * share for dtype, share in shares.items()},
         bytes=_bytes_moved(closed, added),
-        temporary_bytes=temporary_bytes(closed, added),
-        first_bytes=first_bytes(closed, added),
+        temporaries=temporaries_of(closed, added),
     )
 
 

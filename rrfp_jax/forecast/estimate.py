@@ -15,8 +15,8 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.forecast import Devices, Forecast, StageForecast, device_bytes
-from rrfp_jax.forecast.layer_costs import LayerState, ModelCosts
 from rrfp_jax.forecast.layer_times import LayerTimes
+from rrfp_jax.forecast.model_costs import LayerState, ModelCosts
 from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
 from rrfp_jax.runtime.memory.budget import MARGIN, StepMemory, memory_of_step
 from rrfp_jax.runtime.memory.ledger import BucketLedger, StageLedger, parked_bytes
@@ -87,8 +87,8 @@ class Estimate:
             UsageError: it is no split of the model into this many virtual stages, or the step cannot be
                 simulated.
         """
-        chunks = layers_of_chunks(len(self.model.states), self.rules.placement, split)
-        ledgers = [self._ledger(stage, own) for stage, own in enumerate(chunks)]
+        chunks = self._chunks(split)
+        ledgers = self.ledgers(split)
         names = [bucket_name(bucket) for bucket in self.buckets]
         try:
             memory, refusal = memory_of_step(self.devices.setting, ledgers, self.rules, names), None
@@ -111,6 +111,17 @@ class Estimate:
             does_not_fit=refusal or self._does_not_fit(stages, devices),
         )
 
+    def ledgers(self, split: Sequence[int] | None) -> list[StageLedger]:
+        """What each stage needs with a split; None for an even one.
+
+        Raises:
+            UsageError: it is no split of the model into this many virtual stages.
+        """
+        return [self._ledger(stage, own) for stage, own in enumerate(self._chunks(split))]
+
+    def _chunks(self, split: Sequence[int] | None) -> list[list[range]]:
+        return layers_of_chunks(len(self.model.states), self.rules.placement, split)
+
     def candidate(self, split: Sequence[int] | None) -> Candidate:
         """The step with a split and its hint, to be compared with other hints; None for an even split.
 
@@ -118,8 +129,7 @@ class Estimate:
             UsageError: it is no split of the model into this many virtual stages, or not even one microbatch
                 at a time is within the devices' memory.
         """
-        chunks = layers_of_chunks(len(self.model.states), self.rules.placement, split)
-        ledgers = [self._ledger(stage, own) for stage, own in enumerate(chunks)]
+        chunks, ledgers = self._chunks(split), self.ledgers(split)
         names = [bucket_name(bucket) for bucket in self.buckets]
         return Candidate(
             rules=self.rules,

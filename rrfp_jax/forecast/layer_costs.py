@@ -7,30 +7,29 @@ layers share when they are compiled together. It is next to nothing, since only 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import optax
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import AbstractMesh
 
 from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.memory.footprint import Footprint
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
+from rrfp_jax.forecast.placed_programs import placed_programs
+from rrfp_jax.forecast.temporaries import temporaries_of
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
-from rrfp_jax.runtime.memory.ledger import BucketLedger
-from rrfp_jax.runtime.model.gradient_flow import Border, gradient_flow
-from rrfp_jax.runtime.model.paths import leaf_paths
-from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline
+from rrfp_jax.runtime.model.gradient_flow import Border
+from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
-from rrfp_jax.runtime.programs.gradients import wide
+from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.programs.liveness import Liveness, footprint_of, program_of
-from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
-from rrfp_jax.runtime.stages.whole_optimizer import WholeOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +38,7 @@ class LayerCost:
 
     Attributes:
         programs: what each kind of task costs; a kind that computes nothing here costs nothing.
+        largest_result: by kind, bytes of the largest array that its program gives, besides gradients.
         footprint: of the layer as a virtual stage by itself.
         prepared_bytes: made of parameters once a step.
         inputs: indices of the fields and numbers that it reads.
@@ -46,116 +46,11 @@ class LayerCost:
     """
 
     programs: Mapping[Kind, ProgramCost]
+    largest_result: Mapping[Kind, int]
     footprint: Footprint
     prepared_bytes: int
     inputs: frozenset[int]
     carry_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerState:
-    """What one layer keeps whatever the microbatches are.
-
-    Attributes:
-        parameters: their number.
-        gradient_bytes: of the gradient of one microbatch; sums of them are float32 or wider.
-    """
-
-    parameters: int
-    weight_bytes: int
-    optimizer_bytes: int
-    sum_bytes: int
-    gradient_bytes: int
-
-    @property
-    def adding_bytes(self) -> int:
-        """Moved to add a microbatch's gradient to the sums."""
-        return self.gradient_bytes + 2 * self.sum_bytes
-
-    @property
-    def update_bytes(self) -> int:
-        """Moved once a step: norms read parameters and sums, the update reads and writes all there is."""
-        return 3 * (self.weight_bytes + self.sum_bytes) + 2 * self.optimizer_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelCosts:
-    """All layers of a model.
-
-    Attributes:
-        layers: by bucket, in the model's order.
-        states: in the model's order.
-        parameters: their number, tied ones once.
-    """
-
-    layers: Mapping[Bucket, Sequence[LayerCost]]
-    states: Sequence[LayerState]
-    parameters: int
-
-    @classmethod
-    def of(
-        cls,
-        pipe: Pipeline,
-        buckets: Iterable[Bucket],
-        optimizer: optax.GradientTransformation | None,
-        *,
-        kinds: Collection[Kind],
-        remat: str,
-    ) -> ModelCosts:
-        """Analyse a model; nothing is allocated or compiled.
-
-        Args:
-            pipe: the model.
-            buckets: at least one.
-            optimizer: None if nothing is updated.
-            kinds: of backward tasks that its schedule has.
-            remat: see `autodiff/remat.py`.
-
-        Raises:
-            UsageError: a model or optimizer that does not work; see `Pipeline.shapes`, `Roles.of`,
-                `gradient_flow` and `WholeOptimizer.trace`.
-        """
-        with tracing_alone():
-            shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
-            params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
-            roles = Roles.of(params, pipe.frozen, pipe.tied)
-            own, leaves = roles.leaves(params), jax.tree.leaves(params)
-            updated = own.owned_tree([leaves[place] for place in own.owned])
-            whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)
-            layers = {
-                b: layer_costs(
-                    pipe, b, own, roles, gradient_flow(pipe, own, specs_of(b), roles), kinds, remat
-                )
-                for b, own in shapes.items()
-            }
-        return cls(
-            layers=layers,
-            states=[_state({layer: own}, roles, whole) for layer, own in params.items()],
-            parameters=sum(
-                leaf.size
-                for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
-                if path not in roles.owners
-            ),
-        )
-
-    def bucket_ledger(
-        self, bucket: Bucket, chunks: Sequence[range], kinds: Sequence[Collection[Kind]]
-    ) -> BucketLedger:
-        """What a bucket needs on a stage with these chunks; `kinds` of backward are by chunk."""
-        inputs = [*specs_of(bucket).values(), IDS]
-        virtual_stages = [[self.layers[bucket][i] for i in layers] for layers in chunks]
-        read = frozenset().union(
-            *(layer.inputs for virtual_stage in virtual_stages for layer in virtual_stage)
-        )
-        return BucketLedger(
-            data_bytes=nbytes([inputs[i] for i in read]),
-            prepared_bytes=sum(
-                layer.prepared_bytes for virtual_stage in virtual_stages for layer in virtual_stage
-            ),
-            chunks=[
-                _joined(virtual_stage, own) for virtual_stage, own in zip(virtual_stages, kinds, strict=True)
-            ],
-        )
 
 
 def layer_costs(
@@ -166,6 +61,8 @@ def layer_costs(
     flow: Sequence[Border],
     kinds: Collection[Kind],
     remat: str,
+    sharding: Sharding | None = None,
+    mesh: AbstractMesh | None = None,
 ) -> list[LayerCost]:
     """All layers of a model for a microbatch of a bucket, in the model's order; inside `tracing_alone`.
 
@@ -177,9 +74,11 @@ def layer_costs(
         flow: which leaves of the carries have a gradient (`gradient_flow`).
         kinds: of backward tasks.
         remat: see `autodiff/remat.py`.
+        sharding, mesh: of stages of several devices; inside the mesh.
     """
     known: dict[Any, LayerCost] = {}
     costs = []
+    sharding = sharding or Sharding()
     for i, own in enumerate(shapes):
         trained = set(roles.leaves({str(i): own.params}).trained)
         shape = VirtualStageShape(
@@ -191,54 +90,68 @@ def layer_costs(
             carry_gradients=flow[i],
             cotangents=flow[i + 1],
             remat=remat,
+            sharding=sharding,
         )
         leaves, structure = jax.tree.flatten(own.carry_in)
         last = i == len(pipe) - 1  # which has the loss as well
-        alike = id(pipe.layers[i]), structure, *leaves, *sorted(trained), flow[i], flow[i + 1], last
+        lie = (*sharding.of_params({str(i): own.params}),)
+        alike = id(pipe.layers[i]), structure, *leaves, *sorted(trained), flow[i], flow[i + 1], last, lie
         if alike not in known:
-            known[alike] = _layer_cost(shape, kinds)
+            known[alike] = _layer_cost(shape, kinds, mesh)
         costs.append(known[alike])
     return costs
 
 
-def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
+def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind], mesh: AbstractMesh | None) -> LayerCost:
     params, carry, inputs = shape.specs()
     traced = differentiate(
         *(shape.flat, params, carry, inputs),
         *(shape.trainable, shape.carry_gradients, shape.cotangents),
     )
-    live = Liveness.unplaced(traced, carry, inputs, kinds)
-    tasks = live.task_programs(dict.fromkeys((FORWARD, *kinds)))
+    every = (FORWARD, *kinds)
+    whole = {kind: program_of(traced, kind).closed for kind in every}
+    own: Mapping[Kind, ClosedJaxpr] = whole
+    prepared: Sequence[Any] = () if traced.prepare is None else traced.prepare.outputs
+    if mesh is None:
+        live = Liveness.unplaced(traced, carry, inputs, kinds)
+    else:
+        placed = placed_programs(traced, shape, mesh, kinds)
+        live = Liveness(traced, kinds, placed.values[traced.fixed :], len(carry), len(inputs), shape.ends)
+        own, prepared = placed.programs, placed.prepared
+    tasks = live.task_programs(dict.fromkeys(every))
     trained = len(traced.backward.closed.jaxpr.outvars) - len(traced.moving_in)
-    added = {BACKWARD: trained, WEIGHT: trained}
-    programs = {kind: program_cost(program_of(traced, kind).closed, added.get(kind, 0)) for kind in tasks}
+    added = {kind: trained if kind in (BACKWARD, WEIGHT) else 0 for kind in every}
+    programs = {
+        kind: replace(
+            program_cost(whole[kind], added[kind]),
+            temporaries=temporaries_of(own[kind], added[kind], mesh is not None),
+        )
+        for kind in every
+    }
     temporary = {kind.letter: cost.temporary_bytes for kind, cost in programs.items()}
-    footprint = footprint_of(tasks, carry, live.sent, live.cotangents, live.gradients_sent)
+    footprint = footprint_of(tasks, live.carry, live.sent, live.cotangents, live.gradients_sent)
     return LayerCost(
         programs=programs,
+        largest_result={kind: _largest_result(own[kind], added[kind]) for kind in every},
         footprint=replace(footprint, temporary_bytes=temporary),
-        prepared_bytes=0 if traced.prepare is None else nbytes(traced.prepare.outputs),
+        prepared_bytes=nbytes(prepared),
         inputs=live.inputs,
         carry_bytes=nbytes(traced.forward.outputs[: traced.out]),
     )
 
 
-def _state(params: Mapping[str, Any], roles: Roles, whole: WholeOptimizer | None) -> LayerState:
-    """Of one layer, {index as text: tree}."""
-    own, leaves = roles.leaves(params), jax.tree.leaves(params)
-    (layer,) = map(int, params)
-    trained = [leaves[place] for place in own.trained]
-    return LayerState(
-        parameters=sum(leaf.size for leaf in leaves),
-        weight_bytes=nbytes(leaves),
-        optimizer_bytes=whole.state_bytes(layer) if whole is not None and own.owned else 0,
-        sum_bytes=nbytes([wide(leaf) for leaf in trained]),
-        gradient_bytes=nbytes(trained),
-    )
+def _largest_result(closed: ClosedJaxpr, added: int) -> int:
+    outputs = closed.jaxpr.outvars[: len(closed.jaxpr.outvars) - added]
+    return max((nbytes(atom.aval) for atom in outputs), default=0)
 
 
-def _joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
-    """Of layers in a row, between which activations and gradients are temporary."""
+def joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
+    """What a microbatch takes of layers in a row, between which activations and gradients are temporary.
+
+    Args:
+        costs: of the layers.
+        kinds: of backward tasks.
+    """
     layers, tasks = [cost.footprint for cost in costs], (FORWARD, *kinds)
     first, last, letters = layers[0], layers[-1], [kind.letter for kind in tasks]
     halfway = sum(layer.held_after_input_bytes for layer in layers)
@@ -255,9 +168,23 @@ def _joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
 
 
 def _temporary(kind: Kind, costs: Sequence[LayerCost]) -> int:
-    """Of the layer that needs most, beside what the others need from the beginning."""
-    own = [cost.programs[kind] for cost in costs]
-    return sum(one.first_bytes for one in own) + max(one.temporary_bytes - one.first_bytes for one in own)
+    """Of the layer that needs most, beside what is there of the others.
+
+    A place of a later layer's result is free until that is written. What is written first of another layer is
+    there, and what its gradients wait with; see `Temporaries`. But what takes more memory than any kernel of
+    this layer waits until this layer is done, so gradients wait and first writes are no first ones.
+    """
+    own = [cost.programs[kind].temporaries for cost in costs]
+    most = 0
+    for i, one in enumerate(own):
+        later = costs[i + 1 :] if kind is FORWARD else costs[:i]
+        spare = max((cost.largest_result[kind] for cost in later), default=0)
+        others = [*own[:i], *own[i + 1 :]]
+        first = sum(other.first_bytes for other in others if other.first_bytes <= one.steepest)
+        left = sum(kept for after in own[i + 1 :] for rise, kept in after.late if rise > one.steepest)
+        left += sum(after.waiting_bytes for after in own[i + 1 :])
+        most = max(most, one.most(spare) + first + left)
+    return most
 
 
 def _dropped(kind: str, layers: Sequence[Footprint]) -> int:

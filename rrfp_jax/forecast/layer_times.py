@@ -11,7 +11,7 @@ from rrfp_jax.core.measure.costs import TableCosts
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Task
 from rrfp_jax.forecast.accelerators import Accelerator, Link
-from rrfp_jax.forecast.layer_costs import ModelCosts
+from rrfp_jax.forecast.model_costs import ModelCosts
 
 
 @dataclass(frozen=True)

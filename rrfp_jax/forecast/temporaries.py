@@ -1,7 +1,8 @@
 """What a program has in memory while it runs, besides arguments and results, as XLA compiles it for GPUs.
 
 Groups of operations that are one kernel (`fusion.py`) are taken in the program's order, and what they write
-is kept to its last use. Beyond that, four habits of XLA decide, each seen in the programs that it makes:
+is kept to its last use. Beyond that, habits of XLA decide, each seen in the programs that it makes. Four are
+of what is written, and where:
 
     converted    A product that only a conversion reads is written converted, where that is smaller or a
                  result of the program. A product converts itself what it reads of the program's arguments, if
@@ -14,15 +15,25 @@ is kept to its last use. Beyond that, four habits of XLA decide, each seen in th
     not in place What also reads a reduction of an array that it reads: both are one kernel, which still reads
                  when it begins to write (the gradient of a softmax's scores).
 
-Not foreseen: that places of results are used before these are written, so that it takes less; and what
-libraries want for themselves, or partial products of small matrices, which is a few MiB more. For figures see
-docs/gpu-programs.md.
+Three are of layers that are one program (`layer_costs.joined`):
+
+    spare places The place of a result that a later layer writes is free till then, for one array at a time.
+    waiting      What takes more memory at once than any kernel of the layers that come next waits for these:
+                 a head's gradient, and the zeros that an embedding's is scattered to; these come first else.
+                 Until then what a gradient is made of is kept.
+    put off      Where several devices share a stage, gradients are put off further, to have something to do
+                 while values go from device to device: what they are made of is kept through all layers.
+
+Not foreseen: that what is elementwise goes straight into the place of a result (on several devices it is);
+and what libraries want for themselves, or partial products of small matrices, which is a few MiB more. For
+figures see docs/gpu-programs.md.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
@@ -40,6 +51,33 @@ MOVES = frozenset(["transpose", "reshape", "squeeze", "expand_dims", CONVERSION]
 """Primitives that give the same numbers in another form."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Temporaries:
+    """Intermediate results of a program while it runs.
+
+    Attributes:
+        moments: by kernel, the bytes of each result that is there with it.
+        first_bytes: what is there all the time; see `first_bytes`.
+        steepest: most bytes by which a kernel writes more than it is the last to read.
+        late: gradients that take more than is free after them: by how many bytes, and what they keep till
+            then.
+        waiting_bytes: of what gradients are computed from, and of the largest; where several devices do that,
+            XLA puts it off, to have something to do while values go from device to device.
+    """
+
+    moments: Sequence[Sequence[int]] = ()
+    first_bytes: int = 0
+    steepest: int = 0
+    late: Sequence[tuple[int, int]] = ()
+    waiting_bytes: int = 0
+
+    def most(self, spare: int = 0) -> int:
+        """Bytes at once, if there is a place of `spare` bytes for one of them at a time."""
+        return max(
+            (sum(own) - max((n for n in own if n <= spare), default=0) for own in self.moments), default=0
+        )
+
+
 def temporary_bytes(closed: ClosedJaxpr, added: int = 0) -> int:
     """The most bytes of intermediate results that are in memory at once.
 
@@ -47,23 +85,53 @@ def temporary_bytes(closed: ClosedJaxpr, added: int = 0) -> int:
         closed: the program.
         added: how many of its last results are gradients, each of which is added to a sum at once.
     """
+    return temporaries_of(closed, added).most()
+
+
+def temporaries_of(closed: ClosedJaxpr, added: int = 0, several: bool = False) -> Temporaries:
+    """All intermediate results of a program; see `temporary_bytes`.
+
+    With `several` it is what one of a stage's devices runs (`per_device.py`).
+    """
     flat = _converted(without_last(without_barriers(inline(closed)).jaxpr, added))
     lasting = {*flat.invars, *flat.constvars, *read(flat.outvars)}
     groups = list(fused_groups(flat))
     made = {var: place for place, group in enumerate(groups) for var in group.equation.outvars}
     ends = _last_uses(groups, made)
     freed = _freed_early(groups, made, ends, lasting)
-    changes: Counter[int] = Counter()  # of bytes, by place
-    for var, born in made.items():
-        if var not in lasting:
-            changes[born] += nbytes(var.aval)
-            changes[ends.get(var, born) + (var not in freed)] -= nbytes(var.aval)
-    held = most = 0
+    counted = made.keys() - lasting
+    if several:
+        counted -= {atom for atom, taker in freed.items() if taker in lasting}
+    rises, late, waiting, largest = [0], [], set[Any](), 0
     for place, group in enumerate(groups):
-        inside = temporary_bytes(group.equation.params["jaxpr"]) if group.name == SCAN else 0
-        held += changes[place]
-        most = max(most, held + inside)
-    return most
+        out = group.equation.outvars
+        kept = nbytes([atom.aval for atom in group.sources & made.keys() - lasting if ends[atom] == place])
+        rises.append(nbytes([var.aval for var in out]) - kept)
+        if group.name == PRODUCT and out[0] not in lasting and out[0] not in ends:  # it is added at once
+            late.append((rises[-1], kept))
+            waiting |= group.sources & counted
+            largest = max(largest, nbytes(out[0].aval))
+    return Temporaries(
+        moments=_moments(groups, {var: made[var] for var in made if var in counted}, ends, freed),
+        first_bytes=first_bytes(closed, added),
+        steepest=max(rises),
+        late=[] if several else late,
+        waiting_bytes=nbytes([atom.aval for atom in waiting]) + largest if several else 0,
+    )
+
+
+def _moments(
+    groups: Sequence[Group], made: Mapping[Any, int], ends: Mapping[Any, int], freed: Collection[Any]
+) -> list[list[int]]:
+    """By group, the bytes of each of these values that is there with it, and of what a loop has inside."""
+    moments: list[list[int]] = [[] for _ in groups]
+    for var, born in made.items():
+        for place in range(born, ends.get(var, born) + (var not in freed)):
+            moments[place].append(nbytes(var.aval))
+    for place, group in enumerate(groups):
+        if group.name == SCAN:
+            moments[place].append(temporary_bytes(group.equation.params["jaxpr"]))
+    return moments
 
 
 def first_bytes(closed: ClosedJaxpr, added: int = 0) -> int:
@@ -150,9 +218,9 @@ def _last_uses(groups: Sequence[Group], made: Mapping[Any, int]) -> dict[Any, in
 
 def _freed_early(
     groups: Sequence[Group], made: Mapping[Any, int], ends: Mapping[Any, int], lasting: Set[Any]
-) -> Set[Any]:
-    """Values whose place is taken over by the group that reads them last."""
-    freed: set[Any] = set()
+) -> dict[Any, Any]:
+    """Values whose place is taken over by what the group writes that reads them last."""
+    freed: dict[Any, Any] = {}
     for place, group in enumerate(groups):
         if group.name not in FUSED | PLACED:
             continue
@@ -164,9 +232,9 @@ def _freed_early(
                 for atom in group.sources
                 if atom in made
             )
-            for atom in alike & made.keys() - lasting - freed:
+            for atom in alike & made.keys() - lasting - freed.keys():
                 if ends[atom] == place and nbytes(atom.aval) == nbytes(var.aval) and not reduced:
-                    freed.add(atom)
+                    freed[atom] = var
                     break
     return freed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import optax
 
@@ -12,7 +13,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.accelerators import CPU, LINKS, accelerator_of_kind
 from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
-from rrfp_jax.forecast.layer_costs import ModelCosts
+from rrfp_jax.forecast.model_costs import ModelCosts
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.topology import Mesh
@@ -110,12 +111,14 @@ def estimate_of(
     schedule: Schedule,
     devices: Devices,
 ) -> Estimate:
-    """The first step of a Trainer with these arguments.
+    """The first step of one replica of a Trainer's with these arguments.
+
+    A stage of several devices counts as one that is so many times as fast; bytes are those of each.
 
     Raises:
         UsageError: a model or a schedule that does not work.
     """
-    buckets = buckets_of(plan_step(data, 0))
+    buckets = buckets_of(plan_step(data, 0))[:: mesh.dp]
     if not devices.limited:
         settings = settings.limited(mesh.pp)
     rules = settings.rules(mesh.placement(schedule), len(buckets), schedule)
@@ -123,5 +126,7 @@ def estimate_of(
     stages = range(mesh.pp)
     kinds = sorted({kind for s in stages for own in rules.backward_kinds(s) for kind in own})
     every = [*buckets, *declared_buckets(data)]
-    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=settings.memory.remat)
+    width = mesh.widths[0]
+    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=settings.memory.remat, width=width)
+    devices = replace(devices, accelerator=devices.accelerator.at(width))
     return Estimate(model=model, buckets=buckets, rules=rules, devices=devices)

@@ -8,7 +8,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.forecast.cost_analysis import program_cost
-from rrfp_jax.forecast.layer_costs import ModelCosts
+from rrfp_jax.forecast.model_costs import ModelCosts
 
 N = 64
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)

@@ -1,16 +1,12 @@
-"""Temporaries that are predicted, against XLA's habits one by one, and against what it said for an H100."""
+"""Temporaries that are predicted, against XLA's habits one by one.
 
-import dataclasses
+What XLA says of whole models is in tests/benchmarks/test_foreseen_bytes.py.
+"""
 
 import jax
 import jax.numpy as jnp
-import pytest
 
-from configs import gpt3_large, llama3_70b, qwen3_4b
-from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT
-from rrfp_jax.data.contract import as_data, buckets_of, plan_step
-from rrfp_jax.forecast.layer_costs import ModelCosts
-from rrfp_jax.forecast.temporaries import first_bytes, temporary_bytes
+from rrfp_jax.forecast.temporaries import first_bytes, temporaries_of, temporary_bytes
 
 N = 64
 SINGLE = jax.ShapeDtypeStruct((N, N), jnp.float32)
@@ -86,28 +82,27 @@ def test_gradients_that_are_added_at_once_are_there_one_by_one():
     assert first_bytes(products, 2) == 0
 
 
-SAID = {  # by config and remat: by layer what XLA says of the largest program of its stage (MiB)
-    (gpt3_large, "none"): {"block": {"F": 512, "B": 537, "I": 512}, "head": {"F": 787, "B": 1179}},
-    (gpt3_large, "full"): {"block": {"F": 780, "B": 1089}, "head": {"F": 787, "B": 1178}},
-    (qwen3_4b, "none"): {"block": {"F": 2048, "I": 2090}, "head": {"F": 2380, "I": 2377}},
-    (qwen3_4b, "full"): {"block": {"F": 3121, "B": 4409}},
-    (llama3_70b, "none"): {"block": {"F": 1072, "I": 1025}, "head": {"F": 1064}},
-    (llama3_70b, "full"): {"block": {"F": 1548, "B": 2545}},
-}
-"""jax 0.10.2 with CUDA 12."""
+def test_a_place_that_is_free_takes_the_largest_that_fits():
+    program = temporaries_of(
+        jax.make_jaxpr(lambda x: ((x @ x) @ x).astype(jnp.float32) @ x.astype(jnp.float32))(HALF)
+    )
+    assert program.most() == max(map(sum, program.moments))
+    assert program.most(spare=BYTES - 1) == program.most()
+    assert program.most(spare=2 * BYTES) == program.most() - 2 * BYTES
 
 
-@pytest.mark.parametrize("case", SAID, ids=lambda case: f"{case[0].__name__.partition('.')[2]}-{case[1]}")
-def test_near_what_xla_says_for_an_h100(case):
-    of, remat = case
-    config = of.get_config()
-    short = dataclasses.replace(config.model, n_layers=1)
-    config = dataclasses.replace(config, model=short, remat=remat)
-    bucket = buckets_of(plan_step(as_data(config.train_data()), 0))[0]
-    kinds = [BACKWARD, INPUT, WEIGHT]
-    model = ModelCosts.of(config.pipeline(), [bucket], None, kinds=kinds, remat=remat)
-    _, block, head = model.layers[bucket]
-    for name, layer in {"block": block, "head": head}.items():
-        for letter, said in SAID[case].get(name, {}).items():
-            predicted = layer.footprint.temporary_bytes[letter] / 2**20
-            assert predicted == pytest.approx(said, rel=0.10), (name, letter)
+def test_what_gradients_are_made_of_is_kept_till_they_are_computed():
+    def backward(narrow, wide):
+        product = narrow @ narrow  # 1 part
+        return product @ narrow, product.T @ wide  # of which the second is a gradient of 4 parts
+
+    traced = jax.make_jaxpr(backward)(HALF, jax.ShapeDtypeStruct((N, 4 * N), jnp.bfloat16))
+    alone, shared = (temporaries_of(traced, added=1, several=several) for several in (False, True))
+    assert (alone.late, alone.waiting_bytes) == ([(3 * BYTES, BYTES)], 0)
+    assert (shared.late, shared.waiting_bytes) == ([], 5 * BYTES)
+    assert alone.steepest == 3 * BYTES
+
+
+def test_of_several_devices_a_result_takes_the_place_of_what_it_is_made_of():
+    traced = jax.make_jaxpr(lambda x: jnp.tanh(x @ x))(SINGLE)
+    assert [temporaries_of(traced, several=several).most() for several in (False, True)] == [2 * BYTES, 0]

@@ -100,8 +100,8 @@ class Executables:
         if request.calls_python:
             return self._compile(request)[0]
         kind = request.kind(self._environment)
-        # One for a single absent device stands for those of all others: its specs do not say where they are.
-        where = ids_of(devices) if self._here or len(devices) > 1 else ()
+        # One for absent devices stands for those of all others: nothing of it is run, and see `results`.
+        where = ids_of(devices) if self._here else ()
         return self._once(self._made, (kind, where), lambda: self._obtain(kind, request))  # type: ignore[no-any-return]
 
     def remove_unused(self) -> None:

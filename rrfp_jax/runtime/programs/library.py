@@ -19,6 +19,7 @@ from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.autodiff.purity import check_repeatable
 from rrfp_jax.runtime.autodiff.remat import NONE
 from rrfp_jax.runtime.model.gradient_flow import Border, gradient_flow
+from rrfp_jax.runtime.model.layer_sharding import sharding_of
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
@@ -91,15 +92,8 @@ class Library:
         return self._shardings[width]
 
     def _sharding(self, width: int) -> Sharding:
-        shapes = next(iter(self._shapes.values()))
-        metadata = {
-            ".".join(filter(None, [str(i), path])): spec
-            for i, layer in enumerate(shapes)
-            for path, spec in layer.partition.items()
-        }
         layers = {i for own in self._everywhere if own.width == width for i in own.layers}
-        pipe, owners = self._pipe, self.roles.owners
-        return Sharding.of(self.params, layers, metadata, pipe.sharding, pipe.carry, owners, width)
+        return sharding_of(self._pipe, next(iter(self._shapes.values())), self.roles, layers, width)
 
     @property
     def spread(self) -> Set[str]:

@@ -208,7 +208,8 @@ class _Chain:
         )
 
     def _note(self, program: Program, compiled: Compiled | None) -> None:
-        for spec, sharding in zip(program.outputs, results(compiled), strict=True):
+        lie = results(compiled, self._compiler.stage_mesh)
+        for spec, sharding in zip(program.outputs, lie, strict=True):
             self.values.append(jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding))
 
 

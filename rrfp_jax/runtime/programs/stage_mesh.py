@@ -114,6 +114,12 @@ class StageMesh:
         """Of arrays spread over the mesh's axes as `spec` says."""
         return SingleDeviceSharding(self.devices[0]) if self.single else NamedSharding(self.mesh, spec)
 
+    def like(self, other: Sharding) -> Sharding:
+        """One on another stage's mesh, as it is on this one's."""
+        if isinstance(other, NamedSharding) and other.mesh.axis_names == AXES:
+            return self.sharding(other.spec)
+        return other
+
     def spread(self, leaves: Iterable[Array], specs: Iterable[PartitionSpec]) -> list[jax.ShapeDtypeStruct]:
         """Specs of leaves, each with where it lies here."""
         return [_placed(leaf, self.sharding(spec)) for leaf, spec in zip(leaves, specs, strict=True)]

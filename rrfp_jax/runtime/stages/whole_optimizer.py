@@ -145,11 +145,23 @@ class WholeOptimizer:
             state=state,
         )
 
-    def state_bytes(self, layer: int) -> int:
-        """Of the leaves that belong to a layer (to the first of several), and of those that are shared."""
-        layers = [{int(self.paths[i].partition(".")[0]) for i in of} for of in self.owners]
-        own = [spec for (_, spec), of in zip(self.state, layers, strict=True) if not of or min(of) == layer]
-        return nbytes(own)
+    def state_bytes(self, layer: int, parts: Mapping[str, int]) -> int:
+        """Of the leaves that belong to a layer (to the first of several), and of those that are shared.
+
+        A leaf as large as its parameter is spread over as many devices; `parts` says how many, by path, where
+        that is more than one.
+        """
+        total = 0
+        for (_, spec), of in zip(self.state, self.owners, strict=True):
+            if not of or min(int(self.paths[i].partition(".")[0]) for i in of) == layer:
+                shares = [parts.get(self.paths[i], 1) for i in of if self._shapes[i] == spec.shape]
+                total += nbytes(spec) // max(shares, default=1)
+        return total
+
+    @cached_property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """Of the parameters."""
+        return [var.aval.shape for var in self.init.jaxpr.invars]
 
     @cached_property
     def owners(self) -> list[frozenset[int]]:
@@ -197,7 +209,7 @@ class WholeOptimizer:
 
     def _namesakes(self) -> list[frozenset[int]]:
         """For each leaf of the state, the parameter whose name its own ends with, if their shapes agree."""
-        shapes = [var.aval.shape for var in self.init.jaxpr.invars]
+        shapes = self._shapes
         known = {path: i for i, path in enumerate(self.paths)}
         found = []
         for path, spec in self.state:

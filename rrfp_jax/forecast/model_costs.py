@@ -1,0 +1,167 @@
+"""What a whole model takes: its layers' costs by bucket, and what each layer keeps on its devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import AbstractMesh
+
+from rrfp_jax.core.buckets import Bucket
+from rrfp_jax.core.tasks import Kind
+from rrfp_jax.forecast.layer_costs import LayerCost, joined, layer_costs
+from rrfp_jax.forecast.placed_programs import spread, stage_of
+from rrfp_jax.forecast.propagation import layout_of
+from rrfp_jax.runtime.memory.ledger import BucketLedger
+from rrfp_jax.runtime.model.gradient_flow import gradient_flow
+from rrfp_jax.runtime.model.layer_sharding import sharding_of
+from rrfp_jax.runtime.model.paths import leaf_paths
+from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
+from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.model.sharding import Sharding
+from rrfp_jax.runtime.programs.gradients import wide
+from rrfp_jax.runtime.programs.library import specs_of
+from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
+from rrfp_jax.runtime.sizes import nbytes
+from rrfp_jax.runtime.stages.whole_optimizer import WholeOptimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerState:
+    """What one layer keeps whatever the microbatches are.
+
+    Attributes:
+        parameters: their number.
+        gradient_bytes: of the gradient of one microbatch; sums of them are float32 or wider.
+    """
+
+    parameters: int
+    weight_bytes: int
+    optimizer_bytes: int
+    sum_bytes: int
+    gradient_bytes: int
+
+    @property
+    def adding_bytes(self) -> int:
+        """Moved to add a microbatch's gradient to the sums."""
+        return self.gradient_bytes + 2 * self.sum_bytes
+
+    @property
+    def update_bytes(self) -> int:
+        """Moved once a step: norms read parameters and sums, the update reads and writes all there is."""
+        return 3 * (self.weight_bytes + self.sum_bytes) + 2 * self.optimizer_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCosts:
+    """All layers of a model.
+
+    Attributes:
+        layers: by bucket, in the model's order.
+        states: in the model's order.
+        parameters: their number, tied ones once.
+    """
+
+    layers: Mapping[Bucket, Sequence[LayerCost]]
+    states: Sequence[LayerState]
+    parameters: int
+
+    @classmethod
+    def of(
+        cls,
+        pipe: Pipeline,
+        buckets: Iterable[Bucket],
+        optimizer: optax.GradientTransformation | None,
+        *,
+        kinds: Collection[Kind],
+        remat: str,
+        width: int = 1,
+    ) -> ModelCosts:
+        """Analyse a model; nothing is allocated or compiled.
+
+        Args:
+            pipe: the model.
+            buckets: at least one.
+            optimizer: None if nothing is updated.
+            kinds: of backward tasks that its schedule has.
+            remat: see `autodiff/remat.py`.
+            width: devices of each stage. Bytes are those on one of them; operations, and what is moved, are
+                those of all, without what they send to each other.
+
+        Raises:
+            UsageError: a model or optimizer that does not work; see `Pipeline.shapes`, `Roles.of`,
+                `gradient_flow` and `WholeOptimizer.trace`.
+        """
+        mesh = None if width == 1 else stage_of(width)
+        with tracing_alone() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
+            shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
+            params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
+            roles = Roles.of(params, pipe.frozen, pipe.tied)
+            own, leaves = roles.leaves(params), jax.tree.leaves(params)
+            updated = own.owned_tree([leaves[place] for place in own.owned])
+            whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)
+            sharding = sharding_of(pipe, next(iter(shapes.values())), roles, range(len(pipe)), width)
+            layers = {
+                b: layer_costs(
+                    *(pipe, b, own, roles, gradient_flow(pipe, own, specs_of(b), roles), kinds, remat),
+                    *(sharding, mesh),
+                )
+                for b, own in shapes.items()
+            }
+        return cls(
+            layers=layers,
+            states=[_state({layer: own}, roles, whole, sharding, mesh) for layer, own in params.items()],
+            parameters=sum(
+                leaf.size
+                for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
+                if path not in roles.owners
+            ),
+        )
+
+    def bucket_ledger(
+        self, bucket: Bucket, chunks: Sequence[range], kinds: Sequence[Collection[Kind]]
+    ) -> BucketLedger:
+        """What a bucket needs on a stage with these chunks; `kinds` of backward are by chunk."""
+        inputs = [*specs_of(bucket).values(), IDS]
+        virtual_stages = [[self.layers[bucket][i] for i in layers] for layers in chunks]
+        read = frozenset().union(
+            *(layer.inputs for virtual_stage in virtual_stages for layer in virtual_stage)
+        )
+        return BucketLedger(
+            data_bytes=nbytes([inputs[i] for i in read]),
+            prepared_bytes=sum(
+                layer.prepared_bytes for virtual_stage in virtual_stages for layer in virtual_stage
+            ),
+            chunks=[
+                joined(virtual_stage, own) for virtual_stage, own in zip(virtual_stages, kinds, strict=True)
+            ],
+        )
+
+
+def _state(
+    params: Mapping[str, Any],
+    roles: Roles,
+    whole: WholeOptimizer | None,
+    sharding: Sharding,
+    mesh: AbstractMesh | None,
+) -> LayerState:
+    """Of one layer, {index as text: tree}."""
+    own, leaves = roles.leaves(params), jax.tree.leaves(params)
+    (layer,) = map(int, params)
+    parts: dict[str, int] = {}
+    if mesh is not None:
+        leaves = spread(leaves, sharding.of_params(params), mesh)
+        shares = [math.prod(layout_of(leaf)) for leaf in leaves]
+        parts = dict(zip(leaf_paths(params), shares, strict=True))
+    trained = [leaves[place] for place in own.trained]
+    return LayerState(
+        parameters=sum(leaf.size for leaf in leaves),
+        weight_bytes=nbytes(leaves),
+        optimizer_bytes=whole.state_bytes(layer, parts) if whole is not None and own.owned else 0,
+        sum_bytes=nbytes([wide(leaf) for leaf in trained]),
+        gradient_bytes=nbytes(trained),
+    )

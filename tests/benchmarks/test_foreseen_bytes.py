@@ -1,0 +1,48 @@
+"""Predicted bytes against the record of what XLA's compiler for GPUs said."""
+
+import sys
+
+import pytest
+
+from benchmarks.gpu.compiled_cases import CASES, read_record, stages_of
+from benchmarks.gpu.foreseen_bytes import TEMPORARIES_OFF, Pair, main, pairs_of, pairs_table
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def path_as_before(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize("name", ["gpt3", "llama3", "llama3-tp8"])
+def test_predictions_are_near_what_xla_said(name):
+    for pair in pairs_of(name, read_record()[name]):
+        if pair.what == "held":
+            assert pair.predicted == pair.found > 0
+        elif pair.judged:
+            assert abs(pair.off) < TEMPORARIES_OFF, pair
+
+
+def test_the_record_has_all_runs():
+    assert read_record().keys() == CASES.keys()
+
+
+def test_a_table_shows_the_shape_that_needs_most():
+    pairs = [
+        Pair("run", "0", bucket, "B", 3 * size, 2 * size) for bucket, size in (("a", MIB), ("b", 9 * MIB))
+    ]
+    assert pairs_table(pairs).splitlines()[2:] == ["| run | 0 |  |  | 27.0 / 18.0 (+50 %) |  |  |"]
+
+
+def test_chunks_of_a_stage_are_added_up_and_their_programs_are_not():
+    chunk = {"held_after_forward_bytes": 3, "temporary_bytes": {"F": 5, "B": 7}}
+    parts = ("weight", "optimizer", "accumulator", "parked_gradient")
+    fixed = {f"{part}_bytes": 1 for part in parts}
+    (stage,) = stages_of({2: {**fixed, "buckets": {"a": {"chunks": [chunk, chunk]}}}}).values()
+    assert stage == {"fixed": 4, "buckets": {"a": {"held": 6, "temporaries": {"F": 5, "B": 7}}}}
+
+
+def test_unknown_runs_are_refused(capsys):
+    assert main(["--cases=gpt3,gpt4"]) == 2
+    assert "'gpt4' is none of quickstart" in capsys.readouterr().err
