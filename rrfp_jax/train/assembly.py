@@ -9,6 +9,7 @@ import optax
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.engine.setup import Setup
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
@@ -47,11 +48,10 @@ def assemble(
     order = base_of(schedule)
     if isinstance(split, str):  # "auto"
         split = auto_split(pipe, optimizer, data, settings, mesh, order, layout)
-    engine = Engine(
-        pipe,
-        layout,
-        mesh.placement(order),
-        split=split,
+    setup = Setup(
+        pipe=pipe,
+        layout=layout,
+        placement=mesh.placement(order),
         optimizer=optimizer,
         init=init,
         seed=settings.numerics.seed,
@@ -59,6 +59,7 @@ def assemble(
         memory=settings.memory,
         execution=settings.execution,
     )
+    engine = Engine(setup, split)
     if not engine.memory.limited:
         settings = settings.limited(mesh.pp)
     return Stepper(engine, settings, schedule, exchange)

@@ -131,8 +131,8 @@ def check_model(
         check_metrics(pipe, engine.library.examine(bucket), specs_of(bucket))
         engine.library.flow(bucket)
     keyed(engine.library.params, "params")
-    if isinstance(engine.init, KnowsItsModel):
-        engine.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)
+    if isinstance(engine.setup.init, KnowsItsModel):
+        engine.setup.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)
     if optimizer is not None:
         _ = engine.optimizer_state
     last = len(plan) - 1  # the one most likely to differ from the rest

@@ -28,6 +28,24 @@ class HintExchange:
         self._auto = auto
         self._steps = 0
 
+    @classmethod
+    def between_steps(cls, auto: Auto, replicas: int) -> HintExchange:
+        """For a Trainer that is told so when it has been made.
+
+        Raises:
+            UsageError: it measures nothing, or cannot with so many replicas.
+        """
+        if not auto.exchange:
+            raise UsageError(
+                "schedule='auto-once' is chosen when a Trainer is made; between steps give 'auto'"
+            )
+        if replicas > 1:
+            raise UsageError(
+                f"schedule='auto' between steps with dp={replicas}: only steps of one replica are measured; "
+                f"give a hint such as bfw"
+            )
+        return cls(auto)
+
     def due(self) -> bool:
         """Whether it is time; asked before every step that trains but the first."""
         self._steps += 1

@@ -28,16 +28,13 @@ def layer_work(engine: Engine, buckets: Sequence[Bucket], remat: str) -> Work | 
         remat: see `autodiff/remat.py`.
     """
     bucket, _ = Counter(buckets).most_common(1)[0]
-    library, placement = engine.library, engine.placement
+    library = engine.library
     shapes, flow = library.examine(bucket), library.flow(bucket)  # which it knows
     try:
         with tracing_alone():
             costs = layer_costs(engine.pipe, bucket, shapes, library.roles, flow, {BACKWARD}, remat)
     except Exception:  # whatever it is: the model trains, and its report does without
         return None
-    split = [
-        len(engine.chunks[stage][chunk]) for stage, chunk in map(placement.place, range(placement.last + 1))
-    ]
     kind = next(iter(engine.layout.stage_meshes.values())).device.device_kind
     device = accelerator_of_kind(kind) or CPU
     names = [spec.name for spec in engine.pipe.layers]
@@ -49,7 +46,7 @@ def layer_work(engine: Engine, buckets: Sequence[Bucket], remat: str) -> Work | 
         LayerWork(name, n, cost.footprint.held_after_forward_bytes)
         for name, n, cost in zip(names, seconds, costs, strict=True)
     ]
-    return Work(layers, split)
+    return Work(layers, engine.split)
 
 
 def _estimate(cost: LayerCost, device: Accelerator) -> float:

@@ -45,6 +45,15 @@ class Session(Startup):
         self._stepper.take(read_schedule(schedule))
 
     @property
+    def split(self) -> list[int]:
+        """Layers per virtual stage; may be set between steps, which moves layers (`Stepper.recut`)."""
+        return self._engine.split
+
+    @split.setter
+    def split(self, split: Sequence[int]) -> None:
+        self._stepper.recut(split)
+
+    @property
     def loss_scale(self) -> LossScale:
         """The loss scale of the next step; may be set between steps."""
         return self._stepper.standing.loss_scale

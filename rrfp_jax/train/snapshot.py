@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import jax
@@ -16,6 +16,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.json_files import as_kind
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.model.paths import leaf_paths
+from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.train.nonfinite import Standing
@@ -71,21 +72,24 @@ class Saves:
     """The checkpoints that a Trainer writes and reads; all processes call every method at the same point.
 
     Args:
-        engine: with the stages of this process, once it has been started.
+        engine: gives the present one, with the stages of this process once it has been started.
+        world: the run's processes.
         seed: of the run.
     """
 
-    def __init__(self, engine: Engine, seed: int) -> None:
-        self._engine, self._world, self._seed = engine, engine.world, seed
+    def __init__(self, engine: Callable[[], Engine], world: World, seed: int) -> None:
+        self._present, self._world, self._seed = engine, world, seed
         self._latest: Checkpoints | None = None  # the folder that was last written to
+
+    @property
+    def _engine(self) -> Engine:
+        return self._present()
 
     def save(self, folder: Path, keep: int, on_error: OnError, run: RunState) -> None:
         """Begin to write a checkpoint, once an earlier one is complete."""
         self.finish()
         self._latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
-        first = (
-            self._engine.layout.stages
-        )  # stage replicas from here on are of other replicas, which are alike
+        first = self._engine.layout.stages  # from here on are those of other replicas, which are alike
         stages = [stage for stage_replica, stage in self._engine.stages.items() if stage_replica < first]
         shared = [own for own in self._engine.optimizers if own.stage_mesh.replicas > 1]
         own = [own for own in self._engine.optimizers if own not in shared and own.stages[0].index < first]

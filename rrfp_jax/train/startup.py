@@ -10,6 +10,7 @@ import optax
 from rrfp_jax.data.contract import Data, Microbatch, as_data, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
+from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.train.checks import check_model, check_order
@@ -39,10 +40,14 @@ class Startup:
         on_step: Callable[[Report], None] | None,
     ) -> None:
         self._stepper, self._optimizer, self._data, self._on_step = stepper, optimizer, data, on_step
-        self._engine, self._world = stepper.engine, stepper.engine.world
+        self._world = stepper.engine.world
         self._checked, self._programs = False, (0, 0)
         if data is not None:
             self._check_model(data, plan_step(data, 0))
+
+    @property
+    def _engine(self) -> Engine:
+        return self._stepper.engine
 
     @property
     def pipe(self) -> Pipeline:

@@ -34,6 +34,7 @@ class PlannedStep:
 
 def plan_ahead(
     planned: Planned,
+    step: int,
     rules: StepRules,
     buckets: Sequence[Bucket],
     earlier: Iterable[RecordedStep],
@@ -41,10 +42,12 @@ def plan_ahead(
 ) -> PlannedStep | None:
     """The order for a step; None if there are no costs yet for one of its buckets.
 
-    Nothing here depends on the process: records of earlier steps were gathered by all of them.
+    Nothing here depends on the process: records of earlier steps were gathered by all of them. They compare
+    what they find.
 
     Args:
         planned: whose order it is.
+        step: its number, for messages.
         rules: of the step, as under the base of `planned`.
         buckets: of each microbatch.
         earlier: steps that have run.
@@ -69,6 +72,7 @@ def plan_ahead(
     except ValueError as error:
         raise UsageError(f"planned orders: {error}") from None
     order = replace(rules, schedule=found.order)
+    engine.world.agree(f"the planned order of step {step}", str(order.schedule))
     return PlannedStep(order, found.makespan, perf_counter() - began)
 
 

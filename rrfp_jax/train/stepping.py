@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from time import perf_counter
@@ -18,7 +18,9 @@ from rrfp_jax.core.schedules import Schedule, name_of
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime.engine.agreed import as_text
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.engine.recut import recut
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.runtime.programs.library import Phase
@@ -77,13 +79,13 @@ class Stepper:
     ) -> None:
         self.engine, self._settings = engine, settings
         self.seed = settings.numerics.seed
-        self.saves = Saves(engine, self.seed)
+        self.saves = Saves(lambda: self.engine, engine.world, self.seed)
         self.schedule, self.exchange = schedule, exchange
         self.standing = Standing(loss_scale=loss_scale_of(settings.numerics.loss_scale))
         self.steps_done = 0
         self.last_plan = ""
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
-        self.loader = Loader(engine.reads, engine.world)
+        self.loader = Loader(self._reads, engine.world)
         self._last_rules: dict[Phase, StepRules] = {}
         self._latest_plan: Sequence[Microbatch] = ()
         self._work = cache(self._found_work)
@@ -107,9 +109,10 @@ class Stepper:
         if isinstance(self.schedule, Planned):
             check_costs(self.schedule, rules.placement, every)
         agreed = self._settings.as_text() | {"rules": str(rules), "schedule": str(self.schedule)}
-        agreed |= {"loss_scale": str(self.standing.loss_scale)} | engine.as_text()
+        agreed |= {"loss_scale": str(self.standing.loss_scale)} | as_text(engine)
         engine.world.agree("what is to be run", agreed)
         engine.start(every, rules)
+        self._last_rules["train"] = rules
         engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         if evaluate is not None:
             self._prepare_evaluation(evaluate)
@@ -177,7 +180,9 @@ class Stepper:
         engine.world.agree(f"the plan of {phase} step {step}", planned)
         buckets = buckets_of(plan)
         rules = self.rules(len(plan), phase)
-        ahead = self._plan_ahead(step, rules, buckets) if phase == "train" else None
+        ahead = None
+        if phase == "train" and isinstance(self.schedule, Planned):
+            ahead = plan_ahead(self.schedule, step, rules, buckets, self.recorded, engine)
         if ahead is not None:
             rules = ahead.rules
         if rules != (before := self._last_rules.get(phase)):  # the schedule may be set between steps
@@ -199,6 +204,9 @@ class Stepper:
             )
         return Ran(plan, planned, sums, ahead)
 
+    def _reads(self, bucket: Bucket, microbatch: int) -> Set[str]:
+        return self.engine.reads(bucket, microbatch)
+
     def _found_work(self) -> Work | None:
         """What the layers have to do, by the microbatches of the latest step."""
         return layer_work(self.engine, buckets_of(self._latest_plan), self._settings.memory.remat)
@@ -206,16 +214,8 @@ class Stepper:
     def _prepare_evaluation(self, data: Data) -> None:
         plan = self.loader.plan(data, 0)
         buckets = declared_buckets(data) or buckets_of(plan)
-        self.engine.prepare(buckets, self.rules(len(plan), "evaluate"))
-
-    def _plan_ahead(self, step: int, rules: StepRules, buckets: Sequence[Bucket]) -> PlannedStep | None:
-        """The order of a step that trains, equal on all processes; None if it is not planned."""
-        if not isinstance(self.schedule, Planned):
-            return None
-        ahead = plan_ahead(self.schedule, rules, buckets, self.recorded, self.engine)
-        if ahead is not None:
-            self.engine.world.agree(f"the planned order of step {step}", str(ahead.rules.schedule))
-        return ahead
+        self._last_rules["evaluate"] = rules = self.rules(len(plan), "evaluate")
+        self.engine.prepare(buckets, rules)
 
     def take(self, schedule: Schedule | Planned | Auto) -> None:
         """Go on with another schedule; with `Auto`, with the present one until measured costs choose another.
@@ -226,16 +226,31 @@ class Stepper:
         if not isinstance(schedule, Auto):
             self.schedule, self.exchange = schedule, None
             return
-        if not schedule.exchange:
-            raise UsageError(
-                "schedule='auto-once' is chosen when a Trainer is made; between steps give 'auto'"
-            )
-        if self.engine.layout.replicas > 1:
-            raise UsageError(
-                f"schedule='auto' between steps with dp={self.engine.layout.replicas}: only steps of one "
-                f"replica are measured; give a hint such as bfw"
-            )
-        self.schedule, self.exchange = base_of(self.schedule), HintExchange(schedule)
+        self.exchange = HintExchange.between_steps(schedule, self.engine.layout.replicas)
+        self.schedule = base_of(self.schedule)
+
+    def recut(self, split: Sequence[int]) -> None:
+        """Go on with another split: layers move to other stages, with their state of the optimizer.
+
+        From then on it computes, to the bit, what a run does that goes on with this split from a checkpoint.
+
+        Raises:
+            UsageError: it does not add up, or layers cannot move so; nothing has changed.
+            TrainingError: a process is gone, or nothing moves any more: go on from a checkpoint.
+        """
+        engine = self.engine
+        engine.world.agree("the split", str(split))
+        if not engine.stages:
+            self.engine = Engine(engine.setup, split, engine.executables)
+            return
+        if list(split) == engine.split:
+            return
+        self.loader.settle()  # which asks what is read here
+        self.saves.update_begins()  # what is being saved is copied first
+        phases: Sequence[Phase] = ("train", "evaluate")
+        self.engine = recut(engine, split, [self._last_rules[p] for p in phases if p in self._last_rules])
+        self.recorded.clear()  # what it tells of stages is of other layers
+        self._work = cache(self._found_work)
 
     def _exchange_hint(self, step: int) -> None:
         """Take the hint that measured costs choose, if it is time to look; equal on all processes."""

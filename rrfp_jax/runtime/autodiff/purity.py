@@ -6,7 +6,7 @@ the same each time, such as a random draw that does not come from a key, would d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
@@ -39,17 +39,18 @@ def check_pure(closed: ClosedJaxpr) -> None:
             _check(inner)
 
 
-def check_repeatable(closed: ClosedJaxpr, remat: str) -> None:
-    """Refuse effects on the host in a function that is rematerialised; prints by jax.debug are no harm.
+def check_repeatable(names: Sequence[str], traced: Sequence[ClosedJaxpr], remat: str) -> None:
+    """Refuse effects on the host in layers that are rematerialised; prints by jax.debug are no harm.
 
     Raises:
-        UsageError: naming the setting.
+        UsageError: naming the layer and the setting.
     """
-    if any(type(effect).__name__ in ("IOEffect", "OrderedIOEffect") for effect in closed.effects):
-        raise UsageError(
-            f"calls io_callback, which JAX does not repeat in a backward, as remat={remat!r} asks; take "
-            f"jax.debug.callback, or remat='none'"
-        )
+    for index, (name, own) in enumerate(zip(names, traced, strict=True)):
+        if any(type(effect).__name__ in ("IOEffect", "OrderedIOEffect") for effect in own.effects):
+            raise UsageError(
+                f"layer {index} ({name}): calls io_callback, which JAX does not repeat in a backward, as "
+                f"remat={remat!r} asks; take jax.debug.callback, or remat='none'"
+            )
 
 
 def _check(equation: JaxprEqn) -> None:

@@ -9,33 +9,29 @@ from time import perf_counter
 from typing import Any
 
 import jax
-import optax
 
 from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.engine.links import Links, connect
+from rrfp_jax.runtime.engine.setup import Setup
 from rrfp_jax.runtime.engine.step_run import StepRun
 from rrfp_jax.runtime.memory.memory import Memory
-from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.split import layers_of_chunks
 from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.programs.library import Library, phase_of
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
-from rrfp_jax.runtime.settings import Execution, MemoryPolicy
 from rrfp_jax.runtime.stages import ties
+from rrfp_jax.runtime.stages.held import Held
 from rrfp_jax.runtime.stages.inputs import Inputs, Load
 from rrfp_jax.runtime.stages.model_step import ModelStep
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.runtime.stages.staging import Staging
+from rrfp_jax.runtime.stages.staging import Made, Staging
 from rrfp_jax.runtime.stages.sums import Sums, add_up, not_finite
 from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
 
@@ -44,21 +40,16 @@ class Engine:
     """Everything that a step runs on in this process. Nothing is allocated or compiled before `start`.
 
     Args:
-        pipe: the model.
-        layout: where the stages are; this engine has those of its process.
-        placement: which stage has which virtual stages of the model.
+        setup: what it is made of.
         split: layers per virtual stage, in the model's order; None for an even split.
-        optimizer: None if the model is never updated.
-        init: initial values from elsewhere, per leaf.
-        seed, halves: of initial values and random keys; whether all backwards run as I and W.
-        memory, execution: settings of the run.
+        executables: where compiled programs are kept; None for others than there are.
 
     Attributes:
-        pipe, init: as given.
+        setup, executables: as given.
         chunks: by stage, of all processes, the layers of each of its chunks.
-        executables: where compiled programs are kept.
         compilers: by stage replica of this process; see `Layout`.
         library: the compiled programs.
+        staging: makes its stages.
         memory: what all stages need, and may hold.
 
     Raises:
@@ -66,39 +57,32 @@ class Engine:
     """
 
     def __init__(
-        self,
-        pipe: Pipeline,
-        layout: Layout,
-        placement: Placement,
-        *,
-        split: Sequence[int] | None,
-        optimizer: optax.GradientTransformation | None,
-        init: InitFunction | None,
-        seed: int,
-        halves: bool,
-        memory: MemoryPolicy,
-        execution: Execution,
+        self, setup: Setup, split: Sequence[int] | None, executables: Executables | None = None
     ) -> None:
-        self.pipe, self.init = pipe, init
-        self.layout, self.world, self.placement = layout, layout.world, placement
-        self.chunks = layers_of_chunks(len(pipe), placement, split)
-        self._execution = execution
-        self.executables = executables = Executables(execution.executables)
+        self.setup = setup
+        self.pipe, self.layout, self.placement = setup.pipe, setup.layout, setup.placement
+        self.world = setup.layout.world
+        self.chunks = layers_of_chunks(len(self.pipe), self.placement, split)
+        self.executables = executables or Executables(setup.execution.executables)
         self.compilers = {
-            stage_replica: Compiler(stage_mesh, executables)
-            for stage_replica, stage_mesh in layout.stage_meshes.items()
+            stage_replica: Compiler(stage_mesh, self.executables)
+            for stage_replica, stage_mesh in self.layout.stage_meshes.items()
         }
-        own = layout.virtual_stages(placement, self.chunks)
-        self.library = Library(pipe, own, self.compilers, memory.remat, halves)
-        self.memory = Memory(memory.budget, layout, self.library)
-        self._inputs = Inputs(layout, seed)
-        self._staging = Staging(pipe, layout, self.chunks, self.library, executables, optimizer, seed, init)
+        own = self.layout.virtual_stages(self.placement, self.chunks)
+        self.library = Library(self.pipe, own, self.compilers, setup.memory.remat, setup.halves)
+        self.memory = Memory(setup.memory.budget, self.layout, self.library)
+        self._inputs = Inputs(self.layout, setup.seed)
+        self.staging = Staging(
+            *(self.pipe, self.layout, self.chunks, self.library, self.executables),
+            *(setup.optimizer, setup.seed, setup.init),
+        )
         self.stages: Mapping[int, Stage] = {}  # by stage replica
         self.optimizers: Sequence[Optimizer] = ()
         self._reductions: Mapping[int, Reduction] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
         self._ties: Sequence[ties.Tie] = ()
         self._links: Links | None = None
+        self._closing: weakref.finalize[..., Any]  # of `run_on`
 
     @property
     def driver(self) -> Driver:
@@ -111,30 +95,22 @@ class Engine:
             raise RuntimeError("the engine has not been started")
         return self._links
 
-    def as_text(self) -> dict[str, str]:
-        """What must be equal in all processes of the run, besides its settings; by name."""
-        found = {
-            "split": [[len(layers) for layers in chunks] for chunks in self.chunks],
-            "frozen": self.pipe.frozen,
-            "tied": self.pipe.tied,
-            "sharding": [*self.pipe.sharding.items()],  # the first that matches counts
-            "carry": self.pipe.carry,
-            "mesh": (self.layout.widths, self.layout.replicas, self.layout.shard_optimizer),
-            "delays": self._execution.delays,
-            "jax": jax.__version__,
-        }
-        return {name: str(value) for name, value in found.items()}
+    @property
+    def split(self) -> list[int]:
+        """Layers per virtual stage, in the model's order."""
+        places = map(self.placement.place, range(self.placement.last + 1))
+        return [len(self.chunks[stage][chunk]) for stage, chunk in places]
 
     @property
     def alone(self) -> Compiler:
         """For programs of this process alone, on its first device."""
         stage_mesh = next(iter(self.layout.stage_meshes.values()))
-        return self._staging.compiler(StageMesh((stage_mesh.device,)))
+        return self.staging.compiler(StageMesh((stage_mesh.device,)))
 
     @property
     def optimizer_state(self) -> Any:
         """See `Staging.optimizer_state`; refuses an optimizer that cannot run by stages."""
-        return self._staging.optimizer_state
+        return self.staging.optimizer_state
 
     @property
     def distinct(self) -> list[Stage]:
@@ -150,22 +126,36 @@ class Engine:
         for bucket in buckets:
             self.library.examine(bucket)
         with compile_pool() as pool:
-            finish = self._staging.begin(pool)
+            finish = self.staging.begin(pool)
             self.library.prepare(buckets, rules)
             made = finish()
-        self.optimizers, self._reductions = made.optimizers, made.reductions
-        self._ties = ties.locate(self.library, self.chunks, self.layout)
+        tied = ties.locate(self.library, self.chunks, self.layout)
         foreseen = Foreseen(
             self.library.arrivals(phase_of(rules)), compiler=partial(compiled_for, self.executables)
         )
-        self._links = links = connect(
-            self.layout, self.placement, self._execution, foreseen, ties.distant_pairs(self._ties)
-        )
-        weakref.finalize(self, links.driver.close).atexit = False  # the mailbox knows its parts until then
-        links.prepare(ties.arrivals(self._ties, made.stages))
-        self.memory.start(list(made.stages.values()), made.optimizers, rules, links.slot_bytes)
-        self._staging.connect()
+        execution = self.setup.execution
+        links = connect(self.layout, self.placement, execution, foreseen, ties.distant_pairs(tied))
+        self.run_on(links, made, tied, [rules])
+        self.staging.connect()
         self.stages = made.stages  # last: says that everything has been started
+
+    def run_on(self, links: Links, made: Made, tied: Sequence[ties.Tie], rules: Sequence[StepRules]) -> None:
+        """Take what a start or a move has made; `rules` are of steps that there may be, first of training."""
+        self._links, self._ties = links, tied
+        self.optimizers, self._reductions = made.optimizers, made.reductions
+        self._closing = weakref.finalize(self, links.driver.close)
+        self._closing.atexit = False  # the mailbox knows its parts until then
+        links.prepare(ties.arrivals(tied, made.stages))
+        for own in rules:
+            links.prepare(self.library.arrivals(phase_of(own)))
+        self.memory.start(list(made.stages.values()), made.optimizers, rules[0], links.slot_bytes)
+
+    def give_up(self) -> tuple[Links, Held]:
+        """What another engine goes on with: this one has nothing any more, and must not be used."""
+        self._closing.detach()
+        links, held = self._linked, self.staging.naming.held(self.stages, self.optimizers)
+        self.stages, self.optimizers = {}, ()
+        return links, held
 
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile what a step with these buckets needs and is not there yet; see `Library.prepare`."""

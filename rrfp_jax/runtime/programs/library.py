@@ -142,6 +142,12 @@ class Library:
                 raise
         return self._shapes[bucket]
 
+    def know(self, other: Library) -> None:
+        """Take over what one of another split knows; `UsageError` if carries cannot be spread so."""
+        self._shapes, self._flows, self.progress = dict(other._shapes), dict(other._flows), other.progress
+        for shapes in self._shapes.values():
+            self._check_shardings(shapes)
+
     def flow(self, bucket: Bucket) -> Sequence[Border]:
         """Which leaves of the carries have a gradient; see `gradient_flow`. The bucket has been examined.
 
@@ -153,16 +159,10 @@ class Library:
                 fields, shapes = specs_of(bucket), self._shapes[bucket]
                 flow = gradient_flow(self._pipe, shapes, fields, self.roles)
             if self._remat != NONE:
-                self._check_repeatable(shapes)
+                names, traced = [spec.name for spec in self._pipe.layers], [own.traced for own in shapes]
+                check_repeatable(names, traced, self._remat)
             self._flows[bucket] = flow
         return self._flows[bucket]
-
-    def _check_repeatable(self, shapes: Sequence[LayerShapes]) -> None:
-        for index, own in enumerate(shapes):
-            try:
-                check_repeatable(own.traced, self._remat)
-            except UsageError as error:
-                raise UsageError(f"layer {index} ({self._pipe.layers[index].name}): {error}") from None
 
     def _check_shardings(self, shapes: Sequence[LayerShapes]) -> None:
         """All processes check all virtual stages, so that all refuse alike."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jax
@@ -99,16 +100,24 @@ class Optimizer:
         programs: its own.
         stage_mesh: where its state lies: on the devices of its one replica, or of all.
         stages: those of this process that it updates, in the order of their replicas.
+        state: as a flat list; None for the one that it begins with.
 
     Attributes:
         state: as a flat list.
     """
 
-    def __init__(self, programs: OptimizerPrograms, stage_mesh: StageMesh, stages: Sequence[Stage]) -> None:
+    def __init__(
+        self,
+        programs: OptimizerPrograms,
+        stage_mesh: StageMesh,
+        stages: Sequence[Stage],
+        state: Sequence[jax.Array] | None = None,
+    ) -> None:
         self._programs, self.stage_mesh, self.stages = programs, stage_mesh, stages
         self._meshes = [stage.stage_mesh for stage in stages]
-        self.state: list[jax.Array] = []
-        self.begin()
+        self.state: list[jax.Array] = [*state] if state is not None else []
+        if state is None:
+            self.begin()
 
     def begin(self) -> None:
         """Take the state that it begins with, given the parameters as they are now."""
@@ -123,10 +132,25 @@ class Optimizer:
             leaves[place] = leaf
         return jax.tree.unflatten(programs.structure, leaves)
 
+    def shards(self) -> list[list[Sequence[jax.Array]]]:
+        """By stage that it updates, for each leaf of the state what the stage's devices here have of it."""
+        counts, parts = [len(own.own) for own in self._meshes], self.stage_mesh.shards(self.state)
+        each = iter(parts)
+        found: list[list[Sequence[jax.Array]]] = [[] for _ in self.stages]
+        for _ in self.state:
+            for own, count in zip(found, counts, strict=True):
+                own.append(list(islice(each, count)))
+        return found
+
     @property
     def nbytes(self) -> int:
         """Bytes of the state on each device."""
         return nbytes(self.state)
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Of its leaves in the state of the whole model."""
+        return self._programs.places
 
     @property
     def hyperparams(self) -> Hyperparams | None:

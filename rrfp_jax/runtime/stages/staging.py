@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -24,6 +24,7 @@ from rrfp_jax.runtime.programs.initial import InitFunction, InitialParams
 from rrfp_jax.runtime.programs.library import Library, specs_of
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import placed_params
+from rrfp_jax.runtime.stages.held import Held, Naming, params_in
 from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPrograms
 from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
@@ -37,6 +38,14 @@ class Made:
     stages: Mapping[int, Stage]
     optimizers: Sequence[Optimizer]
     reductions: Mapping[int, Reduction]
+
+
+class _Begun(NamedTuple):
+    """What is being compiled: in the order of stage replicas, of stages, and of updaters."""
+
+    sums: Iterable[SumPrograms]
+    reductions: Iterable[Reduction]
+    optimizers: Iterable[OptimizerPrograms | None]
 
 
 @dataclass(frozen=True)
@@ -101,24 +110,32 @@ class Staging:
 
     def begin(self, pool: ThreadPoolExecutor) -> Callable[[], Made]:
         """Compile and allocate in a pool's threads; what is returned waits for that."""
+        programs = self._begin(pool)
+        params = pool.map(self._params_of_chunks, self._layout.stage_meshes)
+        return lambda: self._make(programs, params)
+
+    def begin_again(self, pool: ThreadPoolExecutor) -> Callable[[Held], Made]:
+        """As `begin`, for stages whose leaves come from others; what is returned takes them."""
+        programs = self._begin(pool)
+        return lambda held: self._make(programs, map(partial(self._params_in, held), held), held)
+
+    def _begin(self, pool: ThreadPoolExecutor) -> _Begun:
         if self._optimizer is not None:
             _ = self.optimizer_parts  # before several threads ask for them
-        stage_meshes, homes = self._layout.stage_meshes, self._layout.homes
-        sums = pool.map(self._compile_sums, stage_meshes)
-        params = pool.map(self._params_of_chunks, stage_meshes)
-        reductions = pool.map(self._reduction, homes)
-        optimizers = pool.map(self._compile_optimizer, self._updaters())
+        return _Begun(
+            sums=pool.map(self._compile_sums, self._layout.stage_meshes),
+            reductions=pool.map(self._reduction, self._layout.homes),
+            optimizers=pool.map(self._compile_optimizer, self._updaters()),
+        )
 
-        def finish() -> Made:
-            parts = zip(stage_meshes.items(), params, sums, strict=True)
-            stages = {
-                number: Stage(number, self._chunks_of(number), stage_mesh, own, self._roles(number), programs)
-                for (number, stage_mesh), own, programs in parts
-            }
-            made = self._make_optimizers(stages, optimizers)
-            return Made(stages, made, dict(zip(homes, reductions, strict=True)))
-
-        return finish
+    def _make(self, begun: _Begun, params: Iterable[list[Params]], held: Held | None = None) -> Made:
+        parts = zip(self._layout.stage_meshes.items(), params, begun.sums, strict=True)
+        stages = {
+            number: Stage(number, self._chunks_of(number), stage_mesh, own, self._roles(number), programs)
+            for (number, stage_mesh), own, programs in parts
+        }
+        optimizers = self._make_optimizers(stages, begun.optimizers, held)
+        return Made(stages, optimizers, dict(zip(self._layout.homes, begun.reductions, strict=True)))
 
     def compile(self, pool: ThreadPoolExecutor) -> LastingPrograms:
         """Compile in a pool's threads what `begin` and `connect` compile, and run none of it."""
@@ -192,6 +209,10 @@ class Staging:
         compiler, sharding = self.compiler(stage_mesh), self._library.sharding(stage_mesh.width)
         return [self.initial_params(layers, compiler, sharding) for layers in self._chunks_of(stage_replica)]
 
+    def _params_in(self, held: Held, stage_replica: int) -> list[Params]:
+        stage_mesh, own = self._layout.stage_meshes[stage_replica], held[stage_replica]
+        return [params_in(own, specs, stage_mesh) for specs in self._placed(stage_replica, stage_mesh)]
+
     def _compile_initial(self, stage_replica: int) -> None:
         stage_mesh = self._layout.stage_meshes[stage_replica]
         initial = self._initial(self.compiler(stage_mesh), self._library.sharding(stage_mesh.width))
@@ -231,12 +252,25 @@ class Staging:
         return OptimizerPrograms.compile(placed, roles, whole, part, compiler, tells=part is first)
 
     def _make_optimizers(
-        self, stages: Mapping[int, Stage], programs: Iterable[OptimizerPrograms | None]
+        self, stages: Mapping[int, Stage], programs: Iterable[OptimizerPrograms | None], held: Held | None
     ) -> list[Optimizer]:
         found, count = [], self._layout.stages
         for (first, stage_mesh), own in zip(self._updaters(), programs, strict=True):
             numbers = range(first, first + stage_mesh.replicas * count, count)
             if own is not None:
-                updated = [stages[number] for number in numbers if number in stages]
-                found.append(Optimizer(own, stage_mesh, updated))
+                updated = [number for number in numbers if number in stages]
+                state = None
+                if held is not None:
+                    state = self.naming.state_in([held[n] for n in updated], own, stage_mesh)
+                found.append(Optimizer(own, stage_mesh, [stages[number] for number in updated], state))
         return found
+
+    @property
+    def naming(self) -> Naming:
+        """Of the leaves that stages have; needs one examined bucket.
+
+        Raises:
+            UsageError: see `optimizer_parts`.
+        """
+        whole, parts = (None, ()) if self._optimizer is None else self.optimizer_parts
+        return Naming(self._library.params, self._chunks, whole, parts)

@@ -152,8 +152,8 @@ class WholeOptimizer:
         that is more than one.
         """
         total = 0
-        for (_, spec), of in zip(self.state, self.owners, strict=True):
-            if not of or min(int(self.paths[i].partition(".")[0]) for i in of) == layer:
+        for k, ((_, spec), of) in enumerate(zip(self.state, self.owners, strict=True)):
+            if self.layer_of(k) in (-1, layer):
                 shares = [parts.get(self.paths[i], 1) for i in of if self._shapes[i] == spec.shape]
                 total += nbytes(spec) // max(shares, default=1)
         return total
@@ -162,6 +162,10 @@ class WholeOptimizer:
     def _shapes(self) -> list[tuple[int, ...]]:
         """Of the parameters."""
         return [var.aval.shape for var in self.init.jaxpr.invars]
+
+    def layer_of(self, k: int) -> int:
+        """The layer that a leaf of the state belongs to, the first of several; -1 if to none."""
+        return min((int(self.paths[i].partition(".")[0]) for i in self.owners[k]), default=-1)
 
     @cached_property
     def owners(self) -> list[frozenset[int]]:

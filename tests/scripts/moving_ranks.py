@@ -1,0 +1,52 @@
+"""One rank of runs whose layers move between steps. Writes moving-<rank>.json: by case, what was found.
+
+moving_ranks.py FOLDER [CASE ...]
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import rrfp_jax as rrfp
+from tests.support import sharded, toy
+
+BATCH = toy.microbatches(4)
+
+CASES = {
+    "tied, by sockets": ({"transport": "socket", "pipe": toy.tied_pipeline()}, [5, 1, 1, 1], [1, 1, 1, 5]),
+    "tied": ({"pipe": toy.tied_pipeline()}, [5, 1, 1, 1], [2, 1, 1, 4]),
+    "spread": ({"mesh": rrfp.Mesh(pp=2, tp=2), "pipe": sharded.pipeline()}, [4, 4], [2, 6]),
+    "replicas": ({"mesh": rrfp.Mesh(pp=2, dp=2, shard_optimizer=True)}, [4, 4], [6, 2]),
+}
+
+
+def arrays(trainer):
+    states = [leaf for own in trainer._engine.optimizers for leaf in jax.tree.leaves(own.tree)]
+    return [*jax.tree.leaves(trainer.params), *states]
+
+
+def equal(one, other):
+    parts = zip(one.addressable_shards, other.addressable_shards, strict=True)
+    return all(np.array_equal(a.data, b.data) for a, b in parts)
+
+
+def main(folder: Path, *names: str) -> None:
+    found = {}
+    for name in names or CASES:
+        settings, first, later = CASES[name]
+        moved, restored = (toy.trainer(4, data=BATCH, split=s, **settings) for s in (first, later))
+        list(moved.steps(2))
+        moved.save(folder / name)
+        moved.split = later
+        restored.restore(folder / name)
+        losses = [[report.loss for report in one.steps(2)] for one in (moved, restored)]
+        pairs = zip(arrays(moved), arrays(restored), strict=True)
+        found[name] = {"losses": losses, "equal": [equal(*pair) for pair in pairs]}
+    (folder / f"moving-{moved._world.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,158 @@
+"""A split that is set between steps: what is equal to the bit, what is refused, what is let go."""
+
+import gc
+import json
+import weakref
+
+import jax
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rrfp_jax as rrfp
+from rrfp_jax.runtime.stages.held import Leaf
+from rrfp_jax.runtime.stages.moving import ways
+from tests.support import sharded, toy
+from tests.train.test_processes import SCRIPTS, command
+
+BATCH = toy.microbatches(4)
+
+CASES = {
+    "plain": (2, {}, [4, 4], [[6, 2]]),
+    "past a stage": (4, {}, [5, 1, 1, 1], [[1, 1, 1, 5]]),
+    "tied": (2, {"pipe": toy.tied_pipeline()}, [4, 4], [[6, 2]]),
+    "frozen, first stage alone": (2, {"pipe": toy.pipeline(frozen=["0.*", "1.*"])}, [2, 6], [[5, 3], [1, 7]]),
+    "two chunks": (2, {"schedule": "zb-v"}, [2, 2, 2, 2], [[1, 3, 1, 3]]),
+    "replicas": (2, {"mesh": rrfp.Mesh(pp=2, dp=2)}, [4, 4], [[2, 6]]),
+    "replicas that share the state": (
+        2,
+        {"mesh": rrfp.Mesh(pp=2, dp=2, shard_optimizer=True)},
+        [4, 4],
+        [[2, 6]],
+    ),
+    "spread": (2, {"mesh": rrfp.Mesh(pp=2, tp=2), "pipe": sharded.pipeline()}, [4, 4], [[2, 6]]),
+}
+
+
+def arrays(trainer):
+    states = [leaf for own in trainer._engine.optimizers for leaf in jax.tree.leaves(own.tree)]
+    return [*jax.tree.leaves(trainer.params), *states]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_after_moves_are_those_of_a_run_that_goes_on_with_this_split(case, tmp_path):
+    stages, settings, first, later = CASES[case]
+
+    def trainer(split):
+        optimizer = optax.adamw(1e-2)
+        return toy.trainer(stages, optimizer=optimizer, data=BATCH, split=split, **settings)
+
+    moved = trainer(first)
+    list(moved.steps(2))
+    moved.evaluate(BATCH)
+    for split in later:
+        moved.save(tmp_path)
+        moved.split = split
+        assert moved.split == split
+        restored = trainer(split)
+        restored.restore(tmp_path)
+        losses = [[report.loss for report in one.steps(2)] for one in (moved, restored)]
+        assert losses[0] == losses[1]
+        assert moved.evaluate(BATCH).loss == restored.evaluate(BATCH).loss
+        for one, other in zip(arrays(moved), arrays(restored), strict=True):
+            assert one.sharding == other.sharding
+            np.testing.assert_array_equal(one, other)
+
+
+def test_layers_that_move_to_and_fro_leave_losses_as_they_would_be():
+    moving, staying = (toy.trainer(2, data=BATCH, split=[4, 4]) for _ in range(2))
+    found = []
+    for step in range(6):
+        moving.split = [3, 5] if step % 2 else [4, 4]
+        found += [report.loss for report in moving.steps(1)]
+    assert moving.steps_done == 6
+    expected = [report.loss for report in staying.steps(6)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)  # other splits are other programs
+
+
+def test_before_the_first_step_the_split_is_only_noted():
+    trainer = toy.trainer(2, data=BATCH)
+    trainer.split = [7, 1]
+    assert not trainer._engine.stages
+    assert np.isfinite(next(trainer.steps(1)).loss)
+    assert {*trainer._engine.stages[1].params} == {"7"}
+
+
+@pytest.mark.parametrize(("split", "said"), [([4, 5], "add up to 8"), ([8], "give 2"), ([0, 8], "positive")])
+def test_a_split_that_cannot_be_changes_nothing(split, said):
+    trainer = toy.trainer(2, data=BATCH, split=[4, 4])
+    first = next(trainer.steps(1)).loss
+    with pytest.raises(rrfp.UsageError, match=said):
+        trainer.split = split
+    assert trainer.split == [4, 4]
+    assert next(trainer.steps(1)).loss != first
+
+
+def test_stages_of_other_widths_are_refused_before_anything_moves():
+    trainer = toy.trainer(2, data=BATCH, split=[4, 4], mesh=rrfp.Mesh(pp=2, tp=(1, 2)))
+    list(trainer.steps(1))
+    with pytest.raises(rrfp.UsageError, match="on 1 devices, to stage 1, on 2"):
+        trainer.split = [3, 5]
+    assert np.isfinite(next(trainer.steps(1)).loss)
+
+
+def test_nothing_stays_of_where_layers_were():
+    trainer = toy.trainer(2, data=BATCH, split=[4, 4])
+    list(trainer.steps(1))
+    before = weakref.ref(trainer._engine)
+    trainer.split = [3, 5]
+    list(trainer.steps(1))
+    gc.collect()
+    assert before() is None
+
+
+PROCESSES, CASES_OF_PROCESSES = 4, ("tied", "spread")  # moving_ranks.py has more
+
+
+@pytest.fixture(scope="module")
+def moved_between_processes(tmp_path_factory):
+    """What every rank found."""
+    folder = tmp_path_factory.mktemp("moving")
+    launch = ["rrfp_jax.commands.launch", "-n", PROCESSES, SCRIPTS / "moving_ranks.py", folder]
+    status, said = command(*launch, *CASES_OF_PROCESSES, folder=folder)
+    assert status == 0, said
+    return [json.loads((folder / f"moving-{rank}.json").read_text()) for rank in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("case", CASES_OF_PROCESSES)
+def test_layers_move_between_processes(moved_between_processes, case):
+    for rank in moved_between_processes:
+        moved, restored = rank[case]["losses"]
+        assert moved == restored
+        assert len(rank[case]["equal"]) > 2
+        assert all(rank[case]["equal"])
+
+
+@st.composite
+def splits(draw):
+    """Two ways to deal six layers with two leaves each to three stages, and one leaf that all have."""
+    stages = [draw(st.lists(st.integers(0, 2), min_size=6, max_size=6)) for _ in range(2)]
+    found = []
+    for own in stages:
+        leaves = [[Leaf(i, False, n) for i in range(6) if own[i] == s for n in (0, 1)] for s in range(3)]
+        found.append([[*mine, Leaf(-1, True, 0)] if mine else [] for mine in leaves])
+    return found
+
+
+@given(splits())
+def test_after_all_ways_every_stage_has_what_it_should(case):
+    before, after = case
+    has = [set(own) for own in before]
+    for leaf, source, target in ways(before, after):
+        assert leaf in before[source]
+        assert leaf not in has[target]
+        has[target].add(leaf)
+    for own, wanted in zip(has, after, strict=True):
+        assert own >= set(wanted)
