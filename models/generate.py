@@ -29,32 +29,40 @@ class Evaluated(dict[str, Any]):
         return jax.random.key(0)
 
 
-def logits_of(layers: Sequence[Callable[[Any, Any], Any]], tokens: jax.Array) -> jax.Array:
-    """What the last layer gives; int32[B, T] -> float[B, T, V]."""
+def logits_of(
+    layers: Sequence[Callable[[Any, Any], Any]], tokens: jax.Array, **fields: jax.Array
+) -> jax.Array:
+    """What the last layer gives; int32[B, T], and other fields that layers read -> float[B, T, V]."""
     carry: Any = None
     for layer in layers:
-        carry = layer(carry, Evaluated(tokens=tokens))
+        carry = layer(carry, Evaluated(tokens=tokens, **fields))
     return carry  # type: ignore[no-any-return]
 
 
-def greedy(layers: Sequence[Callable[[Any, Any], Any]], prompt: ArrayLike, count: int) -> jax.Array:
+def greedy(
+    layers: Sequence[Callable[[Any, Any], Any]], prompt: ArrayLike, count: int, **fields: ArrayLike
+) -> jax.Array:
     """The prompt, and after it `count` times the most likely next token; int[B, T] -> int32[B, T + N].
 
     All prompts have the same number of tokens, at least one. The model must be causal: the logits of a
     position do not depend on what is to its right, which is zeros at first.
+
+    A model that reads other fields gets them as they are given. Those by token are for all T + N of them:
+    for `models/vlm.py` images and `patch_of_token`, which is -1 for new tokens.
     """
     given = jnp.asarray(prompt, jnp.int32)
     chex.assert_rank(given, 2)
     start = given.shape[1]
 
     @jax.jit
-    def completed(tokens: jax.Array) -> jax.Array:
+    def completed(tokens: jax.Array, others: dict[str, jax.Array]) -> jax.Array:
         def one(at: jax.Array, tokens: jax.Array) -> jax.Array:
-            logits = logits_of(layers, tokens)
+            logits = logits_of(layers, tokens, **others)
             return tokens.at[:, at].set(logits[:, at - 1].argmax(-1).astype(jnp.int32))
 
         found: jax.Array = jax.lax.fori_loop(start, start + count, one, tokens)
         return found
 
-    done: jax.Array = completed(jnp.pad(given, ((0, 0), (0, count))))
+    arrays = {name: jnp.asarray(value) for name, value in fields.items()}
+    done: jax.Array = completed(jnp.pad(given, ((0, 0), (0, count))), arrays)
     return done

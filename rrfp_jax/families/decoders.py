@@ -6,7 +6,7 @@ from typing import Any
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.families.family import Family, Json
-from rrfp_jax.families.sizes import SIZES, completed_sizes, number
+from rrfp_jax.families.sizes import SIZES, completed_sizes, inner, number
 from rrfp_jax.families.tables import LLAMA_TABLE, QWEN3_TABLE
 from rrfp_jax.fields import shown
 
@@ -32,13 +32,13 @@ _STRETCH = ("factor", "low_freq_factor", "high_freq_factor", "original_max_posit
 
 
 def _completed(config: Json) -> dict[str, Any]:
-    rope = config.get("rope_parameters") or {}  # transformers 5 writes it for rope_theta and rope_scaling
+    rope = inner(config, "rope_parameters")  # transformers 5 writes it for rope_theta and rope_scaling
     theta = number(rope, "rope_theta", 0, number(config, "rope_theta", 0, 10_000.0))
     return completed_sizes(config) | {
         "vocab_size": number(config, "vocab_size"),
         "rms_norm_eps": number(config, "rms_norm_eps", 0),
         "rope_theta": float(theta),
-        "rope_scaling": _stretch(config.get("rope_scaling") or rope),
+        "rope_scaling": _stretch(inner(config, "rope_scaling") or rope),
     }
 
 

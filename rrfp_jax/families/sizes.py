@@ -8,6 +8,9 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.families.family import Json
 from rrfp_jax.fields import shown
 
+LARGEST = 2**53
+"""What sizes and wavelengths are below."""
+
 SIZES = {
     "d_model": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -23,7 +26,22 @@ def completed_sizes(config: Json) -> dict[str, Any]:
     """All keys of `SIZES`; files may leave out what follows from others."""
     width, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
     derived = {"num_key_value_heads": heads, "head_dim": width // heads}
-    return {key: number(config, key, default=derived.get(key)) for key in SIZES.values()}
+    found = {key: number(config, key, default=derived.get(key)) for key in SIZES.values()}
+    if odd := next((key for key, value in found.items() if value != int(value)), None):
+        raise UsageError(f"{odd}={shown(found[odd])}: is no whole number")
+    return found
+
+
+def inner(config: Json, key: str) -> Json:
+    """The object at a key; an empty one if there is none.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    found = config.get(key) or {}
+    if not isinstance(found, dict):
+        raise UsageError(f"{key}={shown(found)}: is no object")
+    return found
 
 
 def number(config: Json, key: str, least: float = 1, default: float | None = None) -> Any:
@@ -36,6 +54,6 @@ def number(config: Json, key: str, least: float = 1, default: float | None = Non
     value = default if value is None else value
     if value is None:
         raise UsageError(f"{key} is not there")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
-        raise UsageError(f"{key}={shown(value)}: is no number of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < LARGEST:
+        raise UsageError(f"{key}={shown(value)}: is no number from {least} on that a model can have")
     return value

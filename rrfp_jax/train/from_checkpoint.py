@@ -19,6 +19,9 @@ from rrfp_jax.fields import path_of
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.train.stored import FromTensors, NameMap, check_names
 
+VALUE = ".value"
+"""What the names of an `nnx.State`'s arrays end in, as orbax stores it; they may be given without it."""
+
 
 def checkpoint(
     folder: str | PathLike[str], names: NameMap = lambda path: path, *, step: int | None = None
@@ -65,10 +68,10 @@ def orbax(folder: str | PathLike[str], names: NameMap = lambda path: path) -> In
         init = rrfp.weights.orbax("/models/base/default", names)
 
     Args:
-        folder: with the arrays of one item: what `StandardCheckpointer` has saved, or a `CheckpointManager`'s
-            `<step>/default`.
+        folder: with the arrays of one item: what `StandardCheckpointer` or `PyTreeCheckpointer` has saved, or
+            a `CheckpointManager`'s `<step>/default`; of flax NNX, Linen, or anything else.
         names: the stored array of each parameter, by the keys that lead to it with dots; or a `Tensor`
-            with a transform.
+            with a transform. Those of an `nnx.State` end in ".value", which may be left out.
 
     Raises:
         UsageError: it is no such folder. So does the function that is returned, see `pretrained`.
@@ -102,7 +105,8 @@ class _OrbaxReader:
         self._tree = getattr(metadata, "tree", metadata)
         leaves = jax.tree_util.tree_leaves_with_path(self._tree)
         names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
-        self.paths = {name: path for name, (path, _) in zip(names, leaves, strict=True)}
+        paths = {name: path for name, (path, _) in zip(names, leaves, strict=True)}
+        self.paths = {**{name.removesuffix(VALUE): path for name, path in paths.items()}, **paths}
         if double := [name for name, count in Counter(names).items() if count > 1]:
             raise UsageError(f"{folder}: two arrays have the name {double[0]!r}, as keys with dots have")
 

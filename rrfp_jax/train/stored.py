@@ -142,10 +142,11 @@ def _fitted(
             f"{path} has the shape {list(spec.shape)}, {tensor} {shapes} as stored "
             f"and {list(value.shape)} as transformed; give Tensor(name, transform)"
         )
-    floating = all(jax.numpy.issubdtype(dtype, jax.numpy.floating) for dtype in (value.dtype, spec.dtype))
-    if value.dtype != spec.dtype and not floating:
+    if value.dtype == spec.dtype:
+        return value
+    if not all(jax.numpy.issubdtype(dtype, jax.numpy.floating) for dtype in (value.dtype, spec.dtype)):
         raise UsageError(f"{path} is {spec.dtype}, {tensor} {value.dtype}; convert it in a transform")
-    return _converted(path, spec.dtype, tensor, value) if floating else value
+    return _converted(path, spec.dtype, tensor, value)
 
 
 def _converted(path: str, dtype: Any, tensor: Tensor, value: np.ndarray) -> np.ndarray:

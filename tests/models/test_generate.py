@@ -7,6 +7,7 @@ from flax import nnx
 
 from models import gpt
 from models.generate import greedy, logits_of
+from tests.models import test_vlm
 
 CONFIG = gpt.GPTConfig(d_model=16, n_heads=2, d_ff=32, n_layers=2, vocab_size=11)
 
@@ -25,6 +26,17 @@ def test_each_token_is_the_most_likely_one(layers):
     found = greedy(layers, prompt, 4)
     assert found.dtype == jnp.int32 and found.tolist() == tokens.tolist()
     assert greedy(layers, prompt, 0).tolist() == prompt.tolist()
+
+
+def test_a_model_that_sees_images_gets_them_with_every_token():
+    """New tokens are no places of images; each is the most likely one after those before it."""
+    seen, steps, start = test_vlm.microbatch(), 3, 9
+    layers, tokens = test_vlm.model(test_vlm.CFG), seen.pop("tokens")
+    seen["patch_of_token"] = seen["patch_of_token"].at[:, start:].set(-1)
+    completed = greedy(layers, tokens[:, :start], steps, **seen)
+    assert completed.shape == tokens.shape and (completed[:, :start] == tokens[:, :start]).all()
+    likely = logits_of(layers, completed, **seen).argmax(-1)
+    assert (completed[:, start:] == likely[:, start - 1 : -1]).all()
 
 
 def test_layers_are_told_that_nobody_trains():

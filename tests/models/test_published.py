@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import rrfp_jax as rrfp
 from models.decoder import Block, DecoderConfig, Embed, Head
+from models.generate import greedy
 from models.vlm import EncoderBlock, EncoderConfig, PatchEmbed, Project, VLMConfig
 from rrfp_jax.runtime.model.paths import leaf_path
 from rrfp_jax.weights import architecture, published, together
@@ -72,6 +73,12 @@ def folder(tmp_path):
 @pytest.mark.parametrize("name", ["llama3", "qwen3"])
 def test_logits_of_decoders(name):
     np.testing.assert_allclose(logits(FOLDER / name, config_of(FOLDER / name)), EXPECTED[name], atol=1e-4)
+
+
+def test_greedy_completions():
+    cfg = config_of(FOLDER / "qwen3")
+    completed = greedy(filled(published(FOLDER / "qwen3", cfg), decoder(cfg)), TOKENS, 6)
+    assert completed[:, TOKENS.shape[1] :].tolist() == EXPECTED["qwen3.greedy"]
 
 
 @pytest.mark.parametrize("form", ["of transformers 5", "of older files"])
@@ -160,6 +167,9 @@ class TestRefusals:
             ({"model_type": "gpt2"}, "model_type='gpt2': known are 'llama', 'qwen3'"),
             ({"hidden_act": "relu"}, "hidden_act='relu': of llama3 only hidden_act='silu'"),
             ({"rope_scaling": {"rope_type": "yarn"}}, "type 'yarn': only 'llama3' is computed"),
+            ({"rope_parameters": ["yarn"]}, r"rope_parameters=\['yarn'\]: is no object"),
+            ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5: is no whole number"),
+            ({"hidden_size": 1e400}, "hidden_size=inf: is no number"),
             ({"rms_norm_eps": "absent"}, "rms_norm_eps is not there"),
             ({"vocab_size": "many"}, "vocab_size='many': is no number"),
             ({"quantization_config": {"bits": 4}}, "are quantized"),

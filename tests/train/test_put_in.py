@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
 
 import rrfp_jax as rrfp
 from rrfp_jax.checkpoint.manifest import StoredLayer, run_state
@@ -134,6 +136,29 @@ class TestInit:
         assert init("a.0", jax.ShapeDtypeStruct((), np.float32)) == 3.0
         assert init("a.1.b", jax.ShapeDtypeStruct((2,), np.dtype("bfloat16"))).dtype == "bfloat16"
         assert init("x.y", jax.ShapeDtypeStruct((1,), np.float32)).tolist() == [0.0]
+
+    def test_what_flax_models_leave_with_orbax(self, tmp_path):
+        """An `nnx.State`, Linen's variables, a TrainState: each array by the keys that lead to it."""
+        dense = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        kernel, spec = dense.kernel[...], jax.ShapeDtypeStruct((2, 3), np.float32)
+        module = nnx.Module()
+        module.blocks = nnx.List([dense])
+        linen = {"params": {"Dense_0": {"kernel": kernel}}}
+        state = TrainState.create(apply_fn=None, params=linen["params"], tx=optax.adam(0.1))
+        stored = {"nnx": nnx.state(module), "linen": linen, "state": state}
+        for saver in (ocp.StandardCheckpointer, ocp.PyTreeCheckpointer):
+            for name, tree in stored.items():
+                with saver() as checkpointer:
+                    checkpointer.save(tmp_path / saver.__name__ / name, tree)
+                named = "blocks.0.kernel" if name == "nnx" else "params.Dense_0.kernel"
+                init = rrfp.weights.orbax(tmp_path / saver.__name__ / name, {"3.w": named})
+                np.testing.assert_array_equal(init("3.w", spec), kernel)
+
+    def test_all_names_that_do_not_fit_are_told_before_anything_compiles(self, saved):
+        init = rrfp.weights.orbax(saved[1] / "2", lambda path: f"params.{path}".replace("Dense_0", "Dense"))
+        with pytest.raises(rrfp.UsageError) as refused:
+            made(init=init)
+        assert str(refused.value).count("no tensor 'params.") == 4
 
 
 def other():

@@ -20,6 +20,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "nu
 DECODER = {**SIZES, "num_key_value_heads": 2, "vocab_size": 19}
 VISION = {**SIZES, "num_attention_heads": 2, "image_size": 6, "patch_size": 2}
 TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]]
+NEW = 6
 LLAMA_3_1 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -70,6 +71,8 @@ def main():
         config = hf.Qwen3Config(**DECODER, head_dim=6, tie_word_embeddings=True, rope_theta=1e6)
         qwen = saved(randomized(hf.Qwen3ForCausalLM(config)), "qwen3")
         found["qwen3"] = numbers(qwen(tokens).logits)
+        completed = qwen.generate(tokens, max_new_tokens=NEW, do_sample=False, use_cache=False)
+        found["qwen3.greedy"] = completed[:, tokens.shape[1] :].tolist()
         pixels = torch.tensor(image()).permute(2, 0, 1)[None] / 255 * 2 - 1
         vit = randomized(hf.ViTForImageClassification(hf.ViTConfig(**VISION, num_labels=3)))
         found["vit"] = numbers(saved(vit, "vit")(pixels).logits)
