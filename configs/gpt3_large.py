@@ -56,6 +56,7 @@ class Decoder(rrfp.RunConfig):
     batch: int = 1  # sequences of a microbatch
     microbatches: int = 32  # of a step
     learning_rate: float = 2.5e-4  # of every step
+    weights: str = ""  # folder of a published model to begin with; empty for random ones
 
     def pipeline(self) -> rrfp.Pipeline:
         """Embedding, blocks, head; with `mesh.tp` each stage's devices share its tensors."""
@@ -67,6 +68,10 @@ class Decoder(rrfp.RunConfig):
         tied = {"0.tokens.embedding": "-1.tokens.embedding"} if self.tied else None
         carry = SEQUENCES if self.spread_sequences else P()
         return rrfp.Pipeline(layers, loss, tied=tied, sharding=tensors(self.model), carry=carry)
+
+    def init(self) -> Any:
+        """The published model's parameters, if there is one."""
+        return rrfp.weights.published(self.weights, self.model) if self.weights else None
 
     def optimizer(self) -> optax.GradientTransformation:
         """AdamW; matrices lose weight."""
