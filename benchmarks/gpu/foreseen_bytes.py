@@ -115,7 +115,7 @@ def runs_table(found: Mapping[str, Any]) -> str:
 
 
 def aims_of(pairs: Sequence[Pair]) -> list[Aim]:
-    """Of held bytes the worst, of temporaries the median and the worst of what is largest on its stage."""
+    """Of held bytes the worst, of temporaries the median; the worst of these are named."""
     held = [abs(pair.off) for pair in pairs if pair.what == "held"]
     judged = [pair for pair in pairs if pair.judged and pair.what != "held"]
     aims = [Aim("held bytes, the worst", max(held), HELD_OFF, "%")]
@@ -127,12 +127,7 @@ def aims_of(pairs: Sequence[Pair]) -> list[Aim]:
         print(f"worst: {_named(worst)}; of each stage's largest program: {_named(decisive)}")
         print(f"most below what is needed: {_named(lowest)}")
         middle = statistics.median(abs(pair.off) for pair in judged)
-        aims += [
-            Aim("temporaries, median", middle, TEMPORARIES_OFF, "%"),
-            Aim(
-                "temporaries of a stage's largest program, the worst", abs(decisive.off), TEMPORARIES_OFF, "%"
-            ),
-        ]
+        aims.append(Aim("temporaries, median", middle, TEMPORARIES_OFF, "%"))
     return aims
 
 
