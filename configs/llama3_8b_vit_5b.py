@@ -8,7 +8,7 @@ from models import decoder, vlm
 
 
 def get_config() -> VisionLanguage:
-    """12.3 G parameters: 4.3 in the encoder, 8.0 in the decoder; images of 224 x 224 pixels."""
+    """12.4 G parameters: 4.3 in the encoder, 8.0 in the decoder; images of 224 x 224 pixels."""
     return VisionLanguage(
         name="llama3_8b_vit_5b",
         steps=100,

@@ -177,6 +177,13 @@ class Embed(nnx.Module):  # type: ignore[misc]
         return x
 
 
+def turn_of(cfg: BlocksConfig) -> Turn | None:
+    """Rotary positions of a sequence of tokens, if that is what the config has."""
+    if cfg.positions != "rotary":
+        return None
+    return partial(rope, base=cfg.rope_base, stretch=cfg.rope_stretch)
+
+
 class Attention(nnx.Module):  # type: ignore[misc]
     """Queries, keys and values, and what is made of the mixed values; dtype[B, T, D] -> same."""
 
@@ -231,10 +238,7 @@ class Block(nnx.Module):  # type: ignore[misc]
 
     def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> jax.Array:
         """Add both branches to the stream."""
-        turn = None
-        if self.cfg.positions == "rotary":
-            turn = partial(rope, base=self.cfg.rope_base, stretch=self.cfg.rope_stretch)
-        return self.added(carry, mb.get("segments"), turn)
+        return self.added(carry, mb.get("segments"), turn_of(self.cfg))
 
     def added(self, x: jax.Array, segments: jax.Array | None, turn: Turn | None) -> jax.Array:
         """The stream with both branches; see `Attention`."""

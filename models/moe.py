@@ -32,8 +32,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.decoder import Attention, DecoderConfig, norm
-from models.gpt import rope
+from models.decoder import Attention, DecoderConfig, norm, turn_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,7 @@ class RoutedConfig(DecoderConfig):
             raise ValueError(f"top_k={self.top_k}: give 1 to n_experts={self.n_experts}")
         if self.capacity is not None and self.capacity <= 0:
             raise ValueError(f"capacity={self.capacity}: experts would have no slots; give 1 or more")
-        for name, only in (("gated", True), ("biases", False), ("parallel", False), ("positions", "rotary")):
+        for name, only in (("gated", True), ("biases", False), ("parallel", False)):
             if (value := getattr(self, name)) != only:
                 raise ValueError(f"{name}={value!r}: blocks with experts have only {name}={only!r}")
 
@@ -174,8 +173,8 @@ class Block(nnx.Module):  # type: ignore[misc]
 
     def __call__(self, carry: jax.Array, mb: Mapping[str, jax.Array]) -> tuple[jax.Array, Balance]:
         """Add both branches to the stream."""
-        turn = partial(rope, base=self.cfg.rope_base)
-        x = carry + self.attention(self.attention_norm(carry), mb.get("segments"), turn)
+        normed = self.attention_norm(carry)
+        x = carry + self.attention(normed, mb.get("segments"), turn_of(self.cfg))
         y, balance = self.experts(self.mlp_norm(x), _real(mb.get("mask"), x))
         return x + y, balance
 

@@ -54,7 +54,11 @@ class PacedCase:
     spare_gradients: int = SPARE_GRADIENTS
 
     def simulated(self, hop: float) -> float:
-        """Seconds of a step by its durations and a hop of so many seconds; nothing else takes time.
+        """Seconds of a step; see `simulated_step`."""
+        return self.simulated_step(hop).makespan
+
+    def simulated_step(self, hop: float) -> StepTrace:
+        """A step by its durations and a hop of so many seconds; nothing else takes time.
 
         A task is chosen as the driver does: up to `LEAD_SECONDS` before the one before it ends.
         """
@@ -69,7 +73,7 @@ class PacedCase:
             spare_gradients=self.spare_gradients,
         )
         costs = LateReadiness(WorkloadCosts(self.workload, placement), hop)
-        return simulate(rules, costs, lead=LEAD_SECONDS).makespan
+        return simulate(rules, costs, lead=LEAD_SECONDS)
 
     def run(self) -> PacedTimes:
         """A paced run in as many processes as stages.

@@ -1,8 +1,9 @@
-"""What `rrfp-plan` costs for published decoders, and how its step time for the quickstart compares.
+"""What `rrfp-plan` costs for published models, and how its step time for the quickstart compares.
 
-    python -m benchmarks.runtime.plan [--json=FILE] [--check]
+    python -m benchmarks.runtime.plan [--quick] [--json=FILE] [--check]
 
-Part 1: time and largest resident size of the command for each decoder, in a process of its own.
+Part 1, all of `--quick`: time and largest resident size of the command for each model, in a process of its
+own; and the stages that get an encoder's layers, if it has one.
 Part 2: bytes moved and temporaries of the programs of single layers, counted without compiling, over what XLA
 says of the same programs compiled for CPU.
 Part 3: the quickstart as `make train` runs it, 4 processes that share this machine's cores. Predicted with
@@ -13,6 +14,7 @@ step divided by the cores, which others on the machine do not lengthen (from two
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -35,7 +37,8 @@ from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import temporary_bytes
 
-DECODERS = ("gpt3_large", "qwen3_4b", "llama3_70b")
+DECODERS = ("gpt3_large", "qwen3_4b", "llama3_70b", "mixtral_8x7b")
+WITH_ENCODER = ("qwen3_4b_vit_bigg", "llama3_8b_vit_5b", "qwen3_32b_internvit_6b", "llama3_70b_vit_22b")
 SECONDS, GIB = 60, 8
 SHORT, LONG, FIRST = 10, 50, 5
 """Steps of the two runs of the quickstart, and those at the beginning that are not counted."""
@@ -44,7 +47,7 @@ PLAN = [sys.executable, "-m", "rrfp_jax.commands.plan"]
 LIMIT = 600.0
 
 
-def cost_of_planning(name: str) -> dict[str, float]:
+def cost_of_planning(name: str) -> dict[str, Any]:
     """Seconds and GiB of one call, and what it predicts."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
@@ -61,7 +64,20 @@ def cost_of_planning(name: str) -> dict[str, float]:
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "gib": usage.ru_maxrss / 2**20,
         "predicted_step_seconds": suggested["step_seconds"],
+        "split": suggested["split"],
+        "does_not_fit": suggested["does_not_fit"],
+        "peak_gib": max(stage["peak_bytes"] for stage in suggested["stages"]) / 2**30,
     }
+
+
+def stages_of_encoder(name: str, split: list[int]) -> str:
+    """How many stages have layers of the encoder or the projector behind it, such as "1.8 of 8"."""
+    left = importlib.import_module(f"configs.{name}").get_config().model.encoder.n_layers + 2
+    stages = 0.0
+    for layers in split:
+        stages += min(left, layers) / layers
+        left = max(0, left - layers)
+    return f"{stages:.1f} of {len(split)}"
 
 
 def counted_over_compiled(config: RunConfig) -> dict[str, dict[str, float]]:
@@ -129,16 +145,32 @@ def quickstart() -> dict[str, float]:
 
 def main() -> int:
     """Measure, print, write."""
-    options = parse(__doc__).parse_args()
-    figures: dict[str, Any] = {"decoders": {}}
+    parser = parse(__doc__)
+    parser.add_argument("--quick", action="store_true", help="part 1 alone")
+    options = parser.parse_args()
+    figures, aims = _part_1()
+    if not options.quick:
+        _parts_2_and_3(figures)
+    return finish(options, figures, aims)
+
+
+def _part_1() -> tuple[dict[str, Any], list[Aim]]:
+    figures: dict[str, Any] = {"models": {}}
     aims = []
-    for name in DECODERS:
-        found = figures["decoders"][name] = cost_of_planning(name)
-        print(
-            f"{name}: {found['seconds']:.1f} s ({found['cpu_seconds']:.1f} s of CPU), {found['gib']:.2f} GiB"
-        )
+    for name in (*DECODERS, *WITH_ENCODER):
+        found = figures["models"][name] = cost_of_planning(name)
+        cost = f"{found['seconds']:.1f} s ({found['cpu_seconds']:.1f} s of CPU), {found['gib']:.2f} GiB"
+        predicted = f"step {found['predicted_step_seconds']:.2f} s, {found['peak_gib']:.1f} GiB a device"
+        print(f"{name}: {cost}; {predicted}", *filter(None, [found["does_not_fit"]]), sep="\n  ", flush=True)
+        if name in WITH_ENCODER:
+            found["encoder"] = stages_of_encoder(name, found["split"])
+            print(f"  the encoder takes {found['encoder']} stages")
         aims.append(Aim(f"rrfp-plan on {name}", found["seconds"], SECONDS, "s"))
         aims.append(Aim(f"rrfp-plan on {name}, resident", found["gib"], GIB, "GiB"))
+    return figures, aims
+
+
+def _parts_2_and_3(figures: dict[str, Any]) -> None:
     for config in (quickstart_config(), gpt3_config()):
         figures[f"{config.name}, counted over compiled"] = ratios = counted_over_compiled(config)
         for name, ratio in ratios.items():
@@ -153,7 +185,6 @@ def main() -> int:
     )
     for what in ("median", "fastest", "cpu_by_cores"):
         print(f"  real, {what}: {found[what] * 1e3:.0f} ms; predicted / real = {predicted / found[what]:.2f}")
-    return finish(options, figures, aims)
 
 
 if __name__ == "__main__":
