@@ -46,7 +46,7 @@ class RoutedConfig(DecoderConfig):
         balance: of the loss; how much routers are made to give all experts equally many tokens.
     """
 
-    n_experts: int
+    n_experts: int  # of a block
     top_k: int = 2
     capacity: float | None = None
     balance: float = 0.01

@@ -15,7 +15,7 @@ import numpy as np
 import rrfp_jax as rrfp
 import rrfp_jax.weights
 from configs.quickstart import get_config
-from rrfp_jax.commands import doctor, launch, local, plan, report, sim, top, train, why
+from rrfp_jax.commands import doctor, export, launch, local, plan, report, sim, top, train, why
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
@@ -43,7 +43,7 @@ from rrfp_jax.views.trace_reading import read_trace
 from tests.support import toy
 from tests.support.refusals import BATCH
 
-COMMANDS = (doctor, launch, local, plan, report, sim, top, train, why)
+COMMANDS = (doctor, export, launch, local, plan, report, sim, top, train, why)
 ROOT = Path(__file__).parents[2]
 
 data = rrfp.data
