@@ -15,6 +15,7 @@ from rrfp_jax.data.contract import Microbatch
 from rrfp_jax.data.draw import EMPTY, Draw, Drawn
 from rrfp_jax.data.shuffle import mix
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import shown
 
 Split: TypeAlias = Literal["train", "validation"]
 
@@ -146,7 +147,7 @@ def documents_of(
     held = max(1, round(validation_share * len(usable)))
     if held >= len(usable):
         raise UsageError(
-            f"{source}: {len(usable)} usable documents cannot be split at "
+            f"{shown(source)}: {len(usable)} usable documents cannot be split at "
             f"validation_share={validation_share}; give more of them"
         )
     lowest = usable[np.argsort(mix(usable.astype(np.uint64)), kind="stable")]

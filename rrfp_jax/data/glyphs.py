@@ -28,9 +28,6 @@ EM, HEIGHT, BASELINE = 22, 32, 23
 WIDTHS = (16, 32, 48)
 """Pixels; a picture has the least of them that holds its character."""
 
-END = "\n"
-"""Behind every name."""
-
 
 @dataclass(frozen=True)
 class Glyphs:
@@ -48,6 +45,9 @@ class Glyphs:
     seed: int = 0
     blank: bool = False
 
+    end = "\n"
+    """Behind every name."""
+
     def __post_init__(self) -> None:
         check_fields(self)
         if not 1 <= self.most <= 1000:
@@ -63,7 +63,7 @@ class Glyphs:
         return [
             part
             for code in self._codes[document]
-            for part in (self._pictures[code], unicodedata.name(chr(code)) + END)
+            for part in (self._pictures[code], unicodedata.name(chr(code)) + self.end)
         ]
 
     @functools.cached_property

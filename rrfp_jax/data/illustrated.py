@@ -169,7 +169,9 @@ class ImageExamples:
     def read(self, document: int) -> Parts:
         """The example's text, with its images where they stand."""
         text, images = _fields(self.examples[document], self.text, self.images)
-        plain = [image["bytes"] if isinstance(image, Mapping) else image for image in images]
+        plain = [image.get("bytes") if isinstance(image, Mapping) else image for image in images]
+        if any(isinstance(image, str) for image in plain):
+            raise BadDocument("with a string for an image")
         return parts_of(text, plain, self.marker)
 
 

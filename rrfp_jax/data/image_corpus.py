@@ -17,7 +17,7 @@ from rrfp_jax.data.images import Image, Patches
 from rrfp_jax.data.sources import BadDocument
 from rrfp_jax.data.tokenizers import Tokenizer, check_vocabulary
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, printable, shown
 
 CACHED = 64
 """Documents kept as read, since a microbatch's fields may be asked for one by one."""
@@ -124,11 +124,11 @@ class ImageCorpus:
                 found[document], grids[document] = self._lengths(laid), laid.grids
             except BadDocument as error:
                 reasons[document], *part = error.args
-                names[document] += "".join(f" ({name})" for name in part if name)
+                names[document] += "".join(f" ({printable(name)})" for name in part if name)
         if reasons:
             judge(names, reasons, self.bad)
         if not found.any():
-            raise UsageError(f"{self.source}: {len(names)} documents there, none of which can be used")
+            raise UsageError(f"{shown(self.source)}: {len(names)} documents there, none of which can be used")
         return Lengths(*found.T), grids
 
     @functools.cached_property
@@ -160,7 +160,8 @@ class ImageCorpus:
                 "leave it alone and start again" if self.patches.strict else "or give Patches(strict=True)"
             )
             raise UsageError(
-                f"{self.source.names[document]}: {error}; the data was changed during the run: {remedy}"
+                f"{self.source.names[document]}: {printable(str(error))}; the data was changed during the "
+                f"run: {remedy}"
             ) from error
 
     def _laid(self, document: int, known: Grids | None = None) -> Laid:

@@ -119,7 +119,7 @@ class Patches:
 
     def grid_of(self, image: Image) -> tuple[int, int]:
         """Rows and columns of patches; a file is decoded for it only if `strict`; raises as `patches_of`."""
-        pillow = imported("PIL.Image", "data with images", "pillow")
+        pillow = _pillow("Image")
         with _told(image), _opened(image) as picture:
             if self.strict:
                 picture.load()
@@ -134,8 +134,8 @@ class Patches:
         Raises:
             BadDocument: the image is missing, broken, too large, or of a kind that has no colours.
         """
-        pillow = imported("PIL.Image", "data with images", "pillow")
-        turned = imported("PIL.ImageOps", "data with images", "pillow").exif_transpose
+        pillow = _pillow("Image")
+        turned = _pillow("ImageOps").exif_transpose
         with _told(image), _opened(image) as picture:
             coloured = _coloured(turned(picture))
             rows, columns = self.grid(*coloured.size)
@@ -143,6 +143,11 @@ class Patches:
             if coloured.size != wanted:
                 coloured = coloured.resize(wanted, pillow.Resampling.BICUBIC, reducing_gap=3.0)
             return self.cut(np.asarray(coloured, np.uint8))
+
+
+def _pillow(module: str) -> Any:
+    """A module of Pillow, which is only imported where there are images."""
+    return imported(f"PIL.{module}", "data with images", "pillow")
 
 
 def name_of(image: Image) -> str:
@@ -153,7 +158,7 @@ def name_of(image: Image) -> str:
 @contextmanager
 def _opened(image: Image) -> Iterator[Any]:
     """The picture as Pillow has it, its header read and believable."""
-    pillow = imported("PIL.Image", "data with images", "pillow")
+    pillow = _pillow("Image")
     if isinstance(image, pillow.Image):
         _check(image)
         yield image
@@ -191,7 +196,7 @@ def _file(image: Image) -> Iterator[Any]:
 @contextmanager
 def _told(image: Image) -> Iterator[None]:
     """What Pillow's decoders raise as `BadDocument`; there are many kinds, of which none is documented."""
-    pillow = imported("PIL.Image", "data with images", "pillow")
+    pillow = _pillow("Image")
     try:
         yield
     except (BadDocument, UsageError, MemoryError):
@@ -216,7 +221,7 @@ def _check(picture: Any, name: str = "") -> None:
 
 def _coloured(picture: Any) -> Any:
     """Any kind of picture as red, green and blue; what is transparent lies on white."""
-    pillow = imported("PIL.Image", "data with images", "pillow")
+    pillow = _pillow("Image")
     if picture.mode in ("I", "I;16", "I;16B", "I;16L"):  # 16 bits of grey, which Pillow would clip at 255
         grey = np.clip(np.asarray(picture).astype(np.int64), 0, 2**16 - 1)
         picture = pillow.fromarray((grey // 257).astype(np.uint8))

@@ -71,6 +71,11 @@ def docs(**given):
     return data.Documents(**{**usual, **given})
 
 
+def pictures(**given):
+    usual = {"source": data.ImageExamples([{"text": "ab", "images": [np.zeros((28, 28), np.uint8)]}] * 2)}
+    return data.ImageCorpus(**{**usual, "tokenizer": data.Bytes(), "vocabulary": 256, **given})
+
+
 def q(**changes):
     """The quickstart's config with other fields."""
     return replace(get_config(), **changes)
@@ -146,7 +151,14 @@ def space():
     return {
         **{name: getattr(rrfp, name) for name in ("data", "schedules", "simulate")},
         **{"rrfp": rrfp, "Path": Path, "W": WORKLOAD, "BATCH": BATCH, "embed": toy.embed, "loss": toy.loss},
-        **{"corpus": corpus, "docs": docs, "q": q, "trainer": trainer, "t": usual_trainer()},
+        **{
+            "corpus": corpus,
+            "docs": docs,
+            "pictures": pictures,
+            "q": q,
+            "trainer": trainer,
+            "t": usual_trainer(),
+        },
         **{"timeline": timeline(), "place": place, "slurm": slurm, "Place": Place},
         **{kind.__name__: kind for kind in (Checkpointing, Delays, Execution, LossScale, MemoryPolicy)},
         **{kind.__name__: kind for kind in (Numerics, Pace, Terms)},

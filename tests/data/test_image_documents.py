@@ -5,18 +5,26 @@ import json
 import re
 from collections import Counter
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 import rrfp_jax as rrfp
+from models import decoder, vlm
 from rrfp_jax.data.contract import Data, load_repeatedly, plan_step
+from rrfp_jax.data.laying import empty, lay
 from rrfp_jax.errors import UsageError
 from tests.data.test_images import BAD, WHOLE
 
 data = rrfp.data
+SIZES = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "head_size": 8, "d_ff": 16}
+SIZES |= {"dtype": jnp.float32, "init_scale": 0.2}
 RANDOM = np.random.default_rng(0)
 
 
@@ -292,6 +300,35 @@ def test_data_that_changes_during_the_run_ends_it(tmp_path):
         corpus.pixels(0)
 
 
+def test_a_model_sees_neither_padding_nor_other_documents():
+    """The loss of `models/vlm.py` is that of each document by itself."""
+    made = pictures(packed=True, lengths=((24, 120),), rows=2)
+    encoder = vlm.EncoderConfig(**SIZES, patch_size=4, positions="rotary")
+    text = decoder.DecoderConfig(**SIZES, vocab_size=256)
+    both, rngs = vlm.VLMConfig(encoder=encoder, decoder=text), nnx.Rngs(0)
+    layers = [vlm.PatchEmbed(encoder, rngs=rngs), vlm.EncoderBlock(encoder, rngs=rngs)]
+    layers += [vlm.Project(both, rngs=rngs), vlm.Join(text, rngs=rngs)]
+    layers += [decoder.Block(text, rngs=rngs), decoder.Head(text, rngs=rngs)]
+
+    @jax.jit
+    def loss(mb):
+        carry = None
+        for layer in layers:
+            carry = layer(carry, mb)
+        return (optax.softmax_cross_entropy_with_integer_labels(carry, mb["labels"]) * mb["mask"]).sum()
+
+    mb = made.plan(0)[0]
+    together = loss(made.load(mb, mb.fields))
+    rows = [made.documents[made.rows_of_split.pieces(row)].tolist() for row in mb.source[2:]]
+    assert max(len(own) for own in rows) > 1
+    alone = 0.0
+    for document in (document for own in rows for document in own):
+        fields = empty(mb.fields)
+        lay(made.corpus, [document], {name: array[0] for name, array in fields.items()})
+        alone += loss(fields)
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -314,13 +351,3 @@ def test_merged_patches_need_multiples():
         pictures(corpus=corpus, lengths=((6, 32),))
     with pytest.raises(UsageError, match="1 patches: 4 of them are merged"):
         pictures(corpus=corpus, lengths=data.FitBoth(buckets=2, patches=8, tokens=32))
-
-
-def test_glyphs_are_split_by_character():
-    glyphs = data.Glyphs(most=3)
-    codes = [code for name in glyphs.names for code in name.split()]
-    assert len(codes) == len(set(codes)) > 5000
-    assert Counter(len(name.split()) for name in glyphs.names[:-1]).keys() == {1, 2, 3}
-    first = glyphs.read(glyphs.names.index(next(name for name in glyphs.names if name.count("U+") == 1)))
-    assert first[0].shape[0] == 32 and first[0].shape[1] in (16, 32, 48) and first[0].any()
-    assert first[1].endswith("\n") and not any(part.any() for part in data.Glyphs(blank=True).read(0)[::2])
