@@ -17,6 +17,7 @@ from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
 from rrfp_jax.runtime.driver.step_execution import StepExecution
 from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.runtime.transport.local import LocalTransport
 
 WIDTH, STAGES, STEPS, WARMUP = 8, 4, 40, 5
@@ -61,7 +62,11 @@ class Stopwatch:
 
 
 def empty_pipeline(
-    leaves: int, microbatches: int, width: int = WIDTH, share_devices: bool = False
+    leaves: int,
+    microbatches: int,
+    width: int = WIDTH,
+    share_devices: bool = False,
+    transport: TransportName = "auto",
 ) -> rrfp.Trainer:
     """A pipeline of 4 stages with that many parameter leaves each and, unless it is wide, no compute."""
 
@@ -80,7 +85,7 @@ def empty_pipeline(
     data = empty_microbatches(microbatches, width)
     pipe = rrfp.Pipeline([rrfp.layer(layer, init=init, repeat=STAGES)], loss)
     mesh = rrfp.Mesh(pp=STAGES, share_devices=share_devices)
-    return rrfp.Trainer(pipe, optax.sgd(1e-3), data=data, mesh=mesh)
+    return rrfp.Trainer(pipe, optax.sgd(1e-3), data=data, mesh=mesh, transport=transport)
 
 
 def empty_microbatches(count: int, width: int = WIDTH) -> list[dict[str, Any]]:

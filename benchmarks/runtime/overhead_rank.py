@@ -10,13 +10,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-
-import jax
 
 from benchmarks.harness import median_and_p99
 from benchmarks.runtime.host_cost import STAGES, WARMUP, Stopwatch, empty_pipeline, watched_steps
@@ -26,8 +22,8 @@ from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.transport.protocol import Key
-from rrfp_jax.runtime.transport.socket import SocketTransport
+from rrfp_jax.runtime.transport.nixl.sender import Sender
+from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.train.pace import Pace
 
 SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24}
@@ -58,38 +54,27 @@ def hops(traces: list[StepTrace]) -> list[float]:
 
 
 def pickups(world: World) -> list[float]:
-    """Seconds from the moment that a task's input is there to its dispatch, of one microbatch at a time.
+    """Seconds from the moment that a task's input has been written to its dispatch, one microbatch at a time.
 
-    A thread that blocks on the transfer says when its data was there. Nothing else runs meanwhile, so every
-    task finds its device idle and every process asleep.
+    The sender notes that moment. Nothing else runs meanwhile, so every task finds its device idle and every
+    process asleep.
     """
-    there: dict[Key, float] = {}
-    keys: dict[tuple[int, Any], Key] = {}
-    on_offer = SocketTransport._on_offer
+    written: dict[tuple[int, Any], float] = {}
+    complete = Sender.complete
 
-    def observe(key: Key, arrays: Sequence[jax.Array]) -> None:
-        for array in arrays:
-            array.block_until_ready()
-        there[key] = perf_counter()
+    def observed(self: Sender, number: int) -> list[Any]:
+        key = self._outgoing[number].key
+        written[key.stage, key.input] = perf_counter() + world.clock[0]
+        return complete(self, number)
 
-    def observed(self: SocketTransport, *message: Any) -> None:
-        before = set(self._pulls)
-        on_offer(self, *message)
-        for key in set(self._pulls) - before:
-            keys[key.stage, key.input] = key
-            pool.submit(observe, key, self._pulls[key].arrays)
-
-    SocketTransport._on_offer = observed  # type: ignore[assignment,method-assign]
+    Sender.complete = observed  # type: ignore[method-assign]
     found = []
-    with ThreadPoolExecutor(4) as pool:
-        trainer = empty_pipeline(8, 1, width=512)
-        for report in trainer.steps(PICKUP_STEPS):
-            for record in report.trace.records if report.step >= WARMUP else ():
-                key = keys.get((record.stage, record.task.input))
-                if key in there:
-                    found.append(record.dispatched - world.clock[0] - there[key])
-            there.clear()
-    SocketTransport._on_offer = on_offer  # type: ignore[method-assign]
+    for report in empty_pipeline(8, 1, width=512, transport="nixl").steps(PICKUP_STEPS):
+        for record in report.trace.records if report.step >= WARMUP else ():
+            if (at := written.get((record.stage, record.task.input))) is not None:
+                found.append(record.dispatched - at)
+        written.clear()
+    Sender.complete = complete  # type: ignore[method-assign]
     return found
 
 
@@ -116,9 +101,9 @@ def main(file: str) -> None:
     figures["idle_percent"] = [round(100 * share, 2) for share in shares]
     figures["host"] = []
     for leaves in (8, 30):
-        trainer = empty_pipeline(leaves, MICROBATCHES)
+        trainer = empty_pipeline(leaves, MICROBATCHES, transport="nixl")
         watch = Stopwatch()
-        watched_steps(trainer, watch, SocketTransport)
+        watched_steps(trainer, watch, NixlTransport)
         samples = world.gather(f"the host times of {leaves} leaves", watch.samples)
         merged = {part: [s for own in samples for s in own[part]] for part in watch.samples}
         cost = {part: median_and_p99(seconds) for part, seconds in merged.items()}
