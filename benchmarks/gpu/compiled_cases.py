@@ -43,6 +43,11 @@ class Case:
         file = REPOSITORY / "configs" / f"{self.config}.py"
         return [f"--config={file}", *(f"--config.{override}" for override in self.overrides)]
 
+    @property
+    def needs_plugin(self) -> bool:
+        """Whether its layers can only be traced where JAX's package for GPUs is: cuDNN's attention."""
+        return any(override.endswith("=cudnn") for override in self.overrides)
+
     def compile(self, figures: Path, programs: Path) -> None:
         """Compile it by the command, which writes its figures into one file and programs into a folder."""
         chosen = [f"--stages={self.stages}"] if self.stages else []

@@ -12,6 +12,7 @@ tables into docs/gpu-programs.md.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 from argparse import Namespace
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from benchmarks.gpu.compiled_cases import CARD, CASES, Case, figures_of, read_record, stages_of, write_record
 from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
@@ -29,6 +32,7 @@ from rrfp_jax.commands.overrides import configured
 from rrfp_jax.commands.plan import MEMORY_SHARE
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.accelerators import ACCELERATORS
+from rrfp_jax.runtime.programs.absent import ENVIRONMENT, PLUGINS, is_there
 
 PAGE = REPOSITORY / "docs" / "gpu-programs.md"
 
@@ -144,7 +148,12 @@ def compare(options: Namespace) -> int:
     names = list(CASES) if options.cases is None else options.cases.split(",")
     if unknown := [name for name in names if name not in CASES]:
         raise UsageError(f"--cases={options.cases}: {unknown[0]!r} is none of {', '.join(CASES)}")
-    names = [name for name in CASES if name in names]
+    os.environ.update(ENVIRONMENT)
+    jax.config.update("jax_platforms", ENVIRONMENT["JAX_PLATFORMS"])
+    there = any(map(is_there, PLUGINS))
+    if not there:
+        print("without jax[cuda12] or jax[cuda13] here, runs with cuDNN's attention are left out\n")
+    names = [name for name in CASES if name in names and (there or not CASES[name].needs_plugin)]
     if options.figures is not None:
         options.figures.mkdir(parents=True, exist_ok=True)
         found = {name: figures_of(name, options.figures) for name in names}
