@@ -273,7 +273,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--out=x", "--parts=1,7"], "there is no part '7'; choose from 1,2,3,4,5,6"),
+            (["--out=x", "--parts=1,8"], "there is no part '8'; choose from 7,1,2,3,4,5,6"),
             (["--out=x", "--parts="], "there is no part ''"),
             (["--out=x", "--parts=1", "--slow"], "unrecognized arguments: --slow"),
             (["--quick"], "the following arguments are required: --out"),
