@@ -30,7 +30,7 @@ exit status: 0 done, 1 failed, 2 refused, 130 interrupted
 examples:
   rrfp-export runs/quickstart --to=quickstart-weights
   rrfp-export runs/tuned --to=tuned --as=qwen3 --dtype=bfloat16
-  rrfp-export runs/glyphs --to=encoder --as=siglip --model=model.encoder --first=0"""
+  rrfp-export runs/seeing --to=encoder --as=siglip --model=model.encoder --first=0"""
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -135,7 +135,10 @@ class Corpus:
             if isinstance(self.tokenizer, Bytes):
                 return np.frombuffer(raw, np.uint8)
             raw = _decoded(raw)
-        return self.tokenizer.encode(raw)
+        try:
+            return self.tokenizer.encode(raw)
+        except UnicodeEncodeError as error:  # half of a pair, which JSON may hold
+            raise BadDocument("undecodable") from error
 
     @functools.cached_property
     def _whole(self) -> Any:

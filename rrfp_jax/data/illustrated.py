@@ -168,7 +168,11 @@ class ImageExamples:
 
     def read(self, document: int) -> Parts:
         """The example's text, with its images where they stand."""
-        text, images = _fields(self.examples[document], self.text, self.images)
+        try:
+            example = self.examples[document]
+        except Exception as error:  # one that decodes its images itself raises what it likes
+            raise BadDocument("with an example that cannot be read") from error
+        text, images = _fields(example, self.text, self.images)
         plain = [image.get("bytes") if isinstance(image, Mapping) else image for image in images]
         if any(isinstance(image, str) for image in plain):
             raise BadDocument("with a string for an image")
@@ -215,7 +219,7 @@ def _within(root: Path, given: Any) -> Path:
     path = root / given
     try:
         inside = path.resolve().is_relative_to(root.resolve())
-    except (OSError, RuntimeError) as error:  # a loop of links
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links
         raise BadDocument("with an unreadable image", given) from error
     if not inside or Path(given).is_absolute() or ".." in Path(given).parts:
         raise BadDocument("with a path out of the folder", given)

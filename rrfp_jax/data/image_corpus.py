@@ -192,7 +192,7 @@ class ImageCorpus:
         before = int(self.patches.class_token)
         for part in parts:
             if isinstance(part, str):
-                tokens.append(np.asarray(self.tokenizer.encode(part), np.int64))
+                tokens.append(_encoded(self.tokenizer, part))
                 patch.append(np.full(len(tokens[-1]), TEXT))
             else:
                 count = next(counts)
@@ -222,9 +222,14 @@ class ImageCorpus:
             laid = self._cached(document)
             found = [np.zeros((0, self.patches.values), np.uint8)]
             for image, grid in zip(laid.images, laid.grids, strict=True):
-                found.append(self.patches.patches_of(image))
-                if len(found[-1]) != self.patches.count(grid):
-                    raise BadDocument("with an image of another size than before")
+                found.append(self.patches.patches_of(image, grid))
             return np.concatenate(found)
 
         return functools.lru_cache(CACHED)(read)
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
+    try:
+        return np.asarray(tokenizer.encode(text), np.int64)
+    except UnicodeEncodeError as error:  # half of a pair that JSON may hold
+        raise BadDocument("undecodable") from error

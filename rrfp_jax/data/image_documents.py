@@ -22,7 +22,7 @@ from rrfp_jax.data.laying import DTYPES, PACKED_DTYPES, empty, lay
 from rrfp_jax.data.rows import Rows, one_each
 from rrfp_jax.data.two_lengths import Costs, FitBoth, Pair, cheapest, check_pairs, packed_pairs
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, shown
 
 
 class Padding(NamedTuple):
@@ -201,6 +201,11 @@ class ImageDocuments:
         reasons = {d: self._too_long(self._sizes[d]) for d in good[~held].tolist()}
         if reasons:
             judge(self.corpus.source.names, reasons, self.corpus.bad)
+        if not held.any():
+            raise UsageError(
+                f"{shown(self.corpus.source)}: none of {len(good)} documents fits the longest bucket, "
+                f"{self._largest[0]} patches and {self._largest[1]} tokens: give longer ones"
+            )
         return good[held]
 
     def _too_long(self, size: NDArray[np.int64]) -> str:

@@ -40,6 +40,9 @@ LARGEST_FILE = 2**30
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
 """The EXIF tag of how a camera was held, and its values where height and width are exchanged."""
 
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""By its value, what turns the picture back: Pillow's `Transpose`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Patches:
@@ -119,26 +122,29 @@ class Patches:
 
     def grid_of(self, image: Image) -> tuple[int, int]:
         """Rows and columns of patches; a file is decoded for it only if `strict`; raises as `patches_of`."""
-        pillow = _pillow("Image")
         with _told(image), _opened(image) as picture:
             if self.strict:
-                picture.load()
-            exif = pillow.Image.getexif(picture)  # that of PNG decodes the whole image
-            turned = exif.get(_ORIENTATION) in _TURNED
-            width, height = picture.size[::-1] if turned else picture.size
-            return self.grid(width, height)
+                return self.grid(*_coloured(_upright(picture)).size)
+            turned = _orientation(picture) in _TURNED and picture.format != "TIFF"  # whose header is turned
+            return self.grid(*(picture.size[::-1] if turned else picture.size))
 
-    def patches_of(self, image: Image) -> NDArray[np.uint8]:
+    def patches_of(self, image: Image, known: tuple[int, int] | None = None) -> NDArray[np.uint8]:
         """uint8[P, 3 * size**2], as many as `count` says.
 
+        Args:
+            image: to be cut.
+            known: its `grid_of`, if that has been asked for before.
+
         Raises:
-            BadDocument: the image is missing, broken, too large, or of a kind that has no colours.
+            BadDocument: the image is missing, broken, too large, of a kind that has no colours, or has not
+                the known grid.
         """
         pillow = _pillow("Image")
-        turned = _pillow("ImageOps").exif_transpose
         with _told(image), _opened(image) as picture:
-            coloured = _coloured(turned(picture))
+            coloured = _coloured(_upright(picture))
             rows, columns = self.grid(*coloured.size)
+            if known not in (None, (rows, columns)):
+                raise BadDocument("with an image of another size than before", name_of(image))
             wanted = (columns * self.size, rows * self.size)
             if coloured.size != wanted:
                 coloured = coloured.resize(wanted, pillow.Resampling.BICUBIC, reducing_gap=3.0)
@@ -217,6 +223,18 @@ def _check(picture: Any, name: str = "") -> None:
         raise BadDocument("with too large an image", name)
     if picture.mode == "F":
         raise BadDocument("with an image of floating-point numbers", name)
+
+
+def _orientation(picture: Any) -> int:
+    """As EXIF has it; that of PNG decodes the whole image."""
+    return int(_pillow("Image").Image.getexif(picture).get(_ORIENTATION, 1))
+
+
+def _upright(picture: Any) -> Any:
+    """The picture as it was seen; `ImageOps.exif_transpose` fails on EXIF that it cannot write again."""
+    picture.load()  # which turns TIFF, and forgets how it was
+    method = _TURNS.get(_orientation(picture))
+    return picture if method is None else picture.transpose(method)
 
 
 def _coloured(picture: Any) -> Any:

@@ -74,6 +74,9 @@ class Family:
         """
         wrong = differences(dict(self.fixed), fields)
         if not wrong:
+            absent = [ours for ours in self.sizes if ours not in fields]
+            if absent:
+                raise UsageError(f"no model of {self.name} is so: there is no {', '.join(absent)}")
             stated = dict(self.reduced({key: fields[ours] for ours, key in self.sizes.items()}))
             named = {"architectures": [self.architecture], "model_type": self.model_types[0]}
             config = {**named, **self.understood, **stated}

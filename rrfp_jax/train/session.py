@@ -51,6 +51,8 @@ class Session(Startup):
 
     @split.setter
     def split(self, split: Sequence[int]) -> None:
+        if isinstance(split, str) or not isinstance(split, Sequence):
+            raise UsageError(f"split={split!r}: give a list of numbers of layers, one per stage")
         self._stepper.recut(split)
 
     @property

@@ -20,7 +20,6 @@ from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_bucket
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.engine.agreed import as_text
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.recut import recut
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.runtime.programs.library import Phase
@@ -34,6 +33,7 @@ from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.loss_scale import loss_scale_of
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
 from rrfp_jax.train.report import Report
+from rrfp_jax.train.resplit import check_whole, resplit
 from rrfp_jax.train.settings import Settings
 from rrfp_jax.train.snapshot import Saves, stored_layers
 from rrfp_jax.train.step_plan import PlannedStep, check_costs, plan_ahead
@@ -104,6 +104,7 @@ class Stepper:
         Raises:
             UsageError: the budget in bytes is too small, or costs of planned orders lack a bucket.
         """
+        check_whole(self.engine)
         engine, buckets, rules = self.engine, buckets_of(plan), self.rules(len(plan), "train")
         every = list(dict.fromkeys([*buckets, *declared_buckets(data)]))
         if isinstance(self.schedule, Planned):
@@ -235,26 +236,27 @@ class Stepper:
         From then on it computes, to the bit, what a run does that goes on with this split from a checkpoint.
 
         Raises:
-            UsageError: it does not add up, or layers cannot move so; nothing has changed.
+            UsageError: it does not add up, or layers cannot move so: nothing has changed; or, once they have
+                moved, bytes do not suffice for a step like the last.
             TrainingError: a process is gone, or nothing moves any more: go on from a checkpoint.
         """
-        engine = self.engine
-        engine.world.agree("the split", str(split))
-        if not engine.stages:
-            self.engine = Engine(engine.setup, split, engine.executables)
-            return
-        if list(split) == engine.split:
-            return
+        if self.recorded:
+            self._work()  # of these steps, with this split
         self.loader.settle()  # which asks what is read here
         self.saves.update_begins()  # what is being saved is copied first
         phases: Sequence[Phase] = ("train", "evaluate")
-        self.engine = recut(engine, split, [self._last_rules[p] for p in phases if p in self._last_rules])
+        engine = resplit(self.engine, split, [self._last_rules[p] for p in phases if p in self._last_rules])
+        if engine is self.engine:
+            return
+        self.engine = engine
         self.recorded.clear()  # what it tells of stages is of other layers
         self._work = cache(self._found_work)
+        if self._latest_plan:
+            engine.memory.of_step(self._last_rules["train"], buckets_of(self._latest_plan))
 
     def _exchange_hint(self, step: int) -> None:
         """Take the hint that measured costs choose, if it is time to look; equal on all processes."""
-        if self.exchange is None or not self._latest_plan or not self.exchange.due():
+        if self.exchange is None or not self.recorded or not self.exchange.due():
             return
         rules, buckets = self.rules(len(self._latest_plan), "train"), buckets_of(self._latest_plan)
         self.schedule = self.exchange.chosen(step, rules, buckets, self.recorded, self.engine)

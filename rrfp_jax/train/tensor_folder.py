@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from rrfp_jax.errors import TrainingError, UsageError
@@ -43,6 +44,8 @@ def check_absent(folder: Path, replace: bool) -> None:
     Raises:
         UsageError: it is there and `replace` is not asked for, or is to be in no folder.
     """
+    if folder.name in ("", ".."):
+        raise UsageError(f"{folder}: give the name of a folder that is to be made")
     if not folder.parent.is_dir():
         raise UsageError(f"{folder}: there is no folder {folder.parent}")
     if not replace and (folder.is_symlink() or folder.exists()):
@@ -78,7 +81,7 @@ def write_tensors(
             file = staging / f"model{of}.safetensors"
             arrays = [array for source in shard for array in source.read()]
             names = [name for source in shard for name in source.names]
-            tensors = dict(zip(names, map(np.ascontiguousarray, arrays), strict=True))
+            tensors = dict(zip(names, (np.asarray(array, order="C") for array in arrays), strict=True))
             save_file(tensors, file, FORMAT)
             file.chmod(staging.stat().st_mode & 0o666)  # safetensors makes files for their user alone
             _sync(file)
@@ -113,8 +116,8 @@ def _whole(folder: Path, replace: bool) -> Iterator[Path]:
         if folder.is_symlink() or folder.exists():
             print(f"{folder} is renamed to {move_away(folder)}")
         staging.rename(folder)
-    except OSError as error:
-        raise TrainingError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:  # the latter also for a disk that is full
+        raise TrainingError(f"{folder}: cannot be written: {getattr(error, 'strerror', error)}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

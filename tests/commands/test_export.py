@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes  # noqa: F401  safetensors asks NumPy for its bfloat16
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 import rrfp_jax as rrfp
@@ -100,13 +101,14 @@ def test_nothing_is_written_over(run, tmp_path, capsys):
     assert (there / "model.safetensors").exists()
 
 
-def test_a_disk_that_fails_leaves_nothing(run, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("I/O error: No space left")])
+def test_a_disk_that_fails_leaves_nothing(run, tmp_path, capsys, monkeypatch, error):
     def full(*_):
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr("rrfp_jax.train.tensor_folder.save_file", full)
     assert export(run, tmp_path / "out") == 1
-    assert "out: cannot be written: No space left on device" in capsys.readouterr().err
+    assert re.search("out: cannot be written: .*No space left", capsys.readouterr().err)
     assert not [*tmp_path.iterdir()]
 
 

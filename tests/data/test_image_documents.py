@@ -189,6 +189,30 @@ def test_documents_longer_than_any_bucket_are_refused_or_skipped():
         assert 11 not in dataclasses.replace(made, lengths=((16, 40),)).documents
 
 
+def test_when_none_fits_the_longest_bucket_that_is_said():
+    made = pictures(lengths=data.FitBoth(buckets=1, patches=2, tokens=8))
+    made = dataclasses.replace(made, corpus=dataclasses.replace(made.corpus, bad="skip"))
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(UsageError, match="none of 12 documents"):
+        _ = made.bucket_lengths
+
+
+def test_what_cannot_be_read_or_encoded_is_a_bad_document():
+    class Decoding(list):
+        def __getitem__(self, i):
+            if i == 1:
+                raise OSError("cannot identify image file")
+            return super().__getitem__(i)
+
+    good = {"text": "good", "images": [picture(1, 1, 4)]}
+    source = data.ImageExamples(Decoding([good, good, {**good, "text": "half \ud83d"}, good]))
+    patches = data.Patches(size=4, longest=8)
+    corpus = data.ImageCorpus(
+        source=source, tokenizer=data.Bytes(), vocabulary=256, patches=patches, bad="skip"
+    )
+    with pytest.warns(UserWarning, match="2 of 4 .* 1 undecodable: example:2; 1 with an example that cannot"):
+        assert np.flatnonzero(corpus.lengths.labels).tolist() == [0, 3]
+
+
 def folder(path):
     """Images with texts, and everything that may be wrong with them."""
     for name in ("a", "b", "c", "no text", "blank"):

@@ -1,5 +1,6 @@
 """Images of every kind, and files that are none, as patches."""
 
+import dataclasses
 import io
 import struct
 import zlib
@@ -96,14 +97,21 @@ def kinds():
         ("cmyk", encoded(Image.fromarray(red).convert("CMYK"), "TIFF"), red),
         ("gif", encoded(palette, "GIF"), red),
         ("turned", encoded(Image.fromarray(turned), "PNG", exif=exif), np.rot90(turned, -1)),
+        ("turned TIFF", encoded(Image.fromarray(turned), "TIFF", tiffinfo={0x0112: 6}), np.rot90(turned, -1)),
     ]
 
 
 @pytest.mark.parametrize(("kind", "file", "expected"), kinds(), ids=[name for name, *_ in kinds()])
 def test_all_kinds_of_pictures_have_colours(kind, file, expected):
     grid = PATCHES.grid_of(file)
-    found = put_together(PATCHES.patches_of(file), PATCHES.places(*grid), 4)
+    assert dataclasses.replace(PATCHES, strict=False).grid_of(file) == grid
+    found = put_together(PATCHES.patches_of(file, grid), PATCHES.places(*grid), 4)
     np.testing.assert_allclose(found.astype(int), expected.astype(int), atol=2)
+
+
+def test_an_image_with_another_grid_than_before_is_told():
+    with pytest.raises(BadDocument, match="of another size than before"):
+        PATCHES.patches_of(WHOLE, (3, 2))  # as many patches
 
 
 def chunk(kind, content):

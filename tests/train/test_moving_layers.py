@@ -66,6 +66,79 @@ def test_steps_after_moves_are_those_of_a_run_that_goes_on_with_this_split(case,
             np.testing.assert_array_equal(one, other)
 
 
+def with_typed_keys():
+    """Like `optax.adamw`, with a random key of the new kind in its state."""
+
+    def init(params):
+        return jax.random.key(3)
+
+    def update(updates, key, params=None):
+        return updates, jax.random.split(key)[0]
+
+    return optax.chain(optax.adamw(1e-2), optax.GradientTransformation(init, update))
+
+
+@pytest.mark.parametrize("share_devices", [False, True])
+def test_state_of_no_layer_goes_to_a_stage_that_had_none(share_devices):
+    mesh = rrfp.Mesh(pp=2, share_devices=share_devices)
+    pipe = toy.pipeline(frozen=["0.*", "1.*"])
+    trainer = toy.trainer(pipe=pipe, optimizer=with_typed_keys(), data=BATCH, split=[2, 6], mesh=mesh)
+    list(trainer.steps(1))
+    trainer.split = [5, 3]
+    assert len(list(trainer.steps(2))) == 2
+    first, second = (jax.tree.leaves(own.tree) for own in trainer._engine.optimizers)
+    keys = [leaf for leaf in (*first, *second) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
+    assert len(keys) == 2
+    np.testing.assert_array_equal(*map(jax.random.key_data, keys))
+
+
+def test_layers_lost_on_their_way_are_not_made_anew(monkeypatch):
+    trainer = toy.trainer(2, data=BATCH, split=[4, 4])
+    list(trainer.steps(1))
+
+    def lost(*_):
+        raise rrfp.TrainingError("the link is gone")
+
+    monkeypatch.setattr("rrfp_jax.runtime.stages.moving.move", lost)
+    with pytest.raises(rrfp.TrainingError, match="the link is gone"):
+        trainer.split = [3, 5]
+    for again in (lambda: list(trainer.steps(1)), lambda: setattr(trainer, "split", [5, 3])):
+        with pytest.raises(rrfp.TrainingError, match="were lost on their way"):
+            again()
+
+
+def test_what_cannot_be_compiled_changes_nothing(monkeypatch):
+    trainer = toy.trainer(2, data=BATCH, split=[4, 4])
+    list(trainer.steps(1))
+
+    def refused(*_):
+        raise ValueError("no such program")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rrfp_jax.runtime.stages.staging.Staging._compile_optimizer", refused)
+        with pytest.raises(ValueError, match="no such program"):
+            trainer.split = [3, 5]
+    assert trainer.split == [4, 4]
+    assert np.isfinite(next(trainer.steps(1)).loss)
+
+
+def test_the_hint_that_costs_choose_waits_for_costs_of_this_split():
+    trainer = toy.trainer(2, data=BATCH, split=[4, 4], schedule="auto")
+    list(trainer.steps(2))
+    trainer.split = [3, 5]
+    assert len(list(trainer.steps(3))) == 3
+
+
+def test_a_split_that_is_noted_before_a_checkpoint_is_taken(tmp_path):
+    first = toy.trainer(2, data=BATCH, split=[4, 4])
+    list(first.steps(1))
+    first.save(tmp_path)
+    trainer = toy.trainer(2, data=BATCH)
+    trainer.split = [7, 1]
+    assert trainer.restore(tmp_path)
+    assert trainer.steps_done == 1
+
+
 def test_layers_that_move_to_and_fro_leave_losses_as_they_would_be():
     moving, staying = (toy.trainer(2, data=BATCH, split=[4, 4]) for _ in range(2))
     found = []
@@ -85,7 +158,10 @@ def test_before_the_first_step_the_split_is_only_noted():
     assert {*trainer._engine.stages[1].params} == {"7"}
 
 
-@pytest.mark.parametrize(("split", "said"), [([4, 5], "add up to 8"), ([8], "give 2"), ([0, 8], "positive")])
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [([4, 5], "add up to 8"), ([8], "give 2"), ([0, 8], "positive"), ("auto", "give a list")],
+)
 def test_a_split_that_cannot_be_changes_nothing(split, said):
     trainer = toy.trainer(2, data=BATCH, split=[4, 4])
     first = next(trainer.steps(1)).loss

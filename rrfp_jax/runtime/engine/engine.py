@@ -50,6 +50,7 @@ class Engine:
         compilers: by stage replica of this process; see `Layout`.
         library: the compiled programs.
         staging: makes its stages.
+        given_up: whether another engine goes on, or should have.
         memory: what all stages need, and may hold.
 
     Raises:
@@ -83,6 +84,7 @@ class Engine:
         self._ties: Sequence[ties.Tie] = ()
         self._links: Links | None = None
         self._closing: weakref.finalize[..., Any]  # of `run_on`
+        self.given_up = False
 
     @property
     def driver(self) -> Driver:
@@ -152,9 +154,10 @@ class Engine:
 
     def give_up(self) -> tuple[Links, Held]:
         """What another engine goes on with: this one has nothing any more, and must not be used."""
-        self._closing.detach()
         links, held = self._linked, self.staging.naming.held(self.stages, self.optimizers)
-        self.stages, self.optimizers = {}, ()
+        self._closing.detach()
+        self.stages, self.optimizers, self.given_up = {}, (), True
+        self.memory.forget()
         return links, held
 
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.processes.interrupts import interrupts_held
+from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.runtime.programs.compiling import compile_pool
 from rrfp_jax.runtime.programs.library import phase_of
 from rrfp_jax.runtime.stages import moving, ties
@@ -14,8 +16,8 @@ from rrfp_jax.runtime.stages import moving, ties
 def recut(engine: Engine, split: Sequence[int], rules: Sequence[StepRules]) -> Engine:
     """An engine with another split that goes on where a started one is; all processes together.
 
-    Everything is compiled first, and if that is refused the old one is as it was. Otherwise it must not be
-    used any more.
+    Everybody compiles first, and if that is refused the old one is as it was. Then it gives up what it has,
+    and refuses to go on, even if that gets lost on its way.
 
     Args:
         engine: the old one, between two steps, with no gradients.
@@ -35,10 +37,13 @@ def recut(engine: Engine, split: Sequence[int], rules: Sequence[StepRules]) -> E
         finish = new.staging.begin_again(pool)
         for own in rules:
             new.library.prepare(engine.library.buckets(phase_of(own)), own)
+        make = finish()
+    engine.world.gather("everybody to have compiled for another split", None, START_SECONDS)
     engine.world.recorder.board.enters("the move of layers to other stages")
-    links, held = engine.give_up()
-    moving.move(held, found, engine.layout, links.exchange)
-    made = finish(held)
-    new.run_on(links, made, tied, rules)
-    new.stages = made.stages
+    with interrupts_held():  # all of it, or none
+        links, held = engine.give_up()
+        moving.move(held, found, engine.layout, links.exchange)
+        made = make(held)
+        new.run_on(links, made, tied, rules)
+        new.stages = made.stages
     return new

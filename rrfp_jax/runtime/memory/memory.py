@@ -62,6 +62,10 @@ class Memory:
         self._optimizer_bytes = {of.index: own.nbytes for own in optimizers for of in own.stages}
         self._unadded_gradients = rules.unadded_gradients
 
+    def forget(self) -> None:
+        """Let go of the stages: what they have goes elsewhere."""
+        self._stages = ()
+
     def ledgers(self) -> list[StageLedger]:
         """What every stage needs, by the programs that are there for training."""
         buckets = self._library.buckets("train")

@@ -11,6 +11,7 @@ import jax
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPrograms
+from rrfp_jax.runtime.stages.random_keys import as_key, plain_spec
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.whole_optimizer import OptimizerPart, WholeOptimizer
 from rrfp_jax.runtime.transport.exchange import Shards
@@ -82,7 +83,8 @@ class Naming:
         """An optimizer's state from what the stages that it updates here have, in their order."""
         leaves = map(self._of_state, programs.places)
         shards = [shard for leaf in leaves for own in held for shard in own[leaf]]
-        return stage_mesh.joined(shards, programs.state)
+        arrays = stage_mesh.joined(shards, [plain_spec(spec) for spec in programs.state])
+        return [as_key(spec, array) for spec, array in zip(programs.state, arrays, strict=True)]
 
     def _of_state(self, k: int) -> Leaf:
         assert self.whole is not None

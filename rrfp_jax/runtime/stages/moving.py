@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.stages.held import Held, Leaf
@@ -84,7 +86,9 @@ def move(held: Held, found: Sequence[Way], layout: Layout, exchange: Exchange) -
                 held[source].pop(leaf, None)
         for number, (leaf, _, target) in numbered:
             if target in held:
-                held[target][leaf] = come[target, number]
+                there = come[target, number]
+                # What the source keeps may be there as it is, on the same device, and an update donates it.
+                held[target][leaf] = there if layer >= 0 else [jnp.copy(shard) for shard in there]
 
 
 def _in_all_replicas(own: Iterable[Way], layout: Layout) -> Iterator[Way]:

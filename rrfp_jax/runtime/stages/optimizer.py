@@ -19,6 +19,7 @@ from rrfp_jax.runtime.programs.gradients import where, wide, widest, zeros
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.hyperparams import Hyperparams
+from rrfp_jax.runtime.stages.random_keys import plain
 from rrfp_jax.runtime.stages.replicas import apart, together
 from rrfp_jax.runtime.stages.stage import Stage, merged, replace_arrays
 from rrfp_jax.runtime.stages.whole_optimizer import OptimizerPart, WholeOptimizer
@@ -133,8 +134,11 @@ class Optimizer:
         return jax.tree.unflatten(programs.structure, leaves)
 
     def shards(self) -> list[list[Sequence[jax.Array]]]:
-        """By stage that it updates, for each leaf of the state what the stage's devices here have of it."""
-        counts, parts = [len(own.own) for own in self._meshes], self.stage_mesh.shards(self.state)
+        """By stage that it updates, what its devices here have of each leaf of the state, `plain`."""
+        counts, parts = (
+            [len(own.own) for own in self._meshes],
+            self.stage_mesh.shards([*map(plain, self.state)]),
+        )
         each = iter(parts)
         found: list[list[Sequence[jax.Array]]] = [[] for _ in self.stages]
         for _ in self.state:

@@ -114,10 +114,15 @@ class Staging:
         params = pool.map(self._params_of_chunks, self._layout.stage_meshes)
         return lambda: self._make(programs, params)
 
-    def begin_again(self, pool: ThreadPoolExecutor) -> Callable[[Held], Made]:
-        """As `begin`, for stages whose leaves come from others; what is returned takes them."""
-        programs = self._begin(pool)
-        return lambda held: self._make(programs, map(partial(self._params_in, held), held), held)
+    def begin_again(self, pool: ThreadPoolExecutor) -> Callable[[], Callable[[Held], Made]]:
+        """As `begin`, for stages whose leaves come from others: what it gives in the end takes them."""
+        begun = self._begin(pool)
+
+        def finish() -> Callable[[Held], Made]:
+            programs = _Begun(*map(list, begun))  # type: ignore[arg-type]  # which waits for them
+            return lambda held: self._make(programs, map(partial(self._params_in, held), held), held)
+
+        return finish
 
     def _begin(self, pool: ThreadPoolExecutor) -> _Begun:
         if self._optimizer is not None:
