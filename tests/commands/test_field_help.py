@@ -15,7 +15,7 @@ from rrfp_jax.runs.config import fields_of
 from rrfp_jax.runs.config_file import load_config
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.py") if path.name != "__init__.py")
+CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.py") if "def get_config" in path.read_text())
 
 
 @pytest.fixture(autouse=True)
