@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
+from rrfp_jax.random_keys import as_key, is_key, plain, plain_spec
 
 PARAMETERS, OPTIMIZER = "params", "optimizer"
 """What the keys of leaves begin with."""
@@ -79,21 +79,9 @@ def _key(prefix: Key, path: tuple[Any, ...]) -> Key:
     return (*prefix, *(jax.tree_util.keystr((entry,), simple=True) for entry in path))
 
 
-def _is_random_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
 def _numbers(leaf: Any) -> Any:
-    if not _is_random_key(leaf):
-        return leaf
-    if isinstance(leaf, jax.Array):
-        return jax.random.key_data(leaf)
-    return jax.eval_shape(jax.random.key_data, leaf)
+    return plain(leaf) if isinstance(leaf, jax.Array) else plain_spec(leaf)
 
 
 def _like(spec: Any, leaf: Any) -> Any:
-    if not _is_random_key(spec):
-        return leaf
-    kinds: list[Any] = []  # only a value, or a tracer, tells its kind
-    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), spec)
-    return jax.random.wrap_key_data(jax.device_put(np.asarray(leaf)), impl=kinds[0])
+    return as_key(spec, jax.device_put(np.asarray(leaf))) if is_key(spec) else leaf

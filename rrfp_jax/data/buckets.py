@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,14 +35,7 @@ class Fit:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.buckets is None and self.padding is None:
-            raise UsageError(f"{self}: give a number of buckets, a share of padding, or both")
-        if self.buckets is not None and self.buckets < 1:
-            raise UsageError(f"{self}: give at least one bucket")
-        if self.padding is not None and not 0 <= self.padding < 1:
-            raise UsageError(f"{self}: padding is a share, from 0 to below 1")
-        if self.multiple < 1 or self.longest < 1 or self.longest % self.multiple:
-            raise UsageError(f"{self}: longest must be a positive multiple of {self.multiple}")
+        check_fit(self, self.buckets, self.padding, longest=self.multiple)
 
     def lengths(self, rows: NDArray[np.int64]) -> tuple[int, ...]:
         """Bucket lengths for rows of these lengths (int64[N], each from 1 to `longest`), ascending.
@@ -149,3 +143,26 @@ def bucket_of(length: int, lengths: Sequence[int]) -> int:
             f"a row of {length} tokens fits no bucket of {tuple(lengths)}; the nearest is {near}"
         )
     return bucket
+
+
+def check_fit(fit: Any, buckets: int | None, padding: float | None, **multiples: int) -> None:
+    """Refuse what no buckets can be fitted by.
+
+    Args:
+        fit: the settings, which messages show.
+        buckets, padding: how many, and how much; see `Fit`.
+        multiples: by name of a longest length of `fit`, of what it must be a multiple.
+
+    Raises:
+        UsageError: an impossible setting.
+    """
+    if buckets is None and padding is None:
+        raise UsageError(f"{fit}: give a number of buckets, a share of padding, or both")
+    if buckets is not None and buckets < 1:
+        raise UsageError(f"{fit}: give at least one bucket")
+    if padding is not None and not 0 <= padding < 1:
+        raise UsageError(f"{fit}: padding is a share, from 0 to below 1")
+    for name, multiple in multiples.items():
+        longest = getattr(fit, name)
+        if multiple < 1 or longest < 1 or longest % multiple:
+            raise UsageError(f"{fit}: {name} must be a positive multiple of {multiple}")

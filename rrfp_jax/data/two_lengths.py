@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.data.balance import Cost, Polynomial
+from rrfp_jax.data.buckets import check_fit
 from rrfp_jax.data.rows import Rows
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields
@@ -73,16 +74,8 @@ class FitBoth:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.buckets is None and self.padding is None:
-            raise UsageError(f"{self}: give a number of buckets, a share of padding, or both")
-        if self.buckets is not None and self.buckets < 1:
-            raise UsageError(f"{self}: give at least one bucket")
-        if self.padding is not None and not 0 <= self.padding < 1:
-            raise UsageError(f"{self}: padding is a share, from 0 to below 1")
-        for name, multiple in (("patches", self.patch_multiple), ("tokens", self.token_multiple)):
-            longest = getattr(self, name)
-            if multiple < 1 or longest < 1 or longest % multiple:
-                raise UsageError(f"{self}: {name} must be a positive multiple of {multiple}")
+        multiples = {"patches": self.patch_multiple, "tokens": self.token_multiple}
+        check_fit(self, self.buckets, self.padding, **multiples)
 
     def pairs(self, rows: NDArray[np.int64], costs: Costs) -> tuple[Pair, ...]:
         """Buckets for rows int64[N, 2] none of which is longer than may be; by ascending cost.

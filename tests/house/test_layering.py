@@ -26,6 +26,7 @@ ARROWS = {
     "user_code": {"errors"},
     "fields": {"errors"},
     "progress": set(),
+    "random_keys": set(),
     "families": {"fields"},
     "core": set(),
     "sim": {"core"},
@@ -44,7 +45,7 @@ ARROWS = {
     "runtime.model": {"core", "fields", "runtime.autodiff"},
     "runtime.programs": {"files", "progress", "runtime.model"},
     "runtime.mesh": {"runtime.programs", "runtime.lifecycle"},
-    "runtime.stages": {"runtime.mesh", "runtime.programs", "runtime.transport"},
+    "runtime.stages": {"random_keys", "runtime.mesh", "runtime.programs", "runtime.transport"},
     "runtime.memory": {"runtime.stages"},
     # ... and when: the driver knows of a stage only what it asks of one.
     "runtime.driver": {"runtime.group", "runtime.mesh", "runtime.transport"},
@@ -52,7 +53,7 @@ ARROWS = {
     "runtime.engine": {"runtime.settings"},
     # What is made of it.
     "forecast": {"runtime.memory", "runtime.programs", "sim"},
-    "checkpoint": {"json_files", "progress", "runtime.processes"},
+    "checkpoint": {"json_files", "progress", "random_keys", "runtime.processes"},
     "explain": {"sim", "views"},
     "train": {"checkpoint", "data", "explain", "families", "fields", "forecast", "runtime.engine", "views"},
     "live": {"core", "json_files", "runtime.processes"},

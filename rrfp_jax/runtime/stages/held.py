@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 
+from rrfp_jax.random_keys import as_key, plain_spec
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPrograms
-from rrfp_jax.runtime.stages.random_keys import as_key, plain_spec
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.whole_optimizer import OptimizerPart, WholeOptimizer
 from rrfp_jax.runtime.transport.exchange import Shards

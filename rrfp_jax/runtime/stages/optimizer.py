@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from rrfp_jax.random_keys import plain
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.roles import LeafRoles
@@ -19,7 +20,6 @@ from rrfp_jax.runtime.programs.gradients import where, wide, widest, zeros
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.hyperparams import Hyperparams
-from rrfp_jax.runtime.stages.random_keys import plain
 from rrfp_jax.runtime.stages.replicas import apart, together
 from rrfp_jax.runtime.stages.stage import Stage, merged, replace_arrays
 from rrfp_jax.runtime.stages.whole_optimizer import OptimizerPart, WholeOptimizer
