@@ -25,7 +25,7 @@ from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.train.auto_split import AUTO
 from rrfp_jax.train.pace import Pace
 from rrfp_jax.train.report import Evaluation, Report
-from rrfp_jax.train.settings import Numerics, Settings
+from rrfp_jax.train.settings import Numerics, Rebalance, Settings
 from rrfp_jax.train.trainer import Trainer
 from rrfp_jax.user_code import called
 
@@ -44,6 +44,8 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         mesh: stages, and whether they may share devices.
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             empty for an even split; "auto" for one by predicted costs.
+        rebalance: go on with another split where measured costs are for it: off; suggest, say so; auto, move
+            the layers between two steps.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v,
             v-half, v-min, v-zb, dualpipe-v; planned or planned-split, by what was measured or by the costs in
             a file (planned:FILE); csv:FILE, an order in a file; ranked: and the name of an order, readiness
@@ -75,6 +77,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     steps: int
     mesh: Mesh = field(default_factory=Mesh)
     split: tuple[int | str, ...] | str = ()
+    rebalance: Rebalance = "off"
     schedule: str = "bf"
     validate_every: int = 0
     validation_steps: int = 0
@@ -113,6 +116,10 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             raise UsageError(
                 f"activation_budget={self.activation_budget} with pace.workload: a stand-in for the model "
                 f"holds nothing that could be limited; leave one of them out"
+            )
+        if self.rebalance != "off" and self.pace.workload:
+            raise UsageError(
+                f"rebalance={self.rebalance} with pace.workload: a stand-in for the model has no layers"
             )
         if self.mesh.share_devices and (self.link_delay or self.link_bandwidth):
             raise UsageError("link_delay or link_bandwidth with mesh.share_devices: no link is between them")
@@ -180,7 +187,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             delays=group_of(Delays, self),
         )
         numerics, memory = group_of(Numerics, self), group_of(MemoryPolicy, self)
-        return Settings(numerics=numerics, memory=memory, execution=execution)
+        return Settings(numerics=numerics, memory=memory, execution=execution, rebalance=self.rebalance)
 
     @property
     def actual_mesh(self) -> Mesh:

@@ -109,17 +109,22 @@ class Layers:
     def _budget(
         self, budgets: Sequence[Budget | None], stage: int, budget: Budget, ranges: Sequence[range]
     ) -> Budget:
-        """Of a stage whose chunks have these layers: the same limit, other charges."""
-        charges = []
+        """Of a stage whose chunks have these layers: other charges, and what their weights leave."""
+        charges, room = [], budget.limit
         for chunk in range(self.placement.chunks):
+            v = self.placement.virtual_stage(stage, chunk)
+            room += self._lasting(self.work.ranges()[v]) - self._lasting(ranges[v])
             row = [0.0] * len(budget.costs[chunk])
-            for i in ranges[self.placement.virtual_stage(stage, chunk)]:
+            for i in ranges[v]:
                 was, its_chunk = self.placement.place(self.work.virtual_stage_of[i])
                 charged = budgets[was] or budget
                 for j, own in enumerate(charged.costs[its_chunk]):
                     row[j] += own * self.shares.of_bytes[i]
             charges.append([round(own) for own in row])
-        return replace(budget, costs=charges)
+        return replace(budget, costs=charges, limit=room)
+
+    def _lasting(self, layers: range) -> int:
+        return sum(self.work.layers[i].lasting_bytes for i in layers)
 
 
 def _duration(costs: TableCosts, stage: int, task: Task) -> float:

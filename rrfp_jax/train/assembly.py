@@ -19,6 +19,7 @@ from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.auto_schedule import auto_schedule
 from rrfp_jax.train.auto_split import auto_split
 from rrfp_jax.train.hint_exchange import HintExchange
+from rrfp_jax.train.rebalancing import rebalancing
 from rrfp_jax.train.settings import Settings
 from rrfp_jax.train.stepping import Stepper
 
@@ -36,7 +37,8 @@ def assemble(
     """Lay the stages out on the mesh and join the other processes; the arguments are those of a Trainer.
 
     Raises:
-        UsageError: see `check_jax_settings`, `Mesh.lay_out`, `auto_schedule`, `auto_split`, `Engine`.
+        UsageError: see `check_jax_settings`, `Mesh.lay_out`, `auto_schedule`, `auto_split`, `Engine`,
+            `rebalancing`.
     """
     check_jax_settings()
     layout = mesh.lay_out()
@@ -62,4 +64,4 @@ def assemble(
     engine = Engine(setup, split)
     if not engine.memory.limited:
         settings = settings.limited(mesh.pp)
-    return Stepper(engine, settings, schedule, exchange)
+    return Stepper(engine, settings, schedule, exchange, rebalancing(settings.rebalance, layout.widths))

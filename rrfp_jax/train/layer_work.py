@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import jax
+
 from rrfp_jax.core.buckets import Bucket
 from rrfp_jax.core.measure.work import LayerWork, Work
 from rrfp_jax.core.tasks import BACKWARD
 from rrfp_jax.forecast.accelerators import CPU, Accelerator, accelerator_of_kind
 from rrfp_jax.forecast.layer_costs import LayerCost, layer_costs
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
+from rrfp_jax.runtime.sizes import nbytes
 
 SAME = 1.05
 """The last layer has the loss as well. It is called as others of its name if that adds no more than this."""
 
 
-def layer_work(engine: Engine, buckets: Sequence[Bucket], remat: str) -> Work | None:
+def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], remat: str) -> Work | None:
     """Of an engine's model, for one microbatch of the bucket that most have; None if it cannot be analysed.
 
     Each distinct layer is traced and lowered once. Nothing is compiled.
 
     Args:
-        engine: that ran the microbatches.
+        engine: of the model.
+        split: of the steps that ran.
         buckets: of the microbatches of a step.
         remat: see `autodiff/remat.py`.
     """
@@ -42,11 +47,30 @@ def layer_work(engine: Engine, buckets: Sequence[Bucket], remat: str) -> Work | 
     alike = [n for n, name in zip(seconds[:-1], names[:-1], strict=True) if name == names[-1]]
     if alike and seconds[-1] > SAME * max(alike):
         names[-1] += " and loss"
+    lasting = _lasting_bytes(engine)
     layers = [
-        LayerWork(name, n, cost.footprint.held_after_forward_bytes)
-        for name, n, cost in zip(names, seconds, costs, strict=True)
+        LayerWork(name, n, cost.footprint.held_after_forward_bytes, lasting.get(i, 0))
+        for i, (name, n, cost) in enumerate(zip(names, seconds, costs, strict=True))
     ]
-    return Work(layers, engine.split)
+    return Work(layers, split)
+
+
+def _lasting_bytes(engine: Engine) -> dict[int, int]:
+    """By layer what lasts on each device, where that leaves less room for microbatches; else nothing."""
+    if engine.setup.memory.budget != "auto" or not engine.memory.limited:
+        return {}
+    params, roles, width = engine.library.params, engine.library.roles, max(engine.layout.widths)
+    found = {}
+    for layer, own in params.items():
+        leaves = jax.tree.leaves(own)
+        sums = [wide(leaves[i]) for i in roles.leaves({layer: own}).trained]
+        found[int(layer)] = nbytes(leaves) + nbytes(sums)
+    if engine.setup.optimizer is not None:
+        whole, _ = engine.staging.optimizer_parts
+        for k, (_, spec) in enumerate(whole.state):
+            if (of := whole.layer_of(k)) >= 0:
+                found[of] += nbytes(spec)
+    return {layer: size // width for layer, size in found.items()}
 
 
 def _estimate(cost: LayerCost, device: Accelerator) -> float:

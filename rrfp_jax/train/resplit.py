@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.recut import recut
+from rrfp_jax.runtime.engine.recut import Ready, compiled_for_split, recut
 
 
-def resplit(engine: Engine, split: Sequence[int], rules: Sequence[StepRules]) -> Engine:
+def resplit(
+    engine: Engine, split: Sequence[int], rules: Sequence[StepRules], ready: Ready | None = None
+) -> Engine:
     """What goes on with another split: the engine itself if it has it; all processes together.
 
     Args:
         engine: the old one.
         split: layers per virtual stage, in the model's order.
         rules: of steps that there may be, those that train first.
+        ready: what has been compiled for this split already; None to do so now.
 
     Raises:
         UsageError: the split does not add up, or layers cannot move so; nothing has changed.
@@ -27,7 +30,7 @@ def resplit(engine: Engine, split: Sequence[int], rules: Sequence[StepRules]) ->
     if list(split) == engine.split:
         return engine
     if engine.stages:
-        return recut(engine, split, rules)
+        return recut(engine, ready or compiled_for_split(engine, split, rules), rules)
     new = Engine(engine.setup, split, engine.executables)
     new.library.know(engine.library)
     return new

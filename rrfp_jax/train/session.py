@@ -86,7 +86,7 @@ class Session(Startup):
     def _steps(self, data: Data, count: int) -> Iterator[Report]:
         self._start(data)
         for left in reversed(range(count)):
-            yield self._train(data, more=left > 0)
+            yield self._train(data, left)
 
     def step(self, microbatches: Sequence[Mapping[str, Any]]) -> Report:
         """One training step on these microbatches (dicts of arrays). Raises as `steps` does."""
@@ -290,8 +290,8 @@ class Session(Startup):
         self._own_data("restore")
         return look_at(self._engine, self._stepper.seed, folder_of("restore", folder), step)
 
-    def _train(self, data: Data, more: bool = False) -> Report:
-        report = self._stepper.train(data, more)
+    def _train(self, data: Data, left: int | None = None) -> Report:
+        report = self._stepper.train(data, left)
         if self._on_step is not None:
             self._on_step(report)
         return report

@@ -16,6 +16,8 @@ from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 
 OnNonfinite: TypeAlias = Literal["stop", "skip"]
 
+Rebalance: TypeAlias = Literal["off", "suggest", "auto"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics:
@@ -69,11 +71,25 @@ class Numerics:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of a Trainer."""
+    """All settings of a Trainer.
+
+    Attributes:
+        numerics, memory, execution: in groups.
+        rebalance: whether layers move to other stages where measured costs are for it (`docs/rebalance.md`):
+            "off"; "suggest" says which would, and what it would save; "auto" moves them.
+
+    Raises:
+        UsageError: no such `rebalance`.
+    """
 
     numerics: Numerics = field(default_factory=Numerics)
     memory: MemoryPolicy = field(default_factory=MemoryPolicy)
     execution: Execution = field(default_factory=Execution)
+    rebalance: Rebalance = "off"
+
+    def __post_init__(self) -> None:
+        if self.rebalance not in ("off", "suggest", "auto"):
+            raise UsageError(f"rebalance={self.rebalance!r}: choose 'off', 'suggest' or 'auto'")
 
     def limited(self, stages: int) -> Settings:
         """The same with the usual limit on the number of microbatches in flight, if there is none."""
@@ -98,14 +114,15 @@ class Settings:
     def as_text(self) -> dict[str, str]:
         """What must be equal in all processes, by the names that users type."""
         agreed = asdict(self.numerics) | asdict(self.memory) | asdict(self.execution.terms)
-        agreed["transport"] = self.execution.transport
+        agreed |= {"transport": self.execution.transport, "rebalance": self.rebalance}
         return {name: str(value) for name, value in agreed.items()}
 
     def flat(self) -> dict[str, Any]:
         """Every setting by the name that users type, as keyword arguments of a Trainer."""
         execution = shallow(self.execution)
         terms = shallow(execution.pop("terms"))
-        return shallow(self.numerics) | shallow(self.memory) | terms | execution
+        own = {"rebalance": self.rebalance}
+        return shallow(self.numerics) | shallow(self.memory) | terms | execution | own
 
 
 def shallow(group: Any) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
+from rrfp_jax.data.contract import Microbatch
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.sim.ahead import Planned
 
 
@@ -30,6 +32,16 @@ class PlannedStep:
     rules: StepRules
     predicted_seconds: float
     planning_seconds: float
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A step whose tasks have all run, with the hash of its plan; `ahead` if its order was planned."""
+
+    plan: Sequence[Microbatch]
+    plan_hash: str
+    sums: Sums
+    ahead: PlannedStep | None
 
 
 def plan_ahead(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import asdict, replace
 from functools import cache
 from time import perf_counter
 from typing import Any
@@ -20,10 +20,10 @@ from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_bucket
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.engine.agreed import as_text
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.engine.recut import Ready
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.runtime.programs.library import Phase
-from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.train.checks import check_order
@@ -32,22 +32,13 @@ from rrfp_jax.train.layer_work import layer_work
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.loss_scale import loss_scale_of
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
+from rrfp_jax.train.rebalancing import Rebalancing
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.resplit import check_whole, resplit
 from rrfp_jax.train.settings import Settings
 from rrfp_jax.train.snapshot import Saves, stored_layers
-from rrfp_jax.train.step_plan import PlannedStep, check_costs, plan_ahead
+from rrfp_jax.train.step_plan import Ran, check_costs, plan_ahead
 from rrfp_jax.views.trace_file import TRACED_STEPS
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A step whose tasks have all run, with the hash of its plan; `ahead` if its order was planned."""
-
-    plan: Sequence[Microbatch]
-    plan_hash: str
-    sums: Sums
-    ahead: PlannedStep | None
 
 
 class Stepper:
@@ -58,6 +49,7 @@ class Stepper:
         settings: of the run.
         schedule: of the next step; may be changed between steps.
         exchange: changes it by measured costs; None if it stays.
+        rebalancing: does the same with the split.
 
     Attributes:
         engine: as given.
@@ -76,19 +68,20 @@ class Stepper:
         settings: Settings,
         schedule: Schedule | Planned,
         exchange: HintExchange | None = None,
+        rebalancing: Rebalancing | None = None,
     ) -> None:
         self.engine, self._settings = engine, settings
         self.seed = settings.numerics.seed
         self.saves = Saves(lambda: self.engine, engine.world, self.seed)
-        self.schedule, self.exchange = schedule, exchange
+        self.schedule, self.exchange, self._rebalancing = schedule, exchange, rebalancing
         self.standing = Standing(loss_scale=loss_scale_of(settings.numerics.loss_scale))
         self.steps_done = 0
         self.last_plan = ""
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self.loader = Loader(self._reads, engine.world)
-        self._last_rules: dict[Phase, StepRules] = {}
+        self._last_rules: dict[Phase, StepRules] = {}  # of training first
         self._latest_plan: Sequence[Microbatch] = ()
-        self._work = cache(self._found_work)
+        self._work = self._work_of(engine.split)
 
     def start(self, data: Data, plan: Sequence[Microbatch], evaluate: Data | None) -> tuple[int, int]:
         """Compile and allocate.
@@ -125,20 +118,21 @@ class Stepper:
             executables.remove_unused()
         return sum(made for made, _ in counts), sum(loaded for _, loaded in counts)
 
-    def train(self, data: Data, more: bool = False) -> Report:
+    def train(self, data: Data, left: int | None = None) -> Report:
         """One training step.
 
         Args:
             data: of the step.
-            more: whether another one on the same data comes next.
+            left: how many on the same data come next; None if that is not known.
 
         Raises:
             TrainingError: see `Trainer.steps`.
         """
         began, step, scale = perf_counter(), self.steps_done, self.standing.loss_scale.value
+        self._rebalance(step, left)
         self._exchange_hint(step)
         self.saves.step_begins()
-        ran = self.run("train", data, step, more)
+        ran = self.run("train", data, step, more=bool(left))
         recorded = replace(ran.sums.recorded, work=self._work)
         sums = replace(ran.sums, recorded=recorded)
         unit = sums.weight * scale  # the gradient sums over this are the gradient
@@ -208,9 +202,10 @@ class Stepper:
     def _reads(self, bucket: Bucket, microbatch: int) -> Set[str]:
         return self.engine.reads(bucket, microbatch)
 
-    def _found_work(self) -> Work | None:
-        """What the layers have to do, by the microbatches of the latest step."""
-        return layer_work(self.engine, buckets_of(self._latest_plan), self._settings.memory.remat)
+    def _work_of(self, split: Sequence[int]) -> Callable[[], Work | None]:
+        """Gives what the layers have to do, by the microbatches of the step that is the latest then."""
+        remat = self._settings.memory.remat
+        return cache(lambda: layer_work(self.engine, split, buckets_of(self._latest_plan), remat))
 
     def _prepare_evaluation(self, data: Data) -> None:
         plan = self.loader.plan(data, 0)
@@ -230,8 +225,8 @@ class Stepper:
         self.exchange = HintExchange.between_steps(schedule, self.engine.layout.replicas)
         self.schedule = base_of(self.schedule)
 
-    def recut(self, split: Sequence[int]) -> None:
-        """Go on with another split: layers move to other stages, with their state of the optimizer.
+    def recut(self, split: Sequence[int], ready: Ready | None = None) -> None:
+        """Go on with another split, for which all may be `ready`: layers move, with the optimizer's state.
 
         From then on it computes, to the bit, what a run does that goes on with this split from a checkpoint.
 
@@ -240,19 +235,23 @@ class Stepper:
                 moved, bytes do not suffice for a step like the last.
             TrainingError: a process is gone, or nothing moves any more: go on from a checkpoint.
         """
-        if self.recorded:
-            self._work()  # of these steps, with this split
         self.loader.settle()  # which asks what is read here
         self.saves.update_begins()  # what is being saved is copied first
-        phases: Sequence[Phase] = ("train", "evaluate")
-        engine = resplit(self.engine, split, [self._last_rules[p] for p in phases if p in self._last_rules])
+        engine = resplit(self.engine, split, [*self._last_rules.values()], ready)
         if engine is self.engine:
             return
         self.engine = engine
         self.recorded.clear()  # what it tells of stages is of other layers
-        self._work = cache(self._found_work)
+        self._work = self._work_of(engine.split)
         if self._latest_plan:
             engine.memory.of_step(self._last_rules["train"], buckets_of(self._latest_plan))
+
+    def _rebalance(self, step: int, left: int | None) -> None:
+        """Go on with the split that measured costs choose, if it is time; equal on all processes."""
+        if self._rebalancing is not None and self.recorded:
+            count = self.steps_done if left is None else left + 1  # as many again, if nobody says
+            rules = [*self._last_rules.values()]
+            self._rebalancing.before_step(step, count, self.engine, rules, self.recorded, self.recut)
 
     def _exchange_hint(self, step: int) -> None:
         """Take the hint that measured costs choose, if it is time to look; equal on all processes."""

@@ -27,7 +27,7 @@ from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.session import Session
-from rrfp_jax.train.settings import Numerics, OnNonfinite, Settings
+from rrfp_jax.train.settings import Numerics, OnNonfinite, Rebalance, Settings
 
 
 class Trainer(Session):
@@ -47,6 +47,8 @@ class Trainer(Session):
             "auto" takes the hint and placement that the simulator finds fastest (`docs/concepts.md`).
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             None for an even split, "auto" for one by predicted costs (`docs/plan.md`).
+        rebalance: "suggest" says when another split would be faster by what was measured, and "auto" goes on
+            with it, between two steps (`docs/rebalance.md`); "off" does neither.
         init: `init(path, spec) -> array`, asked on each leaf's stage; or None, to keep the layer's own.
         on_step: called with every `Report`.
         accumulation, equal_schedules, clip_norm, on_nonfinite, loss_scale, seed: what is computed; see
@@ -70,6 +72,7 @@ class Trainer(Session):
         mesh: Mesh | None = None,
         schedule: Schedule | Planned | Auto | str = "bf",
         split: Sequence[int] | str | None = None,
+        rebalance: Rebalance = "off",
         init: InitFunction | None = None,
         on_step: Callable[[Report], None] | None = None,
         accumulation: Accumulation = "index",
@@ -113,6 +116,7 @@ class Trainer(Session):
                 delays=delays,
                 terms=Terms(agreement=agreement, protocol=protocol),
             ),
+            rebalance=rebalance,
         )
         first = read_schedule(schedule)
         wrapped = None if data is None else as_data(data)

@@ -36,6 +36,7 @@ class _Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     estimate: Seconds
     held_bytes: Count
+    lasting_bytes: Count = 0
 
 
 class _Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +48,8 @@ class _Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of(self, placement: Placement) -> Work:
         if len(self.split) != placement.last + 1 or sum(self.split) != len(self.layers):
             raise ValueError(f"{len(self.layers)} layers do not split into {self.split}")
-        return Work([LayerWork(one.name, one.estimate, one.held_bytes) for one in self.layers], self.split)
+        layers = [LayerWork(one.name, one.estimate, one.held_bytes, one.lasting_bytes) for one in self.layers]
+        return Work(layers, self.split)
 
 
 class RulesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

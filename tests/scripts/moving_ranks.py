@@ -4,14 +4,16 @@ moving_ranks.py FOLDER [CASE ...]
 """
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 
 import jax
 import numpy as np
 
 import rrfp_jax as rrfp
-from tests.support import sharded, toy
+from tests.support import decided_moves, sharded, toy
 
 BATCH = toy.microbatches(4)
 
@@ -33,9 +35,29 @@ def equal(one, other):
     return all(np.array_equal(a.data, b.data) for a, b in parts)
 
 
+BY_THEMSELVES = "by themselves"
+BEFORE, AFTER = [2, 2, 2, 2], [1, 2, 2, 3]
+
+
+def by_themselves():
+    """Splits and losses by step of a run whose layers move once, when all ranks have compiled."""
+    decided_moves.decide_always_for(BEFORE, AFTER)
+    trainer = toy.trainer(4, data=BATCH, split=BEFORE, rebalance="auto")
+    found = []
+    for report in trainer.steps(400):
+        found.append([trainer.split, report.loss])
+        if [split for split, _ in found[-2:]] == [AFTER] * 2:
+            break
+        time.sleep(0.05)
+    return found
+
+
 def main(folder: Path, *names: str) -> None:
     found = {}
-    for name in names or CASES:
+    for name in names or (*CASES, BY_THEMSELVES):
+        if name == BY_THEMSELVES:
+            found[name] = by_themselves()
+            continue
         settings, first, later = CASES[name]
         moved, restored = (toy.trainer(4, data=BATCH, split=s, **settings) for s in (first, later))
         list(moved.steps(2))
@@ -45,7 +67,7 @@ def main(folder: Path, *names: str) -> None:
         losses = [[report.loss for report in one.steps(2)] for one in (moved, restored)]
         pairs = zip(arrays(moved), arrays(restored), strict=True)
         found[name] = {"losses": losses, "equal": [equal(*pair) for pair in pairs]}
-    (folder / f"moving-{moved._world.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    (folder / f"moving-{os.environ['RRFP_RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

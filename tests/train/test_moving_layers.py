@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.stages.held import Leaf
 from rrfp_jax.runtime.stages.moving import ways
+from tests.scripts.moving_ranks import BY_THEMSELVES
 from tests.support import sharded, toy
 from tests.train.test_processes import SCRIPTS, command
 
@@ -197,7 +198,7 @@ def moved_between_processes(tmp_path_factory):
     """What every rank found."""
     folder = tmp_path_factory.mktemp("moving")
     launch = ["rrfp_jax.commands.launch", "-n", PROCESSES, SCRIPTS / "moving_ranks.py", folder]
-    status, said = command(*launch, *CASES_OF_PROCESSES, folder=folder)
+    status, said = command(*launch, *CASES_OF_PROCESSES, BY_THEMSELVES, folder=folder)
     assert status == 0, said
     return [json.loads((folder / f"moving-{rank}.json").read_text()) for rank in range(PROCESSES)]
 
@@ -209,6 +210,13 @@ def test_layers_move_between_processes(moved_between_processes, case):
         assert moved == restored
         assert len(rank[case]["equal"]) > 2
         assert all(rank[case]["equal"])
+
+
+def test_processes_move_layers_before_the_same_step(moved_between_processes):
+    found = [rank[BY_THEMSELVES] for rank in moved_between_processes]
+    assert found[1:] == found[:1] * 3
+    splits = [split for split, _ in found[0]]
+    assert splits == [[2, 2, 2, 2]] * (len(splits) - 2) + [[1, 2, 2, 3]] * 2
 
 
 @st.composite

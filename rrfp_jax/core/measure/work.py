@@ -32,11 +32,13 @@ class LayerWork(NamedTuple):
         estimate: what shapes and a data sheet say that a microbatch takes, forward and backward (s); only
             ratios of it count.
         held_bytes: of a microbatch, from its forward to its backward.
+        lasting_bytes: by which the room for microbatches of the stage that it is on is smaller.
     """
 
     name: str
     estimate: float
     held_bytes: int
+    lasting_bytes: int = 0
 
 
 @dataclass(frozen=True)

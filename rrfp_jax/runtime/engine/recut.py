@@ -2,48 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.progress import silent
+from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.runtime.programs.compiling import compile_pool
 from rrfp_jax.runtime.programs.library import phase_of
 from rrfp_jax.runtime.stages import moving, ties
+from rrfp_jax.runtime.stages.held import Held
+from rrfp_jax.runtime.stages.staging import Made
 
 
-def recut(engine: Engine, split: Sequence[int], rules: Sequence[StepRules]) -> Engine:
-    """An engine with another split that goes on where a started one is; all processes together.
+@dataclass(frozen=True)
+class Ready:
+    """Another split of an engine for which everything has been compiled.
 
-    Everybody compiles first, and if that is refused the old one is as it was. Then it gives up what it has,
-    and refuses to go on, even if that gets lost on its way.
+    Attributes:
+        engine: that would go on with it.
+        ways: where leaves go.
+        tied: where tied parameters are then.
+        make: makes its stages of what this process has then.
+    """
+
+    engine: Engine
+    ways: Sequence[moving.Way]
+    tied: Sequence[ties.Tie]
+    make: Callable[[Held], Made]
+
+
+def compiled_for_split(
+    engine: Engine, split: Sequence[int], rules: Sequence[StepRules], quiet: bool = False
+) -> Ready:
+    """Compile for another split what a started engine has compiled; each process for itself.
 
     Args:
-        engine: the old one, between two steps, with no gradients.
+        engine: the present one, which may be at a step meanwhile.
         split: layers per virtual stage, in the model's order.
         rules: of steps that there may be, those that train first.
+        quiet: whether nobody is told of that.
 
     Raises:
         UsageError: see `Engine` and `moving.check_widths`, or the optimizer does not take it.
-        PeerLost, TrainingError: see `exchange`; neither can be used any more.
     """
     new = Engine(engine.setup, split, engine.executables)
     new.library.know(engine.library)
+    if quiet:
+        new.library.progress = silent
     found = moving.ways(engine.staging.naming.leaves(), new.staging.naming.leaves())
     moving.check_widths(found, engine.layout.widths)
-    tied = ties.locate(new.library, new.chunks, new.layout)
     with compile_pool() as pool:
         finish = new.staging.begin_again(pool)
         for own in rules:
             new.library.prepare(engine.library.buckets(phase_of(own)), own)
         make = finish()
+    return Ready(new, found, ties.locate(new.library, new.chunks, new.layout), make)
+
+
+def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
+    """The engine that goes on where a started one is; all processes together.
+
+    Everybody has compiled first, and if that is refused the old one is as it was. Then it gives up what it
+    has, and refuses to go on, even if that gets lost on its way.
+
+    Args:
+        engine: the old one, between two steps, with no gradients.
+        ready: the new one.
+        rules: of steps that there may be, those that train first.
+
+    Raises:
+        PeerLost, TrainingError: see `exchange`; neither can be used any more.
+    """
+    new = ready.engine
+    new.library.progress = engine.library.progress
+    for own in rules:  # what steps have met while the rest was compiled beside them
+        new.library.prepare(engine.library.buckets(phase_of(own)), own)
     engine.world.gather("everybody to have compiled for another split", None, START_SECONDS)
     engine.world.recorder.board.enters("the move of layers to other stages")
     with interrupts_held():  # all of it, or none
         links, held = engine.give_up()
-        moving.move(held, found, engine.layout, links.exchange)
-        made = make(held)
-        new.run_on(links, made, tied, rules)
+        moving.move(held, ready.ways, engine.layout, links.exchange)
+        made = ready.make(held)
+        new.run_on(links, made, ready.tied, rules)
         new.stages = made.stages
     return new
+
+
+class Compiling:
+    """Compiles for another split beside the steps, on a thread; arguments as for `compiled_for_split`."""
+
+    def __init__(self, engine: Engine, split: Sequence[int], rules: Sequence[StepRules]) -> None:
+        self._found: Ready | None = None
+        self._error: Exception | None = None
+        settings = settings_here()  # JAX has some by thread
+
+        def compile_all() -> None:
+            adopt(settings)
+            try:
+                self._found = compiled_for_split(engine, split, rules, quiet=True)
+            except Exception as error:  # whatever it is, training goes on without
+                self._error = error
+
+        self._thread = threading.Thread(target=compile_all, name="compiles for another split")
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    @property
+    def refusal(self) -> str:
+        """Why it could not be compiled; empty if it could."""
+        return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
+
+    def ready(self) -> Ready:
+        """What has been compiled."""
+        assert self._found is not None, "it is over, and there was no error"
+        return self._found

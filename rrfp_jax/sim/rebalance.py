@@ -1,0 +1,240 @@
+"""Whether a run should go on with another split of its layers: measured steps in, a decision out.
+
+`Balance` is told of the steps that ran with the present split whenever it asked to be. It knows no clock, no
+process and no device: a run's rank 0 has one, and so has whoever simulates a run.
+
+1. What layers take, and which stages are slow, is fitted to the busy times of all splits that have run
+   (`core/measure/layer_fit.py`), so every move teaches it something.
+2. A *screen* follows from that alone: how much less the busiest stage could have to do. Below what is asked,
+   that is all, and it costs a few milliseconds.
+3. Else some splits are simulated on steps that ran. The best must gain what is asked in the earlier half of
+   the steps and in the later one, each by its own times: what is noise, or over, is not in both.
+4. It must save more in the rest of the run than the move takes.
+5. After a move the gain is measured. Where it is less than half of what was promised, twice as much is asked
+   for from then on; where there is none, the layers go back, and never there again. So it cannot flap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from rrfp_jax.core.measure.layer_fit import Seen, fitted_shares
+from rrfp_jax.core.measure.recorded_step import RecordedStep
+from rrfp_jax.core.measure.work import busy_seconds
+from rrfp_jax.sim.recut import Layers
+from rrfp_jax.sim.split_search import Split, screen, simulated, tried
+
+GAIN = 0.03
+"""The share of a step that a move must save at first; beside it moves are not worth being noticed."""
+
+PROMISED = 0.5
+"""A move that saves a smaller part of what was expected of it has disappointed."""
+
+WORTH = 2.0
+"""A move must save so many times in the rest of the run what it takes."""
+
+PAUSE = 2.0
+"""Steps that a first move is foreseen to take."""
+
+FIRST, MOST = 8, 64
+"""Steps with a split before it is looked at, and between looks at most; twice as many from look to look."""
+
+SIMULATED = 2
+"""Steps of each half that are simulated."""
+
+TRIED = 3
+"""Splits that are simulated on more than the latest step."""
+
+UNTRUSTED = 0.1
+"""With a larger error of the replay nothing is predicted."""
+
+KEPT = 6
+"""Splits that are remembered."""
+
+CHANGED = 0.1
+"""If a stage has so much more or less of all work than it had with the same split, things have changed."""
+
+
+class Move(NamedTuple):
+    """A split to go on with.
+
+    Attributes:
+        before, split: the present one, and the other.
+        seconds: what a step takes, the median.
+        expected: what it will take; as it did there if `back`.
+        back: whether that has been measured: layers go back to where they were.
+    """
+
+    before: Split
+    split: Split
+    seconds: float
+    expected: float
+    back: bool = False
+
+    @property
+    def gain(self) -> float:
+        """The share of a step that it saves."""
+        return 1.0 - self.expected / self.seconds
+
+
+class Verdict(NamedTuple):
+    """What a move has brought: what a step takes now, the median (s)."""
+
+    move: Move
+    seconds: float
+
+    @property
+    def gain(self) -> float:
+        """The share of a step that it saves; negative if it costs."""
+        return 1.0 - self.seconds / self.move.seconds
+
+    @property
+    def kept(self) -> bool:
+        """Whether it saves about what was promised."""
+        return self.gain >= PROMISED * self.move.gain
+
+
+class Look(NamedTuple):
+    """What a look says.
+
+    Attributes:
+        again: steps until the next one.
+        move: what to do now; None to stay.
+        verdict: on the move before; None if there was none, or it has been judged.
+        distrusted: the error of the replay, if for that nothing is predicted.
+    """
+
+    again: int
+    move: Move | None = None
+    verdict: Verdict | None = None
+    distrusted: float | None = None
+
+
+@dataclass
+class Balance:
+    """Decides when layers move. It expects a first look after `FIRST` steps.
+
+    Attributes:
+        compile_seconds: so long compiling for another split takes, beside steps with the present one.
+        pause: what the latest move took (s); None before the first, which is foreseen to take `PAUSE`.
+    """
+
+    compile_seconds: float
+    pause: float | None = None
+    _asked: float = GAIN
+    _wait: int = FIRST
+    _seen: dict[Split, Seen] = field(default_factory=dict)
+    _barred: set[Split] = field(default_factory=set)
+    _made: Move | None = None  # and not judged yet
+
+    def look(self, steps: Sequence[RecordedStep], left: int) -> Look:
+        """What is to be done before the next step.
+
+        Args:
+            steps: at least two, the latest ones with the present split, in their order; all trained.
+            left: how many there will be.
+        """
+        self._note(steps)
+        layers = self._fitted(steps)
+        if layers is None:
+            return Look(MOST)
+        present, seconds = tuple(layers.work.split), median(step.trace.makespan for step in steps)
+        verdict = self._judged(present, seconds)
+        if verdict is not None and verdict.gain < 0 and not verdict.move.back:
+            self._barred.add(present)
+            return Look(
+                FIRST, Move(present, verdict.move.before, seconds, verdict.move.seconds, True), verdict
+            )
+        self._wait = min(2 * self._wait, MOST)
+        move, distrusted = self._best(layers, steps, seconds)
+        if move is not None and not self._pays(move, left):
+            move = None
+        return Look(self._wait, move, verdict, distrusted)
+
+    def moved(self, move: Move, pause: float) -> None:
+        """A move has been made, and took so long (s)."""
+        self._made, self.pause, self._wait = move, pause, FIRST
+
+    def failed(self, move: Move) -> None:
+        """A move cannot be made: it is not proposed again."""
+        self._barred.add(move.split)
+
+    def _pays(self, move: Move, left: int) -> bool:
+        """Whether it saves more in the steps that are left than it takes."""
+        pause = PAUSE * move.seconds if self.pause is None else self.pause
+        after = left - self.compile_seconds / move.seconds
+        return (move.seconds - move.expected) * after >= WORTH * pause
+
+    def _note(self, steps: Sequence[RecordedStep]) -> None:
+        """Remember how busy stages are; what was remembered is forgotten if that is over."""
+        if (work := steps[-1].work()) is None:
+            return
+        own = _seen(tuple(work.split), steps)
+        before = self._seen.pop(own.split, own)
+        if any(
+            abs(one - other) > CHANGED * other for one, other in zip(own.shares, before.shares, strict=True)
+        ):
+            self._seen.clear()
+        self._seen[own.split] = own
+        for oldest in [*self._seen][:-KEPT]:
+            del self._seen[oldest]
+
+    def _fitted(self, steps: Sequence[RecordedStep]) -> Layers | None:
+        """What layers take by these steps and by those of earlier splits; None if that cannot be known."""
+        work, placement = steps[-1].work(), steps[-1].rules.placement
+        if work is None:
+            return None
+        own = _seen(tuple(work.split), steps)
+        if not min(own.busy) > 0:
+            return None
+        earlier = [seen for split, seen in self._seen.items() if split != own.split]
+        return Layers(work, fitted_shares(work, [*earlier, own], placement), placement)
+
+    def _judged(self, present: Split, seconds: float) -> Verdict | None:
+        made, self._made = self._made, None
+        if made is None or made.split != present:
+            return None
+        verdict = Verdict(made, seconds)
+        if not verdict.kept:
+            self._asked *= 2
+        return verdict
+
+    def _best(
+        self, layers: Layers, steps: Sequence[RecordedStep], seconds: float
+    ) -> tuple[Move | None, float | None]:
+        """The best move that both halves of the steps are for; or the error for which there is none."""
+        if screen(layers) < self._asked:
+            return None, None
+        present, middle = tuple(layers.work.split), len(steps) // 2
+        halves = steps[:middle], steps[middle:]
+        shown = [own[-SIMULATED:] for own in halves]
+        sample = [step for own in shown for step in own]
+        now, measured = simulated(sample, layers, present), sum(step.trace.makespan for step in sample)
+        if (error := abs(now / measured - 1)) > UNTRUSTED:
+            return None, error
+        latest = {
+            split: simulated(steps[-1:], layers, split)
+            for split in tried(layers)
+            if split not in self._barred
+        }
+        best = min(
+            sorted(latest, key=latest.__getitem__)[:TRIED],
+            key=lambda split: simulated(sample, layers, split),
+            default=None,
+        )
+        if best is None:
+            return None, None
+        for own, some in zip(halves, shown, strict=True):
+            fit = self._fitted(own)
+            assert fit is not None, "some of these steps' stages were busy"
+            if simulated(some, fit, best) > (1 - self._asked) * simulated(some, fit, present):
+                return None, None
+        return Move(present, best, seconds, seconds * simulated(sample, layers, best) / now), None
+
+
+def _seen(split: Split, steps: Sequence[RecordedStep]) -> Seen:
+    busy = busy_seconds([step.trace for step in steps])
+    return Seen(split, [busy.get(v, 0.0) for v in range(len(split))])

@@ -1,0 +1,155 @@
+"""When layers move: measured steps in, decisions out. Training is in virtual time."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.studies.virtual_training import Machine, train
+from rrfp_jax.core.measure.work import LayerWork
+from rrfp_jax.core.step_rules import Budget
+from rrfp_jax.sim.rebalance import FIRST, GAIN, PROMISED, Balance, Move, Verdict
+from rrfp_jax.sim.recut import Layers
+from rrfp_jax.sim.split_search import simulated
+from tests.sim.test_recut import blocks, with_work
+from tests.support.spoilt import MICROBATCHES, ran
+
+EVEN = (4, 4, 4, 4)
+
+
+def always(*slowness):
+    return lambda step: slowness
+
+
+def splits(found):
+    return [move.split for _, move in found.moves]
+
+
+def test_a_slow_stage_gives_layers_away_at_the_first_look():
+    machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
+    found = train(machine, EVEN, 40)
+    ((step, move),) = found.moves
+    assert step == FIRST and sum(move.split) == 16 and move.split[2] < 4
+    hindsight = min(machine.step(0, other).trace.makespan for other in every_split(16, 4))
+    assert found.seconds[-1] <= 1.03 * hindsight
+    (verdict,) = [look.verdict for _, look in found.looks if look.verdict]
+    assert verdict.kept and verdict.gain == pytest.approx(move.gain, abs=0.02)
+
+
+def every_split(layers, stages):
+    if stages == 1:
+        return [(layers,)]
+    sizes = range(1, layers - stages + 2)
+    return [(first, *rest) for first in sizes for rest in every_split(layers - first, stages - 1)]
+
+
+def test_a_bad_cut_is_mended():
+    assert splits(train(Machine([0.01] * 16, always(1, 1, 1, 1)), (2, 4, 8, 2), 40)) == [EVEN]
+
+
+@pytest.mark.parametrize("level", ["J1", "J2", "J3"])
+def test_jitter_alone_moves_nothing(level):
+    for seed in range(3):
+        found = train(Machine([0.01] * 32, always(1, 1, 1, 1), level=level, seed=seed), (8, 8, 8, 8), 40)
+        assert not found.moves
+
+
+def test_what_is_over_is_not_mended():
+    """A stage is slow in the earlier half of the steps that are looked at."""
+    machine = Machine([0.01] * 16, lambda step: (1, 1, 1.5 if step < FIRST // 2 else 1, 1))
+    assert not train(machine, EVEN, FIRST + 1).moves
+
+
+def test_a_stage_that_gets_well_again_gets_its_layers_back():
+    machine = Machine([0.01] * 16, lambda step: (1, 1, 4 if step < 30 else 1, 1))
+    found = train(machine, EVEN, 150)
+    assert len(found.moves) == 2 and splits(found)[0][2] == 1 and splits(found)[-1][2] == 4
+
+
+def test_moves_teach_that_layers_are_heavy_where_a_stage_seemed_slow():
+    machine = Machine([0.01] * 8 + [0.015] * 4 + [0.01] * 4, always(1, 1, 1, 1), estimates=[1] * 16)
+    found = train(machine, EVEN, 60)
+    assert splits(found)[-1] == (5, 4, 3, 4)
+    (first, second) = [look.verdict for _, look in found.looks if look.verdict]
+    assert not first.kept and second.kept
+
+
+def test_layers_go_back_where_a_move_costs_and_are_never_there_again():
+    """A stage is slow unless it is left alone: whatever is predicted of moves is wrong."""
+    machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
+    cursed, step = [], machine.step
+
+    def cursed_step(number, split):
+        slowness = (1, 1, 1.5, 1) if tuple(split) == EVEN else (2.5, 1, 1, 2.5)
+        cursed.append(tuple(split))
+        machine.slowness = always(*slowness)
+        return step(number, split)
+
+    machine.step = cursed_step
+    found = train(machine, EVEN, 80)
+    assert found.moves[1][1].back and splits(found)[1] == EVEN
+    assert len(set(splits(found)[::2])) == len(splits(found)[::2]), "each is tried once"
+    assert len(found.moves) <= 6 and cursed[-1] == EVEN
+
+
+def test_a_move_must_pay_in_what_is_left_of_the_run():
+    machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
+    assert not train(machine, EVEN, 24, pause=100.0).moves
+    left = [machine.step(number, EVEN) for number in range(FIRST)], 1000
+    assert Balance(100.0).look(*left).move is not None
+
+
+def test_a_split_that_cannot_be_is_not_proposed_again():
+    found = train(Machine([0.01] * 16, always(1, 1, 1.5, 1)), EVEN, 140, refuse=True)
+    proposed = [look.move.split for _, look in found.looks if look.move]
+    assert proposed and len(set(proposed)) == len(proposed) and not found.moves
+
+
+def test_a_recording_that_the_simulator_does_not_repeat_is_not_gone_by():
+    machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
+    steps = [machine.step(number, EVEN) for number in range(FIRST)]
+    for step in steps:
+        object.__setattr__(step.trace.parts[0], "end", 1.5 * step.trace.end)
+    look = Balance(0.1).look(steps, 1000)
+    assert look.move is None and look.distrusted > 0.1
+
+
+def test_nothing_is_decided_where_layers_are_not_known():
+    steps = [ran(blocks(2, 4, 1, 1))] * FIRST
+    assert Balance(0.1).look(steps, 1000).move is None
+
+
+def test_weights_take_their_room_along():
+    budgets = [Budget([[10 * size] * MICROBATCHES], 60) for size in (2, 4, 1, 1)]
+    step = with_work(ran(blocks(2, 4, 1, 1), limit=None, budgets=budgets), 2, 4, 1, 1)
+    assert simulated([step], Layers.of([step]), (2, 2, 2, 2)) < step.trace.makespan
+    heavy = [LayerWork("Block", 1.0, 3, 45)] * 8
+    own = Layers.of([step])
+    other = Layers(type(own.work)(heavy, own.work.split), own.shares, own.placement)
+    assert simulated([step], other, (2, 2, 2, 2)) == float("inf"), "two more blocks leave no room for one"
+
+
+def test_a_verdict_is_on_what_was_promised():
+    move = Move(EVEN, (5, 5, 2, 4), 1.0, 0.8)
+    assert Verdict(move, 1 - PROMISED * move.gain).kept and not Verdict(move, 0.95).kept
+    assert Verdict(move, 1.1).gain == pytest.approx(-0.1)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.lists(st.sampled_from([1.0, 1.3, 2.0]), min_size=4, max_size=4),
+    st.lists(st.floats(0.7, 1.4), min_size=12, max_size=12),
+    st.sampled_from(["J0", "J3"]),
+)
+def test_it_settles_at_a_split_that_is_no_slower(slowness, factors, level):
+    """Whatever layers really take: moves end, and the last split is no worse than the first."""
+    machine = Machine([0.01 * f for f in factors], always(*slowness), estimates=[1] * 12, level=level)
+    machine.microbatches = 4
+    found = train(machine, (3, 3, 3, 3), 120)
+    assert len(found.moves) <= 8
+    assert not [move for step, move in found.moves if step > 90], "it has settled"
+    before, after = (machine.step(0, split).trace.makespan for split in ((3, 3, 3, 3), last(found)))
+    assert after <= (1 + GAIN) * before
+
+
+def last(found):
+    return splits(found)[-1] if found.moves else (3, 3, 3, 3)

@@ -1,0 +1,175 @@
+"""`rebalance=`: what is said, and what moves, once it has been decided (tests/sim/test_rebalance.py)."""
+
+import time
+
+import numpy as np
+import optax
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.sim.rebalance import Look, Move, Verdict
+from tests.support import toy
+
+BATCH = toy.microbatches(4)
+
+
+class Scripted:
+    """Decides what it has been told to, look by look; notes what it is told of."""
+
+    def __init__(self, *looks):
+        self.looks, self.told = list(looks), []
+
+    def __call__(self, compile_seconds):
+        self.told.append("made")
+        return self
+
+    def look(self, steps, left):
+        self.told.append((len(steps), left))
+        return self.looks.pop(0) if self.looks else Look(100)
+
+    def moved(self, move, pause):
+        self.told.append(("moved", move.split, pause > 0))
+
+    def failed(self, move):
+        self.told.append(("failed", move.split))
+
+
+def to(*split, before=(4, 4), **kwargs):
+    return Look(3, Move(before, split, 1.0, 0.8), **kwargs)
+
+
+@pytest.fixture
+def decides(monkeypatch):
+    def script(*looks):
+        found = Scripted(*looks)
+        monkeypatch.setattr("rrfp_jax.train.rebalancing.Balance", found)
+        monkeypatch.setattr("rrfp_jax.train.rebalancing.FIRST", 2)
+        return found
+
+    return script
+
+
+def trainer(mode="auto", **settings):
+    settings = {"data": BATCH, "split": [4, 4], "optimizer": optax.adamw(1e-2)} | settings
+    return toy.trainer(2, rebalance=mode, **settings)
+
+
+def until_moved(trainer, split):
+    """Steps until another split is there, each with a pause in which to compile; their losses."""
+    losses = []
+    for report in trainer.steps(400):
+        if trainer.split == split:
+            return [*losses, report.loss]
+        losses.append(report.loss)
+        time.sleep(0.05)
+    raise AssertionError(f"no move to {split}")
+
+
+def test_layers_move_by_themselves_and_losses_are_those_of_a_move_by_hand(decides, capfd):
+    decided = decides(to(3, 5))
+    moving, by_hand = trainer(), trainer("off")
+    losses = until_moved(moving, [3, 5])
+    losses += [report.loss for report in moving.steps(2)]
+    expected = [report.loss for report in by_hand.steps(len(losses) - 3)]
+    by_hand.split = [3, 5]
+    expected += [report.loss for report in by_hand.steps(3)]
+    assert losses == expected
+    assert decided.told[:3] == ["made", (2, 398), ("moved", (3, 5), True)]
+    said = capfd.readouterr().out.splitlines()
+    assert said[0].startswith("rebalance: a step takes 1 s, and 0.8 s, 20.0% less, with split=3,5 instead of")
+    assert said[1].startswith(f"rebalance: from step {len(losses) - 3} on split=3,5: layers have moved in ")
+
+
+def test_a_suggestion_is_made_once_and_says_what_to_do(decides, capfd):
+    decides(to(3, 5), to(3, 5), to(5, 3))
+    own = trainer("suggest")
+    list(own.steps(9))
+    assert own.split == [4, 4]
+    said = capfd.readouterr().out.splitlines()
+    assert [line.partition("less, with ")[2][:9] for line in said] == ["split=3,5", "split=5,3"]
+    assert "set trainer.split = [3, 5], go on from a checkpoint with --config.split=3,5, or have" in said[0]
+
+
+def test_what_came_of_it_is_said(decides, capfd):
+    made = Move((4, 4), (3, 5), 1.0, 0.8)
+    decides(
+        Look(2, verdict=Verdict(made, 0.81)),
+        Look(2, Move((3, 5), (4, 4), 1.1, 1.0, back=True), verdict=Verdict(made, 1.1)),
+        Look(2, distrusted=0.12),
+        Look(2, distrusted=0.13),
+    )
+    list(trainer("suggest").steps(10))
+    kept, lost, back, distrusted = capfd.readouterr().out.splitlines()
+    assert kept.endswith("19.0% less than before the move; 20.0% less was expected")
+    assert "10.0% more than before" in lost and lost.endswith("twice as much is asked of a move")
+    assert back == "rebalance: layers go back to split=4,4, where a step took 1 s"
+    assert distrusted.startswith("rebalance: the simulator is 12% off")
+
+
+def test_what_cannot_be_compiled_is_said_and_training_goes_on(decides, capfd, monkeypatch):
+    decided = decides(to(3, 5))
+
+    def refused(*_):
+        raise ValueError("no such program")
+
+    own = trainer()
+    list(own.steps(1))
+    with monkeypatch.context() as patched:
+        patched.setattr("rrfp_jax.runtime.stages.staging.Staging._compile_optimizer", refused)
+        for _ in range(8):
+            list(own.steps(1))
+            time.sleep(0.05)
+    assert own.split == [4, 4] and ("failed", (3, 5)) in decided.told
+    assert "split=3,5 was refused: ValueError: no such program" in capfd.readouterr().out
+
+
+def test_layers_go_back_if_bytes_do_not_suffice_after_all(decides, capfd, monkeypatch):
+    decided = decides(to(3, 5))
+    own = trainer()
+    list(own.steps(1))
+    engine = type(own._engine.memory)
+    of_step = engine.of_step
+
+    def too_little(memory, *step):
+        if own.split == [3, 5]:
+            raise rrfp.UsageError("activation_budget=auto: stage 1 has too little")
+        return of_step(memory, *step)
+
+    monkeypatch.setattr(engine, "of_step", too_little)
+    for _ in range(400):
+        list(own.steps(1))
+        time.sleep(0.05)
+        if ("failed", (3, 5)) in decided.told:
+            break
+    assert own.split == [4, 4] and np.isfinite(next(own.steps(1)).loss)
+    assert "split=3,5 was refused: activation_budget=auto: stage 1 has too little" in capfd.readouterr().out
+
+
+def test_somebody_else_may_set_the_split_meanwhile(decides):
+    decided = decides(to(3, 5))
+    own = trainer()
+    list(own.steps(3))  # which has begun to compile
+    own.split = [5, 3]
+    list(own.steps(4))
+    assert own.split == [5, 3] and not [told for told in decided.told if told[0] == "moved"]
+
+
+def test_steps_that_are_given_one_by_one(decides):
+    decided = decides()
+    own = trainer("suggest")
+    for _ in range(4):
+        own.step(BATCH)
+    assert decided.told[1] == (2, 2), "as many are expected as there have been"
+
+
+def test_an_unhurried_look_at_real_steps():
+    own = trainer("suggest")
+    list(own.steps(10))
+    assert own._stepper._rebalancing.watched_seconds > 0
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(rrfp.UsageError, match="rebalance='always': choose 'off', 'suggest' or 'auto'"):
+        trainer("always")
+    with pytest.raises(rrfp.UsageError, match="rebalance='auto' with stages of 1, 2 devices"):
+        trainer("auto", mesh=rrfp.Mesh(pp=2, tp=(1, 2)))
