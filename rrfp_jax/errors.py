@@ -3,6 +3,9 @@
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 """Exit statuses of all commands, and of every process of a run."""
 
+HANDED_OVER = 75
+"""That of a rank which has stopped after a step because its launcher had asked it to hand over."""
+
 
 class UsageError(ValueError):
     """Something asked for cannot be done; refused before it costs anything."""

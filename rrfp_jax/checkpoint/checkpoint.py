@@ -51,6 +51,7 @@ class Checkpoints:
         keep: how many to keep; older ones are removed once a newer one is complete.
         on_error: what to do when one cannot be written: "continue" training, or "stop" with an error.
         say: what rank 0 does with a message.
+        tells: of each that it is complete.
 
     Raises:
         UsageError: keep is below 1, or on_error is neither.
@@ -64,6 +65,7 @@ class Checkpoints:
         keep: int = 3,
         on_error: OnError = "continue",
         say: Callable[[str], None] = print,
+        tells: bool = True,
     ) -> None:
         if keep < 1:
             raise UsageError(f"checkpoints: keep={keep}: at least one must be kept")
@@ -72,6 +74,7 @@ class Checkpoints:
         self._folder, self._world = CheckpointFolder(folder), world
         self._keep, self._on_error = keep, on_error
         self._say = say if world.rank == 0 else lambda text: None
+        self._tells = tells
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copied = threading.Event()
         self._saving: _Saving | None = None
@@ -132,7 +135,8 @@ class Checkpoints:
             if any(states):
                 self._give_up(saving.run.step, states)
             elif saving.commits:
-                self._say(f"{what} is complete: {self._folder.final(saving.run.step)}")
+                if self._tells:
+                    self._say(f"{what} is complete: {self._folder.final(saving.run.step)}")
             else:
                 parts = self._world.gather(f"the leaves of {what}", saving.job.result(), limit)
                 merged = self._merged(parts)

@@ -40,7 +40,8 @@ RRFP_SILENCE_SECONDS (25) is how long a rank may be silent, as when it is frozen
 RRFP_SAVE_SECONDS (120) how long ranks may take to save after SIGTERM or Ctrl-C.
 
 With --max-restarts a failed run is started again, and must go on from what it has saved; RRFP_RESTARTS tells
-it how often. It is given up after three restarts in a row that came no further.
+it how often. It is given up after three restarts in a row that came no further. With --replace-after as
+well, a named run of several replicas goes on from the machine's memory and loses no step.
 
 exit status: 0 done, 1 failed, 2 refused, 130 interrupted
 
@@ -56,7 +57,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _launch(arguments: Sequence[str]) -> int:
-    if names_a_run(arguments, with_values=("-n", "--name", "--directory", "--max-restarts")):
+    flags = ("-n", "--name", "--directory", "--max-restarts", local.REPLACE_AFTER)
+    if names_a_run(arguments, with_values=flags):
         return local.launch_run(arguments, COMMAND, COMMAND)
     options = _parser().options(arguments)
     if options is None:
@@ -71,6 +73,11 @@ def _launch(arguments: Sequence[str]) -> int:
     name = stem if options.name is None else options.name
     check_path("--directory", options.directory)
     check_name("--name", name, options.directory)
+    if options.replace_after is not None:
+        raise UsageError(
+            f"{local.REPLACE_AFTER}={options.replace_after} with a script: only a named run keeps its state "
+            f"in the machine's memory, and says how many replicas it has; write {FLAG}=FILE.py instead"
+        )
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts={options.max_restarts}: give a number of restarts, 0 for none")
     from rrfp_jax.launcher.folders import RunFolder  # these import JAX
@@ -93,7 +100,8 @@ def _parser() -> Parser:
         DESCRIPTION,
         EPILOG,
         usage=f"{COMMAND} -n N [--name NAME] [--directory DIR] [--max-restarts N] (SCRIPT.py | -m MODULE) "
-        f"[ARGUMENT ...]\n       {COMMAND} {FLAG}=FILE.py [{FLAG}.FIELD=VALUE ...] [-n N] [--max-restarts N]",
+        f"[ARGUMENT ...]\n       {COMMAND} {FLAG}=FILE.py [{FLAG}.FIELD=VALUE ...] [-n N]\n"
+        f"                   [--max-restarts N [{local.REPLACE_AFTER} SECONDS]]",
     )
     parser.add_argument(FLAG, metavar="FILE.py", help="the run to train, instead of a script")
     parser.add_argument("-n", type=int, metavar="N", help="number of processes")
@@ -107,6 +115,11 @@ def _parser() -> Parser:
         default=0,
         metavar="N",
         help="how often a failed run is started again (default: 0)",
+    )
+    parser.add_argument(
+        local.REPLACE_AFTER,
+        metavar="SECONDS",
+        help="with --config: go on without lost replicas from memory, and replace them after so long",
     )
     rest = argparse.REMAINDER
     parser.add_argument(

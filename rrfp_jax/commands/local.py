@@ -8,22 +8,33 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status, interruptible
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, UsageError
 from rrfp_jax.fields import printable
+from rrfp_jax.runtime.lifecycle.host_memory import lent_folder
+
+if TYPE_CHECKING:
+    from rrfp_jax.launcher.elastic import Elastic
+    from rrfp_jax.runtime.mesh.topology import Mesh
 
 COMMAND = "launch.local"
+REPLACE_AFTER = "--replace-after"
 
 USAGE = """\
 usage: {command} --config=FILE.py [--config.FIELD=VALUE ...] [-n N] [--max-restarts=N]
+       [--replace-after=SECONDS]
 
 Trains the run that FILE.py's get_config() describes in as many processes on this machine as its mesh asks
 for, or N, and keeps its files in runs/<name>/. With --config=FILE.py --help, lists the fields of that run:
 their values, and what they are for. If the run fails it is started again, up to --max-restarts times (0).
+With --replace-after the state of each step is kept in this machine's memory. If a rank is lost, the run goes
+on from there with fewer replicas, and so many seconds later with all of them.
 Exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
 
 
@@ -50,6 +61,7 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
         return DONE
     asked, rest = _taken("-n", "processes", argv)
     max_restarts, rest = _taken("--max-restarts", "restarts", rest)
+    replace_after, rest = _taken(REPLACE_AFTER, "seconds", rest)
     line = read_config_line(rest)
     leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
     from rrfp_jax.commands.overrides import configured  # these import JAX
@@ -69,17 +81,46 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
         )
     config.actual_mesh.groups(count)  # refuses what cannot be
     patience = Patience.of(os.environ)
-    folder = RunFolder(Path(config.directory), config.name)
     argv = [sys.executable, "-m", "rrfp_jax.commands.train", *rest]
-    return spawn(
-        argv,
-        count,
-        folder,
-        command=command,
-        patience=patience,
-        max_restarts=max_restarts or 0,
-        discards=(DONE, REFUSED, INTERRUPTED),  # done without having begun: nothing was left to do
-    )
+    with _elastic(replace_after, max_restarts or 0, config.actual_mesh, count) as elastic:
+        return spawn(
+            argv,
+            count,
+            RunFolder(Path(config.directory), config.name),
+            command=command,
+            patience=patience,
+            max_restarts=max_restarts or 0,
+            elastic=elastic,
+            discards=(DONE, REFUSED, INTERRUPTED),  # done without having begun: nothing was left to do
+        )
+
+
+@contextmanager
+def _elastic(seconds: int | None, max_restarts: int, mesh: Mesh, count: int) -> Iterator[Elastic | None]:
+    """What lets the run go on without lost ranks, if it is to.
+
+    Raises:
+        UsageError: it never could.
+    """
+    if seconds is None:
+        yield None
+        return
+    from rrfp_jax.launcher.elastic import Elastic
+    from rrfp_jax.runs.fewer_replicas import ranks_of_replicas
+
+    if not max_restarts:
+        raise UsageError(
+            f"{REPLACE_AFTER}={seconds} with --max-restarts=0: a run goes on after the loss of a rank by a "
+            f"restart; give --max-restarts=N, the number of losses that it may have"
+        )
+    needs = ranks_of_replicas(mesh, count)
+    if len(needs) < 2:
+        raise UsageError(
+            f"{REPLACE_AFTER}={seconds} with mesh.dp={mesh.dp} in {count} processes: no replica can be done "
+            f"without; give --config.mesh.dp=2 or more and a process for each device, or leave it out"
+        )
+    with lent_folder() as folder:
+        yield Elastic(needs, seconds, folder)
 
 
 def leave_accelerators_alone() -> None:

@@ -28,10 +28,18 @@ from rrfp_jax.runtime.processes.recording import Recording
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The exit status of a run (0 done, 1 failed, 2 refused, 130 interrupted), and why; no text for 0."""
+    """How a run ended.
+
+    Attributes:
+        status: 0 done, 1 failed, 2 refused, 130 interrupted.
+        text: why; empty for 0.
+        lost: the ranks without which the others could have gone on: the one that is the cause, and all that
+            died of a signal; none if it is not a matter of single ranks.
+    """
 
     status: int
     text: str
+    lost: Sequence[int] = ()
 
 
 def diagnose(ranks: Sequence[RankEnd], *, interrupted: bool = False, stall: str = "") -> Diagnosis:
@@ -66,15 +74,26 @@ def diagnose(ranks: Sequence[RankEnd], *, interrupted: bool = False, stall: str 
         lines = [f"{culprits[0].name} {culprits[0].how()}", *culprits[0].evidence()]
     lines += [f"  {r.beside()}" for r in ranks if len(culprits) > 1 or r is not culprits[0]]
     broken_off = len(culprits) == 1 and culprits[0].kind == "interrupted"
-    return Diagnosis(INTERRUPTED if broken_off else FAILED, "\n".join(lines))
+    return Diagnosis(INTERRUPTED if broken_off else FAILED, "\n".join(lines), _lost(ranks, culprits))
 
 
 # Who.
 
 
+def _lost(ranks: Sequence[RankEnd], culprits: Sequence[RankEnd]) -> Sequence[int]:
+    """See `Diagnosis.lost`; SIGABRT is JAX's for the failures of others."""
+    killed = [r for r in ranks if _was_killed(r) and r.status != -signal.SIGABRT]
+    return sorted({r.rank for r in [*killed, *(culprits if len(culprits) == 1 else ())]})
+
+
+def _was_killed(rank: RankEnd) -> bool:
+    """Whether it died, without a word, of a signal that was not the launcher's."""
+    return rank.status < 0 and not rank.by_launcher and rank.words is None
+
+
 def _culprits(ranks: Sequence[RankEnd]) -> Sequence[RankEnd]:
     """The cause; several only if they lost one another and nothing tells them apart."""
-    killed = [r for r in ranks if r.status < 0 and not r.by_launcher and r.words is None]
+    killed = list(filter(_was_killed, ranks))
     killed.sort(key=lambda r: (r.status == -signal.SIGABRT, r.ended))
     own = [r for r in ranks if r.kind == "failed"]
     own.sort(key=lambda r: (r.words is None or r.words.traceback is None, r.spoke))

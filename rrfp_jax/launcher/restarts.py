@@ -32,7 +32,11 @@ class Verdict:
 
 
 def after_attempt(
-    status: int, reached: Sequence[int], most: int, back_off: Sequence[float] = BACK_OFF_SECONDS
+    status: int,
+    reached: Sequence[int],
+    most: int,
+    back_off: Sequence[float] = BACK_OFF_SECONDS,
+    before: int = 0,
 ) -> Verdict:
     """Whether a run is started again.
 
@@ -42,8 +46,9 @@ def after_attempt(
         reached: the furthest training step that each attempt so far has begun, or NO_STEP.
         most: restarts allowed.
         back_off: seconds to wait, by the number of fruitless restarts.
+        before: restarts before these attempts, which begin after one that did not fail.
     """
-    restarts, fruitless = len(reached) - 1, _fruitless(reached)
+    restarts, fruitless = before + len(reached) - 1, _fruitless(reached)
     if status != FAILED or most == 0:
         return Verdict(None)
     if restarts >= most:

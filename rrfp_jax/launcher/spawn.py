@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, TrainingError
 from rrfp_jax.launcher.diagnosis import Diagnosis, diagnose
+from rrfp_jax.launcher.elastic import Elastic
 from rrfp_jax.launcher.folders import RunFolder, remove_answers, set_attempt_aside
 from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
@@ -37,6 +38,7 @@ def spawn(
     env: Mapping[str, str] | None = None,
     patience: Patience | None = None,
     max_restarts: int = 0,
+    elastic: Elastic | None = None,
     discards: Collection[int] = (REFUSED, INTERRUPTED),
 ) -> int:
     """Run a command once per rank; must be called from the main thread, for it handles signals meanwhile.
@@ -45,7 +47,7 @@ def spawn(
     RRFP_COMMAND in its environment, and the launcher, not rank 0, sees to the coordination service. What they
     print goes to `rank-<r>.log` and, with the rank before each line, to stdout. None of them, nor of their
     groups, is left at the end. If they fail they are started again, as `restarts.py` has it; what the attempt
-    before has left is then in `attempt-<number>/`.
+    before has left is then in `attempt-<number>/`. A run that is elastic may go on with fewer ranks.
 
     Args:
         argv: the command.
@@ -55,7 +57,8 @@ def spawn(
         command: that messages begin with.
         env: of the ranks, before the above is added; None for this process's own.
         patience: limits; None for what `env` says.
-        max_restarts: how often they are started again.
+        max_restarts: how often they are started again after a failure.
+        elastic: of a run that goes on without replicas that were lost, until they are replaced.
         discards: statuses of a run that has left nothing to keep unless it has begun.
 
     Returns:
@@ -68,34 +71,54 @@ def spawn(
     base = os.environ if env is None else env
     patience = patience or Patience.of(base)
     reached: list[int] = []
+    before = 0  # restarts before those attempts, up to the latest that has handed over
     with collected_signals([*PASSED_ON, ASKS_WHY], wakes=[signal.SIGCHLD]) as signals:
         while True:
-            restarts = {"RRFP_RESTARTS": str(len(reached))}
+            restarts = {"RRFP_RESTARTS": str(before + len(reached))}
             told = {**base, **restarts, NAME: typed_command(base)}
-            supervisor = _attempt(argv, count, folder, told, patience, signals, command)
+            seats = _seats(told, count, elastic)
+            supervisor = _attempt(argv, seats, folder, patience, signals, command, elastic)
+            if elastic is not None and supervisor.handed_over and not supervisor.passed_on:
+                _set_aside(elastic.handed_over(), folder, command)
+                before, reached = before + len(reached), []
+                continue
             found = _diagnosed(supervisor, folder, discards)
             reached.append(_furthest_step(folder.path, count))
             most = 0 if supervisor.passed_on else max_restarts
-            verdict = after_attempt(found.status, reached, most, patience.back_off)
+            verdict = after_attempt(found.status, reached, most, patience.back_off, before)
             if verdict.wait is None:
                 _say_end(found, verdict.reason, folder, command)
                 return found.status
-            _set_aside(found, verdict.wait, f"{len(reached)} of {max_restarts}", folder, command)
+            _keep(f"{command}: {found.text}", folder.path)
+            headline, _, _ = found.text.partition("\n")
+            restart = f"restart {before + len(reached)} of {max_restarts} in {verdict.wait:g} s"
+            follows = elastic.lost(found.lost) if elastic is not None else ""
+            _set_aside(f"{headline}; {restart}{follows}", folder, command)
             if _signalled_within(verdict.wait, signals):
                 print(f"{command}: interrupted", file=sys.stderr, flush=True)
                 return INTERRUPTED
 
 
+def _seats(base: Mapping[str, str], count: int, elastic: Elastic | None) -> list[Mapping[str, str]]:
+    """By rank of an attempt, the environment with what its slot of the machine, one of `count`, has."""
+    if elastic is None:
+        return [{**base, **gpu_environment(base, rank, count)} for rank in range(count)]
+    elastic.memory.forget()
+    lent = elastic.memory.environment
+    return [{**base, **gpu_environment(base, slot, count), **lent} for slot in elastic.assignment.slots]
+
+
 def _attempt(
     argv: Sequence[str],
-    count: int,
+    seats: Sequence[Mapping[str, str]],
     folder: RunFolder,
-    env: Mapping[str, str],
     patience: Patience,
     signals: Signals,
     command: str,
+    elastic: Elastic | None,
 ) -> Supervisor:
-    """Start the ranks and watch them to their end."""
+    """Start the ranks, each with its environment, and watch them to their end."""
+    count = len(seats)
 
     def say(text: str) -> None:
         print(f"{command}: {text}", file=sys.stderr, flush=True)
@@ -109,12 +132,12 @@ def _attempt(
             supervisor = Supervisor(patience, folder, signals, screen, say, count)
             stack.callback(supervisor.close)
             where, secret = folder.path, token.new_token()
-            for rank in range(count):
-                one = _environment(env, address, count, rank, where, secret) | screen.environment
+            for rank, seat in enumerate(seats):
+                one = _environment(seat, address, count, rank, where, secret) | screen.environment
                 supervisor.start(rank, argv, one, where)
         except (OSError, RuntimeError) as error:
             raise TrainingError(f"cannot start the ranks: {error}") from None
-        supervisor.watch()
+        supervisor.watch(elastic.look if elastic is not None else lambda: None)
     return supervisor
 
 
@@ -127,7 +150,6 @@ def _environment(
         flags = f"{flags} {THREADS_FLAG}=false".strip()
     return {
         **base,
-        **gpu_environment(base, rank, count),
         "XLA_FLAGS": flags,
         "RRFP_COORDINATOR": address,
         "RRFP_PROCESSES": str(count),
@@ -187,15 +209,13 @@ def _say_end(found: Diagnosis, more: str, folder: RunFolder, command: str) -> No
     print(message, file=sys.stderr, flush=True)
 
 
-def _set_aside(found: Diagnosis, wait: float, which: str, folder: RunFolder, command: str) -> None:
-    """Say in one line why there is a restart, keep the whole diagnosis, and make room for what follows."""
-    _keep(f"{command}: {found.text}", folder.path)
+def _set_aside(why: str, folder: RunFolder, command: str) -> None:
+    """Say in one line why an attempt follows, and make room for it."""
     try:
         aside = os.path.relpath(set_attempt_aside(folder.path))
     except OSError as error:
-        raise TrainingError(f"{found.text}\nand cannot be started again: {error}") from None
-    headline = found.text.partition("\n")[0]
-    print(f"{command}: {headline}; restart {which} in {wait:g} s; see {aside}/", file=sys.stderr, flush=True)
+        raise TrainingError(f"{why}\nand cannot be started again: {error}") from None
+    print(f"{command}: {why}; see {aside}/", file=sys.stderr, flush=True)
 
 
 def _keep(message: str, folder: Path) -> None:

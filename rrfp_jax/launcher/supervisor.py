@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rrfp_jax.errors import DONE, INTERRUPTED
+from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
@@ -116,6 +116,11 @@ class Supervisor:
         asked = {*self.passed_on} <= {signal.SIGINT, signal.SIGTERM}
         return self._was_well and not (asked and not any(rank.status for rank in self.ranks))
 
+    @property
+    def handed_over(self) -> bool:
+        """Whether all ranks have stopped after a step because they were asked to hand over."""
+        return all(rank.status == HANDED_OVER for rank in self.ranks)
+
     def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str], where: Path) -> None:
         """Start one more rank, with its log in the folder `where`."""
         log = where / f"rank-{rank}.log"
@@ -123,8 +128,12 @@ class Supervisor:
         self.ranks.append(process)
         self._selector.register(process.output, selectors.EVENT_READ, process)
 
-    def watch(self) -> None:
-        """Until all have ended: pass on output and signals, and end whatever would not end by itself."""
+    def watch(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Until all have ended: pass on output and signals, and end whatever would not end by itself.
+
+        Args:
+            meanwhile: is called again and again.
+        """
         while not all(rank.gone for rank in self.ranks):
             for key, _ in self._selector.select(POLL_SECONDS):
                 if key.data is not None and not key.data.read():
@@ -138,6 +147,7 @@ class Supervisor:
             self._heed_ends(now)
             self._end_frozen(now)
             self._inquiry.go_on()
+            meanwhile()
 
     def close(self) -> None:
         """Kill whatever is left, and read no more."""
@@ -175,7 +185,7 @@ class Supervisor:
 
     def _ended_badly(self, rank: RankProcess) -> bool:
         """Whether a rank has ended otherwise than it was to, upon which the others cannot go on."""
-        good = (None, DONE, INTERRUPTED) if self.passed_on else (None, DONE)
+        good = (None, DONE, HANDED_OVER, INTERRUPTED) if self.passed_on else (None, DONE, HANDED_OVER)
         return rank.status not in good
 
     def _heed_ends(self, now: float) -> None:

@@ -199,13 +199,13 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         """How many processes the run asks for when it is launched on one machine: one per device."""
         return self.actual_mesh.devices
 
-    def trainer(self) -> Trainer:
-        """The run's Trainer."""
+    def trainer(self, mesh: Mesh | None = None) -> Trainer:
+        """The run's Trainer, on its own mesh or on another."""
         return Trainer(
             self.made("pipeline"),
             self.made("optimizer"),
             data=self.made("train_data"),
-            mesh=self.mesh,
+            mesh=mesh or self.mesh,
             schedule=self.schedule,
             split=self.layers_per_virtual_stage,
             init=self.made("init"),

@@ -12,6 +12,7 @@ from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runs.saving import Saver
+from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
 from rrfp_jax.runtime.processes.stop import Why
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.train.report import VALIDATION, Evaluation, Report
@@ -27,7 +28,7 @@ class Followed:
         report: of the step.
         validation: after it, if there was one.
         ends: it was the run's last.
-        stops: the run stops here, because a signal came, and can go on later.
+        stops: the run stops here, because a signal came or lost ranks are replaced, and can go on later.
     """
 
     report: Report
@@ -45,6 +46,7 @@ class Loop:
         trainer: that makes the steps.
         validation: its data; None for none.
         saver, files, display: told of every step.
+        memory: of the host, whose launcher may ask for it back; None if none was lent.
     """
 
     config: RunConfig
@@ -54,6 +56,7 @@ class Loop:
     saver: Saver
     files: RunFiles
     display: Display
+    memory: HostMemory | None = None
 
     def run(self) -> Followed:
         """Train until a step ends the run or it stops; that step. There must be one left."""
@@ -75,17 +78,27 @@ class Loop:
         if found is not None:
             ends |= self._wants_end("on_validation", report, found)
         stops = self._is_stopped and not ends
-        self.saver.after_step(report, ends=ends or stops)
+        hands_over = stops and self.world.stop.agreed is Why.HANDS_OVER
+        self.saver.after_step(report, ends=ends or (stops and not hands_over))
+        if hands_over:
+            self.trainer.finish_saving()
+        elif self.memory is not None and self.memory.is_asked_for:
+            self.world.stop.request(Why.HANDS_OVER)  # which all know at the end of the next step
         return Followed(report=report, validation=found, ends=ends, stops=stops)
 
     @property
     def _is_stopped(self) -> bool:
         return self.world.stop.agreed > Why.ASKED
 
+    @property
+    def _is_pressed(self) -> bool:
+        """Whether it stops because a signal came, and validates no more."""
+        return self.world.stop.agreed > Why.HANDS_OVER
+
     def _is_due(self, report: Report, ends: bool) -> bool:
         every = self.config.validate_every
         due = ends or (every > 0 and (report.step + 1) % every == 0)
-        return due and self.validation is not None and (ends or not self._is_stopped)
+        return due and self.validation is not None and (ends or not self._is_pressed)
 
     def _validated(self, ends: bool) -> Evaluation | None:
         """The validation; None if the run stops during it. The one at the end is always finished."""
@@ -93,7 +106,7 @@ class Loop:
         with closing(self.trainer.evaluating(self.validation, count)) as steps:
             for sums in steps:
                 found.append(sums)
-                if self._is_stopped and not ends:
+                if self._is_pressed and not ends:
                     return None
         return Evaluation.of(found)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -24,6 +26,7 @@ from rrfp_jax.runs.loop import Loop
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runs.saving import Saver
 from rrfp_jax.runs.stopping import Stopping, checkpoints_of
+from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.lifecycle.stop_signals import StopSignals
 from rrfp_jax.runtime.memory.ledger import StageLedger
@@ -80,12 +83,16 @@ class _Run:
     ) -> None:
         self._config, self._world, self._display, self._stopping = config, world, display, stopping
         self._source = source
+        self._memory = HostMemory.of(os.environ)
+        self._mesh = config.mesh
+        if self._memory is not None:  # some replicas may have been lost
+            self._mesh = replace(config.mesh, dp=self._memory.replicas)
 
     def train(self, signals: StopSignals) -> int:
         """See `train`."""
         config, world = self._config, self._world
         trainer, validation = self._made()
-        saver = Saver(trainer, config.checkpoint, checkpoints_of(config), self._display.say)
+        saver = Saver(trainer, config.checkpoint, checkpoints_of(config), self._display.say, self._memory)
         there = saver.look_ahead(as_json(config))
         if there >= config.steps:
             self._display.say(
@@ -108,6 +115,7 @@ class _Run:
                 saver=saver,
                 files=files,
                 display=self._display,
+                memory=self._memory,
             )
             last = loop.run()
             if world.stop.agreed is Why.ASKED:
@@ -125,7 +133,7 @@ class _Run:
         config, world = self._config, self._world
         chooses = config.schedule.startswith("auto") or config.layers_per_virtual_stage == "auto"
         with during(self._display.tell, "choosing schedule and split" if chooses else "reading data"):
-            trainer = config.trainer()
+            trainer = config.trainer(self._mesh)
             validation = config.made("validation_data")
             if validation is not None:
                 plan_step(as_data(validation), 0)  # so that missing data is refused now
@@ -133,7 +141,7 @@ class _Run:
         processes = f" of {world.size} processes" if world.size > 1 else ""
         self._display.say(
             f"rrfp_jax on jax {jax.__version__}, flax {version('flax')}; {config.name}: {config.steps} "
-            f"steps, {_sizes(config.mesh)} on {', '.join(map(str, jax.devices()))}{processes}, "
+            f"steps, {_sizes(self._mesh)} on {', '.join(map(str, jax.devices()))}{processes}, "
             f"schedule {config.schedule}"
         )
         return trainer, validation

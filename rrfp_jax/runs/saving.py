@@ -1,4 +1,8 @@
-"""When a run saves itself, and from which checkpoint it goes on."""
+"""When a run saves itself, and from which checkpoint it goes on.
+
+Where its launcher has lent it a folder in the host's memory, the state of every step is kept there, too. The
+folder has no other run's states, so what is in it is gone on from.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import move_away
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runs.differences import differences
+from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.trainer import Trainer
@@ -24,12 +30,22 @@ class Saver:
         settings: of the run.
         folder: of the checkpoints.
         say: tells what is done, on rank 0.
+        memory: of the host, if it was lent.
     """
 
     def __init__(
-        self, trainer: Trainer, settings: Checkpointing, folder: Path, say: Callable[[str], None]
+        self,
+        trainer: Trainer,
+        settings: Checkpointing,
+        folder: Path,
+        say: Callable[[str], None],
+        memory: HostMemory | None = None,
     ) -> None:
         self._trainer, self._settings, self._folder, self._say = trainer, settings, folder, say
+        self._memory = memory
+        held = CheckpointFolder(memory.states).steps() if memory is not None else []
+        stored = CheckpointFolder(folder).steps() if settings.wanted else []
+        self._is_held = bool(held) and held[-1] >= max(stored, default=0)
         self._config: Mapping[str, Any] = {}
         self._saved_at: float | None = None  # on rank 0's clock, as the trace has it
 
@@ -45,7 +61,7 @@ class Saver:
             UsageError: the run cannot go on from it.
         """
         self._config = config
-        found = self._trainer.look_at(self._folder) if self._resumes else None
+        found = self._trainer.look_at(self._source) if self._resumes else None
         if found is None:
             return 0
         if found.config is not None and (changed := differences(found.config, config)):
@@ -58,34 +74,45 @@ class Saver:
         return found.steps
 
     def resume(self, world: World) -> int:
-        """Go on from the latest checkpoint, if that is wanted and there is one; the steps that are done.
+        """Go on from the host's memory, or from the latest checkpoint if that is wanted; the steps done.
 
         Args:
             world: the processes, all of which call this.
         """
-        if not self._settings.wanted:
+        if not self._settings.wanted and not self._is_held:
             return 0
         if not self._resumes:
             if world.rank == 0 and self._folder.exists():
                 self._say(f"earlier checkpoints are kept as {move_away(self._folder)}")
             world.gather("earlier checkpoints to be moved away", None)
             return 0
-        if self._trainer.go_on(self._folder):
+        if self._is_held and world.rank == 0:  # whoever was killed was perhaps saving
+            for folder in (self._source, self._folder):
+                CheckpointFolder(folder).tidy()
+        if self._trainer.go_on(self._source):
             done = self._trainer.steps_done
-            self._say(f"resumes after {done} steps, from {self._folder / str(done)}")
+            where = "the host's memory" if self._is_held else self._source / str(done)
+            self._say(f"resumes after {done} steps, from {where}")
         return self._trainer.steps_done
 
     @property
     def _resumes(self) -> bool:
-        return self._settings.wanted and (self._settings.resume or started_again())
+        return self._is_held or (self._settings.wanted and (self._settings.resume or started_again()))
+
+    @property
+    def _source(self) -> Path:
+        """The folder that the run goes on from."""
+        return self._memory.states if self._memory is not None and self._is_held else self._folder
 
     def after_step(self, report: Report, *, ends: bool) -> None:
-        """Save if it is time.
+        """Keep the state in the host's memory if steps follow, and save if it is time.
 
         Args:
             report: of the step, equal on all processes, so that all decide alike.
             ends: whether no step follows; then it is saved and waited for.
         """
+        if self._memory is not None and not ends:  # else who dies now would leave nothing to be saved
+            self._trainer.hold(self._memory.states, self._config)
         if not self._settings.wanted:
             return
         now = max(part.end for part in report.trace.parts)

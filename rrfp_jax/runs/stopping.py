@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.errors import DONE, INTERRUPTED
+from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runtime.lifecycle.failure import fail
@@ -61,6 +61,9 @@ class Stopping:
     def say_end(self, step: int) -> int:
         """Say after which step the run has stopped, and how to go on; the exit status that goes with it."""
         why, latest = self._world.stop.agreed, self._latest()
+        if why is Why.HANDS_OVER:
+            self._display.say(f"stopped after step {step}, as lost ranks are replaced")
+            return HANDED_OVER
         if latest is None:
             self._display.say(f"{why}: stopped after step {step}; nothing is saved")
             return INTERRUPTED

@@ -219,6 +219,10 @@ class Session(Startup):
         if wait:
             self.finish_saving()
 
+    def hold(self, folder: Path, config: Any = None) -> None:
+        """Write a checkpoint to a folder in the host's memory, as `save` does; see `Saves.hold`."""
+        self._stepper.saves.hold(folder, self._stepper.state(config))
+
     def finish_saving(self) -> None:
         """Wait for a checkpoint that is being written; raises as `save` does."""
         with during(self.progress, "saving"):
@@ -228,8 +232,7 @@ class Session(Startup):
         """Go on from the latest intact checkpoint of a folder; all processes together.
 
         The mesh, the number of processes, the schedule and the precision of messages may be others than
-        when it was saved. One that is damaged is passed over. That is said, and so is
-        that there is none.
+        when it was saved. One that is damaged is passed over; that is said, and that there is none.
 
         Args:
             folder: as for `save`.

@@ -80,6 +80,7 @@ class Saves:
     def __init__(self, engine: Callable[[], Engine], world: World, seed: int) -> None:
         self._present, self._world, self._seed = engine, world, seed
         self._latest: Checkpoints | None = None  # the folder that was last written to
+        self._held: Checkpoints | None = None  # in the host's memory
 
     @property
     def _engine(self) -> Engine:
@@ -89,11 +90,25 @@ class Saves:
         """Begin to write a checkpoint, once an earlier one is complete."""
         self.finish()
         self._latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
-        first = self._engine.layout.stages  # from here on are those of other replicas, which are alike
+        self._latest.save(run, self._leaves())
+
+    def hold(self, folder: Path, run: RunState) -> None:
+        """Write a checkpoint in place of the one before; it is complete on return.
+
+        That it cannot be written is said, and training goes on.
+        """
+        if self._held is None:
+            self._held = Checkpoints(folder, self._world, keep=1, on_error="continue", tells=False)
+        self._held.save(run, self._leaves())
+        self._held.advance(to_the_end=True)
+
+    def _leaves(self) -> list[tuple[Key, jax.Array]]:
+        """What this process writes: of replicas that are alike, the first one's."""
+        first = self._engine.layout.stages  # from here on are those of other replicas
         stages = [stage for stage_replica, stage in self._engine.stages.items() if stage_replica < first]
         shared = [own for own in self._engine.optimizers if own.stage_mesh.replicas > 1]
         own = [own for own in self._engine.optimizers if own not in shared and own.stages[0].index < first]
-        self._latest.save(run, leaves_of(stages, [*shared, *own]))
+        return leaves_of(stages, [*shared, *own])
 
     def finish(self) -> None:
         """Wait for the one under way."""

@@ -66,7 +66,7 @@ class StopsAfterStep:
     def heed(self, number: int) -> None:
         """Ask the run to stop; the second time, end."""
         stop, why = self._world.stop, Why.CTRL_C if number == signal.SIGINT else Why.SIGTERM
-        asked = stop.requested > Why.ASKED
+        asked = stop.requested >= Why.SIGTERM
         stop.request(why)
         self._say(why, asked)
         if asked:
@@ -76,7 +76,7 @@ class StopsAfterStep:
 
     def left(self) -> float | None:
         """Seconds until a step must have ended."""
-        if self._deadline is None or self._world.stop.agreed > Why.ASKED:
+        if self._deadline is None or self._world.stop.agreed >= Why.SIGTERM:
             return None
         return max(self._deadline - monotonic(), 0.0)
 

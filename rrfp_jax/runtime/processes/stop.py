@@ -10,8 +10,9 @@ class Why(IntEnum):
 
     NOTHING = 0
     ASKED = 1  # by the run's own code
-    SIGTERM = 2
-    CTRL_C = 3
+    HANDS_OVER = 2  # to an attempt with more replicas
+    SIGTERM = 3
+    CTRL_C = 4
 
     def __str__(self) -> str:
         return {Why.SIGTERM: "SIGTERM", Why.CTRL_C: "Ctrl-C"}.get(self, self.name.lower())

@@ -1,0 +1,165 @@
+"""Lost ranks and their replacement: the launcher with tiny ranks, and the folder that it lends them."""
+
+import os
+import sys
+
+import pytest
+
+from rrfp_jax.commands import launch, local
+from rrfp_jax.errors import DONE, FAILED, REFUSED, UsageError
+from rrfp_jax.launcher.elastic import Elastic
+from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.spawn import spawn
+from rrfp_jax.launcher.supervisor import Patience
+from rrfp_jax.runtime.lifecycle.host_memory import LOCK_SECONDS, HostMemory, lent_folder
+
+PROLOGUE = """\
+import os, signal, sys, time
+from pathlib import Path
+rank, count, replicas = (int(os.environ[f"RRFP_{name}"]) for name in ("RANK", "PROCESSES", "REPLICAS"))
+lent, restarts = Path(os.environ["RRFP_HOST_MEMORY"]), int(os.environ["RRFP_RESTARTS"])
+with (lent / "attempts").open("a") as file:
+    file.write(f"{restarts} {rank} of {count}, {replicas}, {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+def hand_over():
+    while not (lent / "hand-over").exists(): time.sleep(0.01)
+    sys.exit(75)
+"""
+"""What ranks need; they import nothing of ours, so as to be quick."""
+
+
+@pytest.fixture
+def launch_ranks(tmp_path, capfd):
+    """Run a script in two replicas of two ranks: the status, what was said, and who was started."""
+
+    def launch_ranks(text, seconds, restarts=3):
+        script, lent = tmp_path / "train.py", tmp_path / "lent"
+        script.write_text(PROLOGUE + text)
+        lent.mkdir()
+        env = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"} | {
+            "CUDA_VISIBLE_DEVICES": "a,b,c,d"
+        }
+        patience = Patience(grace=10.0, terminate=0.3, back_off=(0.0,) * 3)
+        status = spawn(
+            [sys.executable, str(script)],
+            4,
+            RunFolder(tmp_path / "runs", "trial"),
+            env=env,
+            patience=patience,
+            max_restarts=restarts,
+            elastic=Elastic({1: 2, 2: 4}, seconds, lent),
+        )
+        return status, capfd.readouterr().err, sorted((lent / "attempts").read_text().splitlines())
+
+    return launch_ranks
+
+
+WHOLE = ["0 of 4, 2, a", "1 of 4, 2, b", "2 of 4, 2, c", "3 of 4, 2, d"]
+
+
+def test_a_lost_replica_is_done_without_and_replaced(launch_ranks):
+    status, said, started = launch_ranks(
+        "if restarts == 0: die() if rank == 1 else sys.exit(1)\n"
+        "hand_over() if replicas == 1 else sys.exit(0)",
+        seconds=1,
+    )
+    assert status == DONE
+    fewer = ["1 0 of 2, 1, a", "1 1 of 2, 1, c"]
+    assert started == [f"0 {one}" for one in WHOLE] + sorted([*fewer, *(f"1 {one}" for one in WHOLE)])
+    first, second = said.splitlines()
+    assert "rank 1 was killed by SIGKILL" in first
+    assert "; restart 1 of 3 in 0 s with 1 of 2 replicas, with all again 1 s later; see " in first
+    assert second.startswith("rrfp-launch: goes on with all 2 replicas; see ")
+
+
+def test_at_once_if_no_time_is_to_pass(launch_ranks):
+    status, said, started = launch_ranks(
+        "die() if restarts == 0 and rank == 3 else sys.exit(restarts == 0)", 0
+    )
+    assert (status, len(started)) == (DONE, 8) and " in 0 s with all 2 replicas; see " in said
+
+
+def test_if_too_few_are_left_all_begin_again(launch_ranks):
+    status, _, started = launch_ranks(
+        "if restarts == 0: die() if rank else sys.exit(1)\nsys.exit(replicas != 2)", seconds=60
+    )
+    assert status == DONE and started == [f"{n} {one}" for n in (0, 1) for one in WHOLE]
+
+
+def test_a_loss_while_ranks_hand_over_is_one_more(launch_ranks):
+    status, said, _ = launch_ranks(
+        "if restarts == 0: die() if rank == 1 else sys.exit(1)\n"
+        "if restarts == 1 and rank == 1:\n"
+        "    while not (lent / 'hand-over').exists(): time.sleep(0.01)\n"
+        "    die()\n"
+        "hand_over() if replicas == 1 else sys.exit(0)",
+        seconds=0.2,
+    )
+    assert status == DONE and "; restart 2 of 3 in 0 s with 1 of 2 replicas" in said
+
+
+def test_what_all_ranks_refuse_or_raise_is_no_loss(launch_ranks):
+    status, said, started = launch_ranks("print('no such file'); sys.exit(2)", 1)
+    assert (status, len(started)) == (REFUSED, 4) and "restart" not in said
+
+
+def test_losses_are_counted(launch_ranks):
+    status, said, _ = launch_ranks("die() if rank == 0 else sys.exit(1)", 60, restarts=1)
+    assert status == FAILED and "not restarted again: --max-restarts=1" in said
+
+
+def test_a_folder_is_removed_and_so_are_those_of_killed_launchers(tmp_path):
+    with lent_folder(tmp_path) as living:
+        left = tmp_path / f"rrfp-{os.getuid()}-left"
+        left.mkdir()
+        (left / "states").mkdir()
+        for folder in (living, left):
+            old = folder.stat().st_mtime - LOCK_SECONDS - 1
+            os.utime(folder, (old, old))
+        with lent_folder(tmp_path) as other:
+            assert sorted(tmp_path.iterdir()) == sorted([living, other])
+            assert other.stat().st_mode & 0o777 == 0o700
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="no folder can be made in the host's memory"):
+        lent_folder(tmp_path / "absent").__enter__()
+
+
+def test_what_ranks_are_told(tmp_path):
+    assert HostMemory.of({}) is None
+    memory = HostMemory(tmp_path, 2)
+    assert HostMemory.of(memory.environment) == memory
+    memory.ask()
+    assert memory.is_asked_for
+    memory.forget()
+    assert not memory.is_asked_for
+    for wrong in ({"RRFP_REPLICAS": "2"}, {"RRFP_HOST_MEMORY": str(tmp_path)}):
+        with pytest.raises(UsageError, match="unset them"):
+            HostMemory.of(wrong)
+    with pytest.raises(UsageError, match="no folder with a number of replicas"):
+        HostMemory.of(memory.environment | {"RRFP_REPLICAS": "0"})
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["--replace-after=5", "--config.mesh.dp=2"], "give --max-restarts=N"),
+        (
+            ["--replace-after=5", "--max-restarts=2"],
+            "with mesh.dp=1 in 4 processes: no replica can be done without",
+        ),
+        (["--replace-after=soon", "--max-restarts=2"], "give a number of seconds"),
+    ],
+)
+def test_what_cannot_be(given, reason, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(local, "leave_accelerators_alone", lambda: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    argv = [f"--config={root}/configs/quickstart.py", f"--config.directory={tmp_path / 'runs'}", *given]
+    assert launch.main(argv) == REFUSED
+    assert reason in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_a_script_has_no_replicas_to_speak_of(tmp_path, capsys):
+    (tmp_path / "train.py").write_text("")
+    assert launch.main(["-n", "2", "--replace-after=5", str(tmp_path / "train.py")]) == REFUSED
+    assert "--replace-after=5 with a script: only a named run" in capsys.readouterr().err
