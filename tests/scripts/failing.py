@@ -1,13 +1,17 @@
 """A toy run in which one rank fails: `failing.py RANK WAY PHASE [MARK]`.
 
 PHASE: start (joined, nothing compiled), compile (while a layer is traced), step and validation (between two
-tasks), end (trained, while the others leave), or never. WAY: kill, freeze, cut (all TCP connections shut
-down, the process lives on), raise, or store (the coordination service is frozen instead). Stages
-have TP ranks each, 1 unless set; messages go by TRANSPORT. The moment is written to the file that FAILED_AT
-names, if it is set. MARK is an argument by which whoever started the processes knows them.
+tasks), end (trained, while the others leave), or never; and, if LAYERS_MOVE is set, recompile (a layer is
+traced for another split) and move (layers are on their way to other stages). WAY: kill, freeze, cut (all TCP
+connections shut down, the process lives on), raise, or store (the coordination service is frozen instead).
+Stages have TP ranks each, 1 unless set; messages go by TRANSPORT. The moment is written to the file that
+FAILED_AT names, if it is set. With LAYERS_MOVE, the name of a folder, a checkpoint is saved there before they
+do, and a start goes on from it; rank 0 writes `losses.json` there. MARK is an argument by which whoever
+started the processes knows them.
 """
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -15,12 +19,14 @@ import stat
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import jax.numpy as jnp
 import optax
 
 import rrfp_jax as rrfp
 from tests.scripts.small_model import microbatches, pipeline
+from tests.support.layers_on_their_way import before_each_layer
 
 RANK, WAY, PHASE = sys.argv[1:4]
 STEPS, DISPATCHES = 3, 3
@@ -97,8 +103,30 @@ def failing(dispatched):
     return noted
 
 
+def on_the_way():
+    if now["phase"] == "recompile":
+        enter("move")  # the first layer
+        return
+    at("move")
+
+
+def move_layers(folder):
+    """Train, save, move layers, train on; from a checkpoint if there is one. Losses go to a file."""
+    before_each_layer(on_the_way)
+    if not trainer.restore(folder / "checkpoints"):
+        list(trainer.steps(STEPS))
+        trainer.save(folder / "checkpoints")
+    enter("recompile")
+    trainer.split = [2, 1, 1, 2]  # every stage has a block
+    enter("nothing")
+    losses = [report.loss for report in trainer.steps(STEPS)]
+    if trainer.is_main:
+        (folder / "losses.json").write_text(json.dumps(losses), encoding="utf-8")
+
+
 def block(params, carry, mb):
     at("compile")
+    at("recompile")
     return carry + jnp.tanh(carry @ params["weight"])
 
 
@@ -108,10 +136,16 @@ def batch(step):
 
 mesh = rrfp.Mesh(pp=4 // TP, tp=TP)
 transport = os.environ.get("TRANSPORT", "socket")
-trainer = rrfp.Trainer(pipeline(block), optax.sgd(0.1), data=batch, mesh=mesh, transport=transport)
+split = [1, 1, 1, 3] if "LAYERS_MOVE" in os.environ else None
+trainer = rrfp.Trainer(
+    pipeline(block), optax.sgd(0.1), data=batch, mesh=mesh, transport=transport, split=split
+)
 trainer._world.recorder.dispatched = failing(trainer._world.recorder.dispatched)
 enter("start")
 at("start")
+if "LAYERS_MOVE" in os.environ:
+    move_layers(Path(os.environ["LAYERS_MOVE"]))
+    sys.exit()
 enter("compile")
 trainer.start()
 list(trainer.steps(1))

@@ -28,13 +28,17 @@ HANG_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Cell:
-    """Which rank fails, how, and when; `tp` ranks share a stage, messages go by a transport."""
+    """Which rank fails, how, and when; `tp` ranks share a stage, messages go by a transport.
+
+    With a folder in `layers_move`, layers move to other stages; see `tests/scripts/failing.py`.
+    """
 
     rank: int
     way: str
     phase: str
     tp: int = 1
     transport: str = "socket"
+    layers_move: str = ""
 
     @property
     def stage(self) -> int:
@@ -44,7 +48,8 @@ class Cell:
     @property
     def environment(self) -> dict[str, str]:
         """What the script reads."""
-        return {"TP": str(self.tp), "TRANSPORT": self.transport}
+        found = {"TP": str(self.tp), "TRANSPORT": self.transport}
+        return found | ({"LAYERS_MOVE": self.layers_move} if self.layers_move else {})
 
     def __str__(self) -> str:
         return f"{self.rank}/{self.way}/{self.phase}"

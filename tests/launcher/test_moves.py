@@ -1,0 +1,16 @@
+"""A cell of `python -m tests.verification.moves`: a rank dies while layers move; the next start."""
+
+from tests.verification.failure_cell import Cell
+from tests.verification.failures import END_SECONDS, faults_of
+from tests.verification.moves import failed_and_resumed, undisturbed
+
+
+def test_a_rank_that_dies_while_layers_move_and_the_next_start(tmp_path):
+    (tmp_path / "failing").mkdir()
+    (tmp_path / "fine").mkdir()
+    cell = Cell(2, "kill", "move")
+    outcome, losses = failed_and_resumed(cell, tmp_path / "failing")
+    assert faults_of(cell, outcome) == [], outcome.text
+    assert outcome.seconds < END_SECONDS
+    expected, ended = undisturbed(tmp_path / "fine")
+    assert expected is not None and losses == expected, ended.text
