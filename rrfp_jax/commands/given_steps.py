@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from rrfp_jax.core.measure.cost_table import CostTable, workload_of
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_path, printable
@@ -26,17 +24,9 @@ Source: TypeAlias = Workload | Mapping[str, Any] | str | Path
 or the name of a family."""
 
 
-@dataclass(frozen=True)
-class GivenSteps:
-    """Steps to simulate, and if they ran, how: as many."""
-
-    steps: Sequence[Step]
-    ran: Sequence[RecordedStep] = ()
-
-
 def given_steps(
     source: Source, *, stages: int, microbatches: int | None, seeds: int, times: int
-) -> GivenSteps:
+) -> Sequence[Step]:
     """The steps of a source.
 
     Args:
@@ -53,16 +43,16 @@ def given_steps(
     count = MICROBATCHES if microbatches is None else microbatches
     if isinstance(source, str) and not source.endswith(".json"):
         family = family_by_name(source)
-        return GivenSteps([family(stages, count, seed) for seed in range(seeds)])
+        return [family(stages, count, seed) for seed in range(seeds)]
     if isinstance(source, str | Path):
         check_path("file", Path(source))
         return _of_file(Path(source), microbatches, seeds, times)
     if not isinstance(source, Workload):
         source = Workload.from_json_object(dict(source) if isinstance(source, Mapping) else source)
-    return GivenSteps([Step(source, source)] * times)
+    return [Step(source, source)] * times
 
 
-def _of_file(path: Path, microbatches: int | None, seeds: int, times: int) -> GivenSteps:
+def _of_file(path: Path, microbatches: int | None, seeds: int, times: int) -> Sequence[Step]:
     try:
         content = load_json(path)
         if isinstance(content, dict) and "traceEvents" in content:
@@ -82,22 +72,22 @@ def _of_file(path: Path, microbatches: int | None, seeds: int, times: int) -> Gi
         raise UsageError(str(error)) from None
     except ValueError as error:
         raise UsageError(f"{path}: no workload: {printable(str(error))}") from None
-    return GivenSteps([Step(workload, workload)] * times)
+    return [Step(workload, workload)] * times
 
 
-def _of_trace(path: Path, microbatches: int | None, seeds: int) -> GivenSteps:
+def _of_trace(path: Path, microbatches: int | None, seeds: int) -> Sequence[Step]:
     """The latest steps that trained, of whatever was recorded last."""
     _refuse(path, microbatches)
     groups = [[step for step in steps if not step.rules.forward_only] for steps in read_trace(path).values()]
     groups = [steps for steps in groups if steps]
     if not groups:
-        raise UsageError(f"{path}: it has no step that trained")
+        raise UsageError(f"{path}: it has no step that trained: give the trace of a run that has")
     if len(groups) > 1:
         raise UsageError(f"{path}: it has steps of {len(groups)} schedules; give the trace of one run")
     ran = groups[0][-seeds:]
     if len(ran) < seeds:
         raise UsageError(f"{path}: it has {len(ran)} steps that trained; give --seeds={len(ran)} or less")
-    return GivenSteps([Step(workload, workload) for workload in map(workload_of, ran)], ran)
+    return [Step(own, own, step) for own, step in zip(map(workload_of, ran), ran, strict=True)]
 
 
 def _refuse(path: Path, microbatches: int | None) -> None:

@@ -65,7 +65,7 @@ def _simulate(arguments: Sequence[str]) -> int:
         stages = options.stages or STAGES
         if options.workload is not None:
             given = given_steps(source, stages=stages, microbatches=options.microbatches, seeds=1, times=1)
-            stages = given.steps[0].actual.stages
+            stages = given[0].actual.stages
         check_picture(options.plot, stages * len(policies))
     comparison = simulate(
         source,

@@ -180,7 +180,8 @@ def simulate(
         seeds: how many steps are drawn, or taken of a trace; all schedules get the same.
         limit: most microbatches in flight on a stage under a hint or a plan, each counted until its last
             releasing task; None for what a `Trainer` takes: twice the number of stages, or as many as fit if
-            there is a `byte_limit`. 0 for no limit. Fixed orders hold what they hold.
+            there is a `byte_limit`; of a trace, for the run's own limits, if it had some and there is no
+            `byte_limit`. 0 for no limit. Fixed orders hold what they hold.
         byte_limit: the same in bytes, for workloads that say what microbatches hold.
         chunks: a stage, for schedules that are defined for several.
         links: "parallel", "serial" or "synchronous" transfers (`rrfp_jax/sim/links.py`).
@@ -203,12 +204,12 @@ def simulate(
     policies = _policies(policies)
     try:
         times = seeds if jitter != "J0" else 1  # of a workload, whose steps differ by jitter only
-        taken = given_steps(workload, stages=stages, microbatches=microbatches, seeds=seeds, times=times)
-        steps = taken.steps
+        steps = given_steps(workload, stages=stages, microbatches=microbatches, seeds=seeds, times=times)
         usual = usual_limit(steps[0].actual.stages) if byte_limit is None else None
         given = Settings(
             limit=usual if limit is None else limit or None,
             byte_limit=byte_limit,
+            as_ran=limit is None and byte_limit is None,
             chunks=chunks,
             links=links,
             accumulation=accumulation,
@@ -221,8 +222,9 @@ def simulate(
         baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    ran = {AS_IT_RAN: outcome_of(taken.ran)} if taken.ran else {}
-    return Comparison(ran | outcomes, baseline)
+    ran = [step.ran for step in steps if step.ran is not None]
+    as_it_ran = {AS_IT_RAN: outcome_of(ran)} if ran else {}
+    return Comparison(as_it_ran | outcomes, baseline)
 
 
 def _policies(policies: Any) -> Sequence[str | Schedule | Auto]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
 from rrfp_jax.sim.engine import simulate
@@ -38,6 +39,7 @@ class Settings:
     Attributes:
         limit: most microbatches in flight on a stage under a hint or a plan; None for no limit.
         byte_limit: the same in bytes, for workloads that say what microbatches hold; None for no limit.
+        as_ran: a step that ran within limits of its own keeps those instead.
         chunks: a stage, for schedules that are defined for several.
         links: how transfers share them.
         accumulation, spare_gradients: see `StepRules`.
@@ -47,6 +49,7 @@ class Settings:
 
     limit: int | None = None
     byte_limit: int | None = None
+    as_ran: bool = False
     chunks: int = 1
     links: Links = "parallel"
     accumulation: Accumulation = "index"
@@ -142,7 +145,7 @@ def _outcome(schedule: Schedule | Auto | None, steps: Sequence[Step], settings: 
         else:
             ours = schedule or _planned(step, settings)
         rules = _rules(ours, step, settings)
-        budgets = byte_budgets(step.actual, settings.byte_limit, rules.placement.chunks)
+        budgets = _budgets(step, settings, rules.placement)
         plain = WorkloadCosts(step.actual, rules.placement)
         costs = plain if settings.change is None else settings.change(plain, number)
         trace = simulate(rules, costs, links=settings.links, budgets=budgets)
@@ -196,7 +199,7 @@ def choice(auto: Auto, step: Step, settings: Settings) -> Choice:
         candidates[name] = Candidate(
             rules=rules,
             costs=WorkloadCosts(step.known, rules.placement),
-            budgets=byte_budgets(step.actual, settings.byte_limit, rules.placement.chunks),
+            budgets=_budgets(step, settings, rules.placement),
             links=settings.links,
         )
     return choose(candidates)
@@ -204,20 +207,42 @@ def choice(auto: Auto, step: Step, settings: Settings) -> Choice:
 
 def _planned(step: Step, settings: Settings) -> FixedOrder:
     rules = _rules(BF(), step, settings)
-    budgets = byte_budgets(step.actual, settings.byte_limit, rules.placement.chunks)
+    budgets = _budgets(step, settings, rules.placement)
     known = WorkloadCosts(step.known, rules.placement)
     return plan(rules, known, evaluations=settings.evaluations, links=settings.links, budgets=budgets).order
 
 
 def _rules(schedule: Schedule, step: Step, settings: Settings) -> StepRules:
+    own = _limited(step, settings)
     return StepRules(
         placement=schedule.placement_for(step.actual.stages, settings.chunks),
         microbatches=step.actual.microbatches,
         schedule=schedule,
-        limit=settings.limit,
+        limit=settings.limit if own is None else own.rules.limit,
         accumulation=settings.accumulation,
         spare_gradients=settings.spare_gradients,
     )
+
+
+def _limited(step: Step, settings: Settings) -> RecordedStep | None:
+    """The step as it ran, if its limits are wanted; a fixed order that fits into a budget has none."""
+    ran = step.ran if settings.as_ran else None
+    return ran if ran is not None and (ran.rules.limit is not None or any(ran.budgets or ())) else None
+
+
+def _budgets(step: Step, settings: Settings, placement: Placement) -> Sequence[Budget | None] | None:
+    """What each stage may hold in bytes."""
+    own = _limited(step, settings)
+    if own is None:
+        return byte_budgets(step.actual, settings.byte_limit, placement.chunks)
+    if own.budgets is None or own.rules.placement == placement:
+        return own.budgets
+    return [budget and _spread(budget, placement.chunks) for budget in own.budgets]
+
+
+def _spread(budget: Budget, chunks: int) -> Budget:
+    """The same with other chunks; how many microbatches a neighbour has room for is not known of them."""
+    return Budget(_in_equal_parts(map(sum, zip(*budget.costs, strict=True)), chunks), budget.limit)
 
 
 def byte_budgets(workload: Workload, limit: int | None, chunks: int) -> list[Budget] | None:
@@ -226,9 +251,12 @@ def byte_budgets(workload: Workload, limit: int | None, chunks: int) -> list[Bud
         return None
     if workload.activation_bytes is None:
         raise ValueError(f"a limit of {limit} bytes, but the workload has no activation_bytes")
-    return [
-        Budget([[int(size / chunks) for size in row]] * chunks, limit) for row in workload.activation_bytes
-    ]
+    return [Budget(_in_equal_parts(row, chunks), limit) for row in workload.activation_bytes]
+
+
+def _in_equal_parts(sizes: Iterable[float], chunks: int) -> list[list[int]]:
+    """Of each microbatch, by chunk."""
+    return [[int(size / chunks) for size in sizes]] * chunks
 
 
 COLUMNS: Mapping[str, Sequence[Cause]] = {

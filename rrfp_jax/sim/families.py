@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.workload import Workload, constant, log_normal
 
 FORWARD_SECONDS = 0.010
@@ -45,10 +46,11 @@ STRAGGLER = 2.5
 
 @dataclass(frozen=True)
 class Step:
-    """One step: what is known beforehand, and what happens."""
+    """One step: what is known beforehand, and what happens; of one that has run, how it ran."""
 
     known: Workload
     actual: Workload
+    ran: RecordedStep | None = None
 
 
 Family = Callable[[int, int, int], Step]

@@ -17,7 +17,7 @@ from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.workload import constant, log_normal
 from rrfp_jax.core.schedules import NAMED, by_name
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.views.trace_file import write_trace
@@ -73,8 +73,25 @@ def test_a_runs_own_files(folder, capsys):
     assert len(out("--workload=costs.json", "--policy=bf", "--microbatches=7")["order"][0]) == 14
 
 
-def ran(trace, own):
-    return RecordedStep(trace=trace, rules=own, buckets=["short", "long"] * 3)
+def ran(trace, own, budgets=None):
+    return RecordedStep(trace=trace, rules=own, budgets=budgets, buckets=["short", "long"] * 3)
+
+
+@pytest.mark.parametrize("limit", [2, None])
+def test_a_trace_is_simulated_within_the_limits_of_its_run(folder, limit):
+    """Two microbatches in flight; or none by number, and bytes for one to three."""
+    placed = by_name("bf").placement_for(3)
+    own = StepRules(placement=placed, microbatches=6, schedule=by_name("bf"), limit=limit)
+    budgets = None if limit else [Budget([[10] * 6], room) for room in (30, 20, 10)]
+    trace = simulate(own, WorkloadCosts(STEP, placed), budgets=budgets)
+    write_trace(folder / "trace.json", {"run": [ran(trace, own, budgets)]})
+    found = out("--workload=trace.json", "--policy=bf")
+    assert found["as it ran"]["order"] == found["bf"]["order"]
+    assert found["bf"]["peak_in_flight"] == (limit or 3)
+    chunked = out("--workload=trace.json", "--policy=bf", "--chunks=2")["bf"]  # half of a microbatch each
+    assert chunked["peak_in_flight"] <= limit if limit else chunked["peak_bytes"] <= 30
+    free = out("--workload=trace.json", "--policy=bf", "--limit=0")["bf"]
+    assert free["peak_in_flight"] == 6 and free["makespan"] < found["bf"]["makespan"]
 
 
 def test_several_schedules_by_name(folder, capsys):
