@@ -56,10 +56,17 @@ def frame(seen: Seen, screen: Screen) -> list[Text]:
 def _title(seen: Seen) -> Text:
     title, last = [str(seen.state)], seen.last
     if last is not None:
-        title.append(f"step {last.step}" + ("" if seen.steps is None else f" of {seen.steps}"))
+        title.append(_progress(last.step, seen.steps))
     if last is not None and last.schedule:
         title.append(f"schedule {printable(last.schedule)}")
     return Text.assemble((seen.folder.name, "bold"), GAP, GAP.join(title))
+
+
+def _progress(step: int, steps: int | None) -> str:
+    """How far the run is; its first step is 0, as in `metrics.jsonl`."""
+    if steps is None:
+        return f"step {step}"
+    return f"step {step} of {steps}" if step + 1 < steps else f"all {steps} steps"
 
 
 def _figures(lines: Sequence[Line]) -> list[str]:
