@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,10 @@ import numpy as np
 REPOSITORY = Path(__file__).parent.parent
 
 SIMULATED = REPOSITORY / "docs" / "simulated.md"
+
+
+MOST_DIGITS = 9
+"""Behind the point, of a value beside its aim."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,15 @@ class Aim:
     def __str__(self) -> str:
         verdict = "met" if self.met else "MISSED"
         aim = f"{'at least ' if self.at_least else ''}{self.limit:g}"
-        value = f"{self.value:.1f}" if abs(self.value) >= 1 else f"{self.value:.3f}"
-        return f"{verdict:6}  {self.name}: {value} {self.unit} (aim: {aim})"
+        value = f"{self._shown} {self.unit}".rstrip()
+        return f"{verdict:6}  {self.name}: {value} (aim: {aim})"
+
+    @property
+    def _shown(self) -> str:
+        """The value, with as many digits as tell on which side of the limit it is."""
+        fewest = 0 if float(self.value).is_integer() else 1 if abs(self.value) >= 10 else 3
+        texts = [f"{self.value:.{digits}f}" for digits in range(fewest, MOST_DIGITS + 1)]
+        return next((text for text in texts if replace(self, value=float(text)).met == self.met), texts[-1])
 
 
 def percent_longer(one: float, other: float) -> float:
