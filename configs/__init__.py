@@ -1,1 +1,1 @@
-"""Named runs: each file's `get_config()` describes one."""
+"""Named runs: each file with a `get_config()` describes one; the others hold what several share."""

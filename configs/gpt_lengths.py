@@ -13,7 +13,7 @@ from typing import Any
 import optax
 
 import rrfp_jax as rrfp
-from configs.quickstart import is_matrix, pipeline
+from configs.quickstart import adamw, pipeline
 from models import gpt
 
 
@@ -40,7 +40,7 @@ class Lengths(rrfp.RunConfig):
     def optimizer(self) -> optax.GradientTransformation:
         """AdamW with a warm-up of 10 steps; matrices lose weight."""
         rate = optax.linear_schedule(0.0, self.learning_rate, 10)
-        return optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=is_matrix)
+        return adamw(rate)
 
     def train_data(self) -> rrfp.data.Documents:
         """Shuffled documents."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 import rrfp_jax as rrfp
 from configs.llama3_70b import get_config as llama3_70b
-from configs.qwen3_4b_vit_bigg import VisionLanguage
+from configs.vision_language import VisionLanguage
 from models import vlm
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import rrfp_jax as rrfp
-from configs.qwen3_4b_vit_bigg import VisionLanguage
+from configs.vision_language import VisionLanguage
 from models import decoder, vlm
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
-from configs.gpt3_large import Decoder
+from configs.decoders import Decoder
 from configs.quickstart import loss
 from models import decoder, moe
 

@@ -46,7 +46,7 @@ class Quickstart(rrfp.RunConfig):
             ],
             [10, self.steps - decay],
         )
-        return optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=is_matrix)
+        return adamw(rate)
 
     def train_data(self) -> rrfp.data.ByteText:
         """Shuffled windows of the training files."""
@@ -81,6 +81,11 @@ def loss(logits: jax.Array, mb: Any) -> rrfp.Loss:
     """Cross entropy, summed over unmasked bytes (nats)."""
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, mb["labels"])
     return rrfp.Loss((nll * mb["mask"]).sum(), weight=mb["mask"].sum())
+
+
+def adamw(rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+    """With the settings of all configs; matrices lose weight."""
+    return optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=is_matrix)
 
 
 def is_matrix(params: Any) -> Any:

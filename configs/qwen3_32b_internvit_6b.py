@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 import rrfp_jax as rrfp
 from configs.qwen3_4b import get_config as qwen3_4b
-from configs.qwen3_4b_vit_bigg import VisionLanguage
+from configs.vision_language import VisionLanguage
 from models import vlm
 
 

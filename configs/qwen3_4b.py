@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import rrfp_jax as rrfp
-from configs.gpt3_large import Decoder
+from configs.decoders import Decoder
 from models import decoder
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from configs import gpt3_large, qwen3_4b
+from configs import gpt3_large, llama3_8b_vit_5b, qwen3_4b
 from models.decoder import DecoderConfig
 
 NO_VOCABULARY = 1
@@ -61,15 +61,11 @@ QWEN3_1_7B = QWEN3_4B.changed(
     d_ff=6144,
 )
 
-LLAMA3_8B = QWEN3_4B.changed(
-    "LLaMA3-8B",
-    "https://huggingface.co/meta-llama/Meta-Llama-3-8B, config.json; arXiv:2407.21783, table 3",
+LLAMA3_8B = Published(
+    name="LLaMA3-8B",
+    source="https://huggingface.co/meta-llama/Meta-Llama-3-8B, config.json; arXiv:2407.21783, table 3",
     tokens=8192,
-    n_layers=32,
-    d_model=4096,
-    n_heads=32,
-    d_ff=14336,
-    qk_norm=False,
+    model=llama3_8b_vit_5b.get_config().model.decoder,
 )
 
 VIT_H = Published(

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Findings, Unavailable
-from configs.gpt3_large import RandomTokens
+from configs.decoders import RandomTokens
 from configs.quickstart import pipeline
 from models import gpt
 from rrfp_jax.data.contract import load_step

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.harness import Aim, finish, parse
 from benchmarks.runtime.halved import Halved, dot_flops
-from configs.gpt3_large import RandomTokens
+from configs.decoders import RandomTokens
 from configs.quickstart import pipeline
 from models.gpt import GPTConfig
 from rrfp_jax.data.contract import load_step

@@ -26,7 +26,7 @@ import optax
 
 import rrfp_jax as rrfp
 from benchmarks.runtime.plain_loop import load_step, run_plainly
-from configs.gpt3_large import RandomTokens
+from configs.decoders import RandomTokens
 from configs.quickstart import loss, pipeline
 from models import gpt
 from rrfp_jax.core.measure.trace import StepTrace

@@ -12,7 +12,7 @@ from flax import nnx
 import rrfp_jax as rrfp
 from configs.mixtral_8x7b import Routed, RoutedBlock
 from configs.quickstart import loss
-from configs.qwen3_4b_vit_bigg import VisionLanguage, layers
+from configs.vision_language import VisionLanguage, layers
 from models import decoder, moe, vlm
 from tests.support.programs import COMPILED
 
