@@ -6,25 +6,10 @@ from hypothesis import strategies as st
 
 from rrfp_jax.core.admission import ByChunk, Whole
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch
-from rrfp_jax.core.hints import BF
 from rrfp_jax.core.orders import GPipe
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
-
-
-def rules(stages=2, microbatches=3, schedule=None, chunks=1, **kwargs):
-    return StepRules(
-        placement=Placement(stages, chunks), microbatches=microbatches, schedule=schedule or BF(), **kwargs
-    )
-
-
-def F(j, chunk=0):
-    return Task(FORWARD, chunk, j)
-
-
-def B(j, chunk=0):
-    return Task(BACKWARD, chunk, j)
+from rrfp_jax.core.step_rules import Budget
+from tests.support.small_step import B, F, rules
 
 
 @st.composite

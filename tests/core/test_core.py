@@ -9,23 +9,9 @@ from rrfp_jax.core.events import ROOM, Arrived, Dispatch, IllegalEvent, Schedule
 from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Direction, Placement, Task
+from rrfp_jax.core.tasks import Direction, Placement
 from tests.support.interleave import World
-
-
-def rules(stages=2, microbatches=3, schedule=None, chunks=1, **kwargs):
-    return StepRules(
-        placement=Placement(stages, chunks), microbatches=microbatches, schedule=schedule or BF(), **kwargs
-    )
-
-
-def F(j, chunk=0):
-    return Task(FORWARD, chunk, j)
-
-
-def B(j, chunk=0):
-    return Task(BACKWARD, chunk, j)
+from tests.support.small_step import B, F, rules
 
 
 def names(tasks):

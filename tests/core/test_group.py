@@ -9,15 +9,8 @@ from rrfp_jax.core.hints import BF, BPriority
 from rrfp_jax.core.orders import OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, Placement, Task
-
-
-def F(j):
-    return Task(FORWARD, 0, j)
-
-
-def B(j):
-    return Task(BACKWARD, 0, j)
+from rrfp_jax.core.tasks import INPUT, Placement, Task
+from tests.support.small_step import B, F
 
 
 def rank(number, ranks=2, protocol="leader", stage=1, schedule=None, **kwargs):

@@ -8,15 +8,8 @@ from rrfp_jax.core.log import QUOTED
 from rrfp_jax.core.replay import ReplayError, replay
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
-
-
-def F(j):
-    return Task(FORWARD, 0, j)
-
-
-def B(j):
-    return Task(BACKWARD, 0, j)
+from rrfp_jax.core.tasks import Placement
+from tests.support.small_step import B, F
 
 
 def stage(number=1, schedule=None, budget=None, kind=StageScheduler, microbatches=30):

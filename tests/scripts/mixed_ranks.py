@@ -4,11 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-import jax
-
 import rrfp_jax as rrfp
 from tests.support import toy, unpadded
-from tests.support.programs import COMPILED
+from tests.support.programs import compilations
 
 
 def main(folder: Path) -> None:
@@ -31,17 +29,11 @@ def steps(data):
     pipe, mesh = rrfp.Pipeline(unpadded.layers(), toy.loss), rrfp.Mesh(pp=4)
     trainer = toy.trainer(pipe=pipe, data=data, mesh=mesh, clip_norm=0.3, schedule=planned)
     trainer.start(held)
-    compiled, reports, evaluated = [], [], []
-
-    def note(event, seconds, **_):
-        if event == COMPILED:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    for report in trainer.steps(4):
-        reports.append(report)
-        evaluated.append(trainer.evaluate(held).loss)
-    jax.monitoring.unregister_event_duration_listener(note)
+    reports, evaluated = [], []
+    with compilations() as compiled:
+        for report in trainer.steps(4):
+            reports.append(report)
+            evaluated.append(trainer.evaluate(held).loss)
     return {
         "compiled": len(compiled),
         "buckets": len({record.bucket for report in reports for record in report.trace.records}),

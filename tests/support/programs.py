@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -12,6 +13,22 @@ from jax.sharding import SingleDeviceSharding
 from rrfp_jax.runtime.programs.executables import Executables
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@contextmanager
+def compilations():
+    """A list to which every program adds an item that JAX compiles meanwhile."""
+    compiled = []
+
+    def note(event, seconds, **_):
+        if event == COMPILED:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
 
 
 def lowered(device, factor=1.0):
@@ -36,23 +53,18 @@ def result(compiled, device):
 
 def run(folder, **kwargs):
     """How many of the programs of two devices were compiled, lines said, results, bytes of temporaries."""
-    compiles, said = [], []
-
-    def count(event, seconds, **_):
-        if event == COMPILED:
-            compiles.append(event)
-
+    said = []
     devices = jax.devices()[:2]
     programs = [lowered(device, factor) for device in devices for factor in (1.0, 2.0)]
-    jax.monitoring.register_event_duration_secs_listener(count)
     store = Executables(folder, say=said.append, **kwargs)
     where = [device for device in devices for _ in (1, 2)]
-    compiled = [store.compiled(program, [device]) for program, device in zip(programs, where, strict=True)]
-    compiled_now = len(compiles)
+    with compilations() as fresh:
+        compiled = [
+            store.compiled(program, [device]) for program, device in zip(programs, where, strict=True)
+        ]
     temporaries = [one.memory_analysis().temp_size_in_bytes for one in compiled]
     results = [result(one, device) for one, device in zip(compiled, where, strict=True)]
-    jax.monitoring.unregister_event_duration_listener(count)
-    return {"compiled": compiled_now, "said": said, "results": results, "temporaries": temporaries}
+    return {"compiled": len(fresh), "said": said, "results": results, "temporaries": temporaries}
 
 
 if __name__ == "__main__":

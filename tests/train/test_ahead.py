@@ -5,7 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -26,7 +25,7 @@ from rrfp_jax.schedules import BF, BFW, Planned
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.train.pace import Pace, read_costs
 from tests.support import toy
-from tests.support.programs import COMPILED
+from tests.support.programs import compilations
 
 ROOT = Path(__file__).parents[2]
 
@@ -213,15 +212,6 @@ def test_nothing_is_compiled_for_a_plan():
     planned = Planned(base=BFW(), evaluations=20)
     trainer = toy.trainer(2, data=lambda step: toy.microbatches(6), schedule=planned)
     list(trainer.steps(1))
-    compiled = []
-
-    def listener(event, seconds, **_):
-        if event == COMPILED:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    try:
+    with compilations() as compiled:
         reports = list(trainer.steps(3))
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listener)
     assert compiled == [] and all(report.planning_seconds for report in reports)

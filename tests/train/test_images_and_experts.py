@@ -14,7 +14,7 @@ from configs.mixtral_8x7b import Routed, RoutedBlock
 from configs.quickstart import loss
 from configs.vision_language import VisionLanguage, layers
 from models import decoder, moe, vlm
-from tests.support.programs import COMPILED
+from tests.support.programs import compilations
 
 SIZES = {"d_model": 8, "n_heads": 2, "n_kv_heads": 2, "head_size": 4, "d_ff": 12, "dtype": jnp.float32}
 ENCODER = vlm.EncoderConfig(**SIZES, n_layers=1, patch_size=1, grid=(2, 2), init_scale=0.3)
@@ -134,19 +134,11 @@ def test_hints_give_equal_bits_those_of_plain_jax_but_for_rounding(name, mesh, s
 
 
 def test_nothing_is_compiled_in_steps_of_all_buckets():
-    config, compiled = CONFIGS["experts"], []
+    config = CONFIGS["experts"]
     trainer = trainer_of(config, rrfp.Mesh(pp=2), "bfw")
     trainer.start()
-
-    def listener(event, seconds, **_):
-        if event == COMPILED:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    try:
+    with compilations() as compiled:
         reports = list(trainer.steps(3))
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listener)
     images = {mb.source[-1] for step in range(3) for mb in config.train_data().plan(step)}
     assert images == {1, 3}
     assert compiled == []
