@@ -146,13 +146,18 @@ def compile_run(
         UsageError: a run that could not work, or no compiler for GPUs.
     """
     if config.pace.workload:
-        raise UsageError(f"pace.workload={config.pace.workload}: there is no model, so nothing to compile")
+        raise UsageError(
+            f"pace.workload={config.pace.workload}: there is no model, so nothing to compile: leave it out"
+        )
     count = config.processes if processes is None else processes
     if count < 1:
         raise UsageError(f"--processes={count}: give a whole number above 0")
     chosen = range(config.mesh.pp) if stages is None else stages
     if strange := [number for number in chosen if not 0 <= number < config.mesh.pp]:
-        raise UsageError(f"--stages: there is no stage {strange[0]} of mesh.pp={config.mesh.pp}")
+        raise UsageError(
+            f"--stages: there is no stage {strange[0]} of mesh.pp={config.mesh.pp}: give numbers from 0 to "
+            f"{config.mesh.pp - 1}"
+        )
     config.mesh.groups(count)  # refuses what cannot be shared out, before the compiler is loaded
     found_at = folder or config.settings.execution.executables
     if found_at is None:

@@ -34,7 +34,7 @@ from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import Library
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import placed_params
-from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
+from rrfp_jax.runtime.sizes import in_words, nbytes, temporary_bytes
 from rrfp_jax.runtime.stages.staging import LastingPrograms, Staging
 from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, compile_copiers, slot_bytes
 from rrfp_jax.train.checks import check_order, rows_program
@@ -279,6 +279,10 @@ def _refusal(
         return str(error)
     for own in found:
         needed = own.ledger.fixed_bytes + own.lasting_temporary_bytes["update"]
-        if own.ledger.device_limit_bytes is not None and needed > own.ledger.device_limit_bytes:
-            return f"stage {own.number} needs {needed} bytes for its optimizer's update"
+        limit = own.ledger.device_limit_bytes
+        if limit is not None and needed > limit:
+            return (
+                f"stage {own.number} needs {in_words(needed)} for its optimizer's update, and has "
+                f"{in_words(limit)}: take more stages, or spread tensors over devices (mesh.tp)"
+            )
     return None

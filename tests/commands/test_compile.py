@@ -46,7 +46,7 @@ def test_without_the_compiler_the_command_that_installs_it_is_named(monkeypatch,
     [
         ("--card=cpu", "--card=cpu: choose one of a100-40, a100-80, h100"),
         ("--stages=a", "--stages=a: give numbers of stages, such as 0,1,7"),
-        ("--stages=0,4", "--stages: there is no stage 4 of mesh.pp=4"),
+        ("--stages=0,4", "--stages: there is no stage 4 of mesh.pp=4: give numbers from 0 to 3"),
         ("--processes=3", "every process takes equally many stages, so start 4, 2 or 1 processes"),
         ("--memory-share=2", "--memory-share=2.0: give a share above 0, at most 1"),
         ("--config.executables=False", "executables=False: the run keeps no programs; give --out=FOLDER"),
