@@ -78,7 +78,7 @@ CASES: Mapping[str, Case] = {
     "qwen3-tp2": Case("qwen3_4b", "0,1,7", ["mesh.tp=2"], 8),
     "qwen3-tp4": Case("qwen3_4b", "1,7", ["mesh.tp=4"], 8),
     "qwen3-tp2-none-split": Case("qwen3_4b", "1,7", ["mesh.tp=2", NONE, SPLIT], 8),
-    "qwen3-vit": Case("qwen3_4b_vit_bigg", "0,4,7", ["images=4"]),
+    "qwen3-vit": Case("qwen3_4b_vit_bigg", "0,1,4,5,7"),
     "llama3": Case("llama3_70b", "0,1,40"),
     "llama3-none-split": Case("llama3_70b", "1,40", [NONE, SPLIT]),
     "llama3-tp8": Case("llama3_70b", "0,1,40", ["mesh.tp=8"], 41),

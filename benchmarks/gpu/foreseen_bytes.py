@@ -6,8 +6,8 @@
 By run, stage and kind of program: what a microbatch holds and what the largest program has of temporaries.
 Predictions are made anew, which takes a minute. What XLA says is in `compiled_bytes.json`. With `--figures`
 it comes from a folder with the figures of `rrfp-compile`, by name of the run; what is not there is compiled,
-which needs XLA's compiler for GPUs and minutes for each. `--write` keeps that in the record and puts the
-tables into docs/gpu-programs.md.
+which needs XLA's compiler for GPUs and minutes for each. `--write` keeps that in the record, beside the
+runs that are not among the cases, and puts the tables of all into docs/gpu-programs.md.
 """
 
 from __future__ import annotations
@@ -151,6 +151,8 @@ def compare(options: Namespace) -> int:
     os.environ.update(ENVIRONMENT)
     jax.config.update("jax_platforms", ENVIRONMENT["JAX_PLATFORMS"])
     there = any(map(is_there, PLUGINS))
+    if not there and options.write:
+        raise UsageError("--write: without jax[cuda12] or jax[cuda13] not all runs are compared: install one")
     if not there:
         print("without jax[cuda12] or jax[cuda13] here, runs with cuDNN's attention are left out\n")
     names = [name for name in CASES if name in names and (there or not CASES[name].needs_plugin)]
@@ -160,6 +162,9 @@ def compare(options: Namespace) -> int:
     else:
         record = read_record()
         found = {name: record[name] for name in names if name in record}
+    if options.write:
+        known = read_record() | found
+        found = {name: known[name] for name in CASES if name in known}
     pairs = [pair for name, own in found.items() for pair in pairs_of(name, own)]
     print(runs_table(found), pairs_table(pairs), sep="\n\n")
     if options.write:

@@ -5,8 +5,8 @@ is kept to its last use. Beyond that, habits of XLA decide, each seen in the pro
 of what is written, and where:
 
     converted    A product that only a conversion reads is written converted, where that is smaller or a
-                 result of the program. A product converts itself what it reads of the program's arguments, if
-                 nothing else reads that.
+                 result of the program. A product, or what takes rows of a table, converts itself what it
+                 reads of the program's arguments, if nothing else reads that.
     together     Groups of one size that read the same array of that size become one kernel, so what they
                  write is there at once: a softmax's weights, made anew for the gradient of the values, and
                  the gradient of its scores.
@@ -45,7 +45,7 @@ from rrfp_jax.runtime.sizes import nbytes
 PLACED = frozenset(["scatter-add", "scatter", "dynamic_update_slice"])
 """Primitives that change some places of an array."""
 
-PRODUCT, CONVERSION = "dot_general", "convert_element_type"
+PRODUCT, GATHER, CONVERSION = "dot_general", "gather", "convert_element_type"
 
 MOVES = frozenset(["transpose", "reshape", "squeeze", "expand_dims", CONVERSION])
 """Primitives that give the same numbers in another form."""
@@ -148,7 +148,7 @@ def first_bytes(closed: ClosedJaxpr, added: int = 0) -> int:
 
 
 def _converted(flat: Jaxpr) -> Jaxpr:
-    """The program without conversions that products do, of what they read or write."""
+    """The program without conversions that products and gathers do, of what they read or write."""
     readers = defaultdict[Any, list[JaxprEqn]](list)
     for equation in flat.eqns:
         for atom in read(equation.invars):
@@ -163,7 +163,7 @@ def _converted(flat: Jaxpr) -> Jaxpr:
             names.update(dict.fromkeys(chain[1:], chain[-1]))
         elif equation.primitive.name == CONVERSION and not arguments.isdisjoint(read(equation.invars)):
             (var,) = equation.outvars
-            if var not in results and [own.primitive.name for own in readers[var]] == [PRODUCT]:
+            if var not in results and [own.primitive.name for own in readers[var]] in ([PRODUCT], [GATHER]):
                 names[var] = equation.invars[0]
     kept = (equation for equation in flat.eqns if names.keys().isdisjoint(equation.outvars))
     return _renamed(flat, kept, names, written)

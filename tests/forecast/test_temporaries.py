@@ -53,6 +53,13 @@ def test_products_convert_arguments_that_nothing_else_reads_converted():
     assert temporaries(lambda x, w: x @ (y := w.astype(jnp.bfloat16)) @ y, HALF, SINGLE) == 2 * BYTES
 
 
+def test_rows_are_taken_of_a_table_before_they_are_converted():
+    rows = jnp.arange(2)
+    assert temporaries(lambda table: table.astype(jnp.bfloat16)[rows] * 2, SINGLE) < BYTES // 2
+    both = temporaries(lambda table: (y := table.astype(jnp.bfloat16))[rows] @ y, SINGLE)
+    assert both > BYTES  # a product reads all of it
+
+
 def test_what_reads_the_same_is_made_together():
     def second(kept, x):
         return (jnp.sin(kept) * (x @ x)).astype(jnp.bfloat16) @ x
