@@ -16,7 +16,7 @@ from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.runtime.driver.device import DeviceQueue
-from rrfp_jax.runtime.driver.garbage import no_collections
+from rrfp_jax.runtime.driver.garbage import collect_together, no_collections
 from rrfp_jax.runtime.driver.stage_step import StageStep
 from rrfp_jax.runtime.driver.step_execution import Means, StepExecution
 from rrfp_jax.runtime.driver.timers import precise_timers
@@ -84,6 +84,8 @@ class Driver:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
                 `stall_seconds`.
         """
+        round = self._world.next_round()
+        collect_together(round, self._world.size)
         with interrupts_held() as interrupted, precise_timers(), no_collections(), ExitStack() as open_queues:
             for queue in self._queues:
                 open_queues.enter_context(queue)
@@ -92,7 +94,6 @@ class Driver:
                 open_queues.enter_context(agreed.carrier)
             # Copies between stages are meant, whatever guard a user has set against those that are not.
             open_queues.enter_context(jax.transfer_guard_device_to_device("allow"))
-            round = self._world.next_round()
             try:
                 under_way = StepExecution(self._means(), rules, step, round, parts, budgets)
                 self.transport.begin(round, self.devices, under_way)
