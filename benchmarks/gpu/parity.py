@@ -92,7 +92,9 @@ def differing(runs: Sequence[tuple[str, float, Params]]) -> dict[str, list[str]]
 
 def against_reference(case: Case, runs: Sequence[tuple[str, float, Params]]) -> dict[str, Any]:
     """Differences from unpipelined JAX by schedule: of the loss, and of the gradient of the worst leaf."""
-    expected_loss, expected = unpipelined_value_and_grad(case.pipe, case.trainer.params, case.data, 0, 0)
+    expected_loss, expected = unpipelined_value_and_grad(
+        case.pipe, case.trainer.stage_params, case.data, 0, 0
+    )
     found = {}
     for schedule, loss, gradient in runs:
         errors = leaf_errors(gradient, expected)
@@ -109,7 +111,7 @@ def check(precision: str, quick: bool, figures: dict[str, Any]) -> dict[str, lis
         RuntimeError: a leaf is further off than the limit.
     """
     case = Case.of(precision, quick)
-    figures["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(case.trainer.params))
+    figures["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(case.trainer.stage_params))
     runs = case.gradients()
     figures["limit"] = limit = PRECISIONS[precision][2]
     figures["schedules"] = found = against_reference(case, runs)

@@ -62,7 +62,7 @@ class Tax:
         self.trainer = rrfp.Trainer(self.pipe, self.optimizer, data=self.data, mesh=case.mesh)
         self.trainer.start()
         self.traces: list[StepTrace] = []
-        self.params = jax.tree.map(jnp.copy, self.trainer.params)
+        self.params = jax.tree.map(jnp.copy, self.trainer.stage_params)
         self.state = self.optimizer.init(self.params)
         self._compile()
 
@@ -123,14 +123,14 @@ class Tax:
         run_plainly(parts)
         self.trainer._engine.update(1.0 / self.case.tokens)
         assert np.isfinite(jax.device_get(list(parts[-1].statistics.values()))).all()
-        jax.block_until_ready(self.trainer.params)
+        jax.block_until_ready(self.trainer.stage_params)
         return perf_counter() - began
 
     def by_pipeline(self) -> float:
         """Seconds of one step of the pipeline."""
         began = perf_counter()
         self.traces.append(self.trainer.step(self.data).trace)
-        jax.block_until_ready(self.trainer.params)
+        jax.block_until_ready(self.trainer.stage_params)
         return perf_counter() - began
 
     def measure(self, rounds: int = 25) -> dict[str, float]:

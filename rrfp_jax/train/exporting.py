@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from os import PathLike
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, filled, keyed, name_of
 from rrfp_jax.checkpoint.manifest import StoredLayer
@@ -19,6 +16,7 @@ from rrfp_jax.checkpoint.restoring import misfits_of
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.train.flax_states import flax_states
 from rrfp_jax.train.session import Session
 
 
@@ -31,11 +29,11 @@ def export(
 ) -> list[Any]:
     """The trained model, layer by layer, whole in this process, for plain flax.
 
-        states = rrfp.export(trainer)  # or rrfp.export("runs/quickstart.checkpoints")
+        states = rrfp.export("runs/quickstart.checkpoints")  # or trainer.params()
         nnx.update(block, states[1])  # of an NNX layer: a state
         logits = head.apply(states[-1], carry, mb)  # of a Linen layer: its variables
 
-        for layer in rrfp.export(trainer, modules=True):
+        for layer in trainer.params(modules=True):
             carry = layer(carry, rrfp.EvaluationBatch(fields))
 
     A Trainer is asked by all its processes together, and each of them gets the whole model; where they have
@@ -65,26 +63,11 @@ def export(
     if isinstance(source, Session):
         if pipe is not None or step is not None:
             raise UsageError("export(trainer): pipe= and step= are for folders; leave them out")
-        params = source.whole_params()
-        layers: Sequence[Any] = source.pipe.layers
-    else:
-        if modules and pipe is None:
-            raise UsageError("export(folder, modules=True): the folder has no modules; give pipe=, the model")
-        params, layers = _of_folder(source, pipe, step)
-    with _on_host():
-        arrays = [jax.tree.map(_array, params[str(index)]) for index in range(len(layers))]
-    if modules:
-        return [layer.fill(own) for layer, own in zip(layers, arrays, strict=True)]
-    return [_state(layer.kind, own) for layer, own in zip(layers, arrays, strict=True)]
-
-
-def _state(kind: str, params: Params) -> Any:
-    """A layer's parameters as flax has them."""
-    if kind == "nnx":
-        from flax import nnx
-
-        return nnx.State(params)
-    return {"params": params} if kind == "linen" else params
+        return source.params(modules=modules)
+    if modules and pipe is None:
+        raise UsageError("export(folder, modules=True): the folder has no modules; give pipe=, the model")
+    params, layers = _of_folder(source, pipe, step)
+    return flax_states(layers, params, modules)
 
 
 def _of_folder(
@@ -164,19 +147,3 @@ def _nested(arrays: Mapping[Key, Any], layer: str) -> Params:
     """The arrays of a layer as nested dicts."""
     own = StoredLayer(kind="linen", paths=tuple(key[2:] for key in arrays if key[1] == layer))
     return _of_stored(int(layer), own, arrays)
-
-
-def _on_host() -> Any:
-    """Inside, arrays are made in the host's memory, without being bound to it."""
-    try:
-        return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS names others only
-        return nullcontext()
-
-
-def _array(leaf: np.ndarray[Any, Any]) -> jax.Array:
-    if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
-        raise UsageError(
-            f"export: a parameter is {leaf.dtype}, which JAX makes narrower here; set jax_enable_x64 first"
-        )
-    return jnp.array(leaf)

@@ -151,29 +151,13 @@ class Session(Startup):
         microbatches = load_step(data, self.steps_done)
         with during(self.progress, "comparing with plain JAX"):
             loss, gradient = self.value_and_grad(microbatches)
-            params = self.whole_params() if self._world.size > 1 else self.params
+            params = whole_params(self._engine) if self._world.size > 1 else self.stage_params
             ids = self._stepper.seed, self.steps_done
             report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
         report = report.of_all(self._world.gather("the check", report.leaves))
         if self._world.rank == 0:
             print(report)
         return report
-
-    @property
-    def params(self) -> Params:
-        """All parameters, {layer index as text: nested dict}, each leaf on its stage's device.
-
-        In a run of several processes, those of this one's stages. The next step frees them: copy them.
-        """
-        if not self._engine.stages:
-            raise UsageError("Trainer.params: there are none before the first step; call start() first")
-        return {k: v for stage in self._engine.distinct for k, v in stage.params.items()}
-
-    def whole_params(self) -> Params:
-        """All parameters of the model, whole, as NumPy arrays, in every process; all processes together."""
-        if not self._engine.stages:
-            raise UsageError("Trainer: there are no parameters before the first step; call start() first")
-        return whole_params(self._engine)
 
     def write_trace(self, path: str | Path) -> None:
         """The latest steps as a trace that Perfetto opens; `UsageError` if it cannot be written."""

@@ -12,8 +12,11 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.train.checks import check_model, check_order
+from rrfp_jax.train.flax_states import flax_states
+from rrfp_jax.train.gathering import whole_params
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.stepping import Stepper
 from rrfp_jax.views.progress_line import shown_progress
@@ -85,6 +88,24 @@ class Startup:
     def programs(self) -> tuple[int, int]:
         """How many programs all processes compiled for the first step, and how many they loaded instead."""
         return self._programs
+
+    def params(self, *, modules: bool = False) -> list[Any]:
+        """The trained model, layer by layer, whole in this process, for plain flax; see `rrfp.export`."""
+        return flax_states(self.pipe.layers, whole_params(self._started("params")), modules)
+
+    @property
+    def stage_params(self) -> Params:
+        """The parameters of this process's stages, {layer index as text: nested dict}, on their devices.
+
+        In a run of one process those are all. The next step frees them: copy them.
+        """
+        stages = self._started("stage_params").distinct
+        return {k: v for stage in stages for k, v in stage.params.items()}
+
+    def _started(self, asked: str) -> Engine:
+        if not self._engine.stages:
+            raise UsageError(f"Trainer.{asked}: there are none before the first step; call start() first")
+        return self._engine
 
     def _listener(self, progress: Progress | bool) -> Progress:
         if not isinstance(progress, bool):

@@ -27,7 +27,7 @@ def shorter():
 
 
 def state(trainer):
-    return jax.device_get([trainer.params, *(own.state for own in trainer._engine.optimizers)])
+    return jax.device_get([trainer.stage_params, *(own.state for own in trainer._engine.optimizers)])
 
 
 def numbers(report):
@@ -40,7 +40,7 @@ def saved(tmp_path_factory):
     folder, own = tmp_path_factory.mktemp("checkpoints"), trainer()
     reports = list(own.steps(STEPS // 2))
     own.save(folder)
-    halfway = jax.device_get(own.params)
+    halfway = jax.device_get(own.stage_params)
     reports += own.steps(STEPS - STEPS // 2)
     own.save(folder, wait=False)
     own.finish_saving()
@@ -63,7 +63,7 @@ def test_on_another_mesh_by_another_schedule(saved, mesh, schedule):
     folder, _, halfway, _ = saved
     own = trainer(mesh=mesh, schedule=schedule)
     own.restore(folder, step=STEPS // 2)
-    chex.assert_trees_all_equal(own.params, halfway)
+    chex.assert_trees_all_equal(own.stage_params, halfway)
     assert own.steps_done == STEPS // 2
     batch = toy.microbatches(8, seed=9)
     assert toy.worst_leaf(own.value_and_grad(batch)[1], toy.reference(halfway, batch)[1]) <= 1e-5
@@ -105,7 +105,7 @@ def test_an_optimizers_whole_state_comes_back_on_another_number_of_stages(tmp_pa
         else:
             assert own.restore(tmp_path) and own.steps_done == 2
         list(own.steps(2))
-        ends.append(jax.device_get(own.params))
+        ends.append(jax.device_get(own.stage_params))
     chex.assert_trees_all_close(*ends, rtol=1e-5, atol=1e-6)
 
 
@@ -117,13 +117,13 @@ def test_the_latest_is_taken(saved):
 def test_steps_taken_beside_the_writing_change_nothing_that_is_saved(tmp_path):
     own = trainer(2)
     list(own.steps(2))
-    before = jax.device_get(own.params)
+    before = jax.device_get(own.stage_params)
     own.save(tmp_path, wait=False)
     list(own.steps(3))
     own.finish_saving()
     other = trainer(2)
     assert other.restore(tmp_path) and other.steps_done == 2
-    chex.assert_trees_all_equal(other.params, before)
+    chex.assert_trees_all_equal(other.stage_params, before)
 
 
 def test_nothing_there(tmp_path, capsys, monkeypatch):

@@ -77,7 +77,7 @@ def _differs(case, stages, remat, schedules):
         return
     trainer = trainer_of(case, stages, remat)
     trainer.start()
-    params = jax.device_get(trainer.params)
+    params = jax.device_get(trainer.stage_params)
     local = jax.device_put(params, jax.local_devices()[0])
     value, gradient = plain.value_and_grad(case, local)
     if not np.isfinite(value):  # which a step says, and names the microbatch
@@ -100,7 +100,7 @@ def _differs(case, stages, remat, schedules):
         for _ in trainer.steps(case.steps):
             pass
         expected = plain.train(case, local, case.steps, case.optimizer or optax.sgd(0.1))
-        for path, leaf in zip(*plain.flat(trainer.params)[:2], strict=True):
+        for path, leaf in zip(*plain.flat(trainer.stage_params)[:2], strict=True):
             close(leaf, expected[path], case.tolerance, f"{path} after {case.steps} steps")
 
 

@@ -17,7 +17,7 @@ def trainer(stages, chunks, shape, **kwargs):
 def test_gradients_are_those_of_the_whole_batch(stages, chunks, shape):
     own, batch = trainer(stages, chunks, shape), toy.microbatches(2 * stages)
     loss, gradient = own.value_and_grad(batch)
-    expected_loss, expected = toy.reference(own.params, batch)
+    expected_loss, expected = toy.reference(own.stage_params, batch)
     assert abs(loss - float(expected_loss)) <= 1e-6 * abs(float(expected_loss))
     assert toy.worst_leaf(gradient, expected) <= 1e-5
 
@@ -26,4 +26,4 @@ def test_initial_values_do_not_depend_on_the_placement():
     one, other = trainer(1, 1, "looped"), trainer(4, 2, "v")
     one.start()
     other.start()
-    chex.assert_trees_all_equal(one.params, other.params)
+    chex.assert_trees_all_equal(one.stage_params, other.stage_params)

@@ -45,7 +45,7 @@ def check_goes_on(trainer, undisturbed):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rrfp")]
     list(trainer.steps(1))
     list(undisturbed.steps(trainer.steps_done - undisturbed.steps_done))
-    chex.assert_trees_all_equal(*(jax.device_get(t.params) for t in (trainer, undisturbed)))
+    chex.assert_trees_all_equal(*(jax.device_get(t.stage_params) for t in (trainer, undisturbed)))
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_class_without_random_numbers_is_given_none():
     pipe = rrfp.Pipeline([*layers, rrfp.layer(head, init=head_init)], toy.loss)
     trainer = toy.trainer(1, pipe=pipe, data=toy.microbatches(1))
     trainer.start()
-    assert trainer.params["2"]["scale"].tolist() == [2.0] * WIDTH
+    assert trainer.stage_params["2"]["scale"].tolist() == [2.0] * WIDTH
 
 
 def test_a_loss_that_takes_no_microbatch_is_refused():

@@ -86,7 +86,7 @@ def test_every_kind_of_layer_trains_like_plain_jax():
         3, pipe=rrfp.Pipeline(layers, toy.loss), split=(1, 3, 2), optimizer=optimizer, data=batch
     )
     trainer.start()
-    params = jax.device_get(trainer.params)
+    params = jax.device_get(trainer.stage_params)
     state = optimizer.init(params)
     for _ in range(2):
         loss, gradient = plain(params, together(batch))
@@ -94,7 +94,7 @@ def test_every_kind_of_layer_trains_like_plain_jax():
         assert trainer.step(batch).loss == pytest.approx(float(loss), rel=1e-6)
         updates, state = optimizer.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
-    for got, expected in zip(jax.tree.leaves(trainer.params), jax.tree.leaves(params), strict=True):
+    for got, expected in zip(jax.tree.leaves(trainer.stage_params), jax.tree.leaves(params), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -140,7 +140,7 @@ def test_an_auxiliary_term_counts_in_loss_gradient_and_metrics(auxiliary, extra)
 
     trainer, batch = auxiliary, auxiliary_batch(extra)
     trainer.start()
-    params = jax.device_get(trainer.params)
+    params = jax.device_get(trainer.stage_params)
     (loss, square), expected = jax.value_and_grad(plain, has_aux=True)(params, together(batch))
     value, gradient = trainer.value_and_grad(batch)
     assert value == pytest.approx(float(loss), rel=1e-6)
@@ -223,7 +223,7 @@ class TestWhatAMicrobatchHolds:
         report = bfloat16.check()
         assert report.loss_error <= 1e-2 and report.worst[1] <= 3e-2  # bfloat16 has 8 bits
         assert len(report.leaf_errors) == 3
-        assert {leaf.dtype for leaf in jax.tree.leaves(bfloat16.params)} == {np.dtype(np.float32)}
+        assert {leaf.dtype for leaf in jax.tree.leaves(bfloat16.stage_params)} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ class TestInitialValues:
             asked[path] = (spec.shape, spec.dtype)
             return np.full(spec.shape, 7, spec.dtype) if path == "2.scales.1" else None
 
-        params, own = (jax.device_get(started(function).params) for function in (init, None))
+        params, own = (jax.device_get(started(function).stage_params) for function in (init, None))
         assert asked == {
             "1.rows": ((toy.VOCABULARY, WIDTH), np.float32),
             "2.scales.0": ((WIDTH,), np.float32),
@@ -284,7 +284,7 @@ class TestInitialValues:
 
     def test_all_are_given_and_no_layer_makes_its_own(self, monkeypatch):
         monkeypatch.setattr(rrfp.Pipeline, "init_layer", lambda *args: pytest.fail("initialised a layer"))
-        params = started(lambda path, spec: jnp.full(spec.shape, len(path), spec.dtype)).params
+        params = started(lambda path, spec: jnp.full(spec.shape, len(path), spec.dtype)).stage_params
         assert float(params["1"]["rows"][0, 0]) == len("1.rows")
         assert {float(leaf[0]) for leaf in jax.tree.leaves(params["2"])} == {len("2.scales.0")}
 

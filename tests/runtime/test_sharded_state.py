@@ -49,7 +49,7 @@ def test_a_checkpoint_of_spread_tensors_is_in_parts_that_plain_orbax_reads(saved
     found = ocp.StandardCheckpointer().restore(folder / "3")
     own = trainer(1, 1, 1)
     own.restore(folder)
-    np.testing.assert_array_equal(found["params"]["1"]["up"], own.params["1"]["up"])
+    np.testing.assert_array_equal(found["params"]["1"]["up"], own.stage_params["1"]["up"])
 
 
 @pytest.mark.parametrize(("pp", "tp"), [(1, 1), (2, 1), (1, 2)])

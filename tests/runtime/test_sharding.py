@@ -36,7 +36,7 @@ def trained():
 def test_gradients_are_those_of_plain_jax(pp, tp, dp, trained):
     batch = toy.microbatches(8)
     own, _ = trained(pp, tp, dp)
-    expected, reference = toy.reference(whole(own.params), batch)
+    expected, reference = toy.reference(whole(own.stage_params), batch)
     for schedule in ("bf", "bfw"):
         own.schedule = schedule
         loss, gradient = own.value_and_grad(batch)
@@ -51,7 +51,7 @@ def test_training_is_that_of_one_device(pp, tp, dp, trained):
     for a, b in zip(reports, own, strict=True):
         assert (b.loss, b.gradient_norm) == pytest.approx((a.loss, a.gradient_norm), rel=1e-5)
         assert b.parameter_norm == pytest.approx(a.parameter_norm, rel=1e-6)
-    assert toy.worst_leaf(whole(several.params), whole(one.params)) <= 1e-4
+    assert toy.worst_leaf(whole(several.stage_params), whole(one.stage_params)) <= 1e-4
 
 
 @pytest.mark.parametrize(("pp", "tp", "dp"), [(4, 1, 1), (2, 2, 2)])
@@ -66,7 +66,7 @@ def test_a_trace_has_how_busy_every_replica_was(pp, tp, dp, trained):
 
 def test_parameters_gradients_and_state_are_spread(trained):
     own, _ = trained(2, 2, 1)
-    up = own.params["1"]["up"]
+    up = own.stage_params["1"]["up"]
     assert up.addressable_shards[0].data.shape == (up.shape[0], up.shape[1] // 2)
     _, gradient = own.value_and_grad(toy.microbatches(8))
     assert gradient["1"]["up"].sharding.spec == P(None, "tp")
@@ -85,7 +85,7 @@ def test_a_carry_that_is_spread_is_sent_in_parts():
         ledger = own.start()[0]
         sent[carry] = ledger.largest.chunks[0].activation_out_bytes
         _, gradient = own.value_and_grad(batch)
-        _, reference = toy.reference(whole(own.params), batch)
+        _, reference = toy.reference(whole(own.stage_params), batch)
         assert toy.worst_leaf(whole(gradient), reference) <= 1e-5
     assert sent[P(None, "tp")] < 0.7 * sent[P()]
 
@@ -97,7 +97,7 @@ def test_between_stages_that_differ_the_carry_is_whole():
     assert uneven[0].largest.chunks[0].activation_out_bytes > even[0].largest.chunks[0].activation_out_bytes
     own = trainer(4, (2, 2, 1, 1), pipe=spread)
     _, gradient = own.value_and_grad(toy.microbatches(8))
-    _, reference = toy.reference(whole(own.params), toy.microbatches(8))
+    _, reference = toy.reference(whole(own.stage_params), toy.microbatches(8))
     assert toy.worst_leaf(whole(gradient), reference) <= 1e-5
     first, second = (ledger.largest.chunks[0].activation_out_bytes for ledger in own.start()[:2])
     assert first < second
@@ -149,7 +149,7 @@ def test_every_stage_has_devices_of_its_own(tp, places):
 def test_a_tied_parameter_is_spread_by_any_of_its_names(pattern):
     own = trainer(2, 2, pipe=toy.tied_pipeline(sharding={pattern: P(None, "tp")}))
     own.start()
-    tables = [layer["table"] for layer in own.params.values() if "table" in layer]
+    tables = [layer["table"] for layer in own.stage_params.values() if "table" in layer]
     assert [table.sharding.spec for table in tables] == [P(None, "tp")] * 2
 
 
@@ -205,7 +205,7 @@ def test_metadata_of_flax_modules_counts(block, tp):
     first, *_, last = toy.layers()
     pipe = rrfp.Pipeline([first, rrfp.layer(block, repeat=2), last], toy.loss)
     own = trainer(2, tp, pipe=pipe)
-    kernels = [leaf for leaf in jax.tree.leaves((own.start(), own.params)[1]["1"]) if leaf.ndim == 2]
+    kernels = [leaf for leaf in jax.tree.leaves((own.start(), own.stage_params)[1]["1"]) if leaf.ndim == 2]
     assert all(np.prod(k.addressable_shards[0].data.shape) * tp == k.size for k in kernels)
     assert own.check().ok
 

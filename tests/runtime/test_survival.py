@@ -53,7 +53,7 @@ class TestLossesThatAreNotFinite:
         trainer = toy.trainer(1, pipe=pipe, optimizer=optax.sgd(0.1), clip_norm=1.0, data=batch)
         with refused("step 0", "the gradient of 0.w on stage 0", "not applied", error=rrfp.TrainingError):
             trainer.step(batch)
-        assert float(trainer.params["0"]["w"]) == 1
+        assert float(trainer.stage_params["0"]["w"]) == 1
 
 
 class Losing(LocalTransport):
@@ -66,7 +66,7 @@ class Losing(LocalTransport):
 
 def trains_as_if_nothing_had_happened(trainer):
     batch = toy.microbatches(3, seed=1)
-    _, expected = toy.reference(trainer.params, batch)
+    _, expected = toy.reference(trainer.stage_params, batch)
     return toy.worst_leaf(trainer.value_and_grad(batch)[1], expected) <= 1e-5
 
 

@@ -27,7 +27,7 @@ CASES = {
 
 def arrays(trainer):
     states = [leaf for own in trainer._engine.optimizers for leaf in jax.tree.leaves(own.tree)]
-    return [*jax.tree.leaves(trainer.params), *states]
+    return [*jax.tree.leaves(trainer.stage_params), *states]
 
 
 def equal(one, other):

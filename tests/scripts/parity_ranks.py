@@ -58,7 +58,9 @@ def main(folder: Path) -> None:
         "agrees": agrees,
         "steps": [[r.loss, r.gradient_norm, r.parameter_norm] for r in reports if r.applied],
         "skipped": [r.step for r in reports if not r.applied],
-        "tables": [np.asarray(layer["table"]).tolist() for layer in tied.params.values() if "table" in layer],
+        "tables": [
+            np.asarray(layer["table"]).tolist() for layer in tied.stage_params.values() if "table" in layer
+        ],
     }
     del swapped
     gc.collect()

@@ -30,7 +30,7 @@ def refused(*said, error=rrfp.UsageError):
 
 
 def copied(trainer):
-    return jax.device_get((trainer.params, [own.tree for own in trainer._engine.optimizers]))
+    return jax.device_get((trainer.stage_params, [own.tree for own in trainer._engine.optimizers]))
 
 
 def same(trainer, before):

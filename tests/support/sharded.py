@@ -29,7 +29,7 @@ def trainer(pp=1, tp=2, dp=1, schedule="bfw", **kwargs):
 
 
 def leaves(own):
-    return jax.tree.leaves(whole(own.params))
+    return jax.tree.leaves(whole(own.stage_params))
 
 
 def whole(tree):

@@ -51,7 +51,7 @@ def run(case, transport, steps):
     reports = list(trainer.steps(steps))
     evaluated = trainer.evaluate(toy.microbatches(8, seed=99)).loss
     hashed = hashlib.sha256()
-    for leaf in jax.tree.leaves(trainer.params):
+    for leaf in jax.tree.leaves(trainer.stage_params):
         for shard in leaf.addressable_shards:
             hashed.update(np.asarray(shard.data).tobytes())
     return {

@@ -133,7 +133,7 @@ class TestTraining:
                 own.stages[0].leaves, own.state = jax.device_put(values, own.stage_mesh.device)
             trainer.schedule, trainer._stepper.steps_done = auto(*names), 0
             losses = [report.loss for report in trainer.steps(4)]
-            found.append((losses, jax.device_get(trainer.params), name_of(trainer.schedule)))
+            found.append((losses, jax.device_get(trainer.stage_params), name_of(trainer.schedule)))
         (losses, params, stayed), (other_losses, other_params, taken) = found
         assert (stayed, taken) == ("ranked:zb-v", "ranked:v-min")
         assert losses == other_losses

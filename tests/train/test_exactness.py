@@ -76,7 +76,7 @@ class Runs:
         self.trainer.schedule, self.trainer._stepper.steps_done = schedule, 0
         reports = list(self.trainer.steps(STEPS))
         orders = [[str(r.task) for r in report.trace.stage_records(1)] for report in reports]
-        return [report.loss for report in reports], jax.device_get(self.trainer.params), orders
+        return [report.loss for report in reports], jax.device_get(self.trainer.stage_params), orders
 
 
 @pytest.fixture(scope="module")
@@ -128,5 +128,5 @@ def test_gradients_between_placements_are_those_of_plain_jax(runs):
         for step in range(STEPS):
             batch = data(step)
             gradient = trainer.value_and_grad(batch)[1]
-            assert toy.worst_leaf(gradient, toy.reference(trainer.params, batch)[1]) <= 1e-5
+            assert toy.worst_leaf(gradient, toy.reference(trainer.stage_params, batch)[1]) <= 1e-5
             trainer.step(batch)

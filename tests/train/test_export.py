@@ -8,6 +8,7 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.model.layers import MicrobatchView
+from rrfp_jax.train.gathering import whole_params
 from tests.support import zoo
 
 VARIANTS = {
@@ -35,15 +36,16 @@ def bits(leaf):
 
 def test_the_parameters_are_those_of_the_trainer(trained):
     trainer, _ = trained
-    for index, state in enumerate(rrfp.export(trainer)):
-        own = jax.tree.leaves(trainer.params[str(index)])
+    for index, (state, exported) in enumerate(zip(trainer.params(), rrfp.export(trainer), strict=True)):
+        own = jax.tree.leaves(trainer.stage_params[str(index)])
         assert [bits(leaf) for leaf in jax.tree.leaves(state)] == [bits(leaf) for leaf in own]
+        assert jax.tree.map(bits, exported) == jax.tree.map(bits, state)
         assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
 
 
 def test_plain_flax_gives_equal_logits_by_every_way(trained):
     trainer, folder = trained
-    pipe, params = trainer.pipe, trainer.whole_params()
+    pipe, params = trainer.pipe, whole_params(trainer._engine)
     carry = None
     for index in range(len(pipe)):
         mb = MicrobatchView({"tokens": zoo.TOKENS}, np.zeros(3, np.uint32), index, training=False)
@@ -52,7 +54,7 @@ def test_plain_flax_gives_equal_logits_by_every_way(trained):
     assert zoo.plain_logits(rrfp.export(trainer)).tobytes() == expected
     assert zoo.plain_logits(rrfp.export(folder, pipe=pipe)).tobytes() == expected
     assert zoo.plain_logits(rrfp.export(folder / "2")).tobytes() == expected
-    assert zoo.logits_of(rrfp.export(trainer, modules=True)).tobytes() == expected
+    assert zoo.logits_of(trainer.params(modules=True)).tobytes() == expected
     assert zoo.logits_of(rrfp.export(folder, pipe=pipe, step=2, modules=True)).tobytes() == expected
 
 

@@ -116,7 +116,7 @@ def test_hints_give_equal_bits_those_of_plain_jax_but_for_rounding(name, mesh, s
     config = CONFIGS[name]
     trainer, batch = trainer_of(config, mesh, schedules[0]), loaded(config.train_data(), 0)
     trainer.start()
-    expected_loss, expected = reference(config, jax.device_get(trainer.params), batch)
+    expected_loss, expected = reference(config, jax.device_get(trainer.stage_params), batch)
     frozen = ("['0']", "['1']", "['2']['norm']") if name == "frozen encoder" else ()
     losses, gradients = [], []
     for schedule in schedules:

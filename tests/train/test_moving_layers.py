@@ -39,7 +39,7 @@ CASES = {
 
 def arrays(trainer):
     states = [leaf for own in trainer._engine.optimizers for leaf in jax.tree.leaves(own.tree)]
-    return [*jax.tree.leaves(trainer.params), *states]
+    return [*jax.tree.leaves(trainer.stage_params), *states]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -72,7 +72,7 @@ def trains_as_float32(mesh, unit, loss_scale, steps=3):
             good &= abs(report.gradient_norm / float(optax.tree.norm(gradient)) - 1) <= 1e-5
             changes, state = optimizer.update(gradient, state, params)
             params = optax.apply_updates(params, changes)
-    pairs = zip(jax.tree.leaves(trainer.params), jax.tree.leaves(params), strict=True)
+    pairs = zip(jax.tree.leaves(trainer.stage_params), jax.tree.leaves(params), strict=True)
     return good and all(abs(float(a) - float(b)) <= 1e-5 * abs(float(b)) for a, b in pairs), reports
 
 

@@ -91,7 +91,7 @@ def differs(case, mesh):
     settings, given = CASES[case]
     trainer = toy.trainer(pipe=pipeline(**settings), optimizer=optimizer(), mesh=mesh, **given)
     trainer.start()
-    initial = jax.tree.map(jnp.asarray, jax.device_get(trainer.params))
+    initial = jax.tree.map(jnp.asarray, jax.device_get(trainer.stage_params))
     trained, filled, model = toy_model(initial, "tied" in settings, settings.get("frozen", ()))
     errors = []
     schedules = ["bfw" if (case, mesh) == ("all", FOUR) else "bf", "fb" if mesh.chunks else "1f1b"] * STEPS
@@ -101,7 +101,7 @@ def differs(case, mesh):
         report = next(trainer.steps(1))
         found = [report.loss, report.gradient_norm, report.parameter_norm]
         errors += [abs(a - b) / abs(b) for a, b in zip(found, numbers, strict=True)]
-    pairs = zip(jax.tree.leaves(trainer.params), jax.tree.leaves(filled(expected[-1][0])), strict=True)
+    pairs = zip(jax.tree.leaves(trainer.stage_params), jax.tree.leaves(filled(expected[-1][0])), strict=True)
     errors += [float(np.abs(np.asarray(a) - b).max() / max(np.abs(b).max(), 1e-3)) for a, b in pairs]
     return max(errors), trainer, initial
 
@@ -111,9 +111,9 @@ def test_training_is_that_of_plain_jax_and_optax(case, mesh):
     worst, trainer, initial = differs(case, mesh)
     assert worst <= 1e-5
     if "tied" in CASES[case][0]:
-        assert np.array_equal(trainer.params["0"]["table"], trainer.params["7"]["table"])
+        assert np.array_equal(trainer.stage_params["0"]["table"], trainer.stage_params["7"]["table"])
     for path, before, after in zip(
-        leaf_paths(initial), jax.tree.leaves(initial), jax.tree.leaves(trainer.params), strict=True
+        leaf_paths(initial), jax.tree.leaves(initial), jax.tree.leaves(trainer.stage_params), strict=True
     ):
         frozen = any(fnmatchcase(path, pattern) for pattern in CASES[case][0].get("frozen", ()))
         assert np.array_equal(before, after) == frozen, path
@@ -179,7 +179,7 @@ def test_aliases_in_other_chunks_and_in_the_same_one():
     trainer = toy.trainer(mesh=LOOPED, pipe=toy.pipeline(tied=tied), loss_scale=4.0)
     assert trainer.check().ok
     list(trainer.steps(2))
-    params = trainer.params
+    params = trainer.stage_params
     assert all(np.array_equal(params["1"]["up"], params[i]["up"]) for i in "46")
     assert np.array_equal(params["2"]["bias"], params["3"]["bias"])
     gradient = trainer.value_and_grad(toy.microbatches())[1]
@@ -216,7 +216,7 @@ def test_sums_of_bfloat16_gradients_agree_and_are_float32():
             carry = block(params[i], carry, whole)
         return toy.sums(toy.head(params["3"], carry, whole), whole)
 
-    params = jax.device_put(trainer.params, jax.devices()[0])
+    params = jax.device_put(trainer.stage_params, jax.devices()[0])
     part = jax.jit(jax.value_and_grad(sums, has_aux=True))
     parts = [part(params, mb) for mb in batch]
     weight = sum(float(weight) for (_, weight), _ in parts)
@@ -231,7 +231,7 @@ def test_gradients_added_as_they_come_train_as_well():
     )
     for a, b in zip(reference.steps(STEPS), arrival.steps(STEPS), strict=True):
         assert a.loss == pytest.approx(b.loss, rel=1e-5)
-    pairs = zip(jax.tree.leaves(reference.params), jax.tree.leaves(arrival.params), strict=True)
+    pairs = zip(jax.tree.leaves(reference.stage_params), jax.tree.leaves(arrival.stage_params), strict=True)
     for a, b in pairs:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 

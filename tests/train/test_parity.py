@@ -18,7 +18,7 @@ SCHEDULES = ["gpipe", "1f1b", "bf"]
 
 def compare(trainer, batch):
     loss, gradient = trainer.value_and_grad(batch)
-    expected_loss, expected = toy.reference(trainer.params, batch)
+    expected_loss, expected = toy.reference(trainer.stage_params, batch)
     return abs(loss - float(expected_loss)) / abs(float(expected_loss)), toy.worst_leaf(gradient, expected)
 
 
@@ -112,18 +112,18 @@ def test_training_equals_plain_optax_with_global_norm_clipping():
         assert report.gradient_norm == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-5)
         updates, state = optimizer.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
-    for got, expected in zip(jax.tree.leaves(trainer.params), jax.tree.leaves(params), strict=True):
+    for got, expected in zip(jax.tree.leaves(trainer.stage_params), jax.tree.leaves(params), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def trainer_params(trainer):
     trainer.start()
-    return trainer.params
+    return trainer.stage_params
 
 
 @pytest.mark.parametrize("stages", [1, 3])
 def test_initial_values_do_not_depend_on_the_split(stages, four_stages):
-    chex.assert_trees_all_equal(trainer_params(toy.trainer(stages)), four_stages.params)
+    chex.assert_trees_all_equal(trainer_params(toy.trainer(stages)), four_stages.stage_params)
 
 
 def test_a_layer_that_stands_several_times_is_as_many_layers(four_stages):
@@ -132,7 +132,7 @@ def test_a_layer_that_stands_several_times_is_as_many_layers(four_stages):
     trainer = toy.trainer(1, pipe=rrfp.Pipeline([first, *turns, last], toy.loss))
     trainer.start()
     repeated = toy.initial_params(four_stages)
-    chex.assert_trees_all_equal(jax.device_get(trainer.params), jax.device_get(repeated))
+    chex.assert_trees_all_equal(jax.device_get(trainer.stage_params), jax.device_get(repeated))
     assert (repeated["1"]["up"] != repeated["3"]["up"]).all()
 
 

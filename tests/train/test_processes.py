@@ -99,7 +99,7 @@ class TestParity:
         expected = [[r.loss, r.gradient_norm, r.parameter_norm] for r in own]
         tables = [table for rank in parity for table in rank["tied"]["tables"]]
         assert len(tables) == 2 and tables[0] == tables[1]
-        np.testing.assert_allclose(tables[0], trainer.params["0"]["table"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(tables[0], trainer.stage_params["0"]["table"], rtol=1e-4, atol=1e-5)
         for rank in parity:
             assert rank["tied"]["agrees"] and rank["tied"]["skipped"] == [2]
             np.testing.assert_allclose(rank["tied"]["steps"], expected, rtol=1e-5)

@@ -34,7 +34,7 @@ def trainer():
 
 
 def test_initial_values_given_by_the_user_stay_the_users(trainer):
-    given = jax.tree.map(jnp.copy, trainer.params)
+    given = jax.tree.map(jnp.copy, trainer.stage_params)
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(given)
@@ -71,7 +71,7 @@ def test_a_function_of_the_step_is_asked_once_per_step():
         (lambda: rrfp.Trainer(toy.pipeline(), mesh=4), "mesh is of type int"),
         (lambda: rrfp.Trainer(toy.pipeline(), split=3), "split=3"),
         (lambda: rrfp.Mesh(pp="4"), "pp='4'"),
-        (lambda: rrfp.Trainer(toy.pipeline()).params, "start"),
+        (lambda: rrfp.Trainer(toy.pipeline()).stage_params, "start"),
     ],
 )
 def test_wrong_arguments(build, said):
