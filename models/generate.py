@@ -1,8 +1,9 @@
 """Greedy generation with a trained language model, in plain JAX.
 
 The model is a list of layers that are called as in training, `layer(carry, mb)`; the last one gives logits.
-`rrfp_jax.export(trainer, modules=True)` gives such a list. Every token takes a forward of the whole sequence.
-That is right for any causal model and needs nothing of it. A cache of keys and values would be faster.
+`trainer.params(modules=True)` gives such a list. Terms of the loss that layers give are let go. Every token
+takes a forward of the whole sequence. That is right for any causal model and needs nothing of it. A cache of
+keys and values would be faster.
 
 Shapes: B batch, T tokens of the prompt, N new ones, V vocabulary.
 """
@@ -10,12 +11,23 @@ Shapes: B batch, T tokens of the prompt, N new ones, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
+
+from models.moe import Balance
+
+
+@runtime_checkable
+class LossTerm(Protocol):
+    """As `rrfp_jax.Loss`, which models here do not import."""
+
+    total: Any
+    weight: Any
+    metrics: Any
 
 
 class Evaluated(dict[str, Any]):
@@ -35,8 +47,14 @@ def logits_of(
     """What the last layer gives; int32[B, T], and other fields that layers read -> float[B, T, V]."""
     carry: Any = None
     for layer in layers:
-        carry = layer(carry, Evaluated(tokens=tokens, **fields))
+        given = layer(carry, Evaluated(tokens=tokens, **fields))
+        carry = given[0] if _has_term(given) else given
     return carry  # type: ignore[no-any-return]
+
+
+def _has_term(given: Any) -> bool:
+    """Whether a layer gives (carry, term of the loss), as one with routed experts does."""
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], (LossTerm, Balance))
 
 
 def greedy(
@@ -45,13 +63,15 @@ def greedy(
     """The prompt, and after it `count` times the most likely next token; int[B, T] -> int32[B, T + N].
 
     All prompts have the same number of tokens, at least one. The model must be causal: the logits of a
-    position do not depend on what is to its right, which is zeros at first.
+    position do not depend on what is to its right, which is zeros at first. Experts with a `capacity` have
+    the slots of a row of T + N tokens.
 
     A model that reads other fields gets them as they are given. Those by token are for all T + N of them:
     for `models/vlm.py` images and `patch_of_token`, which is -1 for new tokens.
     """
     given = jnp.asarray(prompt, jnp.int32)
     chex.assert_rank(given, 2)
+    chex.assert_axis_dimension_gteq(given, 1, 1)
     start = given.shape[1]
 
     @jax.jit

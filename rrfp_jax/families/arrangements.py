@@ -1,7 +1,7 @@
 """How one of our arrays is made of published ones, and taken apart again; to the bit, both ways.
 
 Shapes: I input channels of a matrix product, O output channels, S pixels of a patch's side, C colours, N rows
-of a table, D channels.
+of a table, D channels, E experts.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ FUSED_KERNELS = Arrangement(
 
 FUSED_BIASES = Arrangement(lambda first, second: np.concatenate([first, second]), _halves)
 """Their biases: [O] twice, and [2 * O]."""
+
+EXPERTS = Arrangement(
+    lambda *theirs: np.stack([matrix.T for matrix in theirs]), lambda ours: [matrix.T for matrix in ours]
+)
+"""A matrix of every expert: [O, I] each, and [E, I, O]."""
 
 
 def _pixels(theirs: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Families of decoders, for `Embed`, `Block` and `Head` of `models/decoder.py`."""
+"""Families of decoders: layers of `models/decoder.py`, with the `Block` of `models/moe.py` for experts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.families.family import Family, Json
-from rrfp_jax.families.sizes import SIZES, completed_sizes, inner, number
-from rrfp_jax.families.tables import LLAMA_TABLE, QWEN3_TABLE
+from rrfp_jax.families.sizes import SIZES, completed_sizes, inner, number, whole
+from rrfp_jax.families.tables import LLAMA_TABLE, MIXTRAL_TABLE, QWEN3_TABLE
 from rrfp_jax.fields import shown
 
 _SIZES = {
@@ -77,5 +77,19 @@ QWEN3 = Family(
     fixed=_FIXED | {"qk_norm": True},
     understood={"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False},
     completed=_completed,
+    reduced=_reduced,
+)
+
+_EXPERTS = {"n_experts": "num_local_experts", "top_k": "num_experts_per_tok"}
+
+MIXTRAL = Family(
+    name="mixtral",
+    model_types=("mixtral",),
+    architecture="MixtralForCausalLM",
+    table=MIXTRAL_TABLE,
+    sizes=_SIZES | _EXPERTS,
+    fixed=_FIXED | {"qk_norm": False},
+    understood={"hidden_act": "silu", "sliding_window": None},
+    completed=lambda config: _completed(config) | {key: whole(config, key) for key in _EXPERTS.values()},
     reduced=_reduced,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rrfp_jax.errors import UsageError
@@ -40,6 +41,12 @@ _DEFAULTS = {
 }
 """Of both families in `transformers`, the last two in its processors; SigLIP leaves out what is so."""
 
+_LEAST = 1e-6
+"""Of what pixels are divided by."""
+
+_BICUBIC = 3
+"""Pillow's number of how `rrfp.data` scales images."""
+
 
 def _completed(config: Json) -> dict[str, Any]:
     side = number(config, "image_size") // number(config, "patch_size")
@@ -47,22 +54,42 @@ def _completed(config: Json) -> dict[str, Any]:
         "patch_size": config["patch_size"],
         "grid": (side, side),
         "layer_norm_eps": number(config, "layer_norm_eps", 0),
-        "image_mean": _colours(config, "image_mean"),
-        "image_std": _colours(config, "image_std"),
+        "image_mean": _colours(config, "image_mean", 0),
+        "image_std": _colours(config, "image_std", _LEAST),
     }
 
 
-def _colours(config: Json, key: str) -> tuple[float, ...]:
+def _colours(config: Json, key: str, least: float) -> tuple[float, ...]:
     values = config[key]
     if not isinstance(values, (list, tuple)) or len(values) != 3:
         raise UsageError(f"{key}={values!r}: give three numbers")
-    return tuple(float(number({key: value}, key, 0)) for value in values)
+    return tuple(float(number({key: value}, key, least)) for value in values)
 
 
 def _reduced(config: Json) -> dict[str, Any]:
     derived = ("num_key_value_heads", "head_dim", "grid", "image_mean", "image_std")
     kept = {key: value for key, value in config.items() if key not in derived}
-    return kept | {"image_size": config["grid"][0] * config["patch_size"]}
+    return kept | {"image_size": _side(config)}
+
+
+def _side(config: Json) -> int:
+    """Pixels of an image's side; a grid that is no square is told as a difference from the one read again."""
+    return int(config["grid"][0] * config["patch_size"])
+
+
+def _processor(kind: str) -> Callable[[Json], Json]:
+    """For a class of image processors."""
+    return lambda config: {
+        "image_processor_type": kind,
+        "do_resize": True,
+        "size": {"height": _side(config), "width": _side(config)},
+        "resample": _BICUBIC,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(config["image_mean"]),
+        "image_std": list(config["image_std"]),
+    }
 
 
 VIT = Family(
@@ -76,6 +103,7 @@ VIT = Family(
     defaults=_DEFAULTS | {"layer_norm_eps": 1e-12},
     completed=_completed,
     reduced=_reduced,
+    processor=_processor("ViTImageProcessor"),
     prefixes=("", "vit."),
     extra=("classifier.", "pooler.", "vit.pooler."),
     elsewhere=("hidden.", "out."),
@@ -93,6 +121,7 @@ SIGLIP = Family(
     defaults=_DEFAULTS | {"layer_norm_eps": 1e-6},
     completed=_completed,
     reduced=lambda config: {**_reduced(config), "vision_use_head": False},  # that head is not of our layers
+    processor=_processor("SiglipImageProcessor"),
     prefixes=("vision_model.", ""),
     extra=("text_model.", "vision_model.head.", "head.", "logit_scale", "logit_bias"),
     elsewhere=("hidden.", "out."),

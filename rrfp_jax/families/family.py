@@ -10,6 +10,9 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.families.tables import Stored, Table
 from rrfp_jax.fields import shown
 
+CONFIG, PIXELS = "config.json", "preprocessor_config.json"
+"""The files of a model; the second says how images become its input."""
+
 Json: TypeAlias = Mapping[str, Any]
 """An object of `config.json`."""
 
@@ -30,6 +33,7 @@ class Family:
         defaults: of keys that a `config.json` may leave out.
         completed: of a `config.json`, all keys of `sizes`, whichever form the file has; raises UsageError.
         reduced: of these keys, those of a file.
+        processor: of these keys, what `preprocessor_config.json` says of images; empty for other models.
         prefixes: what the names of all tensors may begin with; that of files we write is the first.
         extra: beginnings of the names of tensors that our layers have no use for.
         elsewhere: beginnings of the paths of parameters in the last layer that are not of the family.
@@ -44,6 +48,7 @@ class Family:
     understood: Json
     completed: Callable[[Json], Json]
     reduced: Callable[[Json], Json]
+    processor: Callable[[Json], Json] = lambda config: {}
     inner: str = ""
     defaults: Json = field(default_factory=dict)
     prefixes: tuple[str, ...] = ("",)
@@ -66,8 +71,8 @@ class Family:
         found = self.completed(config)
         return {ours: found[key] for ours, key in self.sizes.items()} | dict(self.fixed)
 
-    def config_of(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """What `config.json` says of a model with these fields; the inverse of `fields_of`.
+    def files_of(self, fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """What `config.json` says of a model with these fields, and the file beside it; see `fields_of`.
 
         Raises:
             UsageError: no model of the family has such fields; names them.
@@ -77,17 +82,18 @@ class Family:
             absent = [ours for ours in self.sizes if ours not in fields]
             if absent:
                 raise UsageError(f"no model of {self.name} is so: there is no {', '.join(absent)}")
-            stated = dict(self.reduced({key: fields[ours] for ours, key in self.sizes.items()}))
+            sizes = {key: fields[ours] for ours, key in self.sizes.items()}
             named = {"architectures": [self.architecture], "model_type": self.model_types[0]}
-            config = {**named, **self.understood, **stated}
-            wrong = differences(self.fields_of(config), fields)
+            config, pixels = {**named, **self.understood, **self.reduced(sizes)}, dict(self.processor(sizes))
+            wrong = differences(self.fields_of(pixels | config), fields)
         if wrong:
             raise UsageError(f"no model of {self.name} is so: {'; '.join(wrong)}")
-        return config
+        return {CONFIG: config, PIXELS: pixels} if pixels else {CONFIG: config}
 
-    def stored(self, blocks: int, first: int, prefix: str, tied: bool) -> dict[str, Stored]:
+    def stored(self, fields: Mapping[str, Any], first: int, prefix: str, tied: bool) -> dict[str, Stored]:
         """The tensors of every parameter, see `Table.of_layers`; a tied head has the embedding's."""
-        found = self.table.of_layers(blocks, first, prefix)
+        blocks = fields["n_layers"]
+        found = self.table.of_layers(blocks, first, prefix, fields.get("n_experts", 0))
         if tied and TIED in self.table.last:
             found[f"{first + blocks + 1}.{TIED}"] = found[f"{first}.{TIED}"]
         return found

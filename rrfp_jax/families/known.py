@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.families.decoders import LLAMA3, QWEN3
+from rrfp_jax.families.decoders import LLAMA3, MIXTRAL, QWEN3
 from rrfp_jax.families.encoders import SIGLIP, VIT
 from rrfp_jax.families.family import Family, Json
 from rrfp_jax.fields import shown
 
-FAMILIES = {family.name: family for family in (LLAMA3, QWEN3, VIT, SIGLIP)}
+FAMILIES = {family.name: family for family in (LLAMA3, QWEN3, MIXTRAL, VIT, SIGLIP)}
 """By name."""
 
 

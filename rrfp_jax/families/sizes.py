@@ -26,10 +26,15 @@ def completed_sizes(config: Json) -> dict[str, Any]:
     """All keys of `SIZES`; files may leave out what follows from others."""
     width, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
     derived = {"num_key_value_heads": heads, "head_dim": width // heads}
-    found = {key: number(config, key, default=derived.get(key)) for key in SIZES.values()}
-    if odd := next((key for key, value in found.items() if value != int(value)), None):
-        raise UsageError(f"{odd}={shown(found[odd])}: is no whole number")
-    return found
+    return {key: whole(config, key, derived.get(key)) for key in SIZES.values()}
+
+
+def whole(config: Json, key: str, default: float | None = None) -> int:
+    """What a key says, at least 1; raises as `number` does, and where it is no whole number."""
+    value = number(config, key, default=default)
+    if value != int(value):
+        raise UsageError(f"{key}={shown(value)}: is no whole number")
+    return int(value)
 
 
 def inner(config: Json, key: str) -> Json:

@@ -1,7 +1,8 @@
 """The names of published tensors, by parameter of `models/decoder.py` and `models/vlm.py`: a table a family.
 
 A table has three parts, for the first layer, for each block and for the last one; "{}" stands for the number
-of the block. Names are those of the files at huggingface.co, which its `transformers` reads and writes.
+of the block, "{expert}" for that of each of its experts. Names are those of the files at huggingface.co,
+which its `transformers` reads and writes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TypeAlias
 
 from rrfp_jax.families.arrangements import (
     AS_IS,
+    EXPERTS,
     FUSED_BIASES,
     FUSED_KERNELS,
     KERNEL,
@@ -44,28 +46,42 @@ class Table:
 
     Attributes:
         first, block, last: of such a layer.
+        computed: tensors that old files have besides, although they follow from `config.json`.
     """
 
     first: Part
     block: Part
     last: Part
+    computed: tuple[str, ...] = ()
 
-    def of_layers(self, blocks: int, first: int, prefix: str = "") -> dict[str, Stored]:
+    def of_layers(self, blocks: int, first: int, prefix: str = "", experts: int = 0) -> dict[str, Stored]:
         """The tensors of every parameter by its path, such as "3.attention.query.kernel".
 
         Args:
             blocks: how many there are.
             first: the number of the first layer.
             prefix: of the tensors' names.
+            experts: of each block.
         """
         layers = [self.first, *[self.block] * blocks, self.last]
         return {
             f"{first + i}.{path}": Stored(
-                tuple(prefix + name.replace("{}", str(i - 1)) for name in own.names), own.arrangement
+                tuple(prefix + of for name in own.names for of in _numbered(name, i - 1, experts)),
+                own.arrangement,
             )
             for i, layer in enumerate(layers)
             for path, own in layer.items()
         }
+
+    def computed_names(self, blocks: int) -> set[str]:
+        """All names of `computed`."""
+        return {name.replace("{}", str(block)) for name in self.computed for block in range(blocks)}
+
+
+def _numbered(name: str, block: int, experts: int) -> list[str]:
+    """The name in a block, and of each of its experts."""
+    name = name.replace("{}", str(block))
+    return [name.replace("{expert}", str(e)) for e in range(experts)] if "{expert}" in name else [name]
 
 
 def _one(name: str, arrangement: Arrangement = AS_IS) -> Stored:
@@ -98,21 +114,41 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _LAYER = "model.layers.{}."
 
+_ATTENTION: Part = {
+    "attention_norm.scale": _one(_LAYER + "input_layernorm.weight"),
+    "attention.query.kernel": _one(_LAYER + "self_attn.q_proj.weight", KERNEL),
+    "attention.key_value.kernel": Stored(
+        (_LAYER + "self_attn.k_proj.weight", _LAYER + "self_attn.v_proj.weight"), FUSED_KERNELS
+    ),
+    "attention.out.kernel": _one(_LAYER + "self_attn.o_proj.weight", KERNEL),
+    "mlp_norm.scale": _one(_LAYER + "post_attention_layernorm.weight"),
+}
+
 LLAMA_TABLE = Table(
     first={"tokens.embedding": _one(EMBEDDING)},
     block={
-        "attention_norm.scale": _one(_LAYER + "input_layernorm.weight"),
-        "attention.query.kernel": _one(_LAYER + "self_attn.q_proj.weight", KERNEL),
-        "attention.key_value.kernel": Stored(
-            (_LAYER + "self_attn.k_proj.weight", _LAYER + "self_attn.v_proj.weight"), FUSED_KERNELS
-        ),
-        "attention.out.kernel": _one(_LAYER + "self_attn.o_proj.weight", KERNEL),
-        "mlp_norm.scale": _one(_LAYER + "post_attention_layernorm.weight"),
+        **_ATTENTION,
         "mlp.gate.kernel": _one(_LAYER + "mlp.gate_proj.weight", KERNEL),
         "mlp.up.kernel": _one(_LAYER + "mlp.up_proj.weight", KERNEL),
         "mlp.down.kernel": _one(_LAYER + "mlp.down_proj.weight", KERNEL),
     },
     last={"norm.scale": _one("model.norm.weight"), "tokens.embedding": _one(HEAD)},
+    computed=(_LAYER + "self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
+)
+
+_EXPERT = _LAYER + "block_sparse_moe.experts.{expert}."
+
+MIXTRAL_TABLE = Table(
+    first=LLAMA_TABLE.first,
+    block={
+        **_ATTENTION,
+        "experts.router": _one(_LAYER + "block_sparse_moe.gate.weight", KERNEL),
+        "experts.gate": _one(_EXPERT + "w1.weight", EXPERTS),
+        "experts.up": _one(_EXPERT + "w3.weight", EXPERTS),
+        "experts.down": _one(_EXPERT + "w2.weight", EXPERTS),
+    },
+    last=LLAMA_TABLE.last,
+    computed=LLAMA_TABLE.computed,
 )
 
 QWEN3_TABLE = Table(

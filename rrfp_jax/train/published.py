@@ -11,16 +11,17 @@ from typing import Any
 import jax
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.families.family import Family, differences
+from rrfp_jax.families.family import CONFIG, PIXELS, Family, differences
 from rrfp_jax.families.known import family_of
 from rrfp_jax.families.tables import HEAD, Stored
-from rrfp_jax.fields import path_of
+from rrfp_jax.fields import path_of, shown
 from rrfp_jax.json_files import Unreadable, read_json
 from rrfp_jax.runtime.programs.initial import InitFunction, KnowsItsModel
 from rrfp_jax.train.pretrained import TensorFiles
 from rrfp_jax.train.stored import MOST_TOLD, Tensor, some
 
-CONFIG, PIXELS = "config.json", "preprocessor_config.json"
+_PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+"""The only values that these keys of `preprocessor_config.json` may have, if they are there."""
 
 
 def architecture(folder: str | PathLike[str]) -> dict[str, Any]:
@@ -42,9 +43,9 @@ def published(folder: str | PathLike[str], config: Any, *, first: int = 0) -> In
 
         init = rrfp.weights.published("Qwen3-4B/", cfg)
 
-    Known are LLaMA 3 and Qwen3 for `Embed`, `Block` and `Head` of `models/decoder.py`; ViT and SigLIP for
-    `PatchEmbed`, `EncoderBlock` and the norm of `Project` of `models/vlm.py`. Each process reads the tensors
-    of its own stages and no others.
+    Known are LLaMA 3 and Qwen3 for `Embed`, `Block` and `Head` of `models/decoder.py`; Mixtral with the
+    `Block` of `models/moe.py`; ViT and SigLIP for `PatchEmbed`, `EncoderBlock` and the norm of `Project` of
+    `models/vlm.py`. Each process reads the tensors of its own stages and no others.
 
     Args:
         folder: with `config.json` and safetensors files, as downloaded.
@@ -64,10 +65,11 @@ def published(folder: str | PathLike[str], config: Any, *, first: int = 0) -> In
         raise UsageError(f"the config does not fit {path / CONFIG}: {'; '.join(wrong)}")
     family, blocks = model.family, model.fields["n_layers"]
     prefix = next((one for one in family.prefixes if _begins(files.where, one, family)), "")
-    stored = family.stored(blocks, first, prefix, model.tied)
+    stored = family.stored(model.fields, first, prefix, model.tied)
     wanted = {name for own in stored.values() for name in own.names}
     missing = sorted(wanted - files.where.keys())
-    left = sorted(name for name in files.where.keys() - wanted if not name.startswith(model.not_needed))
+    others = files.where.keys() - wanted - family.table.computed_names(blocks)
+    left = sorted(name for name in others if not name.startswith(model.not_needed))
     for names, what in ((missing, "lacks"), (left, "has, besides those of the model,")):
         if names:
             raise UsageError(f"{path}: {what} {len(names)} tensors: {some(names[:MOST_TOLD], len(names))}")
@@ -184,10 +186,17 @@ class Together:
 
 
 def _pixels(folder: Path) -> dict[str, Any]:
-    """How pixels are normalised, which has a file of its own, if any."""
+    """How pixels are normalised, which has a file of its own, if any.
+
+    Raises:
+        UsageError: otherwise than our layers do it.
+    """
     if not (folder / PIXELS).exists():
         return {}
     found = read_json(folder / PIXELS, dict)
+    for key, value in _PIXELS.items():
+        if found.get(key, value) != value:
+            raise UsageError(f"{PIXELS}: {key}={shown(found[key])}: only {key}={value!r} is computed here")
     return {key: found[key] for key in ("image_mean", "image_std") if key in found}
 
 

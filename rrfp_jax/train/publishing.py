@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,13 @@ from rrfp_jax.checkpoint.manifest import dtype_of
 from rrfp_jax.checkpoint.orbax_files import Damaged
 from rrfp_jax.checkpoint.reading import Stored as Checkpoint
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.families.family import TIED, Family
+from rrfp_jax.families.family import CONFIG, TIED, Family
 from rrfp_jax.families.tables import Stored
-from rrfp_jax.train.published import CONFIG
 from rrfp_jax.train.stored import MOST_TOLD, converted, some
 from rrfp_jax.train.tensor_folder import Source
+
+_LAYERS = "n_layers"
+"""The field by which the config of layers is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ def own_names(params: Parameters) -> Publication:
 def as_family(
     params: Parameters, family: Family, first: int | None, fields: Mapping[str, Any]
 ) -> Publication:
-    """The parameters of a published family's layers under its names, and its `config.json`.
+    """The parameters of a published family's layers under its names, and its JSON files.
 
     Args:
         params: of the whole model.
@@ -106,9 +108,9 @@ def as_family(
     Raises:
         UsageError: the layers' parameters or their config are not the family's.
     """
-    config, blocks = family.config_of(fields), int(fields["n_layers"])
+    files, blocks = family.files_of(fields), int(fields["n_layers"])
     begin = first or 0
-    table = family.stored(blocks, begin, family.prefixes[0], tied=False)
+    table = family.stored(fields, begin, family.prefixes[0], tied=False)
     head, embedding = f"{begin + blocks + 1}.{TIED}", f"{begin}.{TIED}"
     paths = params.keys
     if missing := [path for path in table if path not in paths]:
@@ -128,12 +130,12 @@ def as_family(
             + ("" if wrong else "; for a part of a model give --first=, the number of the part's first layer")
         )
     if head in table:
-        config["tie_word_embeddings"] = tied = _equal(params.read(embedding), params.read(head))
+        files[CONFIG]["tie_word_embeddings"] = tied = _equal(params.read(embedding), params.read(head))
         if tied:
             del table[head]
-    config["torch_dtype"] = params.dtype_of(next(iter(table))).name
+    files[CONFIG]["torch_dtype"] = params.dtype_of(next(iter(table))).name
     sources = [params.source(path, stored) for path, stored in table.items()]
-    return Publication(sources=sources, others={CONFIG: config}, left_out=[p for p in left_out if p != head])
+    return Publication(sources=sources, others=files, left_out=[p for p in left_out if p != head])
 
 
 def fields_at(checkpoint: Checkpoint, place: str) -> Mapping[str, Any]:
@@ -149,13 +151,22 @@ def fields_at(checkpoint: Checkpoint, place: str) -> Mapping[str, Any]:
     found = checkpoint.run.config
     for name in place.split("."):
         found = found.get(name) if isinstance(found, dict) else None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or _LAYERS not in found:
+        there = ", ".join(_places(checkpoint.run.config)) or "none"
         raise UsageError(
             f"{checkpoint.folder}: the config that is kept with it has no object {place!r} with the sizes of "
-            f"the layers; give its name with --model=. A script keeps one with "
+            f"the layers; give its name with --model= (it has: {there}). A script keeps one with "
             f'trainer.save(folder, config={{"model": dataclasses.asdict(cfg)}})'
         )
     return found
+
+
+def _places(config: Any, prefix: str = "") -> Iterator[str]:
+    """Names of all objects in a config that have the sizes of layers."""
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, dict) and _LAYERS in value:
+            yield prefix + name
+        yield from _places(value, f"{prefix}{name}.")
 
 
 def _layer(path: str) -> int:

@@ -118,7 +118,7 @@ def test_a_disk_that_fails_leaves_nothing(run, tmp_path, capsys, monkeypatch, er
         (["--as=llama3"], "no model of llama3 is so: qk_norm=True, not False"),
         (["--as=siglip"], "no model of siglip is so: norm='rms', not 'layer'; gated=True"),
         (["--as=gpt2"], "invalid choice: 'gpt2'"),
-        (["--as=qwen3", "--model=model.decoder"], "no object 'model.decoder' .* give its name with --model="),
+        (["--as=qwen3", "--model=model.decoder"], r"no object 'model.decoder' .*--model= \(it has: model\)"),
         (["--as=qwen3", "--first=1"], "lacks 13 parameters of qwen3 with 2 blocks from layer 1 on: 1.tokens"),
         (["--first=1"], "--first= without --as="),
         (["--step=7"], "no checkpoint of step 7 is there; there are: 0"),
@@ -134,34 +134,55 @@ def test_refusals(run, tmp_path, capsys, flags, said):
     assert export(tmp_path, tmp_path / "out") == 2  # of no run
 
 
-def of_parts(name, first):
-    """Parameters of a model of which an encoder is a part, as those of a checkpoint."""
+def published_as_stored(name, first, others):
+    """The parameters of a published model as those of a checkpoint, with others; and its tensors."""
     family = FAMILIES[name]
     own = load_file(PUBLISHED / name / "model.safetensors")
-    prefix = next(one for one in reversed(family.prefixes) if any(key.startswith(one or "\0") for key in own))
-    table = family.stored(2, first, prefix, False)
+    prefixes = sorted(family.prefixes, key=len, reverse=True)
+    prefix = next(one for one in prefixes if any(key.startswith(one) for key in own))
+    table = family.stored(architecture(PUBLISHED / name), first, prefix, False)
     arrays = {path: stored.arrangement.ours(*map(own.get, stored.names)) for path, stored in table.items()}
-    arrays |= {f"{first + 3}.out.bias": np.ones(3, np.float32), f"{first + 4}.x": np.ones(1, np.float32)}
-    keyed = {("params", *path.split(".")): array for path, array in arrays.items()}
+    keyed = {("params", *path.split(".")): array for path, array in (arrays | others).items()}
     leaves = {key: SimpleNamespace(shape=own.shape, dtype=own.dtype.name) for key, own in keyed.items()}
     return Parameters(SimpleNamespace(folder="there", leaves=leaves, array=keyed.get)), own
+
+
+def of_parts(name, first):
+    """Parameters of a model of which an encoder is a part."""
+    others = {f"{first + 3}.out.bias": np.ones(3, np.float32), f"{first + 4}.x": np.ones(1, np.float32)}
+    return published_as_stored(name, first, others)
+
+
+def written(found):
+    """The tensors that would be in the files."""
+    return {
+        tensor: bits(array)
+        for source in found.sources
+        for tensor, array in zip(source.names, source.read(), strict=True)
+    }
 
 
 @pytest.mark.parametrize("name", ["vit", "siglip"])
 def test_the_encoder_of_a_model(name):
     params, own = of_parts(name, 2)
-    fields = architecture(PUBLISHED / name)
+    fields = architecture(PUBLISHED / name) | {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
     found = as_family(params, FAMILIES[name], 2, fields)
     assert found.left_out == ["5.out.bias", "6.x"]
-    assert FAMILIES[name].fields_of(found.others["config.json"]) == fields
-    written = {
-        tensor: array
-        for source in found.sources
-        for tensor, array in zip(source.names, source.read(), strict=True)
-    }
+    pixels = found.others["preprocessor_config.json"]
+    assert FAMILIES[name].fields_of(pixels | found.others["config.json"]) == fields
+    assert (pixels["size"], pixels["image_std"]) == ({"height": 6, "width": 6}, [0.4, 0.5, 0.6])
     prefix = {"vit": "vit.", "siglip": ""}[name]
-    assert len(written) == len(found.sources) + 2 * 2  # keys and values, with biases
-    for tensor, array in written.items():
-        assert bits(array) == bits(own[prefix + tensor])
+    tensors = written(found)
+    assert len(tensors) == len(found.sources) + 2 * 2  # keys and values, with biases
+    assert tensors == {tensor: bits(own[prefix + tensor]) for tensor in tensors}
     with pytest.raises(rrfp.UsageError, match=r"besides those of .*: 4.x; for a part .* give --first="):
         as_family(of_parts(name, 0)[0], FAMILIES[name], None, fields)
+
+
+def test_routed_experts_come_out_to_the_bit():
+    params, own = published_as_stored("mixtral", 0, {})
+    fields = architecture(PUBLISHED / "mixtral")
+    found = as_family(params, FAMILIES["mixtral"], None, {**fields, "capacity": 1.25, "balance": 0.02})
+    assert written(found) == {name: bits(array) for name, array in own.items()}
+    assert FAMILIES["mixtral"].fields_of(found.others["config.json"]) == fields
+    assert [*found.others] == ["config.json"] and not found.left_out

@@ -1,13 +1,16 @@
 """Greedy generation against its definition: the most likely token after the sequence so far, one by one."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from models import gpt
+from configs.mixtral_8x7b import RoutedBlock
+from models import decoder, gpt, moe
 from models.generate import greedy, logits_of
-from tests.models import test_vlm
+from tests.models import test_moe, test_vlm
 
 CONFIG = gpt.GPTConfig(d_model=16, n_heads=2, d_ff=32, n_layers=2, vocab_size=11)
 
@@ -39,6 +42,17 @@ def test_a_model_that_sees_images_gets_them_with_every_token():
     assert (completed[:, start:] == likely[:, start - 1 : -1]).all()
 
 
+@pytest.mark.parametrize("kind", [moe.Block, RoutedBlock], ids=["balance", "loss"])
+def test_terms_of_the_loss_are_let_go(kind):
+    """A model with routed experts; (carry, term) is what training takes of it, too."""
+    cfg = replace(test_moe.CFG, vocab_size=11)
+    rngs = nnx.Rngs(0)
+    embed, block, head = decoder.Embed(cfg, rngs=rngs), kind(cfg, rngs=rngs), decoder.Head(cfg, rngs=rngs)
+    completed = greedy([embed, block, head], [[1, 2, 3]], 3)
+    carry, _ = block(embed(None, {"tokens": completed}), {})
+    assert completed[0, 3:].tolist() == head(carry, {})[0, 2:-1].argmax(-1).tolist()
+
+
 def test_layers_are_told_that_nobody_trains():
     seen = []
 
@@ -50,6 +64,7 @@ def test_layers_are_told_that_nobody_trains():
     assert set(seen) == {(False, None, ())}
 
 
-def test_a_prompt_is_a_batch(layers):
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [[]]], ids=["no batch", "no token"])
+def test_a_prompt_is_a_batch_of_tokens(layers, prompt):
     with pytest.raises(AssertionError):
-        greedy(layers, [1, 2, 3], 1)
+        greedy(layers, prompt, 1)

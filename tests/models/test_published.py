@@ -13,8 +13,10 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import rrfp_jax as rrfp
+from models import moe
 from models.decoder import Block, DecoderConfig, Embed, Head
-from models.generate import greedy
+from models.generate import greedy, logits_of
+from models.moe import RoutedConfig
 from models.vlm import EncoderBlock, EncoderConfig, PatchEmbed, Project, VLMConfig
 from rrfp_jax.runtime.model.paths import leaf_path
 from rrfp_jax.weights import architecture, published, together
@@ -27,8 +29,15 @@ LLAMA_3_1 |= {"rope_type": "llama3", "original_max_position_embeddings": 16}
 
 
 def config_of(folder):
-    kind = DecoderConfig if "vocab_size" in architecture(folder) else EncoderConfig
-    return kind(**architecture(folder), dtype=jnp.float32)
+    fields = architecture(folder)
+    kind = (
+        EncoderConfig
+        if "vocab_size" not in fields
+        else RoutedConfig
+        if "n_experts" in fields
+        else DecoderConfig
+    )
+    return kind(**fields, dtype=jnp.float32)
 
 
 def filled(init, layers):
@@ -46,14 +55,12 @@ def fill(init, number, module):
 
 
 def decoder(cfg):
-    return [(Embed, cfg), *[(Block, cfg)] * cfg.n_layers, (Head, cfg)]
+    block = moe.Block if isinstance(cfg, RoutedConfig) else Block
+    return [(Embed, cfg), *[(block, cfg)] * cfg.n_layers, (Head, cfg)]
 
 
 def logits(folder, cfg):
-    carry = None
-    for layer in filled(published(folder, cfg), decoder(cfg)):
-        carry = layer(carry, {"tokens": TOKENS})
-    return np.asarray(carry).ravel()
+    return np.asarray(logits_of(filled(published(folder, cfg), decoder(cfg)), TOKENS)).ravel()
 
 
 @pytest.fixture
@@ -70,7 +77,7 @@ def folder(tmp_path):
     return copied
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "mixtral"])
 def test_logits_of_decoders(name):
     np.testing.assert_allclose(logits(FOLDER / name, config_of(FOLDER / name)), EXPECTED[name], atol=1e-4)
 
@@ -201,6 +208,31 @@ class TestRefusals:
         save_file({name: own for name, own in tensors.items() if name != "model.norm.weight"}, file)
         with pytest.raises(rrfp.UsageError, match=r"lacks 1 tensors: model.norm.weight"):
             published(there, cfg)
+
+    def test_only_the_buffers_of_old_llamas_are_let_go(self, folder):
+        """LLaMA 2's files have the wavelengths of rotary positions, which follow from the config."""
+        there = folder("llama3")
+        file = there / "model-00002-of-00002.safetensors"
+        blocks = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(2) for i in range(3)}
+        *own, foreign = blocks
+        save_file({**load_file(file), **{name: blocks[name] for name in own}}, file)
+        published(there, config_of(there))
+        save_file({**load_file(file), foreign: blocks[foreign]}, file)
+        with pytest.raises(rrfp.UsageError, match=f"besides .* 1 tensors: {foreign}"):
+            published(there, config_of(there))
+
+    def test_images_that_are_normalised_otherwise(self, folder):
+        there = folder("vit")
+        file = there / "preprocessor_config.json"
+        file.write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}))
+        assert config_of(there).std == (0.4, 0.5, 0.6)
+        for wrong, said in (
+            ({"do_rescale": False}, "do_rescale=False"),
+            ({"image_std": [0, 1, 1]}, "image_std=0"),
+        ):
+            file.write_text(json.dumps(wrong))
+            with pytest.raises(rrfp.UsageError, match=said):
+                config_of(there)
 
     def test_no_folder_of_a_model(self, tmp_path):
         with pytest.raises(rrfp.UsageError, match=r"config.json .*No such file"):

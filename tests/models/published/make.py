@@ -73,6 +73,9 @@ def main():
         found["qwen3"] = numbers(qwen(tokens).logits)
         completed = qwen.generate(tokens, max_new_tokens=NEW, do_sample=False, use_cache=False)
         found["qwen3.greedy"] = completed[:, tokens.shape[1] :].tolist()
+        experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "rope_parameters": BASE}
+        mixtral = randomized(hf.MixtralForCausalLM(hf.MixtralConfig(**DECODER, **experts)))
+        found["mixtral"] = numbers(saved(mixtral, "mixtral")(tokens).logits)
         pixels = torch.tensor(image()).permute(2, 0, 1)[None] / 255 * 2 - 1
         vit = randomized(hf.ViTForImageClassification(hf.ViTConfig(**VISION, num_labels=3)))
         found["vit"] = numbers(saved(vit, "vit")(pixels).logits)
