@@ -32,8 +32,8 @@ class Reading(rrfp.RunConfig):
     base: str = ""  # checkpoints of a run to begin with, such as runs/glyphs.checkpoints
     most: int = 4  # characters of a document
     buckets: int = 4  # at most so many shapes, fitted to the documents
-    batch: int = 4  # documents of a microbatch
-    microbatches: int = 8  # of a step
+    batch: int = 2  # documents of a microbatch
+    microbatches: int = 4  # of a step
     learning_rate: float = 3e-3  # the highest, after the warm-up
 
     def pipeline(self) -> rrfp.Pipeline:
@@ -129,7 +129,9 @@ def get_config() -> Reading:
     kinds: Any = {"dtype": jnp.float32, "init_scale": 0.04}
     return Reading(
         name="glyphs",
-        steps=600,
+        steps=1800,
+        validate_every=300,
+        clip_norm=1.0,
         mesh=rrfp.Mesh(pp=4),
         split=("auto",),
         model=vlm.VLMConfig(
@@ -140,6 +142,8 @@ def get_config() -> Reading:
                 patch_size=8,
                 grid=(4, 6),
                 positions="axes",
+                mean=(0.1, 0.1, 0.1),  # most of a picture is black
+                std=(0.3, 0.3, 0.3),
                 gated=True,
                 norm="rms",
             ),
