@@ -1,8 +1,8 @@
 """When Python collects garbage: whoever is stopped for that, all stages wait for.
 
-Python looks at everything that lives, which takes it 0.1 s in a small run, once so much more is alive than the
-last time. That comes in another step on each rank, and each time all others wait. So all ranks do it together,
-soon after the start, when programs have been compiled, and then seldom; in between there is no need.
+Once so much more is alive than the last time, Python looks at all of it, which takes 0.1 s in a small run.
+That comes in another step on each rank, and each time all others wait. So all ranks do it together, soon
+after the start, when programs have been compiled, and then seldom; in between there is no need.
 """
 
 from __future__ import annotations
