@@ -22,6 +22,7 @@ from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
 from rrfp_jax.train.report import Report
+from tests.support.kept import with_cache
 from tests.support.quickstart import CONFIG, arguments, with_texts
 
 ROOT = Path(__file__).parents[2]
@@ -132,13 +133,7 @@ def interrupted(folder):
     """Run the command until it prints a line that begins so, then press Ctrl-C; what it then says."""
 
     def run(name, beginning, **overrides):
-        environment = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
+        environment = with_cache({**os.environ, "JAX_PLATFORMS": "cpu"})
         given = arguments(folder, name=name, steps=10**6, **overrides)
         command = [sys.executable, "-m", "rrfp_jax.commands.train", *given]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

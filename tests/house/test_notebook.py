@@ -6,13 +6,14 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import nbformat
 import numpy as np
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
+
+from tests.support.kept import with_cache
 
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOK = REPOSITORY / "notebooks" / "quickstart.ipynb"
@@ -69,15 +70,7 @@ def executed(tmp_path_factory):
     deadline = time.monotonic() + LIMIT_SECONDS
     # With no folder to look for kernels in, `python3` is the running interpreter.
     manager = KernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "IPYTHONDIR": str(folder / "ipython"),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,  # see conftest.py
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    own = {"PYTHONPATH": str(REPOSITORY), "IPYTHONDIR": str(folder / "ipython"), "JAX_PLATFORMS": "cpu"}
     client = NotebookClient(
         nbformat.read(NOTEBOOK, as_version=4),
         km=manager,
@@ -85,7 +78,7 @@ def executed(tmp_path_factory):
         resources={"metadata": {"path": str(folder)}},
     )
     try:
-        notebook = client.execute(cleanup_kc=False, env=environment)
+        notebook = client.execute(cleanup_kc=False, env=with_cache(os.environ | own))
         kernel = Kernel(manager, deadline)
         yield {cell.id: cell for cell in notebook.cells}, kernel, folder
         kernel.client.stop_channels()

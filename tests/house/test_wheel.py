@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.kept import with_cache
+
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
@@ -16,12 +18,12 @@ LIMIT_SECONDS = 120
 
 
 def run(*command, folder):
-    """What the command printed; it runs in `folder` and knows nothing of this checkout."""
+    """What the command printed; it runs in `folder` and knows nothing of this checkout but its programs."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run(
         [str(part) for part in command],
         cwd=folder,
-        env={**environment, "JAX_PLATFORMS": "cpu"},
+        env=with_cache({**environment, "JAX_PLATFORMS": "cpu"}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -43,15 +43,15 @@ def test_nothing_is_left_of_the_messages_once_the_trainers_are_gone(found):
     assert [rank["left"] for rank in found] == [0] * RANKS
 
 
-def losses_of_one_process(count):
-    return [report.loss for report in toy.trainer(1, data=changes.data).steps(count)]
+@pytest.fixture(scope="module")
+def alone():
+    """The losses of one process."""
+    return [report.loss for report in toy.trainer(1, data=changes.data).steps(len(changes.SCHEDULES))]
 
 
-def test_hints_and_fixed_orders_in_turns(changed):
+def test_hints_and_fixed_orders_in_turns(changed, alone):
     ranks = changed("schedules")
-    assert [step["loss"] for step in ranks[0]] == pytest.approx(
-        losses_of_one_process(len(changes.SCHEDULES)), rel=1e-4
-    )
+    assert [step["loss"] for step in ranks[0]] == pytest.approx(alone, rel=1e-4)
     for rank, steps in enumerate(ranks):
         for schedule, step in zip(map(by_name, changes.SCHEDULES), steps, strict=True):
             if isinstance(schedule, FixedOrder):
@@ -59,26 +59,26 @@ def test_hints_and_fixed_orders_in_turns(changed):
                 assert step["order"] == list(map(str, order))
 
 
-def test_several_chunks(changed):
+def test_several_chunks(changed, alone):
     ranks = changed("chunks")
     forwards = {f"F{j}{chunk}" for j in range(changes.MICROBATCHES) for chunk in ("", ".1")}
-    assert [step["loss"] for step in ranks[0]] == pytest.approx(4 * losses_of_one_process(2), rel=1e-4)
+    assert [step["loss"] for step in ranks[0]] == pytest.approx(4 * alone[:2], rel=1e-4)
     for steps in ranks:
         for step in steps:
             assert len(set(step["order"])) == len(step["order"])
             assert forwards <= set(step["order"])
 
 
-def test_budgets_in_bytes(changed):
+def test_budgets_in_bytes(changed, alone):
     ranks = changed("budgets")
-    assert [step["loss"] for step in ranks[0]] == pytest.approx(2 * losses_of_one_process(2), rel=1e-4)
+    assert [step["loss"] for step in ranks[0]] == pytest.approx(2 * alone[:2], rel=1e-4)
     for tight, loose in zip(ranks[0][:2], ranks[0][2:], strict=True):
         for step in (tight, loose):
             assert all(0 < peak <= limit for peak, limit in zip(step["peak"], step["budget"], strict=True))
         assert max(tight["peak"]) < max(loose["peak"])
 
 
-def test_sigterm_between_two_tasks_of_a_step_stops_all_after_that_step(changed):
+def test_sigterm_between_two_tasks_of_a_step_stops_all_after_that_step(changed, alone):
     ranks = changed("sigterm")
     assert [len(steps) for steps in ranks] == [changes.STOPPED_STEP + 1] * RANKS
-    assert [s["loss"] for s in ranks[0]] == pytest.approx(losses_of_one_process(len(ranks[0])), rel=1e-4)
+    assert [s["loss"] for s in ranks[0]] == pytest.approx(alone[: len(ranks[0])], rel=1e-4)

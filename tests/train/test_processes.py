@@ -66,6 +66,24 @@ def parity(request, tmp_path_factory):
     return [json.loads((folder / f"parity-{rank}.json").read_text()) for rank in range(count)]
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """The losses of one process."""
+    trainer = toy.trainer(4, split=[1, 4, 2, 1], clip_norm=0.3)
+    trainer.schedule = "bf"
+    return [report.loss for report in trainer.steps(3)]
+
+
+@pytest.fixture(scope="module")
+def tied_alone():
+    """The trainer of one process, with a tied parameter, and its figures of each step."""
+    trainer = toy.trainer(4, pipe=toy.tied_pipeline(), clip_norm=0.3)
+    own = [next(trainer.steps(1)) for _ in range(2)]
+    trainer._stepper.steps_done += 1  # the step that the processes skip
+    own += trainer.steps(2)
+    return trainer, [[r.loss, r.gradient_norm, r.parameter_norm] for r in own]
+
+
 class TestParity:
     def test_every_schedule_and_split_agrees_with_plain_jax(self, parity):
         for rank in parity:
@@ -85,18 +103,11 @@ class TestParity:
         for name in ("losses", "evaluated", "wrong"):
             assert len({json.dumps(rank[name]) for rank in parity}) == 1
 
-    def test_training_is_that_of_one_process(self, parity):
-        trainer = toy.trainer(4, split=[1, 4, 2, 1], clip_norm=0.3)
-        trainer.schedule = "bf"
-        losses = [report.loss for report in trainer.steps(3)]
-        np.testing.assert_allclose(parity[0]["losses"], losses, rtol=1e-5)
+    def test_training_is_that_of_one_process(self, parity, alone):
+        np.testing.assert_allclose(parity[0]["losses"], alone, rtol=1e-5)
 
-    def test_tied_parameters_and_skipped_steps_are_those_of_one_process(self, parity):
-        trainer = toy.trainer(4, pipe=toy.tied_pipeline(), clip_norm=0.3)
-        own = [next(trainer.steps(1)) for _ in range(2)]
-        trainer._stepper.steps_done += 1  # the step that the processes skip
-        own += trainer.steps(2)
-        expected = [[r.loss, r.gradient_norm, r.parameter_norm] for r in own]
+    def test_tied_parameters_and_skipped_steps_are_those_of_one_process(self, parity, tied_alone):
+        trainer, expected = tied_alone
         tables = [table for rank in parity for table in rank["tied"]["tables"]]
         assert len(tables) == 2 and tables[0] == tables[1]
         np.testing.assert_allclose(tables[0], trainer.stage_params["0"]["table"], rtol=1e-4, atol=1e-5)
