@@ -60,6 +60,14 @@ class Elastic:
         self._assignment = self._next()
         return f"goes on with all {self._assignment.replicas} replicas"
 
+    def refused(self) -> str:
+        """The run cannot be had with so few replicas; what follows, or nothing if it has all of them."""
+        whole = max(self._slots.needs)
+        if self._assignment.replicas == whole:
+            return ""
+        self._slots = self._slots.never(self._assignment.replicas).whole()
+        return f"not with fewer replicas, then: {self.handed_over()}"
+
     def _next(self) -> Assignment:
         if (found := self._slots.assignment) is not None:
             return found

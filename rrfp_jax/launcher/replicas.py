@@ -60,6 +60,10 @@ class Slots:
         """After these ranks of an attempt were lost."""
         return replace(self, lost=self.lost | {assignment.slots[rank] for rank in ranks})
 
+    def never(self, replicas: int) -> Slots:
+        """Without this number of replicas, which is not the whole run's."""
+        return replace(self, needs={n: ranks for n, ranks in self.needs.items() if n != replicas})
+
     def whole(self) -> Slots:
         """After all that were lost were replaced, or if the run is to begin with all of them again."""
         return replace(self, lost=frozenset())

@@ -84,13 +84,16 @@ def spawn(
                 continue
             found = _diagnosed(supervisor, folder, discards)
             reached.append(_furthest_step(folder.path, count))
+            headline, _, _ = found.text.partition("\n")
+            if elastic is not None and found.status == REFUSED and (follows := elastic.refused()):
+                _set_aside(f"{headline}; {follows}", folder, command)
+                continue
             most = 0 if supervisor.passed_on else max_restarts
             verdict = after_attempt(found.status, reached, most, patience.back_off, before)
             if verdict.wait is None:
                 _say_end(found, verdict.reason, folder, command)
                 return found.status
             _keep(f"{command}: {found.text}", folder.path)
-            headline, _, _ = found.text.partition("\n")
             restart = f"restart {before + len(reached)} of {max_restarts} in {verdict.wait:g} s"
             follows = elastic.lost(found.lost) if elastic is not None else ""
             _set_aside(f"{headline}; {restart}{follows}", folder, command)
@@ -129,7 +132,7 @@ def _attempt(
             coordinator = Coordinator(address, count, linger_seconds=0.0)  # the ranks die with the launcher
             stack.callback(coordinator.close)
             screen = Screen()
-            supervisor = Supervisor(patience, folder, signals, screen, say, count)
+            supervisor = Supervisor(patience, folder, signals, screen, say, count, elastic is not None)
             stack.callback(supervisor.close)
             where, secret = folder.path, token.new_token()
             for rank, seat in enumerate(seats):

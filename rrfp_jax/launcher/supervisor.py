@@ -77,6 +77,7 @@ class Supervisor:
         screen: where the ranks' lines go.
         say: is told of the signals, and of why the ranks do not move.
         count: of ranks.
+        may_hand_over: whether they may be asked to.
 
     Attributes:
         ranks: all that were started.
@@ -91,10 +92,11 @@ class Supervisor:
         screen: Screen,
         say: Callable[[str], None],
         count: int,
+        may_hand_over: bool = False,
     ) -> None:
         self.ranks: list[RankProcess] = []
         self.passed_on: list[int] = []
-        self._was_well = False
+        self._was_well, self._may_hand_over = False, may_hand_over
         self._patience, self._folder, self._signals = patience, folder, signals
         self._screen, self._say = screen, say
         self._selector = selectors.DefaultSelector()
@@ -185,7 +187,9 @@ class Supervisor:
 
     def _ended_badly(self, rank: RankProcess) -> bool:
         """Whether a rank has ended otherwise than it was to, upon which the others cannot go on."""
-        good = (None, DONE, HANDED_OVER, INTERRUPTED) if self.passed_on else (None, DONE, HANDED_OVER)
+        good = [None, DONE]
+        good += [INTERRUPTED] if self.passed_on else []
+        good += [HANDED_OVER] if self._may_hand_over else []
         return rank.status not in good
 
     def _heed_ends(self, now: float) -> None:

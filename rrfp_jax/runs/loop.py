@@ -81,10 +81,17 @@ class Loop:
         hands_over = stops and self.world.stop.agreed is Why.HANDS_OVER
         self.saver.after_step(report, ends=ends or (stops and not hands_over))
         if hands_over:
-            self.trainer.finish_saving()
+            stops = self._hands_over()
         elif self.memory is not None and self.memory.is_asked_for:
             self.world.stop.request(Why.HANDS_OVER)  # which all know at the end of the next step
         return Followed(report=report, validation=found, ends=ends, stops=stops)
+
+    def _hands_over(self) -> bool:
+        """Whether it stops here: its state must be somewhere to go on from. A signal may have come, too."""
+        if (self._is_pressed or not self.saver.keeps) and not self.saver.rescue():
+            return self._is_pressed
+        self.trainer.finish_saving()
+        return True
 
     @property
     def _is_stopped(self) -> bool:
@@ -119,10 +126,11 @@ class Loop:
         if getattr(type(self.config), name) is getattr(RunConfig, name):
             return False  # nobody need be asked
         with called(f"{type(self.config).__name__}.{name}()", TrainingError):
-            if getattr(self.config, name)(*about):
-                self.world.stop.request(Why.ASKED)
-        self.world.gather(f"whether {name} ends the run", None)
-        return self.world.stop.agreed is Why.ASKED
+            wants = bool(getattr(self.config, name)(*about))
+        if wants:
+            self.world.stop.request(Why.ASKED)
+        told = self.world.gather(f"whether {name} ends the run", wants)
+        return any(told) and not self._is_pressed
 
 
 def _line_of(found: Evaluation | None) -> dict[str, float | None]:

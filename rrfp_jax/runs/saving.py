@@ -31,6 +31,9 @@ class Saver:
         folder: of the checkpoints.
         say: tells what is done, on rank 0.
         memory: of the host, if it was lent.
+
+    Attributes:
+        keeps: whether the state of the latest step is in the host's memory, equal on all processes.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Saver:
         memory: HostMemory | None = None,
     ) -> None:
         self._trainer, self._settings, self._folder, self._say = trainer, settings, folder, say
-        self._memory = memory
+        self._memory, self.keeps = memory, False
         held = CheckpointFolder(memory.states).steps() if memory is not None else []
         stored = CheckpointFolder(folder).steps() if settings.wanted else []
         self._is_held = bool(held) and held[-1] >= max(stored, default=0)
@@ -112,7 +115,7 @@ class Saver:
             ends: whether no step follows; then it is saved and waited for.
         """
         if self._memory is not None and not ends:  # else who dies now would leave nothing to be saved
-            self._trainer.hold(self._memory.states, self._config)
+            self.keeps = self._trainer.hold(self._memory.states, self._config)
         if not self._settings.wanted:
             return
         now = max(part.end for part in report.trace.parts)
@@ -123,13 +126,22 @@ class Saver:
         due |= every_seconds > 0 and now - self._saved_at >= every_seconds
         if due or ends:
             self._saved_at = now
-            self._trainer.save(
-                self._folder,
-                keep=self._settings.keep,
-                on_error=self._settings.on_error,
-                wait=ends,
-                config=self._config,
-            )
+            self._save(wait=ends)
+
+    def rescue(self) -> bool:
+        """Save the latest step now, and wait for that, if that is wanted; whether it is."""
+        if self._settings.wanted:
+            self._save(wait=True)
+        return self._settings.wanted
+
+    def _save(self, wait: bool) -> None:
+        self._trainer.save(
+            self._folder,
+            keep=self._settings.keep,
+            on_error=self._settings.on_error,
+            wait=wait,
+            config=self._config,
+        )
 
 
 def started_again() -> bool:

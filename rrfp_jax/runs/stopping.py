@@ -11,7 +11,9 @@ from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.display import Display
+from rrfp_jax.runs.saving import started_again
 from rrfp_jax.runtime.lifecycle.failure import fail
+from rrfp_jax.runtime.lifecycle.host_memory import FOLDER
 from rrfp_jax.runtime.lifecycle.preemption import StopsAfterStep, save_seconds
 from rrfp_jax.runtime.lifecycle.stop_signals import EndsAtOnce
 from rrfp_jax.runtime.processes.command import NAME, typed_command, without_flag
@@ -73,6 +75,8 @@ class Stopping:
     def _say_start(self) -> None:
         latest = self._latest()
         lost = "nothing was trained yet" if latest is None else f"nothing is lost; resumes from {latest}"
+        if os.environ.get(FOLDER) and started_again():
+            lost = f"what only the host's memory has is lost; {latest or 'no checkpoint'} is what is left"
         self._say(f"Ctrl-C while starting: ends; {lost}\n{self._how()}")
 
     def _say_again(self, why: Why) -> None:

@@ -173,6 +173,8 @@ class Balance:
         if (work := steps[-1].work()) is None:
             return
         own = _seen(tuple(work.split), steps)
+        if not min(own.busy) > 0:  # which tells nothing of its layers
+            return
         before = self._seen.pop(own.split, own)
         if any(
             abs(one - other) > CHANGED * other for one, other in zip(own.shares, before.shares, strict=True)

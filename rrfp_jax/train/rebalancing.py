@@ -14,7 +14,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.recut import Compiling, Ready
-from rrfp_jax.sim.rebalance import FIRST, Balance, Look, Move, Verdict
+from rrfp_jax.sim.rebalance import FIRST, MOST, Balance, Look, Move, Verdict
 from rrfp_jax.train.settings import Rebalance
 
 
@@ -86,7 +86,7 @@ class Rebalancing:
                 return
             self._go(step, engine, self._compiling.ready(), recorded, recut)
             return
-        if self._steps >= self._due:
+        if self._steps >= self._due and len(recorded) >= FIRST:  # fewer after a move that was taken back
             split = self._look(step, left, engine, recorded)
             if split is not None:
                 self._compiling, self._since = Compiling(engine, split, rules), step
@@ -104,14 +104,23 @@ class Rebalancing:
         """The split to compile for, as rank 0 finds it; all processes ask together."""
         told = None
         if self._balance is not None:
-            look = self._balance.look(list(recorded), left)
-            self._say(step, look)
+            look = self._looked(self._balance, step, recorded, left)
             self._move = look.move if self._mode == "auto" else None
             told = [look.again, self._move and list(self._move.split)]
         again, split = engine.world.gather(f"the split from step {step} on", told)[0]
         self._due = self._steps + again
         found: Sequence[int] | None = split
         return found
+
+    def _looked(self, balance: Balance, step: int, recorded: Collection[RecordedStep], left: int) -> Look:
+        """What is to be done, said as well; nothing if it cannot be told, for training goes on without."""
+        try:
+            look = balance.look(list(recorded), left)
+        except Exception as error:
+            _print(f"steps could not be looked at, so layers stay: {type(error).__name__}: {error}")
+            return Look(MOST)
+        self._say(step, look)
+        return look
 
     def _all_ready(self, engine: Engine, compiling: Compiling) -> bool:
         """Whether all processes have compiled; if one cannot, all stay as they are."""

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.recut import Ready, compiled_for_split, recut
+from rrfp_jax.runtime.processes.interrupts import interrupts_held
 
 
 def resplit(
-    engine: Engine, split: Sequence[int], rules: Sequence[StepRules], ready: Ready | None = None
-) -> Engine:
-    """What goes on with another split: the engine itself if it has it; all processes together.
+    engine: Engine,
+    split: Sequence[int],
+    rules: Sequence[StepRules],
+    take: Callable[[Engine], None],
+    ready: Ready | None = None,
+) -> None:
+    """Go on with another split, unless the engine has it; all processes together.
 
     Args:
         engine: the old one.
         split: layers per virtual stage, in the model's order.
         rules: of steps that there may be, those that train first.
+        take: is given what goes on, before a Ctrl-C that came meanwhile is raised.
         ready: what has been compiled for this split already; None to do so now.
 
     Raises:
@@ -28,12 +34,15 @@ def resplit(
     check_whole(engine)
     engine.world.agree("the split", str(split))
     if list(split) == engine.split:
-        return engine
-    if engine.stages:
-        return recut(engine, ready or compiled_for_split(engine, split, rules), rules)
-    new = Engine(engine.setup, split, engine.executables)
-    new.library.know(engine.library)
-    return new
+        return
+    if not engine.stages:
+        new = Engine(engine.setup, split, engine.executables)
+        new.library.know(engine.library)
+        take(new)
+        return
+    ready = ready or compiled_for_split(engine, split, rules)
+    with interrupts_held():  # all of it, or none
+        take(recut(engine, ready, rules))
 
 
 def check_whole(engine: Engine) -> None:

@@ -203,9 +203,9 @@ class Session(Startup):
         if wait:
             self.finish_saving()
 
-    def hold(self, folder: Path, config: Any = None) -> None:
+    def hold(self, folder: Path, config: Any = None) -> bool:
         """Write a checkpoint to a folder in the host's memory, as `save` does; see `Saves.hold`."""
-        self._stepper.saves.hold(folder, self._stepper.state(config))
+        return self._stepper.saves.hold(folder, self._stepper.state(config))
 
     def finish_saving(self) -> None:
         """Wait for a checkpoint that is being written; raises as `save` does."""

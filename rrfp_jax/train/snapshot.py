@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 
 from rrfp_jax.checkpoint.checkpoint import Checkpoints, OnError
+from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, filled, keyed, plain_key
 from rrfp_jax.checkpoint.manifest import RunState, StoredLayer
 from rrfp_jax.checkpoint.parts import Parts
@@ -92,8 +93,8 @@ class Saves:
         self._latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
         self._latest.save(run, self._leaves())
 
-    def hold(self, folder: Path, run: RunState) -> None:
-        """Write a checkpoint in place of the one before; it is complete on return.
+    def hold(self, folder: Path, run: RunState) -> bool:
+        """Write a checkpoint in place of the one before; whether it is complete, equal on all processes.
 
         That it cannot be written is said, and training goes on.
         """
@@ -101,6 +102,7 @@ class Saves:
             self._held = Checkpoints(folder, self._world, keep=1, on_error="continue", tells=False)
         self._held.save(run, self._leaves())
         self._held.advance(to_the_end=True)
+        return run.step in CheckpointFolder(folder).steps()
 
     def _leaves(self) -> list[tuple[Key, jax.Array]]:
         """What this process writes: of replicas that are alike, the first one's."""

@@ -237,14 +237,14 @@ class Stepper:
         """
         self.loader.settle()  # which asks what is read here
         self.saves.update_begins()  # what is being saved is copied first
-        engine = resplit(self.engine, split, [*self._last_rules.values()], ready)
-        if engine is self.engine:
-            return
-        self.engine = engine
+        before = self.engine
+        resplit(before, split, [*self._last_rules.values()], self._take_engine, ready)
+        if self.engine is not before and self._latest_plan:
+            self.engine.memory.of_step(self._last_rules["train"], buckets_of(self._latest_plan))
+
+    def _take_engine(self, engine: Engine) -> None:
+        self.engine, self._work = engine, self._work_of(engine.split)
         self.recorded.clear()  # what it tells of stages is of other layers
-        self._work = self._work_of(engine.split)
-        if self._latest_plan:
-            engine.memory.of_step(self._last_rules["train"], buckets_of(self._latest_plan))
 
     def _rebalance(self, step: int, left: int | None) -> None:
         """Go on with the split that measured costs choose, if it is time; equal on all processes."""

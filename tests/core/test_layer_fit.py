@@ -77,3 +77,11 @@ def test_chunks_of_one_stage_are_slow_together():
     measured = [3.0 if placement.place(v)[0] == 1 else 1.0 for v in range(8)]
     shares = fitted_shares(own, [Seen(own.split, measured)], placement)
     assert shares.slowness[1] / shares.slowness[0] == pytest.approx(3, rel=0.15)
+
+
+@pytest.mark.parametrize("split", [(1, 7, 4, 4), (16,)])
+def test_layers_that_have_nothing_to_do_by_their_shapes(split):
+    layers = [LayerWork("Pass", 0.0, 0), *[LayerWork("Block", float(len(split) > 1), 3)] * 15]
+    placement = Placement(len(split), 1)
+    shares = fitted_shares(Work(layers, split), [Seen(split, [float(n) for n in split])], placement)
+    assert all(0 < one < float("inf") for one in shares.seconds)

@@ -103,6 +103,24 @@ def test_what_all_ranks_refuse_or_raise_is_no_loss(launch_ranks):
     assert (status, len(started)) == (REFUSED, 4) and "restart" not in said
 
 
+def test_what_fewer_replicas_refuse_all_have(launch_ranks):
+    status, said, started = launch_ranks(
+        "if restarts == 0: die() if rank == 1 else sys.exit(1)\n"
+        "if replicas == 1: print('too few'); sys.exit(2)",
+        seconds=60,
+    )
+    assert (status, len(started)) == (DONE, 10)
+    assert "; not with fewer replicas, then: goes on with all 2 replicas; see " in said
+
+
+def test_only_who_may_hand_over_ends_well_so(tmp_path, capfd):
+    code = "import os, sys, time\nif os.environ['RRFP_RANK'] == '1': sys.exit(75)\ntime.sleep(60)"
+    patience = Patience(grace=0.2, terminate=0.3)
+    folder = RunFolder(tmp_path / "runs", "trial")
+    assert spawn([sys.executable, "-c", code], 2, folder, patience=patience) == FAILED
+    assert "rank 1 exited with status 75" in capfd.readouterr().err
+
+
 def test_losses_are_counted(launch_ranks):
     status, said, _ = launch_ranks("die() if rank == 0 else sys.exit(1)", 60, restarts=1)
     assert status == FAILED and "not restarted again: --max-restarts=1" in said

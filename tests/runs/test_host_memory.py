@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.checkpoint import checkpoint
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import DONE, HANDED_OVER
 from rrfp_jax.runs.checkpointing import Checkpointing
@@ -28,6 +29,7 @@ class Replicas(ToyRun):
     """Four microbatches a step; after one of them the run is asked to hand over."""
 
     asked_after: int = -1
+    ended_after: int = -1
 
     def optimizer(self):
         return optax.adam(1e-2)
@@ -38,13 +40,14 @@ class Replicas(ToyRun):
     def on_step(self, report):
         if report.step == self.asked_after:
             HostMemory.of(os.environ).ask()
+        return report.step == self.ended_after
 
 
 @pytest.fixture
 def attempt(tmp_path, monkeypatch, capsys):
     """Train with some replicas from the host's memory: status, the lines of all steps, what was said."""
 
-    def attempt(replicas, asked_after=-1, memory=True, name="lent", every_steps=0):
+    def attempt(replicas, asked_after=-1, memory=True, name="lent", every_steps=0, ended_after=-1):
         (tmp_path / "memory").mkdir(exist_ok=True)
         lent = HostMemory(tmp_path / "memory", replicas)
         for variable, value in lent.environment.items():
@@ -57,6 +60,7 @@ def attempt(tmp_path, monkeypatch, capsys):
             directory=str(tmp_path),
             checkpoint=Checkpointing(every_steps=every_steps),
             asked_after=asked_after,
+            ended_after=ended_after,
         )
         with heard_signals(signal.SIGINT, answer=ends_at_once("test")) as signals:
             status = train(config, signals)
@@ -102,11 +106,31 @@ def test_whichever_is_later_of_memory_and_checkpoint(attempt, tmp_path):
     assert status == DONE and "12 steps have been trained already" in said
 
 
-def test_full_memory_is_told_and_training_goes_on(attempt, monkeypatch):
+@pytest.mark.parametrize("asked_after", [-1, 4])
+def test_full_memory_is_told_and_training_goes_on(attempt, monkeypatch, asked_after):
     def full(*args):
         raise OSError(28, "No space left on device", "params.0")
 
     monkeypatch.setattr("rrfp_jax.checkpoint.checkpoint.write_leaf", full)
-    status, lines, said = attempt(2)
+    status, lines, said = attempt(1, asked_after)
     assert (status, len(lines)) == (DONE, STEPS)
     assert said.count("params.0: No space left on device; there is no other; training goes on") == STEPS - 1
+
+
+def test_with_full_memory_a_checkpoint_is_handed_over(attempt, monkeypatch, tmp_path):
+    write = checkpoint.write_leaf
+
+    def full(folder, *args):
+        if (tmp_path / "memory") in folder.parents:
+            raise OSError(28, "No space left on device", "params.0")
+        return write(folder, *args)
+
+    monkeypatch.setattr(checkpoint, "write_leaf", full)
+    status, lines, _ = attempt(1, asked_after=4, every_steps=100)
+    assert (status, len(lines)) == (HANDED_OVER, 6)
+    assert CheckpointFolder(tmp_path / "lent.checkpoints").steps() == [6]
+
+
+def test_the_runs_own_end_comes_before_a_hand_over(attempt):
+    status, lines, said = attempt(1, asked_after=4, ended_after=5)
+    assert (status, len(lines)) == (DONE, 6) and "lost ranks" not in said

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.stages import moving
 from rrfp_jax.runtime.stages.held import Leaf
 from rrfp_jax.runtime.stages.moving import ways
+from tests.runtime.test_interrupts import interrupt_after
 from tests.scripts.moving_ranks import BY_THEMSELVES
 from tests.support import sharded, toy
 from tests.train.test_processes import SCRIPTS, command
@@ -35,6 +37,18 @@ CASES = {
     ),
     "spread": (2, {"mesh": rrfp.Mesh(pp=2, tp=2), "pipe": sharded.pipeline()}, [4, 4], [[2, 6]]),
 }
+
+
+def test_control_c_during_a_move_comes_after_it(monkeypatch):
+    one, other = (toy.trainer(2, data=BATCH, split=[4, 4]) for _ in range(2))
+    for own in (one, other):
+        list(own.steps(1))
+    interrupt_after(monkeypatch, moving, "move")
+    with pytest.raises(KeyboardInterrupt):
+        one.split = [6, 2]
+    other.split = [6, 2]
+    assert one.split == [6, 2]
+    assert [own.loss for own in one.steps(2)] == [own.loss for own in other.steps(2)]
 
 
 def arrays(trainer):

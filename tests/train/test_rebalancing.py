@@ -151,6 +151,18 @@ def test_layers_go_back_if_bytes_do_not_suffice_after_all(decides, capfd, monkey
     assert "split=3,5 was refused: activation_budget=auto: stage 1 has too little" in capfd.readouterr().out
 
 
+def test_what_cannot_be_looked_at_is_said_and_training_goes_on(decides, capfd, monkeypatch):
+    decided = decides()
+
+    def fails(steps, left):
+        raise ZeroDivisionError("of a fit")
+
+    monkeypatch.setattr(decided, "look", fails)
+    assert len(list(trainer().steps(6))) == 6
+    said = capfd.readouterr().out
+    assert said.count("steps could not be looked at, so layers stay: ZeroDivisionError: of a fit") == 1
+
+
 def test_somebody_else_may_set_the_split_meanwhile(decides):
     decided = decides(to(3, 5))
     own = trainer()

@@ -36,6 +36,9 @@ SCALE = 10.0
 PRESENT, EARLIER = 0.005, 0.02
 """How exact the busy times of the present split and of earlier ones are."""
 
+LEAST = 0.01
+"""Of the mean layer's estimate; shapes may say that a layer has nothing to do."""
+
 ROUNDS = 6
 """Gauss-Newton steps; the sums of layers are the only thing that is not linear."""
 
@@ -76,6 +79,9 @@ class _Problem:
         self._work, self._seen, self._placement = work, seen, placement
         names = list(dict.fromkeys(layer.name for layer in work.layers))
         layers = range(len(work.layers))
+        mean = sum(layer.estimate for layer in work.layers) / len(work.layers)
+        # A layer that only hands on what it gets still takes the time of a call.
+        self._estimates = [max(layer.estimate, LEAST * mean) or 1.0 for layer in work.layers]
         self._stage = len(seen)  # where the stages' begin, and so on
         self._kind = self._stage + placement.stages
         self._layer = self._kind + len(names)
@@ -112,7 +118,7 @@ class _Problem:
 
     def _seconds(self, i: int, x: Sequence[float]) -> float:
         """Of a layer as shapes estimate it, times its kind's factor and its own."""
-        return self._work.layers[i].estimate * math.exp(x[self._kind_of[i]] + x[self._layer + i])
+        return self._estimates[i] * math.exp(x[self._kind_of[i]] + x[self._layer + i])
 
     def shares(self, x: Sequence[float]) -> LayerShares:
         """What the unknowns say, for the present split."""

@@ -10,7 +10,6 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.progress import silent
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.processes.interrupts import interrupts_held
 from rrfp_jax.runtime.processes.world import START_SECONDS
 from rrfp_jax.runtime.programs.compiling import compile_pool
 from rrfp_jax.runtime.programs.library import phase_of
@@ -68,7 +67,7 @@ def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
     """The engine that goes on where a started one is; all processes together.
 
     Everybody has compiled first, and if that is refused the old one is as it was. Then it gives up what it
-    has, and refuses to go on, even if that gets lost on its way.
+    has, and refuses to go on, even if that gets lost on its way. The caller holds Ctrl-C meanwhile.
 
     Args:
         engine: the old one, between two steps, with no gradients.
@@ -84,12 +83,11 @@ def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
         new.library.prepare(engine.library.buckets(phase_of(own)), own)
     engine.world.gather("everybody to have compiled for another split", None, START_SECONDS)
     engine.world.recorder.board.enters("the move of layers to other stages")
-    with interrupts_held():  # all of it, or none
-        links, held = engine.give_up()
-        moving.move(held, ready.ways, engine.layout, links.exchange)
-        made = ready.make(held)
-        new.run_on(links, made, ready.tied, rules)
-        new.stages = made.stages
+    links, held = engine.give_up()
+    moving.move(held, ready.ways, engine.layout, links.exchange)
+    made = ready.make(held)
+    new.run_on(links, made, ready.tied, rules)
+    new.stages = made.stages
     return new
 
 
