@@ -31,7 +31,7 @@ class TestJudgement:
         right = {"0": {"w": np.float32([1.0, -2.0])}, "1": {"w": np.float32([4.0])}}
         wrong = {"0": {"w": np.float32([1.0, -2.002])}, "1": {"w": np.float32([4.0])}}
         runs = [("bf", 3.0, right), ("1f1b", 3.0, right)]
-        case = SimpleNamespace(trainer=SimpleNamespace(params=right), pipe=None, data=[])
+        case = SimpleNamespace(trainer=SimpleNamespace(stage_params=right), pipe=None, data=[])
         case.gradients = lambda: runs
         monkeypatch.setattr(parity, "unpipelined_value_and_grad", lambda *_: (3.0, right))
         monkeypatch.setattr(parity.Case, "of", lambda *_: case)

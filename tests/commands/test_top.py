@@ -65,7 +65,7 @@ def test_a_frame_for_a_script(folder, monkeypatch, capsys):
         monkeypatch.setenv("COLUMNS", str(width))
         assert top.main([str(folder), "--once"]) == 0
         told = capsys.readouterr().out
-        assert told.startswith("mine  ended  step 1 of 2  schedule bf\nloss 2  ") and "\x1b" not in told
+        assert told.startswith("mine  ended  all 2 steps  schedule bf\nloss 2  ") and "\x1b" not in told
         assert width - 20 < max(map(len, told.splitlines())) <= width
         assert told.count("█ computes") == 1 and told.endswith(" ms\n")
 
@@ -145,13 +145,13 @@ def test_a_run_that_begins_and_lives_is_shown_anew(tmp_path):
             folder.mkdir()
             (folder / "config.json").write_text('{"steps": 2}')
             terminal.until("no step has ended yet")
-            for step in range(2):
+            for step, shown in enumerate(("step 0 of 2", "all 2 steps")):
                 with (folder / "metrics.jsonl").open("a") as file:
                     file.write(json.dumps(LINE | {"step": step}) + "\n")
-                terminal.until(f"running  step {step} of 2")
+                terminal.until(f"running  {shown}")
             StepFile(folder).add(told(step_of(4)))
             terminal.until(" computes  ")
-        terminal.until("ended  step 1 of 2")
+        terminal.until("ended  all 2 steps")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end()[0] == 0
 
@@ -159,7 +159,7 @@ def test_a_run_that_begins_and_lives_is_shown_anew(tmp_path):
 def test_a_run_that_has_ended_is_shown_and_left(folder):
     with Terminal(folder) as terminal:
         status, left = terminal.end()
-    assert status == 0 and "step 1 of 2" in left and "computes" in left
+    assert status == 0 and "all 2 steps" in left and "computes" in left
 
 
 def once(folder):
