@@ -1,5 +1,7 @@
 """When layers move: measured steps in, decisions out. Training is in virtual time."""
 
+from statistics import fmean
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,7 +136,7 @@ def test_a_verdict_is_on_what_was_promised():
     assert Verdict(move, 1.1).gain == pytest.approx(-0.1)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     st.lists(st.sampled_from([1.0, 1.3, 2.0]), min_size=4, max_size=4),
     st.lists(st.floats(0.7, 1.4), min_size=12, max_size=12),
@@ -147,7 +149,10 @@ def test_it_settles_at_a_split_that_is_no_slower(slowness, factors, level):
     found = train(machine, (3, 3, 3, 3), 120)
     assert len(found.moves) <= 8
     assert not [move for step, move in found.moves if step > 90], "it has settled"
-    before, after = (machine.step(0, split).trace.makespan for split in ((3, 3, 3, 3), last(found)))
+    before, after = (
+        fmean(machine.step(number, split).trace.makespan for number in range(40))  # one step is mostly jitter
+        for split in ((3, 3, 3, 3), last(found))
+    )
     assert after <= (1 + GAIN) * before
 
 
