@@ -25,6 +25,7 @@ import jax
 
 from benchmarks.gpu.compiled_cases import CARD, CASES, Case, figures_of, read_record, stages_of, write_record
 from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
+from benchmarks.markdown import table
 from rrfp_jax.commands.command_line import exit_status
 from rrfp_jax.commands.compiling import chosen_run
 from rrfp_jax.commands.config_line import read_config_line
@@ -94,28 +95,25 @@ def pairs_of(name: str, found: Mapping[str, Any]) -> Iterator[Pair]:
 
 def pairs_table(pairs: Sequence[Pair]) -> str:
     """A row for each run and stage, of the bucket with the largest found temporaries."""
-    rows = ["| run | stage | held | F | B | I | W |", "|---|---|---|---|---|---|---|"]
+    kinds, rows = ("held", *"FBIW"), []
     largest: dict[tuple[str, str], dict[str, Pair]] = {}
     for pair in sorted(pairs, key=lambda pair: pair.found):
         largest.setdefault((pair.case, pair.stage), {})[pair.what] = pair
     for case, stage in dict.fromkeys((pair.case, pair.stage) for pair in pairs):
         own = largest[case, stage]
-        cells = [str(own[what]) if what in own else "" for what in ("held", *"FBIW")]
-        rows.append(f"| {case} | {stage} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        rows.append((case, stage, *(own.get(what, "") for what in kinds)))
+    return table(["run", "stage", *kinds], rows)
 
 
 def runs_table(found: Mapping[str, Any]) -> str:
     """Minutes and gigabytes of each run."""
-    rows = ["| run | of config | programs | minutes | GiB that stay, by stage |", "|---|---|---|---|---|"]
+    rows = []
     for name, own in found.items():
         case = CASES[name]
         words = [f"`{case.config}`", *(f"`{override}`" for override in case.overrides)]
         fixed = ", ".join(f"{stage}: {of['fixed'] / GIB:.2f}" for stage, of in own["stages"].items())
-        rows.append(
-            f"| {name} | {' '.join(words)} | {own['programs']} | {own['seconds'] / 60:.1f} | {fixed} |"
-        )
-    return "\n".join(rows)
+        rows.append((name, " ".join(words), own["programs"], f"{own['seconds'] / 60:.1f}", fixed))
+    return table(["run", "of config", "programs", "minutes", "GiB that stay, by stage"], rows)
 
 
 def aims_of(pairs: Sequence[Pair]) -> list[Aim]:

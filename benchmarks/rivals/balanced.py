@@ -22,6 +22,7 @@ from itertools import chain, product
 from statistics import fmean, median
 
 from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
+from benchmarks.markdown import table
 from benchmarks.studies.measured import (
     CHATQA2,
     LMSYS,
@@ -171,13 +172,12 @@ def _row(lengths: str, window: int, packed: str, steps: Sequence[Packed], come: 
 def markdown(found: Sequence[Row]) -> str:
     """All kinds; a dash where more bytes are held."""
     names = (*FIXED, *HINTS)
-    lines = [f"| lengths | packed | heaviest | 1F1B's bytes | {' | '.join(names)} |"]
-    lines.append("|---" * (4 + len(names)) + "|")
+    cells = []
     for row in found:
-        times = " | ".join(f"{row.times[name]:.3f}" if name in row.times else "-" for name in names)
+        times = [f"{row.times[name]:.3f}" if name in row.times else "-" for name in names]
         kind = f"{row.lengths}, {row.window // 1024}K"
-        lines.append(f"| {kind} | {row.packed} | {row.spread:.2f} | {row.held:.2f} | {times} |")
-    return "\n".join(lines)
+        cells.append((kind, row.packed, f"{row.spread:.2f}", f"{row.held:.2f}", *times))
+    return table(["lengths", "packed", "heaviest", "1F1B's bytes", *names], cells)
 
 
 def main() -> int:
@@ -187,9 +187,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=8, metavar="N", help="steps of each kind (8)")
     options = parser.parse_args()
     found = list(rows(options.seeds))
-    print(table := markdown(found))
+    print(shown := markdown(found))
     if options.write:
-        put_figures(PAGE, "balanced", f"\n{table}\n\n")
+        put_figures(PAGE, "balanced", f"\n{shown}\n\n")
     worst = max(found, key=lambda row: row.behind)
     where = f"{worst.lengths}, {worst.window // 1024}K, {worst.packed}"
     aims = [Aim(f"best hint behind the best fixed order, worst ({where})", worst.behind, 1.0, "%")]

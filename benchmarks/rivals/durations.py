@@ -26,6 +26,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
+from benchmarks.markdown import table
 from benchmarks.rivals.environment import require_torch, torch_finds
 from benchmarks.rivals.found import Found, found_in
 from benchmarks.rivals.slackness import adapted, measured
@@ -144,13 +145,12 @@ def aims_of(rows: Sequence[Row], stages: int, microbatches: int) -> list[Aim]:
 
 def markdown(rows: Sequence[Row], stages: int, microbatches: int) -> str:
     """All rows, the fastest first, beside the best of PyTorch's that hold no more than the same limit."""
-    lines = ["| | schedule | step, s | its order alone | held | of torch's best |", "|---" * 6 + "|"]
+    cells = []
     for row in sorted(rows, key=lambda row: row.step):
         most = stages if row.held <= stages else microbatches
-        share = row.step / best(rows, TORCH, most).step
-        took = f"{row.step:.3f} | {row.order:.3f}"
-        lines.append(f"| {row.system} | {row.name} | {took} | {row.held:g} | {share:.3f} |")
-    return "\n".join(lines)
+        share = f"{row.step / best(rows, TORCH, most).step:.3f}"
+        cells.append((row.system, row.name, f"{row.step:.3f}", f"{row.order:.3f}", f"{row.held:g}", share))
+    return table(["", "schedule", "step, s", "its order alone", "held", "of torch's best"], cells)
 
 
 def main() -> int:

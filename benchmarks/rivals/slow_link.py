@@ -18,6 +18,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from benchmarks.harness import REPOSITORY, Aim, finish, parse, put_figures
+from benchmarks.markdown import table
 from benchmarks.rivals.slackness import adapted, measured
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.workload import Workload, log_normal
@@ -110,12 +111,11 @@ def cells(seeds: int) -> Iterator[Cell]:
 def markdown(found: Sequence[Cell]) -> str:
     """All cases."""
     names = (RULE, *FIXED, *HINTS)
-    lines = [f"| sd | middle link | limit | {' | '.join(names)} | best hint over the rule |"]
-    lines.append("|---" * (4 + len(names)) + "|")
+    rows = []
     for cell in found:
-        times = " | ".join(f"{cell.times[name]:.3f}" for name in names)
-        lines.append(f"| {cell.spread:g} | {cell.delay} | {cell.limit} | {times} | {cell.behind:.3f} |")
-    return "\n".join(lines)
+        times = [f"{cell.times[name]:.3f}" for name in names]
+        rows.append((f"{cell.spread:g}", cell.delay, cell.limit, *times, f"{cell.behind:.3f}"))
+    return table(["sd", "middle link", "limit", *names, "best hint over the rule"], rows)
 
 
 def main() -> int:
@@ -125,9 +125,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=4, metavar="N", help="runs of 9 steps (4)")
     options = parser.parse_args()
     found = list(cells(options.seeds))
-    print(table := markdown(found))
+    print(shown := markdown(found))
     if options.write:
-        put_figures(PAGE, "slow link", f"\n{table}\n\n")
+        put_figures(PAGE, "slow link", f"\n{shown}\n\n")
     worst = max(found, key=lambda cell: cell.behind)
     where = f"sd {worst.spread:g}, {worst.delay}, limit {worst.limit}"
     behind = 100 * (worst.behind - 1)

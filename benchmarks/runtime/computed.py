@@ -30,6 +30,7 @@ from benchmarks.harness import (
     percent_longer,
     put_figures,
 )
+from benchmarks.markdown import table
 from benchmarks.runtime.computed_rank import COMPARED, RANKS, Case
 from benchmarks.studies.observed import Observed
 from benchmarks.studies.pictures import simulated_against
@@ -107,16 +108,15 @@ def swapped(rows: Sequence[Row]) -> list[str]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """All, beside 1F1B on as many microbatches."""
-    lines = ["| microbatches | schedule | real, ms | over 1F1B's | simulated, ms | over 1F1B's | held |"]
-    lines.append("|---" * 7 + "|")
+    heads = ["microbatches", "schedule", "real, ms", "over 1F1B's", "simulated, ms", "over 1F1B's", "held"]
     base = {row.microbatches: row for row in rows if row.schedule == "1f1b"}
+    cells = []
     for row in rows:
         own = base[row.microbatches]
-        lines.append(
-            f"| {row.microbatches} | `{row.schedule}` | {1e3 * row.real:.0f} | {row.real / own.real:.3f} | "
-            f"{1e3 * row.simulated:.0f} | {row.simulated / own.simulated:.3f} | {row.held:g} |"
-        )
-    return "\n".join(lines)
+        real, simulated = f"{row.real / own.real:.3f}", f"{row.simulated / own.simulated:.3f}"
+        took = f"{1e3 * row.real:.0f}", real, f"{1e3 * row.simulated:.0f}", simulated
+        cells.append((row.microbatches, f"`{row.schedule}`", *took, f"{row.held:g}"))
+    return table(heads, cells)
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from benchmarks.harness import SIMULATED, Aim, Compared, finish, parse, put_figures
+from benchmarks.markdown import table
 from benchmarks.runtime.paced import PacedCase
 from rrfp_jax.core.measure.metrics import peak_bytes
 from rrfp_jax.core.measure.workload import log_normal
@@ -67,14 +68,13 @@ def measure(schedule: str, seed: int, stages: int, microbatches: int, seconds: f
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table of medians over the seeds."""
-    lines = ["| schedule | real, s | simulated, s | over strict ZB-V's | held |", "|---" * 5 + "|"]
-    base = median(row.real for row in rows if row.schedule == REFERENCE)
+    cells, base = [], median(row.real for row in rows if row.schedule == REFERENCE)
     for name in SCHEDULES:
         own = [row for row in rows if row.schedule == name]
         real, simulated = median(row.real for row in own), median(row.simulated for row in own)
         held = max(row.held for row in own)
-        lines.append(f"| {name} | {real:.3f} | {simulated:.3f} | {real / base:.3f} | {held:g} |")
-    return "\n".join(lines)
+        cells.append((name, f"{real:.3f}", f"{simulated:.3f}", f"{real / base:.3f}", f"{held:g}"))
+    return table(["schedule", "real, s", "simulated, s", "over strict ZB-V's", "held"], cells)
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.harness import REPOSITORY, Aim, Compared, finish, parse, put_figures
+from benchmarks.markdown import table
 from benchmarks.runtime.paced import PacedCase, PacedTimes
 from configs.qwen3_4b_vit_bigg import get_config
 from rrfp_jax import Mesh
@@ -144,14 +145,14 @@ def markdown(rows: Sequence[Row]) -> str:
     """A table; idle times in per cent of the step."""
     names = list(rows[0].shares)
     heads = ["stages", "in flight", "schedule", "real, s", "simulated, s", "over 1F1B's", *names]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    cells = []
     for row in rows:
         base = next(one for one in rows if (one.schedule, one.stages) == ("1f1b", row.stages))
         real = "-" if isnan(row.real) else f"{row.real:.3f}"
-        cells = [row.stages, row.limit, f"`{row.schedule}`", real, f"{row.simulated:.3f}"]
-        cells += [f"{row.seconds / base.seconds:.3f}", *(f"{100 * row.shares[name]:.1f}" for name in names)]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        took = real, f"{row.simulated:.3f}", f"{row.seconds / base.seconds:.3f}"
+        idle = [f"{100 * row.shares[name]:.1f}" for name in names]
+        cells.append((row.stages, row.limit, f"`{row.schedule}`", *took, *idle))
+    return table(heads, cells)
 
 
 def main() -> int:

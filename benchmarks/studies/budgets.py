@@ -19,6 +19,7 @@ from functools import partial
 from statistics import median
 
 from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
+from benchmarks.markdown import table
 from benchmarks.studies.cells import Cell
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.sim.compare import Settings, compare
@@ -95,11 +96,13 @@ def rows_of(cell: Cell, found: Sequence[Mapping[str, Mapping[str, float]]]) -> l
 def markdown(rows: Sequence[Row]) -> str:
     """A table for the docs."""
     columns = (*FACTOR_NAMES, "held without a limit", "1F1B's time")
-    lines = [f"| steps | stages | schedule | {' | '.join(columns)} |", "|---" * (len(columns) + 3) + "|"]
-    for row in rows:
-        cells = [f"{row.figures[column]:.3f}" for column in COLUMNS]
-        lines.append(f"| {row.steps} | {row.stages} | {row.schedule} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return table(
+        ["steps", "stages", "schedule", *columns],
+        [
+            (row.steps, row.stages, row.schedule, *(f"{row.figures[column]:.3f}" for column in COLUMNS))
+            for row in rows
+        ],
+    )
 
 
 def main() -> int:

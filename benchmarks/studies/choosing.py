@@ -24,6 +24,7 @@ from statistics import geometric_mean, median
 from time import process_time
 
 from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
+from benchmarks.markdown import table
 from benchmarks.studies.cells import CELLS, Cell
 from benchmarks.studies.simulated import FACTORS, FITS, FIXED, figures_of, seeds_of
 from rrfp_jax.core.schedules import by_name
@@ -100,17 +101,14 @@ class Row:
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table of all cells; by limit the median, what was chosen most, and the seconds of the slowest."""
-    lines = [
-        f"| | {' | '.join(f'{factor:g} x' for factor in FACTORS)} | s |",
-        "|---" * (len(FACTORS) + 2) + "|",
-    ]
+    cells = []
     for cell in dict.fromkeys(row.cell for row in rows):
         own = {row.factor: row for row in rows if row.cell == cell}
         shown = [f"{own[f].behind:.3f} {own[f].names[0]}" if f in own else "-" for f in FACTORS]
-        lines.append(f"| {cell} | {' | '.join(shown)} | {max(row.cost for row in own.values()):.1f} |")
+        cells.append((cell, *shown, f"{max(row.cost for row in own.values()):.1f}"))
     means = [geometric_mean([row.behind for row in rows if row.factor == factor]) for factor in FACTORS]
-    lines.append(f"| geometric mean | {' | '.join(f'{mean:.3f}' for mean in means)} | |")
-    return "\n".join(lines)
+    cells.append(("geometric mean", *(f"{mean:.3f}" for mean in means), ""))
+    return table(["", *(f"{factor:g} x" for factor in FACTORS), "s"], cells)
 
 
 def main() -> int:

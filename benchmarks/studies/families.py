@@ -22,6 +22,7 @@ from operator import attrgetter
 from statistics import median
 
 from benchmarks.harness import REPOSITORY, Aim, finish, parse, put_figures
+from benchmarks.markdown import table
 from benchmarks.studies.measured import CELLS, SIZES, UNKNOWN, MeasuredCell
 from benchmarks.studies.pictures import ratios
 from benchmarks.studies.simulated import FITS, FIXED, HINTS, Figures, figures_of
@@ -136,18 +137,14 @@ def row_of(cell: MeasuredCell, found: Sequence[dict[str, Figures]]) -> Row:
 
 def markdown(rows: Sequence[Row], seeds: int) -> str:
     """The kinds, worst for readiness-first first."""
-    lines = [
-        f"Step times over 1F1B's, medians of {seeds} steps, on 16 stages of half as many; at 1F1B's bytes.\n",
-        "| steps | stages | best rival | | best hint | | hint / rival | bound / rival |",
-        "|---" * 8 + "|",
-    ]
+    said = f"Step times over 1F1B's, medians of {seeds} steps, on 16 stages of half as many; at 1F1B's bytes."
+    heads = ["steps", "stages", "best rival", "", "best hint", "", "hint / rival", "bound / rival"]
+    cells = []
     for row in sorted(rows, key=lambda row: -row.over_rival):
-        times = [f"`{name}` | {row.times[name]:.3f}" for name in (row.rival, row.hint)]
+        times = [text for name in (row.rival, row.hint) for text in (f"`{name}`", f"{row.times[name]:.3f}")]
         kind = f"{row.kind} (unknown)" if row.kind in UNKNOWN else row.kind
-        lines.append(
-            f"| {kind} | {row.stages} | {' | '.join(times)} | {row.over_rival:.3f} | {row.most:.3f} |"
-        )
-    return "\n".join(lines)
+        cells.append((kind, row.stages, *times, f"{row.over_rival:.3f}", f"{row.most:.3f}"))
+    return f"{said}\n\n{table(heads, cells)}"
 
 
 def aims(rows: Sequence[Row]) -> list[Aim]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
+from benchmarks.markdown import table
 from benchmarks.runtime.blocks import BLOCK_SECONDS, Paced
 from benchmarks.runtime.computed import ROUNDS, sitting
 from benchmarks.runtime.paced import run_paced
@@ -110,12 +111,10 @@ def markdown(found: Sequence[Pair]) -> str:
     """How far predictions are off, run by run."""
     names = list(dict.fromkeys(pair.known for pair in found))
     off = {(pair.known, pair.of): pair.off for pair in found}
-    lines = [f"| predicted from | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for known in names:
-        cells = [f"{off[known, of]:+.1f}" if known != of else "" for of in names]
-        lines.append(f"| {known} | {' | '.join(cells)} |")
+    cells = [(known, *(f"{off[known, of]:+.1f}" if known != of else "" for of in names)) for known in names]
     measured = {pair.of: 1e3 * pair.measured for pair in found}
-    return "\n".join([*lines, f"| measured, ms | {' | '.join(f'{measured[name]:.0f}' for name in names)} |"])
+    last = ("measured, ms", *(f"{measured[name]:.0f}" for name in names))
+    return table(["predicted from", *names], [*cells, last])
 
 
 def aims_of(part: str, found: Sequence[Pair]) -> list[Aim]:

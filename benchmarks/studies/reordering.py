@@ -26,6 +26,7 @@ from itertools import groupby, product, starmap
 from statistics import quantiles
 
 from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
+from benchmarks.markdown import table
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.measure.workload import Table, Workload, log_normal
@@ -137,18 +138,21 @@ def worst(rows: Iterable[Row], column: str) -> float:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Two tables for the docs: the largest medians, and the quartiles of one kind of step."""
-    lines = [f"| links | mean transfer | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    largest: list[tuple[str, ...]] = []
     for (link, transfer), group in groupby(rows, lambda row: (row.cell.link, row.cell.transfer)):
         own = list(group)
-        lines.append(f"| {link} | {transfer:g} | {' | '.join(f'{worst(own, c):.3f}' for c in COLUMNS)} |")
-    buffers = [str(spare) for spare in SPARES]
-    lines += ["", f"| links | schedule | {' | '.join(buffers)} |", "|---" * (len(buffers) + 2) + "|"]
+        largest.append((link, f"{transfer:g}", *(f"{worst(own, column):.3f}" for column in COLUMNS)))
+    buffers, detail = [str(spare) for spare in SPARES], []
     for row in rows:
         if (replace(row.cell, link=""), row.limit) == (DETAIL, DETAIL_LIMIT):
             found = [row.ratios[column] for column in buffers]
             quartiles = [f"{half:.3f} ({low:.2f}-{high:.2f})" for low, half, high in found]
-            lines.append(f"| {row.cell.link} | {row.schedule} | {' | '.join(quartiles)} |")
-    return "\n".join(lines)
+            detail.append((row.cell.link, row.schedule, *quartiles))
+    tables = (
+        table(["links", "mean transfer", *COLUMNS], largest),
+        table(["links", "schedule", *buffers], detail),
+    )
+    return "\n\n".join(tables)
 
 
 def aims(rows: Sequence[Row]) -> list[Aim]:

@@ -24,6 +24,7 @@ from statistics import geometric_mean, median
 from typing import TypeAlias
 
 from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
+from benchmarks.markdown import table
 from benchmarks.studies.cells import CELLS, Cell
 from benchmarks.studies.pareto import plot
 from rrfp_jax.commands.simulation import PLANNED
@@ -137,13 +138,12 @@ def row_of(cell: Cell, factor: float, found: Sequence[dict[str, dict[str, Figure
 def markdown(rows: Sequence[Row]) -> str:
     """A table of one memory."""
     names = [name for name in (*FIXED, PLANNED, *HINTS) if any(name in row.times for row in rows)]
-    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    cells = []
     for row in rows:
         best = min(row.times.values(), default=0.0)
-        cells = [_cell(row.times.get(name), best) for name in names]
-        lines.append(f"| {row.cell} | {' | '.join(cells)} |")
+        cells.append((row.cell, *(_cell(row.times.get(name), best) for name in names)))
     means = [_cell(_mean(rows, name), 0.0) for name in names]
-    return "\n".join([*lines, f"| geometric mean | {' | '.join(means)} |"])
+    return table(["", *names], [*cells, ("geometric mean", *means)])
 
 
 def _cell(time: float | None, best: float) -> str:

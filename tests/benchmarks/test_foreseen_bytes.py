@@ -32,7 +32,7 @@ def test_a_table_shows_the_shape_that_needs_most():
     pairs = [
         Pair("run", "0", bucket, "B", 3 * size, 2 * size) for bucket, size in (("a", MIB), ("b", 9 * MIB))
     ]
-    assert pairs_table(pairs).splitlines()[2:] == ["| run | 0 |  |  | 27.0 / 18.0 (+50 %) |  |  |"]
+    assert pairs_table(pairs).splitlines()[2:] == ["| run | 0 | | | 27.0 / 18.0 (+50 %) | | |"]
 
 
 def test_chunks_of_a_stage_are_added_up_and_their_programs_are_not():

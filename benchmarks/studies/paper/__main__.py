@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.harness import Aim, finish, parse, put_figures
+from benchmarks.markdown import table
 from benchmarks.studies.families import IMAGES, PROOF
 from benchmarks.studies.paper import ablation, scores, tables
 from benchmarks.studies.paper.fit import FORMS, Fitted, fit, fitted, write
@@ -58,20 +59,17 @@ Part: TypeAlias = tuple[str, Any, list[Aim]]
 def rows(asked: Asked) -> Part:
     """All rows under every form."""
     which = sorted(ROWS[:4] if asked.quick else ROWS, key=lambda row: -row.pp * row.batch)  # long ones first
-    lines, found = [], {}
+    cells, found = [], {}
     for form, (machine, rms) in asked.fitted.items():
         scored = list(asked.pool.map(partial(scores.score, machine, asked.seeds), which))
         own = scores.held_out(scored)
         errors = (scores.times_error(own), scores.ratios_error(own))
-        cells = [*_shown(machine), f"{rms:.0%}", *(f"{error:.1%}" for error in errors)]
-        lines.append(f"| {form} | {' | '.join(cells)} |")
+        cells.append((form, *_shown(machine), f"{rms:.0%}", *(f"{error:.1%}" for error in errors)))
         found[form] = scored
-    heads = (
-        "| form | TFLOP/s | link, GB/s | spread | exchange, ms | layer, ms | fitted rows, rms "
-        "| held out: times | held out: ratios |"
-    )
+    heads = ["form", "TFLOP/s", "link, GB/s", "spread", "exchange, ms", "layer, ms", "fitted rows, rms"]
+    heads += ["held out: times", "held out: ratios"]
     scored = found[asked.form]
-    text = "\n".join([heads, "|---" * 9 + "|", *lines, "", scores.markdown(scored)])
+    text = f"{table(heads, cells)}\n\n{scores.markdown(scored)}"
     if asked.write:
         points = {
             name: [(row.theirs[name], row.simulated[name], not row.fitted) for row in scored]

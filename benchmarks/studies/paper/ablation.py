@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from benchmarks.markdown import table
 from benchmarks.studies.paper.published import ROWS, Row
 from benchmarks.studies.paper.steps import How, most_bytes, paper, run
 from benchmarks.studies.paper.workloads import Machine, workload
@@ -77,11 +78,8 @@ def split(machine: Machine, row: Row) -> list[Split]:
 
 def markdown(splits: Sequence[Split]) -> str:
     """Shares of synchronous 1F1B's time."""
-    lines = [
-        f"| row, TP/PP/DP | hint | 1F1B, s | {' | '.join(PARTS)} | together | bytes held |",
-        "|---" * 8 + "|",
-    ]
+    cells = []
     for one in splits:
-        parts = " | ".join(f"{part:.0%}" for part in (*one.parts, sum(one.parts)))
-        lines.append(f"| {one.row} | {one.hint} | {one.synchronous:.2f} | {parts} | {one.held:.1f} x |")
-    return "\n".join(lines)
+        parts = [f"{part:.0%}" for part in (*one.parts, sum(one.parts))]
+        cells.append((one.row, one.hint, f"{one.synchronous:.2f}", *parts, f"{one.held:.1f} x"))
+    return table(["row, TP/PP/DP", "hint", "1F1B, s", *PARTS, "together", "bytes held"], cells)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.markdown import table
 from benchmarks.studies.paper.published import FITTED, SCHEDULES, Row
 from benchmarks.studies.paper.steps import paper, seconds
 from benchmarks.studies.paper.workloads import Machine
@@ -72,8 +73,8 @@ def held_out(rows: Sequence[Scored]) -> list[Scored]:
 
 def markdown(rows: Sequence[Scored]) -> str:
     """Every row, worst first; simulated seconds with their errors, and those of the ratios."""
-    heads = [*SCHEDULES, *(f"{name}/1F1B" for name in RATIOS)]
-    lines = [f"| row, TP/PP/DP | | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
+    heads = ["row, TP/PP/DP", "", *SCHEDULES, *(f"{name}/1F1B" for name in RATIOS)]
+    cells = []
     for row in sorted(rows, key=lambda row: -row.worst):
         times = [f"{row.simulated[name]:.2f} ({row.off[name]:+.0%})" for name in SCHEDULES]
         ratios = [
@@ -81,9 +82,9 @@ def markdown(rows: Sequence[Scored]) -> str:
             for name in RATIOS
         ]
         kind = "fitted" if row.fitted else "held out"
-        lines.append(f"| {row.name} | {kind} | {' | '.join([*times, *ratios])} |")
+        cells.append((row.name, kind, *times, *ratios))
     for what, own in (("fitted", [row for row in rows if row.fitted]), ("held out", held_out(rows))):
         times = [f"{median(abs(row.off[name]) for row in own):.0%}" for name in SCHEDULES]
         ratios = [f"{median(abs(row.ratios_off[name]) for row in own):.0%}" for name in RATIOS]
-        lines.append(f"| median error | {what} | {' | '.join([*times, *ratios])} |")
-    return "\n".join(lines)
+        cells.append(("median error", what, *times, *ratios))
+    return table(heads, cells)

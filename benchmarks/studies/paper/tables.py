@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
+from benchmarks.markdown import table
 from benchmarks.studies.paper.published import Row
 from benchmarks.studies.paper.steps import How, paper, run
 from benchmarks.studies.paper.workloads import Machine, workload
@@ -131,8 +132,8 @@ TABLES = (breakdown, jitter, hints, scaling, limits, late)
 
 def markdown(figures: Sequence[Figure]) -> str:
     """All of them, with the paper's beside them."""
-    lines = ["| table | figure | simulated | paper |", "|---|---|---|---|"]
+    cells = []
     for one in figures:
         theirs = "-" if one.theirs is None else f"{one.theirs:.2f}"
-        lines.append(f"| {one.table} | {one.what} | {one.simulated:.2f} | {theirs} |")
-    return "\n".join(lines)
+        cells.append((one.table, one.what, f"{one.simulated:.2f}", theirs))
+    return table(["table", "figure", "simulated", "paper"], cells)
