@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, TrainingError
 from rrfp_jax.launcher.diagnosis import Diagnosis, diagnose
-from rrfp_jax.launcher.elastic import Elastic
+from rrfp_jax.launcher.elastic import Elastic, Whole
 from rrfp_jax.launcher.folders import RunFolder, remove_answers, set_attempt_aside
 from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
@@ -70,58 +70,49 @@ def spawn(
     """
     base = os.environ if env is None else env
     patience = patience or Patience.of(base)
+    replicas = elastic or Whole(count)
     reached: list[int] = []
     before = 0  # restarts before those attempts, up to the latest that has handed over
     with collected_signals([*PASSED_ON, ASKS_WHY], wakes=[signal.SIGCHLD]) as signals:
         while True:
             restarts = {"RRFP_RESTARTS": str(before + len(reached))}
             told = {**base, **restarts, NAME: typed_command(base)}
-            seats = _seats(told, count, elastic)
-            supervisor = _attempt(argv, seats, folder, patience, signals, command, elastic)
-            if elastic is not None and supervisor.handed_over and not supervisor.passed_on:
-                _set_aside(elastic.handed_over(), folder, command)
+            supervisor = _attempt(argv, told, count, folder, patience, signals, command, replicas)
+            if supervisor.handed_over and not supervisor.passed_on:
+                _set_aside(replicas.handed_over(), folder, command)
                 before, reached = before + len(reached), []
                 continue
             found = _diagnosed(supervisor, folder, discards)
             reached.append(_furthest_step(folder.path, count))
             headline, _, _ = found.text.partition("\n")
-            if elastic is not None and found.status == REFUSED and (follows := elastic.refused()):
-                _set_aside(f"{headline}; {follows}", folder, command)
-                continue
             most = 0 if supervisor.passed_on else max_restarts
             verdict = after_attempt(found.status, reached, most, patience.back_off, before)
-            if verdict.wait is None:
+            follows = replicas.refused() if found.status == REFUSED else ""
+            if verdict.wait is None and not follows:
                 _say_end(found, verdict.reason, folder, command)
                 return found.status
             _keep(f"{command}: {found.text}", folder.path)
-            restart = f"restart {before + len(reached)} of {max_restarts} in {verdict.wait:g} s"
-            follows = elastic.lost(found.lost) if elastic is not None else ""
-            _set_aside(f"{headline}; {restart}{follows}", folder, command)
-            if _signalled_within(verdict.wait, signals):
+            if verdict.wait is not None:
+                restart = f"restart {before + len(reached)} of {max_restarts} in {verdict.wait:g} s"
+                follows = restart + replicas.lost(found.lost)
+            _set_aside(f"{headline}; {follows}", folder, command)
+            if _signalled_within(verdict.wait or 0.0, signals):
                 print(f"{command}: interrupted", file=sys.stderr, flush=True)
                 return INTERRUPTED
 
 
-def _seats(base: Mapping[str, str], count: int, elastic: Elastic | None) -> list[Mapping[str, str]]:
-    """By rank of an attempt, the environment with what its slot of the machine, one of `count`, has."""
-    if elastic is None:
-        return [{**base, **gpu_environment(base, rank, count)} for rank in range(count)]
-    elastic.memory.forget()
-    lent = elastic.memory.environment
-    return [{**base, **gpu_environment(base, slot, count), **lent} for slot in elastic.assignment.slots]
-
-
 def _attempt(
     argv: Sequence[str],
-    seats: Sequence[Mapping[str, str]],
+    base: Mapping[str, str],
+    count: int,
     folder: RunFolder,
     patience: Patience,
     signals: Signals,
     command: str,
-    elastic: Elastic | None,
+    replicas: Whole,
 ) -> Supervisor:
-    """Start the ranks, each with its environment, and watch them to their end."""
-    count = len(seats)
+    """Start the ranks, each on its slot of the machine, one of `count`, and watch them to their end."""
+    slots = replicas.slots
 
     def say(text: str) -> None:
         print(f"{command}: {text}", file=sys.stderr, flush=True)
@@ -129,18 +120,20 @@ def _attempt(
     with ExitStack() as stack:
         address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
         try:
-            coordinator = Coordinator(address, count, linger_seconds=0.0)  # the ranks die with the launcher
+            replicas.begin()
+            coordinator = Coordinator(address, len(slots), linger_seconds=0.0)  # ranks die with the launcher
             stack.callback(coordinator.close)
             screen = Screen()
-            supervisor = Supervisor(patience, folder, signals, screen, say, count, elastic is not None)
+            supervisor = Supervisor(patience, folder, signals, screen, say, len(slots), replicas.is_elastic)
             stack.callback(supervisor.close)
             where, secret = folder.path, token.new_token()
-            for rank, seat in enumerate(seats):
-                one = _environment(seat, address, count, rank, where, secret) | screen.environment
+            for rank, slot in enumerate(slots):
+                seat = {**base, **gpu_environment(base, slot, count), **replicas.environment}
+                one = _environment(seat, address, len(slots), rank, where, secret) | screen.environment
                 supervisor.start(rank, argv, one, where)
         except (OSError, RuntimeError) as error:
             raise TrainingError(f"cannot start the ranks: {error}") from None
-        supervisor.watch(elastic.look if elastic is not None else lambda: None)
+        supervisor.watch(replicas.look)
     return supervisor
 
 

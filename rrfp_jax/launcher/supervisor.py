@@ -121,7 +121,7 @@ class Supervisor:
     @property
     def handed_over(self) -> bool:
         """Whether all ranks have stopped after a step because they were asked to hand over."""
-        return all(rank.status == HANDED_OVER for rank in self.ranks)
+        return self._may_hand_over and all(rank.status == HANDED_OVER for rank in self.ranks)
 
     def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str], where: Path) -> None:
         """Start one more rank, with its log in the folder `where`."""

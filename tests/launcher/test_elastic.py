@@ -103,7 +103,7 @@ def test_what_all_ranks_refuse_or_raise_is_no_loss(launch_ranks):
     assert (status, len(started)) == (REFUSED, 4) and "restart" not in said
 
 
-def test_what_fewer_replicas_refuse_all_have(launch_ranks):
+def test_what_fewer_replicas_refuse_all_have(launch_ranks, tmp_path):
     status, said, started = launch_ranks(
         "if restarts == 0: die() if rank == 1 else sys.exit(1)\n"
         "if replicas == 1: print('too few'); sys.exit(2)",
@@ -111,6 +111,7 @@ def test_what_fewer_replicas_refuse_all_have(launch_ranks):
     )
     assert (status, len(started)) == (DONE, 10)
     assert "; not with fewer replicas, then: goes on with all 2 replicas; see " in said
+    assert "too few" in (tmp_path / "runs" / "trial" / "attempt-2" / "diagnosis.txt").read_text()
 
 
 def test_only_who_may_hand_over_ends_well_so(tmp_path, capfd):
