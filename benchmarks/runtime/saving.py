@@ -3,9 +3,9 @@
     python -m benchmarks.runtime.saving [--rounds=5] [--json=FILE] [--check]
 
 Four processes, one stage each, train a transformer with about 200 MB of parameters and AdamW's state. Blocks
-of eight steps take turns: without a save, with one that is waited for before the first step, and with one
-that is written beside the steps and must be complete at the end of the block. What a block takes longer than
-one without is what the save costs.
+of eight steps take turns: without a save; with one that is waited for before the first step; with one that
+is written beside the steps and must be complete at the end of the block; and with one into the host's memory
+after each step, as `--replace-after` has it. What a block takes longer than one without is what saving costs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def main(argv: Sequence[str]) -> int:
     figures = found_by_ranks(4, "benchmarks.runtime.saving_rank", options.rounds, seconds=LIMIT_SECONDS)
     seconds = {mode: statistics.median(figures["seconds"][mode]) for mode in MODES}
     step = seconds["none"] / STEPS
-    lost = {mode: seconds[mode] - seconds["none"] for mode in ("waiting", "beside")}
+    lost = {mode: seconds[mode] - seconds["none"] for mode in ("waiting", "beside", "memory")}
+    lost["memory"] /= STEPS
     figures |= {"step_seconds": step, "lost_seconds": lost}
     print(f"checkpoint of {figures['bytes'] / 1e6:.0f} MB; a step takes {step:.3f} s")
     for mode, value in lost.items():
-        print(f"a save, {mode:>7}: {value:6.3f} s lost, {value / step:5.2f} of a step")
+        print(f"each save, {mode:>7}: {value:6.3f} s lost, {value / step:5.2f} of a step")
     share = lost["beside"] / lost["waiting"] if lost["waiting"] > 0 else 0.0
     return finish(options, figures, [Aim("lost beside the steps, of what waiting loses", share, 0.5, "")])
 

@@ -18,21 +18,26 @@ import optax
 import rrfp_jax as rrfp
 from configs.quickstart import pipeline
 from models import gpt
+from rrfp_jax.runtime.lifecycle.host_memory import lent_folder
 from rrfp_jax.runtime.lifecycle.join import join
 
-MODES = ("none", "waiting", "beside")
+MODES = ("none", "waiting", "beside", "memory")
 STEPS = 8
 MODEL = gpt.GPTConfig(d_model=512, n_heads=8, d_ff=2048, n_layers=4)
 MICROBATCHES, BATCH, LENGTH = 4, 2, 64
 
 
-def block(trainer: rrfp.Trainer, batch: list[dict[str, np.ndarray]], folder: Path, mode: str) -> float:
-    """Seconds of a block of steps, and of the save that is in it."""
+def block(
+    trainer: rrfp.Trainer, batch: list[dict[str, np.ndarray]], folder: Path, memory: Path, mode: str
+) -> float:
+    """Seconds of a block of steps, and of what is saved in it: to disk once, to memory after each step."""
     began = perf_counter()
-    if mode != "none":
+    if mode in ("waiting", "beside"):
         trainer.save(folder, keep=1, wait=mode == "waiting")
     for _ in range(STEPS):
         trainer.step(batch)
+        if mode == "memory":
+            trainer.hold(memory)
     trainer.finish_saving()
     return perf_counter() - began
 
@@ -44,13 +49,13 @@ def main(file: Path, rounds: int) -> None:
     batch = [fields] * MICROBATCHES
     trainer = rrfp.Trainer(pipeline(MODEL), optax.adamw(1e-4), data=batch, mesh=rrfp.Mesh(pp=4))
     found = defaultdict(list)
-    with tempfile.TemporaryDirectory() as own:
-        folder = Path(join().gather("the folder", own)[0])  # rank 0's
+    with tempfile.TemporaryDirectory() as own, lent_folder() as lent:
+        folder, memory = map(Path, join().gather("the folders", [own, str(lent)])[0])  # rank 0's
         for mode in MODES:  # to warm up
-            block(trainer, batch, folder, mode)
+            block(trainer, batch, folder, memory, mode)
         for _ in range(rounds):
             for mode in MODES:
-                found[mode].append(block(trainer, batch, folder, mode))
+                found[mode].append(block(trainer, batch, folder, memory, mode))
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         join().gather("the end of the measurement", None)
     if join().rank == 0:
