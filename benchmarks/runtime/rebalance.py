@@ -11,25 +11,24 @@ in steps. Then layers move to and fro ten times, and losses are compared to the 
 *alone*: 20 runs of 200 steps with jitter only (J1 to J3), simulated, and one of 80 steps that is trained: no
 layer may move. What watching costs is reckoned for 1,000 steps: one first look, and the later ones as often.
 
-*paced*: 8 paced stages, 64 layers, with a stage that is slow or a last layer that is heavy, and 2 % of noise
-a task: 1F1B and BFW at equal limits, cut evenly and as it was decided by simulated steps of 1F1B.
+*paced*: 8 paced stages, 64 layers, a stage that is slow or a last layer that is heavy, in steps of families
+that others have measured (`sim/families.py`): 1F1B and BFW at equal limits, cut evenly and as it was decided
+by simulated steps of 1F1B, each with draws of its own.
 """
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.harness import Aim, finish, parse
 from benchmarks.runtime.layer_paced import trainer
 from benchmarks.runtime.paced import PacedCase
 from benchmarks.studies.virtual_training import Machine, train
-from rrfp_jax.core.measure.workload import Workload
-from rrfp_jax.sim.families import noisy
+from rrfp_jax.sim import families
 from rrfp_jax.sim.rebalance import MOST
 
 LAYERS, STAGES, MICROBATCHES, SECONDS = 16, 4, 12, 0.004
@@ -39,10 +38,26 @@ STEPS, HINDSIGHT_STEPS, AFTER = 48, 5, 8
 """Of a run that moves, of one that stays, and of those those that are judged."""
 
 PACED_STAGES, PACED_LAYERS, PACED_MICROBATCHES = 8, 64, 32
-FAMILIES: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-    "a stage 1.5 x slower": ([1.0] * 64, [1, 1, 1, 1.5, 1, 1, 1, 1]),
-    "a head of 5 layers": ([1.0] * 63 + [5.0], [1.0] * 8),
+DECIDED = 200
+"""Simulated steps in which it is decided; in fewer some moves would not be worth their pause."""
+
+PACED_SECONDS = families.FORWARD_SECONDS * PACED_STAGES / PACED_LAYERS
+"""Of a layer, so that families' tasks and transfers are in proportion."""
+
+Imbalance: TypeAlias = tuple[Sequence[float], Sequence[float]]
+"""How heavy layers are, and how slow stages."""
+
+SLOW_STAGE: Imbalance = ([1.0] * PACED_LAYERS, [1, 1, 1, 1.5, 1, 1, 1, 1])
+HEAVY_HEAD: Imbalance = ([1.0] * (PACED_LAYERS - 1) + [5.0], [1] * PACED_STAGES)
+PACED: dict[str, tuple[str, Imbalance]] = {
+    **{
+        f"{family}, a stage 1.5 x slower": (family, SLOW_STAGE)
+        for family in ("constant", "log-normal", "length-imbalanced", "slow-link")
+    },
+    **{f"{family}, a head of 5 layers": (family, HEAVY_HEAD) for family in ("constant", "log-normal")},
 }
+"""By name a family, and what is unbalanced."""
+
 LEVELS = ("J1", "J2", "J3")
 
 
@@ -169,40 +184,31 @@ class Cell:
     seconds: float
 
 
-def paced(family: str) -> list[Cell]:
+def paced(name: str) -> list[Cell]:
     """1F1B and BFW, cut evenly and as it was decided."""
-    layers, slowness = FAMILIES[family]
+    family, (layers, slowness) = PACED[name]
     even = (PACED_LAYERS // PACED_STAGES,) * PACED_STAGES
     machine = Machine(
-        [SECONDS * layer for layer in layers],
+        [PACED_SECONDS * layer for layer in layers],
         lambda step: slowness,
         PACED_STAGES,
         estimates=[1.0] * PACED_LAYERS,
         schedule="1f1b",
         microbatches=PACED_MICROBATCHES,
+        limit=PACED_STAGES,
+        family=families.by_name(family),
     )
-    moves = train(machine, even, 40).moves
+    moves = train(machine, even, DECIDED).moves
     decided = moves[-1][1].split if moves else even
     found = []
     for split in (even, decided):
-        forward = machine.step(0, split).work()
-        assert forward is not None
-        rows = [
-            SECONDS * slow * sum(layers[i] for i in own)
-            for slow, own in zip(slowness, forward.ranges(), strict=True)
-        ]
+        workload = machine.workload(0, split)
         for schedule in ("1f1b", "bfw"):
-            case = PacedCase(workload=_workload(rows), schedule=schedule, limit=PACED_STAGES)
-            cell = Cell(family=family, schedule=schedule, split=split, seconds=median(case.run().steps))
-            print(f"{family}: {schedule} with {','.join(map(str, split))}: {cell.seconds:.3f} s", flush=True)
+            case = PacedCase(workload=workload, schedule=schedule, limit=PACED_STAGES)
+            cell = Cell(family=name, schedule=schedule, split=split, seconds=median(case.run().steps))
+            print(f"{name}: {schedule} with {','.join(map(str, split))}: {cell.seconds:.3f} s", flush=True)
             found.append(cell)
     return found
-
-
-def _workload(forward: Sequence[float]) -> Workload:
-    rows = tuple((seconds,) * PACED_MICROBATCHES for seconds in forward)
-    none = ((0.0,) * PACED_MICROBATCHES,) * len(rows)
-    return noisy(Workload(rows, rows, rows, none, none), random.Random(1))
 
 
 def gains(cells: Sequence[Cell]) -> dict[str, float]:
@@ -234,7 +240,7 @@ def _alone(quick: bool) -> tuple[dict[str, Any], list[Aim]]:
 
 
 def _paced(quick: bool) -> tuple[dict[str, Any], list[Aim]]:
-    found = {family: paced(family) for family in ([*FAMILIES][:1] if quick else FAMILIES)}
+    found = {name: paced(name) for name in ([*PACED][:1] if quick else PACED)}
     figures = {family: gains(cells) for family, cells in found.items()}
     for family, own in figures.items():
         told = ", ".join(f"{name} {value:.1f} %" for name, value in own.items())

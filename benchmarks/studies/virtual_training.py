@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
 from rrfp_jax.core.measure.jitter import LEVELS
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.work import LayerWork, Work
+from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.families import FORWARD_SECONDS, Family
 from rrfp_jax.sim.layered import LayeredCosts
 from rrfp_jax.sim.rebalance import FIRST, Balance, Look, Move
 
@@ -29,7 +33,9 @@ class Machine:
         stages: how many there are.
         estimates: what shapes say of the layers; None if they are right.
         schedule, microbatches: of each step.
+        limit: microbatches in flight; None for twice the stages.
         level, seed: of the jitter.
+        family: what microbatches and links are like; one chunk a stage then. None if all are alike.
     """
 
     seconds: Sequence[float]
@@ -38,8 +44,10 @@ class Machine:
     estimates: Sequence[float] | None = None
     schedule: str = "bf"
     microbatches: int = 8
+    limit: int | None = None
     level: str = "J0"
     seed: int = 0
+    family: Family | None = None
 
     def work(self, split: Sequence[int]) -> Work:
         """The layers, cut so."""
@@ -49,16 +57,29 @@ class Machine:
         """A step with a split."""
         schedule = by_name(self.schedule)
         placement = schedule.placement_for(self.stages)
-        rules = StepRules(
-            placement=placement, microbatches=self.microbatches, schedule=schedule, limit=2 * self.stages
-        )
+        limit = self.limit or 2 * self.stages
+        rules = StepRules(placement=placement, microbatches=self.microbatches, schedule=schedule, limit=limit)
         work = self.work(tuple(split))
-        costs = LayeredCosts(work, self.seconds, self.slowness(number), placement, transfer_seconds=1e-4)
+        costs = self._costs(number, work, placement)
         trace = simulate(rules, Jittered(costs, LEVELS[self.level], self.seed, number))
         buckets = [""] * self.microbatches
         return RecordedStep(
             trace=replace(trace, step=number), rules=rules, buckets=buckets, work=lambda: work
         )
+
+    def _costs(self, number: int, work: Work, placement: Placement) -> Costs:
+        if self.family is None:
+            return LayeredCosts(work, self.seconds, self.slowness(number), placement, transfer_seconds=1e-4)
+        return WorkloadCosts(self.workload(number, work.split), placement)
+
+    def workload(self, number: int, split: Sequence[int]) -> Workload:
+        """What the family's step of this number takes, whose tasks are as long as their stage's layers."""
+        assert self.family is not None
+        factors = [
+            [slow * sum(self.seconds[i] for i in own) / FORWARD_SECONDS] * self.microbatches
+            for slow, own in zip(self.slowness(number), self.work(split).ranges(), strict=True)
+        ]
+        return self.family(self.stages, self.microbatches, number).actual.scaled(factors, factors)
 
 
 @dataclass
