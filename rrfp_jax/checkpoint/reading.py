@@ -64,7 +64,8 @@ def intact(what: str, given: str | PathLike[str], step: int | None = None) -> It
         known = ", ".join(map(str, folder.steps()))
         of = f"no checkpoint of step {step}" if step is not None and known else "no checkpoint"
         raise UsageError(
-            f"{what}({str(given)!r}): {of} is there" + (f"; there are: {known}" if known else "")
+            f"{what}({str(given)!r}): {of} is there; "
+            + (f"there are: {known}" if known else "give the folder that they were saved to")
         )
     for own in reversed(steps):
         try:

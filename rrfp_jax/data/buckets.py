@@ -140,7 +140,8 @@ def bucket_of(length: int, lengths: Sequence[int]) -> int:
     if length < 1 or bucket == len(lengths):
         near = lengths[0] if length < 1 else lengths[-1]
         raise UsageError(
-            f"a row of {length} tokens fits no bucket of {tuple(lengths)}; the nearest is {near}"
+            f"a row of {length} tokens fits no bucket of {tuple(lengths)}; the nearest is {near}. Give a "
+            f"bucket that holds it, or cut it"
         )
     return bucket
 

@@ -212,7 +212,10 @@ class Evaluation:
         """
         weight = sum(sums.weight for sums in found)
         if not weight > 0:
-            raise UsageError(f"the summed loss weight of the evaluation is {weight}: nothing is counted")
+            raise UsageError(
+                f"the summed loss weight of the evaluation is {weight}: nothing is counted; give data whose "
+                f"loss has a weight above 0, such as a mask with ones"
+            )
         metrics: dict[str, Reduced] = {}
         for sums in found:
             metrics |= {n: metrics[n] + own if n in metrics else own for n, own in sums.metrics.items()}
