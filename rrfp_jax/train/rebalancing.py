@@ -94,7 +94,8 @@ class Rebalancing:
 
     def _begin(self, engine: Engine) -> None:
         self._split, self._steps, self._due = engine.split, 0, FIRST
-        self._compiling = self._move = None
+        self._drop()
+        self._move = None
         if self._balance is None and engine.world.rank == 0:
             self._balance = Balance(max(engine.library.compile_seconds.values()))
 
@@ -133,10 +134,16 @@ class Rebalancing:
 
     def _stay(self, refusal: str) -> None:
         """Do without the split that was compiled for."""
-        self._compiling = None
+        self._drop()
         if self._balance is not None and self._move is not None:
             self._balance.failed(self._move)
             _print(f"layers stay where they are: {_text(self._move.split)} was refused: {refusal}")
+
+    def _drop(self) -> None:
+        """Have nothing more compiled for another split."""
+        if self._compiling is not None:
+            self._compiling.drop()
+        self._compiling = None
 
     def _go(
         self,

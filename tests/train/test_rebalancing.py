@@ -1,9 +1,13 @@
 """`rebalance=`: what is said, and what moves, once it has been decided (tests/sim/test_rebalance.py)."""
 
 import dataclasses
+import gc
 import json
+import threading
 import time
+import weakref
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -11,12 +15,16 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.runtime.programs.compiling import IS_DROPPED
+from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.sim.rebalance import Look, Move, Verdict
 from rrfp_jax.train.pace import Pace
 from tests.support import toy
 from tests.train.test_ahead import ROOT
 
 BATCH = toy.microbatches(4)
+
+NEVER = IS_DROPPED.get()
 
 
 class Scripted:
@@ -84,6 +92,26 @@ def test_layers_move_by_themselves_and_losses_are_those_of_a_move_by_hand(decide
     said = capfd.readouterr().out.splitlines()
     assert said[0].startswith("rebalance: a step takes 1 s, and 0.8 s, 20.0% less, with split=3,5 instead of")
     assert said[1].startswith(f"rebalance: from step {len(losses) - 3} on split=3,5: layers have moved in ")
+
+
+def test_nothing_refers_to_arrays_of_where_layers_were(decides):
+    decides(to(3, 5), to(4, 4, before=(3, 5)))
+    own = trainer()
+    list(own.steps(2))
+    before, arrays = weakref.ref(own._engine), live_bytes()
+    gc.disable()
+    try:
+        until_moved(own, [3, 5])
+        until_moved(own, [4, 4])
+        assert live_bytes() == arrays
+    finally:
+        gc.enable()
+    gc.collect()
+    assert before() is None
+
+
+def live_bytes():
+    return sum(array.nbytes for array in jax.live_arrays())
 
 
 def test_a_suggestion_is_made_once_and_says_what_to_do(decides, capfd):
@@ -170,6 +198,63 @@ def test_somebody_else_may_set_the_split_meanwhile(decides):
     own.split = [5, 3]
     list(own.steps(4))
     assert own.split == [5, 3] and not [told for told in decided.told if told[0] == "moved"]
+
+
+@pytest.fixture
+def slowly(monkeypatch):
+    """Programs for another split wait until the test lets them; gives how many have been begun, and that."""
+    compiled, let, begun = Executables.compiled, threading.Event(), []
+
+    def waits(*args):
+        if IS_DROPPED.get() is not NEVER:
+            begun.append(args)
+            let.wait(60)
+        return compiled(*args)
+
+    monkeypatch.setattr(Executables, "compiled", waits)
+    yield begun, let
+    let.set()
+
+
+def until(seen):
+    for _ in range(600):
+        if seen():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it takes too long")
+
+
+def compiles():
+    return any("compiles for another split" in thread.name for thread in threading.enumerate())
+
+
+def set_another(own):
+    own.split = [5, 3]
+    list(own.steps(2))
+
+
+ENDS = {
+    "another split is set": set_another,
+    "the Trainer is let go": lambda own: own.__dict__.clear() or gc.collect(),
+    "the interpreter ends": lambda own: [call() for call in own.at_exit],
+}
+
+
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
+def test_what_nobody_wants_any_more_is_not_compiled(decides, slowly, monkeypatch, ends):
+    (begun, let), calls = slowly, []
+    monkeypatch.setattr("threading._register_atexit", calls.append)
+    decides(to(3, 5))
+    own = trainer()
+    list(own.steps(3))
+    own.at_exit = calls
+    until(lambda: begun)
+    ends(own)
+    time.sleep(0.5)  # all threads are at a program, or have ended
+    count = len(begun)
+    let.set()
+    until(lambda: not compiles())
+    assert len(begun) == count
 
 
 def test_steps_that_are_given_one_by_one(decides):

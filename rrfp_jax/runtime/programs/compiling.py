@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -20,6 +21,13 @@ from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.stage_mesh import AXES, StageMesh
 
 Compiled: TypeAlias = Callable[..., Any]
+
+IS_DROPPED: ContextVar[Callable[[], bool]] = ContextVar("IS_DROPPED", default=lambda: False)
+"""By thread: whether nobody wants any more what is compiled there, and by the pools that it makes."""
+
+
+class Dropped(Exception):
+    """A program that nobody wants any more was not begun."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,12 @@ class Compiler:
                 unless it is given all are whole.
             donate: indices of the arguments whose memory the results may take.
             roughly: whether it runs once and computes little, so that compiling it well takes longer.
+
+        Raises:
+            Dropped: nobody wants it any more.
         """
+        if IS_DROPPED.get()():
+            raise Dropped
         stage_mesh = self.stage_mesh
 
         def placed(spec: Any) -> jax.ShapeDtypeStruct:  # host arrays have no sharding
@@ -118,9 +131,15 @@ def compile_pool() -> Iterator[ThreadPoolExecutor]:
 
     There are twice as many as processors: one that waits for an equal program keeps none of them busy, and
     `Executables` lets no more compile at once than there are processors. Layers are traced there, too, so
-    JAX's settings on this thread hold there.
+    JAX's settings on this thread hold there; and what is dropped here is dropped there.
     """
-    pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1), initializer=adopt, initargs=(settings_here(),))
+    settings, is_dropped = settings_here(), IS_DROPPED.get()
+
+    def begin() -> None:
+        adopt(settings)
+        IS_DROPPED.set(is_dropped)
+
+    pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1), initializer=begin)
     try:
         yield pool
     finally:
