@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -80,6 +80,13 @@ def parse(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     parser.add_argument("--check", action="store_true", help="exit with 1 if an aim is missed")
     return parser
+
+
+def parts_flag(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
+    """Add `--part` of a command that has parts; None stands for all."""
+    parser.add_argument(
+        "--part", choices=tuple(parts), action="append", help="only this; may be repeated (all)"
+    )
 
 
 def finish(options: argparse.Namespace, figures: dict[str, Any], aims: Sequence[Aim]) -> int:

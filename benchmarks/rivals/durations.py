@@ -170,10 +170,10 @@ def main() -> int:
                 print(f"seed {seed}: {row}", flush=True)
                 found.setdefault((row.system, row.schedule, row.limit), []).append(row)
     rows = [joined(own) for own in found.values()]
-    table = markdown(rows, stages, count)
-    print(table)
+    shown = markdown(rows, stages, count)
+    print(shown)
     if options.write:
-        put_figures(PAGE, "same durations", f"\n{table}\n\n")
+        put_figures(PAGE, "same durations", f"\n{shown}\n\n")
     return finish(options, {"rows": [asdict(row) for row in rows]}, aims_of(rows, stages, count))
 
 

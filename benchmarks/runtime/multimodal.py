@@ -170,9 +170,9 @@ def main() -> int:
         for schedule, limit in cases:
             rows.append(row := measure(workload, schedule, limit, options.simulate))
             print(row, flush=True)
-    print(table := markdown(rows))
+    print(shown := markdown(rows))
     if options.write:
-        put_figures(PAGE, "paced", f"\n{table}\n\n")
+        put_figures(PAGE, "paced", f"\n{shown}\n\n")
     aims = [_aim(rows, stages) for stages in every]
     if not options.simulate:
         aims.append(Aim("real and simulated differ", max(abs(row.percent) for row in rows), 2.0, "%"))

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
-from benchmarks.harness import Aim, finish, parse
+from benchmarks.harness import Aim, finish, parse, parts_flag
 from benchmarks.runtime.layer_paced import trainer
 from benchmarks.runtime.paced import PacedCase
 from benchmarks.studies.virtual_training import Machine, train
@@ -263,7 +263,7 @@ def main() -> int:
     """Run the parts, print, write."""
     parser = parse(__doc__)
     parser.add_argument("--quick", action="store_true", help="one case of each part, and fewer runs")
-    parser.add_argument("--part", choices=tuple(PARTS), action="append", help="only this; may be repeated")
+    parts_flag(parser, PARTS)
     options = parser.parse_args()
     figures, aims = {}, []
     for name in options.part or PARTS:

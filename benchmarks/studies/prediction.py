@@ -20,7 +20,7 @@ from itertools import permutations
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
+from benchmarks.harness import REPOSITORY, Aim, finish, parse, parts_flag, percent_longer, put_figures
 from benchmarks.markdown import table
 from benchmarks.runtime.blocks import BLOCK_SECONDS, Paced
 from benchmarks.runtime.computed import ROUNDS, sitting
@@ -142,7 +142,7 @@ def runs_of(part: str, quick: bool, steps: Path | None) -> Runs:
 def main() -> int:
     """Run all, predict, print, write."""
     parser = parse(__doc__)
-    parser.add_argument("--part", choices=tuple(AIMS), action="append", help="one of them (both)")
+    parts_flag(parser, AIMS)
     parser.add_argument("--quick", action="store_true", help="two paced runs, one round of computed ones")
     parser.add_argument("--write", action="store_true", help="the tables into docs/proof.md")
     parser.add_argument("--steps", type=Path, metavar="FILE", help="computed ones of an earlier time")
@@ -150,10 +150,10 @@ def main() -> int:
     figures, aims = {}, []
     for part in options.part or AIMS:
         found = pairs(runs_of(part, options.quick, options.steps))
-        print(table := markdown(found))
+        print(shown := markdown(found))
         if options.write:
             link = f"![predicted beside measured](images/proof-prediction-{part}.svg)"
-            put_figures(PROOF, f"prediction, {part}", f"\n{link}\n\n{table}\n\n")
+            put_figures(PROOF, f"prediction, {part}", f"\n{link}\n\n{shown}\n\n")
             points = {part: [(pair.measured, pair.predicted, True) for pair in found]}
             picture = IMAGES / f"proof-prediction-{part}.svg"
             simulated_against("measured", points, "a point for each pair; ", AIMS[part][1] / 100, picture)

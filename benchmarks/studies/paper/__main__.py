@@ -1,7 +1,7 @@
 """The figures of arXiv:2605.18750 by simulation: `docs/proof.md`.
 
     python -m benchmarks.studies.paper [--json=FILE] [--check] [--quick] [--write] [--fit]
-        [--part=rows,tables,ablation] [--seeds=1] [--jobs=N]
+        [--part=rows|tables|ablation] [--seeds=1] [--jobs=N]
 
 20 rows from the models' published sizes (`published.py`), what is assumed where the paper is silent
 (`workloads.py`), and three numbers that were fitted to eight rows and are scored on the 12 others (`fit.py`).
@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from benchmarks.harness import Aim, finish, parse, put_figures
+from benchmarks.harness import Aim, finish, parse, parts_flag, put_figures
 from benchmarks.markdown import table
 from benchmarks.studies.families import IMAGES, PROOF
 from benchmarks.studies.paper import ablation, scores, tables
@@ -128,15 +128,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few rows of each part, one iteration each")
     parser.add_argument("--write", action="store_true", help="the tables into docs/proof.md")
     parser.add_argument("--fit", action="store_true", help="fit the three numbers again, and keep them")
-    parser.add_argument(
-        "--part", default=",".join(PARTS), metavar="NAMES", help="some of rows,tables,ablation"
-    )
+    parts_flag(parser, PARTS)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="iterations of each row (1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes (all cores)")
     options = parser.parse_args()
-    chosen = options.part.split(",")
-    if unknown := [name for name in chosen if name not in PARTS]:
-        parser.error(f"--part={unknown[0]}: choose some of {','.join(PARTS)}")
     figures: dict[str, Any] = {}
     aims: list[Aim] = []
     with ProcessPoolExecutor(options.jobs) as pool:
@@ -146,7 +141,7 @@ def main() -> int:
         best = min(kept, key=lambda form: kept[form].rms)
         seeds = 1 if options.quick else options.seeds
         asked = Asked(pool, kept, best, seeds, options.quick, options.write)
-        for name in chosen:
+        for name in options.part or PARTS:
             text, figures[name], own = PARTS[name](asked)
             aims += own
             print(f"\n{text}\n", flush=True)
