@@ -120,6 +120,30 @@ class CheckpointFolder:
         for step in self.steps()[:-keep]:
             _remove(self.final(step))
 
+    def take_in(self, checkpoint: Path) -> Path:
+        """Copy a complete checkpoint from another folder, to be seen in full or not at all; the copy.
+
+        Args:
+            checkpoint: named after its step, of which there is none here.
+
+        Raises:
+            OSError: it cannot be copied.
+        """
+        step = int(checkpoint.name)
+        staging, final = self.staging(step), self.final(step)
+        try:
+            self.discard(staging)
+            staging.mkdir(parents=True)
+            for path in sorted(checkpoint.rglob("*")):
+                copy = staging / path.relative_to(checkpoint)
+                copy.mkdir() if path.is_dir() else _copy(path, copy)
+            staging.rename(final)
+            _sync(self.path)
+        except OSError:
+            self.discard(staging)
+            raise
+        return final
+
     def discard(self, path: Path) -> None:
         """Remove what there is of an unfinished checkpoint, if that is possible."""
         shutil.rmtree(path, ignore_errors=True)
@@ -181,9 +205,15 @@ def _checksum(content: Any) -> int:
     return zlib.crc32(json.dumps(content).encode())
 
 
-def _sync(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _copy(file: Path, copy: Path) -> None:
+    """Copy a file so that it is on the disk on return."""
+    shutil.copyfile(file, copy)
+    _sync(copy)  # a network file system may tell only now that it is full
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

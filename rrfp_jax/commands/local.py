@@ -21,7 +21,7 @@ from rrfp_jax.runtime.lifecycle.host_memory import lent_folder
 
 if TYPE_CHECKING:
     from rrfp_jax.launcher.elastic import Elastic
-    from rrfp_jax.runtime.mesh.topology import Mesh
+    from rrfp_jax.runs.config import RunConfig
 
 COMMAND = "launch.local"
 REPLACE_AFTER = "--replace-after"
@@ -82,7 +82,7 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
     config.actual_mesh.groups(count)  # refuses what cannot be
     patience = Patience.of(os.environ)
     argv = [sys.executable, "-m", "rrfp_jax.commands.train", *rest]
-    with _elastic(replace_after, max_restarts or 0, config.actual_mesh, count) as elastic:
+    with _elastic(replace_after, max_restarts or 0, config, count) as elastic:
         return spawn(
             argv,
             count,
@@ -96,7 +96,9 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
 
 
 @contextmanager
-def _elastic(seconds: int | None, max_restarts: int, mesh: Mesh, count: int) -> Iterator[Elastic | None]:
+def _elastic(
+    seconds: int | None, max_restarts: int, config: RunConfig, count: int
+) -> Iterator[Elastic | None]:
     """What lets the run go on without lost ranks, if it is to.
 
     Raises:
@@ -107,20 +109,26 @@ def _elastic(seconds: int | None, max_restarts: int, mesh: Mesh, count: int) -> 
         return
     from rrfp_jax.launcher.elastic import Elastic
     from rrfp_jax.runs.fewer_replicas import ranks_of_replicas
+    from rrfp_jax.runs.latest_state import save_latest
+    from rrfp_jax.runs.stopping import checkpoints_of
 
     if not max_restarts:
         raise UsageError(
             f"{REPLACE_AFTER}={seconds} with --max-restarts=0: a run goes on after the loss of a rank by a "
             f"restart; give --max-restarts=N, the number of losses that it may have"
         )
+    mesh = config.actual_mesh
     needs = ranks_of_replicas(mesh, count)
     if len(needs) < 2:
         raise UsageError(
             f"{REPLACE_AFTER}={seconds} with mesh.dp={mesh.dp} in {count} processes: no replica can be done "
             f"without; give --config.mesh.dp=2 or more and a process for each device, or leave it out"
         )
+    checkpoints = checkpoints_of(config) if config.checkpoint.wanted else None
     with lent_folder() as folder:
-        yield Elastic(needs, seconds, folder)
+        yield Elastic(
+            needs, seconds, folder, lambda memory, status, say: save_latest(memory, checkpoints, status, say)
+        )
 
 
 def leave_accelerators_alone() -> None:

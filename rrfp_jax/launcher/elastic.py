@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from rrfp_jax.launcher.replicas import Assignment, Slots
 from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
+
+Say: TypeAlias = Callable[[str], None]
 
 
 class Whole:
@@ -53,6 +56,15 @@ class Whole:
         """The run cannot be had with so few replicas; what follows, or nothing if it has all of them."""
         return ""
 
+    def end(self, status: int, say: Say) -> bool:
+        """No attempt follows; whether that saved what no rank could save.
+
+        Args:
+            status: with which the run ends.
+            say: tells what is saved or lost.
+        """
+        return False
+
 
 class Elastic(Whole):
     """The replicas of a run, from attempt to attempt.
@@ -61,13 +73,21 @@ class Elastic(Whole):
         needs: see `Slots`.
         seconds: from the first loss until all are replaced.
         folder: in the host's memory, for the states.
+        save: is called with that at the end; see `Whole.end`.
     """
 
     is_elastic = True
 
-    def __init__(self, needs: Mapping[int, int], seconds: float, folder: Path) -> None:
+    def __init__(
+        self,
+        needs: Mapping[int, int],
+        seconds: float,
+        folder: Path,
+        save: Callable[[HostMemory, int, Say], bool],
+    ) -> None:
         super().__init__(max(needs.values()))
-        self._slots, self._seconds, self._folder = Slots(needs=needs), seconds, folder
+        self._slots, self._seconds = Slots(needs=needs), seconds
+        self._folder, self._save = folder, save
         self._replace_at = float("inf")
         self._assignment = self._next()
 
@@ -118,6 +138,10 @@ class Elastic(Whole):
             return ""
         self._slots = self._slots.never(self._assignment.replicas).whole()
         return f"not with fewer replicas, then: {self.handed_over()}"
+
+    def end(self, status: int, say: Say) -> bool:
+        """See `Whole`."""
+        return self._save(self._memory, status, say)
 
     @property
     def _memory(self) -> HostMemory:

@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, TrainingError
+from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError
 from rrfp_jax.launcher.diagnosis import Diagnosis, diagnose
 from rrfp_jax.launcher.elastic import Elastic, Whole
 from rrfp_jax.launcher.folders import RunFolder, remove_answers, set_attempt_aside
@@ -62,79 +63,116 @@ def spawn(
         discards: statuses of a run that has left nothing to keep unless it has begun.
 
     Returns:
-        The exit status of the last attempt: 0 done, 1 failed, 2 refused by all ranks, 130 interrupted.
+        The exit status of the last attempt: 0 done, 1 failed, 2 refused by all ranks, 130 interrupted. If
+        SIGTERM ended it, and all that was trained could be saved afterwards, 0.
 
     Raises:
         TrainingError: the ranks, or the coordinator, cannot be started.
         UsageError: `env` gives nonsense as a limit; nothing has been started then.
     """
     base = os.environ if env is None else env
-    patience = patience or Patience.of(base)
-    replicas = elastic or Whole(count)
-    reached: list[int] = []
-    before = 0  # restarts before those attempts, up to the latest that has handed over
+    patience, replicas = patience or Patience.of(base), elastic or Whole(count)
     with collected_signals([*PASSED_ON, ASKS_WHY], wakes=[signal.SIGCHLD]) as signals:
+        launch = _Launch(
+            argv=argv,
+            count=count,
+            folder=folder,
+            command=command,
+            base=base,
+            patience=patience,
+            max_restarts=max_restarts,
+            replicas=replicas,
+            discards=discards,
+            signals=signals,
+        )
+        status: int = FAILED
+        came: Collection[int] = ()
+        try:
+            status, came = launch.run()
+        finally:
+            saved = replicas.end(status, launch.say)
+    return DONE if saved and status == INTERRUPTED and {*came} == {signal.SIGTERM} else status
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launch:
+    """What all attempts at a run have in common; see `spawn`."""
+
+    argv: Sequence[str]
+    count: int
+    folder: RunFolder
+    command: str
+    base: Mapping[str, str]
+    patience: Patience
+    max_restarts: int
+    replicas: Whole
+    discards: Collection[int]
+    signals: Signals
+
+    def run(self) -> tuple[int, Collection[int]]:
+        """Make one attempt after the other; the status of the last, and the signals that came."""
+        reached: list[int] = []
+        before = 0  # restarts before those attempts, up to the latest that has handed over
         while True:
-            restarts = {"RRFP_RESTARTS": str(before + len(reached))}
-            told = {**base, **restarts, NAME: typed_command(base)}
-            supervisor = _attempt(argv, told, count, folder, patience, signals, command, replicas)
+            supervisor = self._attempt(restarts=before + len(reached))
             if supervisor.handed_over and not supervisor.passed_on:
-                _set_aside(replicas.handed_over(), folder, command)
+                self._set_aside(self.replicas.handed_over())
                 before, reached = before + len(reached), []
                 continue
-            found = _diagnosed(supervisor, folder, discards)
-            reached.append(_furthest_step(folder.path, count))
+            found = _diagnosed(supervisor, self.folder, self.discards)
+            reached.append(_furthest_step(self.folder.path, self.count))
             headline, _, _ = found.text.partition("\n")
-            most = 0 if supervisor.passed_on else max_restarts
-            verdict = after_attempt(found.status, reached, most, patience.back_off, before)
-            follows = replicas.refused() if found.status == REFUSED else ""
+            most = 0 if supervisor.passed_on else self.max_restarts
+            verdict = after_attempt(found.status, reached, most, self.patience.back_off, before)
+            follows = self.replicas.refused() if found.status == REFUSED else ""
             if verdict.wait is None and not follows:
-                _say_end(found, verdict.reason, folder, command)
-                return found.status
-            _keep(f"{command}: {found.text}", folder.path)
+                _say_end(found, verdict.reason, self.folder, self.command)
+                return found.status, supervisor.passed_on
+            _keep(f"{self.command}: {found.text}", self.folder.path)
             if verdict.wait is not None:
-                restart = f"restart {before + len(reached)} of {max_restarts} in {verdict.wait:g} s"
-                follows = restart + replicas.lost(found.lost)
-            _set_aside(f"{headline}; {follows}", folder, command)
-            if _signalled_within(verdict.wait or 0.0, signals):
-                print(f"{command}: interrupted", file=sys.stderr, flush=True)
-                return INTERRUPTED
+                restart = f"restart {before + len(reached)} of {most} in {verdict.wait:g} s"
+                follows = restart + self.replicas.lost(found.lost)
+            self._set_aside(f"{headline}; {follows}")
+            if came := _signals_within(verdict.wait or 0.0, self.signals):
+                self.say("interrupted")
+                return INTERRUPTED, came
 
+    def say(self, text: str) -> None:
+        """Print a line."""
+        print(f"{self.command}: {text}", file=sys.stderr, flush=True)
 
-def _attempt(
-    argv: Sequence[str],
-    base: Mapping[str, str],
-    count: int,
-    folder: RunFolder,
-    patience: Patience,
-    signals: Signals,
-    command: str,
-    replicas: Whole,
-) -> Supervisor:
-    """Start the ranks, each on its slot of the machine, one of `count`, and watch them to their end."""
-    slots = replicas.slots
+    def _attempt(self, restarts: int) -> Supervisor:
+        """Start the ranks, each on its slot of the machine, and watch them to their end."""
+        slots, replicas = self.replicas.slots, self.replicas
+        told = {**self.base, "RRFP_RESTARTS": str(restarts), NAME: typed_command(self.base)}
+        with ExitStack() as stack:
+            address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
+            try:
+                replicas.begin()
+                coordinator = Coordinator(address, len(slots), linger_seconds=0.0)  # as they die with us
+                stack.callback(coordinator.close)
+                screen, elastic = Screen(), replicas.is_elastic
+                supervisor = Supervisor(
+                    self.patience, self.folder, self.signals, screen, self.say, len(slots), elastic
+                )
+                stack.callback(supervisor.close)
+                where, secret = self.folder.path, token.new_token()
+                for rank, slot in enumerate(slots):
+                    seat = {**told, **gpu_environment(told, slot, self.count), **replicas.environment}
+                    one = _environment(seat, address, len(slots), rank, where, secret) | screen.environment
+                    supervisor.start(rank, self.argv, one, where)
+            except (OSError, RuntimeError) as error:
+                raise TrainingError(f"cannot start the ranks: {error}") from None
+            supervisor.watch(replicas.look)
+        return supervisor
 
-    def say(text: str) -> None:
-        print(f"{command}: {text}", file=sys.stderr, flush=True)
-
-    with ExitStack() as stack:
-        address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
+    def _set_aside(self, why: str) -> None:
+        """Say in one line why an attempt follows, and make room for it."""
         try:
-            replicas.begin()
-            coordinator = Coordinator(address, len(slots), linger_seconds=0.0)  # ranks die with the launcher
-            stack.callback(coordinator.close)
-            screen = Screen()
-            supervisor = Supervisor(patience, folder, signals, screen, say, len(slots), replicas.is_elastic)
-            stack.callback(supervisor.close)
-            where, secret = folder.path, token.new_token()
-            for rank, slot in enumerate(slots):
-                seat = {**base, **gpu_environment(base, slot, count), **replicas.environment}
-                one = _environment(seat, address, len(slots), rank, where, secret) | screen.environment
-                supervisor.start(rank, argv, one, where)
-        except (OSError, RuntimeError) as error:
-            raise TrainingError(f"cannot start the ranks: {error}") from None
-        supervisor.watch(replicas.look)
-    return supervisor
+            aside = os.path.relpath(set_attempt_aside(self.folder.path))
+        except OSError as error:
+            raise TrainingError(f"{why}\nand cannot be started again: {error}") from None
+        self.say(f"{why}; see {aside}/")
 
 
 def _environment(
@@ -205,25 +243,16 @@ def _say_end(found: Diagnosis, more: str, folder: RunFolder, command: str) -> No
     print(message, file=sys.stderr, flush=True)
 
 
-def _set_aside(why: str, folder: RunFolder, command: str) -> None:
-    """Say in one line why an attempt follows, and make room for it."""
-    try:
-        aside = os.path.relpath(set_attempt_aside(folder.path))
-    except OSError as error:
-        raise TrainingError(f"{why}\nand cannot be started again: {error}") from None
-    print(f"{command}: {why}; see {aside}/", file=sys.stderr, flush=True)
-
-
 def _keep(message: str, folder: Path) -> None:
     text = f"{message}\n"
     with suppress(OSError):  # a full disk, which may be what it tells of
         (folder / "diagnosis.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def _signalled_within(seconds: float, signals: Signals) -> bool:
-    """Wait; whether a signal came that ends the run, upon which this returns at once."""
+def _signals_within(seconds: float, signals: Signals) -> Collection[int]:
+    """Wait; those that came and end the run, upon which this returns at once."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
-        if select.select([signals], [], [], left)[0] and {*signals.take()} - {ASKS_WHY}:
-            return True
-    return False
+        if select.select([signals], [], [], left)[0] and (came := {*signals.take()} - {ASKS_WHY}):
+            return came
+    return ()

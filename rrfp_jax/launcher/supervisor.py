@@ -176,7 +176,7 @@ class Supervisor:
             if number == ASKS_WHY:
                 self._inquiry.ask()
                 continue
-            self._was_well = self._was_well or not any(rank.status for rank in self.ranks)
+            self._was_well = self._was_well or not any(map(self._ended_badly, self.ranks))
             self.passed_on.append(number)
             for rank in self._running():
                 rank.pass_on(number)

@@ -76,7 +76,9 @@ class Stopping:
         latest = self._latest()
         lost = "nothing was trained yet" if latest is None else f"nothing is lost; resumes from {latest}"
         if os.environ.get(FOLDER) and started_again():
-            lost = f"what only the host's memory has is lost; {latest or 'no checkpoint'} is what is left"
+            lost = "what only the host's memory has is lost, as the run saves no checkpoints"
+            if self._config.checkpoint.wanted:
+                lost = "nothing is lost; what only the host's memory has is saved next"
         self._say(f"Ctrl-C while starting: ends; {lost}\n{self._how()}")
 
     def _say_again(self, why: Why) -> None:

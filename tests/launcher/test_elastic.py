@@ -1,16 +1,20 @@
 """Lost ranks and their replacement: the launcher with tiny ranks, and the folder that it lends them."""
 
 import os
+import signal
 import sys
+import threading
+import time
 
 import pytest
 
 from rrfp_jax.commands import launch, local
-from rrfp_jax.errors import DONE, FAILED, REFUSED, UsageError
+from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, UsageError
 from rrfp_jax.launcher.elastic import Elastic
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
+from rrfp_jax.runs.latest_state import save_latest
 from rrfp_jax.runtime.lifecycle.host_memory import LOCK_SECONDS, HostMemory, lent_folder
 
 PROLOGUE = """\
@@ -24,6 +28,12 @@ def die(): os.kill(os.getpid(), signal.SIGKILL)
 def hand_over():
     while not (lent / "hand-over").exists(): time.sleep(0.01)
     sys.exit(75)
+def hold(step):
+    (lent / "states" / str(step) / "params").mkdir(parents=True, exist_ok=True)
+    (lent / "states" / str(step) / "params" / "0").write_text("parameters")
+def signal_launcher(number):
+    if rank == 0: os.kill(os.getppid(), number)
+    time.sleep(60)
 """
 """What ranks need; they import nothing of ours, so as to be quick."""
 
@@ -32,14 +42,18 @@ def hand_over():
 def launch_ranks(tmp_path, capfd):
     """Run a script in two replicas of two ranks: the status, what was said, and who was started."""
 
-    def launch_ranks(text, seconds, restarts=3):
+    def launch_ranks(text, seconds, restarts=3, checkpoints=tmp_path / "trial.checkpoints", back_off=0.0):
         script, lent = tmp_path / "train.py", tmp_path / "lent"
         script.write_text(PROLOGUE + text)
         lent.mkdir()
         env = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"} | {
             "CUDA_VISIBLE_DEVICES": "a,b,c,d"
         }
-        patience = Patience(grace=10.0, terminate=0.3, back_off=(0.0,) * 3)
+        patience = Patience(grace=10.0, terminate=0.3, back_off=(back_off,) * 3)
+
+        def save(memory, status, say):
+            return save_latest(memory, checkpoints, status, say)
+
         status = spawn(
             [sys.executable, str(script)],
             4,
@@ -47,9 +61,10 @@ def launch_ranks(tmp_path, capfd):
             env=env,
             patience=patience,
             max_restarts=restarts,
-            elastic=Elastic({1: 2, 2: 4}, seconds, lent),
+            elastic=Elastic({1: 2, 2: 4}, seconds, lent, save),
         )
-        return status, capfd.readouterr().err, sorted((lent / "attempts").read_text().splitlines())
+        started = [path.read_text() for path in tmp_path.glob("*lent/attempts")]
+        return status, capfd.readouterr().err, sorted("".join(started).splitlines())
 
     return launch_ranks
 
@@ -125,6 +140,85 @@ def test_only_who_may_hand_over_ends_well_so(tmp_path, capfd):
 def test_losses_are_counted(launch_ranks):
     status, said, _ = launch_ranks("die() if rank == 0 else sys.exit(1)", 60, restarts=1)
     assert status == FAILED and "not restarted again: --max-restarts=1" in said
+
+
+LOSES_RANK_1 = "if restarts == 0: hold(12); die() if rank == 1 else sys.exit(1)\n"
+
+
+@pytest.mark.parametrize(
+    ("then", "expected"),
+    [
+        ("sys.exit(1)", FAILED),  # the restarts are used up
+        (
+            "signal.signal(signal.SIGINT, lambda *_: os._exit(130)); signal_launcher(signal.SIGINT)",
+            INTERRUPTED,
+        ),
+        ("signal_launcher(signal.SIGTERM)", DONE),  # while starting: no rank saves
+    ],
+)
+def test_the_launcher_saves_what_no_rank_can(launch_ranks, tmp_path, then, expected):
+    status, said, _ = launch_ranks(LOSES_RANK_1 + then, seconds=60, restarts=1)
+    checkpoint = tmp_path / "trial.checkpoints" / "12"
+    assert status == expected
+    assert f"saves the state after 12 steps, which only the host's memory has, as {checkpoint}\n" in said
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["12"]
+    assert (checkpoint / "params" / "0").read_text() == "parameters"
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, DONE)])
+def test_a_signal_while_ranks_hand_over_is_an_interruption(launch_ranks, tmp_path, number, expected):
+    status, said, started = launch_ranks(
+        LOSES_RANK_1 + "if rank: hand_over()\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(75))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "while not (lent / 'hand-over').exists(): time.sleep(0.01)\n"
+        f"time.sleep(0.3); signal_launcher({int(number)})",
+        seconds=0.1,
+    )
+    assert (status, len(started)) == (expected, 6) and "rrfp-launch: interrupted\n" in said
+    assert (tmp_path / "trial.checkpoints" / "12").exists()
+
+
+def test_so_it_is_between_two_attempts(launch_ranks, tmp_path):
+    def signal_once_set_aside():
+        while not (tmp_path / "runs" / "trial" / "attempt-1").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=signal_once_set_aside, daemon=True)
+    thread.start()
+    status, said, started = launch_ranks(LOSES_RANK_1, seconds=60, back_off=20.0)
+    thread.join(20.0)
+    assert (status, len(started)) == (DONE, 4) and "rrfp-launch: interrupted\n" in said
+    assert (tmp_path / "trial.checkpoints" / "12").exists()
+
+
+def test_only_what_is_later_is_saved(launch_ranks, tmp_path):
+    (tmp_path / "trial.checkpoints" / "12").mkdir(parents=True)
+    _, said, _ = launch_ranks(LOSES_RANK_1 + "sys.exit(1)", seconds=60, restarts=1)
+    assert "saves the state" not in said
+
+
+def test_a_run_without_checkpoints_says_what_it_loses(launch_ranks, tmp_path):
+    _, said, _ = launch_ranks(LOSES_RANK_1 + "sys.exit(1)", seconds=60, restarts=1, checkpoints=None)
+    assert (
+        "only the host's memory has, is lost, as the run saves none: --config.checkpoint.every_steps=N"
+        in said
+    )
+
+
+def test_what_cannot_be_saved_stays_in_memory(launch_ranks, tmp_path):
+    (tmp_path / "file").write_text("")
+    _, said, _ = launch_ranks(
+        LOSES_RANK_1 + "sys.exit(1)",
+        seconds=60,
+        restarts=1,
+        checkpoints=tmp_path / "file" / "trial.checkpoints",
+    )
+    kept = tmp_path / "rrfp-kept-lent"
+    assert "trial.checkpoints/.12.saving: Not a directory; it stays in memory, in" in said
+    assert f"cp -r {kept}/states/12 {tmp_path}/file/trial.checkpoints/ && rm -r {kept}\n" in said
+    assert (kept / "states" / "12" / "params" / "0").exists()
 
 
 def test_a_folder_is_removed_and_so_are_those_of_killed_launchers(tmp_path):

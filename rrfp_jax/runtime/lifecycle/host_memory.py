@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
@@ -110,6 +110,12 @@ def lent_folder(place: Path = PLACE) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def outlives_launcher(memory: HostMemory) -> HostMemory:
+    """Have a lent folder stay when its launcher ends, and the next one begins; where it is then."""
+    name = memory.folder.name.removeprefix("rrfp-")
+    return replace(memory, folder=memory.folder.rename(memory.folder.with_name(f"rrfp-kept-{name}")))
 
 
 def _remove_left(folder: Path) -> None:

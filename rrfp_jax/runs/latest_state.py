@@ -1,0 +1,55 @@
+"""What becomes of the latest state in the host's memory once no rank is left to go on from it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from rrfp_jax.checkpoint.folder import CheckpointFolder
+from rrfp_jax.errors import DONE
+from rrfp_jax.runtime.lifecycle.host_memory import HostMemory, outlives_launcher
+
+
+def save_latest(
+    memory: HostMemory, checkpoints: Path | None, status: int, say: Callable[[str], None]
+) -> bool:
+    """Copy the latest state to the run's checkpoints if it is later than all of them; whether it was copied.
+
+    What cannot be copied stays in memory, in a folder of its own.
+
+    Args:
+        memory: that the ranks were lent; all of them have ended.
+        checkpoints: their folder; None if the run saves none.
+        status: with which the run ends.
+        say: tells what is saved or lost.
+    """
+    states = CheckpointFolder(memory.states)
+    steps = states.steps()
+    stored = CheckpointFolder(checkpoints).steps() if checkpoints is not None else []
+    if not steps or steps[-1] <= max(stored, default=-1):
+        return False
+    latest = f"the state after {steps[-1]} steps, which only the host's memory has"
+    if checkpoints is None:
+        if status != DONE:
+            say(f"{latest}, is lost, as the run saves none: --config.checkpoint.every_steps=N has it saved")
+        return False
+    say(f"saves {latest}, as {checkpoints / str(steps[-1])}")
+    try:
+        CheckpointFolder(checkpoints).take_in(states.final(steps[-1]))
+    except OSError as error:
+        say(_remedy(error, outlives_launcher(memory), steps[-1], checkpoints))
+        return False
+    return True
+
+
+def _remedy(error: OSError, memory: HostMemory, step: int, checkpoints: Path) -> str:
+    """What is said of a state that cannot be copied."""
+    folder, left, state = (
+        shlex.quote(str(p)) for p in (checkpoints, memory.folder, memory.states / str(step))
+    )
+    return (
+        f"it cannot be saved: {error.filename2 or error.filename}: {error.strerror}; it stays in memory, in "
+        f"{memory.folder}, as long as this machine runs. To keep it, see to that, then: "
+        f"mkdir -p {folder} && cp -r {state} {folder}/ && rm -r {left}"
+    )
