@@ -113,7 +113,7 @@ def train(
             if look.move is not None and refuse:
                 balance.failed(look.move)
             elif look.move is not None:
-                balance.moved(look.move, pause)
+                balance.moved(look.move, pause, pause)
                 found.moves.append((number, look.move))
                 split, recorded, due = look.move.split, [], FIRST
         recorded.append(machine.step(number, split))

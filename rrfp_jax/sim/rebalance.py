@@ -11,12 +11,14 @@ process and no device: a run's rank 0 has one, and so has whoever simulates a ru
    the steps and in the later one, each by its own times: what is noise, or over, is not in both.
 4. It must save more in the rest of the run than the move takes.
 5. After a move the gain is measured. Where it is less than half of what was promised, twice as much is asked
-   for from then on; where there is none, the layers go back, and never there again. So it cannot flap.
+   for from then on; where steps are slower beyond their noise, the layers go back, and never there again. So
+   it cannot flap. A move is not judged by steps with another schedule or other shapes than before it; and if
+   a stage's part of the work has changed, all verdicts are forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -24,6 +26,7 @@ from typing import NamedTuple
 from rrfp_jax.core.measure.layer_fit import Seen, fitted_shares
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.work import busy_seconds
+from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.sim.recut import Layers
 from rrfp_jax.sim.split_search import Split, screen, simulated, tried
 
@@ -113,12 +116,32 @@ class Look(NamedTuple):
     distrusted: float | None = None
 
 
+class _Ran(NamedTuple):
+    """What steps took (s): the median, and how far from it they usually were; and what they consisted of."""
+
+    seconds: float
+    spread: float
+    kinds: Set[Hashable]
+
+    @classmethod
+    def of(cls, steps: Sequence[RecordedStep]) -> _Ran:
+        found = [step.trace.makespan for step in steps]
+        middle = median(found)
+        kinds = {(_order(step), len(step.buckets), bucket) for step in steps for bucket in step.buckets}
+        return cls(middle, median(abs(one - middle) for one in found), kinds)
+
+    def slower(self, before: _Ran) -> bool:
+        """Whether they are by more than noise."""
+        return self.seconds - before.seconds > self.spread + before.spread
+
+
 @dataclass
 class Balance:
     """Decides when layers move. It expects a first look after `FIRST` steps.
 
     Attributes:
-        compile_seconds: so long compiling for another split takes, beside steps with the present one.
+        compile_seconds: so long compiling for another split takes, beside steps with the present one; what
+            it took for the latest move.
         pause: what the latest move took (s); None before the first, which is foreseen to take `PAUSE`.
     """
 
@@ -127,8 +150,10 @@ class Balance:
     _asked: float = GAIN
     _wait: int = FIRST
     _seen: dict[Split, Seen] = field(default_factory=dict)
-    _barred: set[Split] = field(default_factory=set)
-    _made: Move | None = None  # and not judged yet
+    _barred: set[Split] = field(default_factory=set)  # where steps were slower
+    _refused: set[Split] = field(default_factory=set)  # which cannot be
+    _looked: _Ran | None = None  # at these steps
+    _made: tuple[Move, _Ran] | None = None  # after these steps, and not judged yet
 
     def look(self, steps: Sequence[RecordedStep], left: int) -> Look:
         """What is to be done before the next step.
@@ -138,29 +163,28 @@ class Balance:
             left: how many there will be.
         """
         self._note(steps)
-        layers = self._fitted(steps)
+        layers, now = self._fitted(steps), _Ran.of(steps)
+        self._looked = now
         if layers is None:
             return Look(MOST)
-        present, seconds = tuple(layers.work.split), median(step.trace.makespan for step in steps)
-        verdict = self._judged(present, seconds)
-        if verdict is not None and verdict.gain < 0 and not verdict.move.back:
-            self._barred.add(present)
-            return Look(
-                FIRST, Move(present, verdict.move.before, seconds, verdict.move.seconds, True), verdict
-            )
+        verdict, back = self._judged(tuple(layers.work.split), now)
+        if back is not None and self._pays(back, left):
+            return Look(FIRST, back, verdict)
         self._wait = min(2 * self._wait, MOST)
-        move, distrusted = self._best(layers, steps, seconds)
+        move, distrusted = self._best(layers, steps, now.seconds)
         if move is not None and not self._pays(move, left):
             move = None
         return Look(self._wait, move, verdict, distrusted)
 
-    def moved(self, move: Move, pause: float) -> None:
-        """A move has been made, and took so long (s)."""
-        self._made, self.pause, self._wait = move, pause, FIRST
+    def moved(self, move: Move, pause: float, compile_seconds: float) -> None:
+        """The move of the latest look has been made; it, and compiling for it beside steps, took so long."""
+        assert self._looked is not None, "a look has proposed it"
+        self._made, self._wait = (move, self._looked), FIRST
+        self.pause, self.compile_seconds = pause, compile_seconds
 
     def failed(self, move: Move) -> None:
         """A move cannot be made: it is not proposed again."""
-        self._barred.add(move.split)
+        self._refused.add(move.split)
 
     def _pays(self, move: Move, left: int) -> bool:
         """Whether it saves more in the steps that are left than it takes."""
@@ -179,7 +203,7 @@ class Balance:
         if any(
             abs(one - other) > CHANGED * other for one, other in zip(own.shares, before.shares, strict=True)
         ):
-            self._seen.clear()
+            self._forget()
         self._seen[own.split] = own
         for oldest in [*self._seen][:-KEPT]:
             del self._seen[oldest]
@@ -195,14 +219,27 @@ class Balance:
         earlier = [seen for split, seen in self._seen.items() if split != own.split]
         return Layers(work, fitted_shares(work, [*earlier, own], placement), placement)
 
-    def _judged(self, present: Split, seconds: float) -> Verdict | None:
+    def _forget(self) -> None:
+        """Things have changed: what was found is over."""
+        self._seen.clear()
+        self._barred.clear()
+        self._asked, self._made = GAIN, None
+
+    def _judged(self, present: Split, now: _Ran) -> tuple[Verdict | None, Move | None]:
+        """What the latest move has brought, and the way back if steps are slower; if that is known."""
         made, self._made = self._made, None
-        if made is None or made.split != present:
-            return None
-        verdict = Verdict(made, seconds)
+        if made is None:
+            return None, None
+        move, before = made
+        if move.split != present or before.kinds != now.kinds:
+            return None, None
+        verdict = Verdict(move, now.seconds)
         if not verdict.kept:
             self._asked *= 2
-        return verdict
+        if move.back or not now.slower(before):
+            return verdict, None
+        self._barred.add(present)
+        return verdict, Move(present, move.before, now.seconds, move.seconds, back=True)
 
     def _best(
         self, layers: Layers, steps: Sequence[RecordedStep], seconds: float
@@ -220,7 +257,7 @@ class Balance:
         latest = {
             split: simulated(steps[-1:], layers, split)
             for split in tried(layers)
-            if split not in self._barred
+            if split not in self._barred | self._refused
         }
         best = min(
             sorted(latest, key=latest.__getitem__)[:TRIED],
@@ -235,6 +272,12 @@ class Balance:
             if simulated(some, fit, best) > (1 - self._asked) * simulated(some, fit, present):
                 return None, None
         return Move(present, best, seconds, seconds * simulated(sample, layers, best) / now), None
+
+
+def _order(step: RecordedStep) -> Hashable:
+    """What its tasks were ordered by; planned orders are alike."""
+    schedule = step.rules.schedule
+    return type(schedule) if isinstance(schedule, ListedOrder) else schedule
 
 
 def _seen(split: Split, steps: Sequence[RecordedStep]) -> Seen:

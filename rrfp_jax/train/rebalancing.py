@@ -6,7 +6,7 @@ split beside its steps. Once all have, layers move, before the same step everywh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from rrfp_jax.core.measure.recorded_step import RecordedStep
@@ -52,7 +52,8 @@ class Rebalancing:
         self._split: list[int] = []
         self._steps, self._due = 0, FIRST  # with this split; when it is looked at
         self._compiling: Compiling | None = None
-        self._since = 0  # the step beside which that began
+        self._began, self._beside = 0.0, 0  # when that began, and the steps beside it
+        self._slowed = 0.0  # by how much these took longer (s), on rank 0
         self._move: Move | None = None  # what is being compiled for, on rank 0
         self._said: set[object] = set()
         self.watched_seconds = 0.0
@@ -63,7 +64,7 @@ class Rebalancing:
         left: int,
         engine: Engine,
         rules: Sequence[StepRules],
-        recorded: Collection[RecordedStep],
+        recorded: Sequence[RecordedStep],
         recut: Callable[[Sequence[int], Ready | None], None],
     ) -> None:
         """Look at what was measured, if it is time, and move layers, if all processes are ready for that.
@@ -81,15 +82,18 @@ class Rebalancing:
             self._begin(engine)
         self._steps += 1
         if self._compiling is not None:
+            self._beside += 1
+            self._slowed += recorded[-1].trace.makespan - self._move.seconds if self._move else 0.0
             if not self._all_ready(engine, self._compiling):
                 self.watched_seconds += perf_counter() - began
                 return
-            self._go(step, engine, self._compiling.ready(), recorded, recut)
+            self._go(step, engine, self._compiling.ready(), recut)
             return
         if self._steps >= self._due and len(recorded) >= FIRST:  # fewer after a move that was taken back
             split = self._look(step, left, engine, recorded)
             if split is not None:
-                self._compiling, self._since = Compiling(engine, split, rules), step
+                self._compiling, self._began = Compiling(engine, split, rules), began
+                self._beside, self._slowed = 0, 0.0
         self.watched_seconds += perf_counter() - began
 
     def _begin(self, engine: Engine) -> None:
@@ -100,7 +104,7 @@ class Rebalancing:
             self._balance = Balance(max(engine.library.compile_seconds.values()))
 
     def _look(
-        self, step: int, left: int, engine: Engine, recorded: Collection[RecordedStep]
+        self, step: int, left: int, engine: Engine, recorded: Sequence[RecordedStep]
     ) -> Sequence[int] | None:
         """The split to compile for, as rank 0 finds it; all processes ask together."""
         told = None
@@ -113,7 +117,7 @@ class Rebalancing:
         found: Sequence[int] | None = split
         return found
 
-    def _looked(self, balance: Balance, step: int, recorded: Collection[RecordedStep], left: int) -> Look:
+    def _looked(self, balance: Balance, step: int, recorded: Sequence[RecordedStep], left: int) -> Look:
         """What is to be done, said as well; nothing if it cannot be told, for training goes on without."""
         try:
             look = balance.look(list(recorded), left)
@@ -150,10 +154,8 @@ class Rebalancing:
         step: int,
         engine: Engine,
         ready: Ready,
-        recorded: Collection[RecordedStep],
         recut: Callable[[Sequence[int], Ready | None], None],
     ) -> None:
-        beside = list(recorded)[self._since - step :]
         began, move, before = perf_counter(), self._move, engine.split
         try:
             recut(ready.engine.split, ready)
@@ -164,11 +166,11 @@ class Rebalancing:
         took = perf_counter() - began
         self._begin(ready.engine)
         if self._balance is not None and move is not None:
-            slowed = max(sum(one.trace.makespan - move.seconds for one in beside), 0.0)
-            self._balance.moved(move, took + slowed)
+            slowed = max(self._slowed, 0.0)
+            self._balance.moved(move, took + slowed, began - self._began)
             _print(
                 f"from step {step} on {_text(move.split)}: layers have moved in {took:.3g} s; compiling cost "
-                f"{slowed:.3g} s in {len(beside)} steps: in all {(took + slowed) / move.seconds:.1f} steps"
+                f"{slowed:.3g} s in {self._beside} steps: in all {(took + slowed) / move.seconds:.1f} steps"
             )
 
     def _say(self, step: int, look: Look) -> None:

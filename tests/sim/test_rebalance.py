@@ -1,5 +1,7 @@
 """When layers move: measured steps in, decisions out. Training is in virtual time."""
 
+import copy
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.studies.virtual_training import Machine, train
 from rrfp_jax.core.measure.work import LayerWork
+from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.sim.rebalance import FIRST, GAIN, PROMISED, Balance, Move, Verdict
 from rrfp_jax.sim.recut import Layers
@@ -128,6 +131,70 @@ def test_weights_take_their_room_along():
     own = Layers.of([step])
     other = Layers(type(own.work)(heavy, own.work.split), own.shares, own.placement)
     assert simulated([step], other, (2, 2, 2, 2)) == float("inf"), "two more blocks leave no room for one"
+
+
+@pytest.fixture
+def moved():
+    """What decides, with a move that has been made, and that many steps after it, so many times as long as
+    those before; these differ by a tenth from one another."""
+    slow, balance = Machine([0.01] * 16, always(1, 1, 1.5, 1)), Balance(0.1)
+
+    def steps(split, factor):
+        sizes = [factor * (0.9, 1.1)[number % 2] for number in range(FIRST)]
+        slow.slowness = lambda step: [sizes[step % FIRST] * own for own in (1, 1, 1.5, 1)]
+        return [slow.step(number, split) for number in range(FIRST)]
+
+    move = balance.look(steps(EVEN, 1.0), 1000).move
+    balance.moved(move, 1.0, 0.1)
+    return balance, lambda slower: steps(move.split, slower / (1 - move.gain))
+
+
+def test_layers_go_back_only_where_steps_are_slower_beyond_their_noise(moved):
+    balance, after = moved
+    look = balance.look(after(1.05), 1000)
+    assert look.verdict.gain < 0 and not look.verdict.kept and not (look.move and look.move.back)
+
+
+def test_the_way_back_must_pay_as_well(moved):
+    balance, after = moved
+    again = copy.deepcopy(balance)
+    assert again.look(after(1.5), 1000).move.back
+    look = balance.look(after(1.5), 2)
+    assert look.verdict.gain < 0 and look.move is None
+
+
+OTHERS = {
+    "schedule": lambda step: replace(step, rules=replace(step.rules, schedule=by_name("gpipe"))),
+    "shapes": lambda step: replace(step, buckets=["longer"] * len(step.buckets)),
+    "number of microbatches": lambda step: replace(step, buckets=step.buckets * 2),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_move_is_not_judged_by_steps_of_another_kind(moved, other):
+    balance, after = moved
+    look = balance.look([other(step) for step in after(1.5)], 1000)
+    assert look.verdict is None and not (look.move and look.move.back)
+    assert balance.look(after(1.5), 1000).verdict is None, "it is too late for that"
+
+
+def test_once_a_stage_does_another_part_of_the_work_old_verdicts_are_forgotten(moved):
+    balance, after = moved
+    back = balance.look(after(1.5), 1000).move
+    balance.moved(back, 0.1, 0.1)
+    assert balance._asked > GAIN and balance._barred == {back.before}
+    other = Machine([0.01] * 16, always(1, 1, 1, 2))
+    balance.look([other.step(number, EVEN) for number in range(FIRST)], 1000)
+    assert balance._asked == GAIN and not balance._barred
+
+
+def test_what_compiling_took_is_what_it_is_expected_to_take():
+    machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
+    balance, steps = Balance(0.1), [machine.step(number, EVEN) for number in range(FIRST)]
+    move = balance.look(steps, 100).move
+    balance.moved(move, 0.1, compile_seconds=200 * move.seconds)
+    balance.look(steps, 100)
+    assert balance.look(steps, 100).move is None and balance.look(steps, 1000).move is not None
 
 
 def test_a_verdict_is_on_what_was_promised():

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import weakref
+from collections import deque
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ class Scripted:
     """Decides what it has been told to, look by look; notes what it is told of."""
 
     def __init__(self, *looks):
-        self.looks, self.told = list(looks), []
+        self.looks, self.told, self.pauses = list(looks), [], []
 
     def __call__(self, compile_seconds):
         self.told.append("made")
@@ -41,15 +42,16 @@ class Scripted:
         self.told.append((len(steps), left))
         return self.looks.pop(0) if self.looks else Look(100)
 
-    def moved(self, move, pause):
+    def moved(self, move, pause, compile_seconds):
         self.told.append(("moved", move.split, pause > 0))
+        self.pauses.append((pause, compile_seconds))
 
     def failed(self, move):
         self.told.append(("failed", move.split))
 
 
-def to(*split, before=(4, 4), **kwargs):
-    return Look(3, Move(before, split, 1.0, 0.8), **kwargs)
+def to(*split, before=(4, 4), seconds=1.0, **kwargs):
+    return Look(3, Move(before, split, seconds, 0.8 * seconds), **kwargs)
 
 
 @pytest.fixture
@@ -214,6 +216,20 @@ def slowly(monkeypatch):
     monkeypatch.setattr(Executables, "compiled", waits)
     yield begun, let
     let.set()
+
+
+def test_all_steps_beside_compiling_are_counted_though_few_are_recorded(decides, slowly, capfd):
+    decided, (_, let) = decides(to(3, 5, seconds=1e-9)), slowly
+    own = trainer()
+    own._stepper.recorded = deque(maxlen=2)
+    steps = list(own.steps(8))  # it compiles beside the latest six
+    let.set()
+    until(lambda: not compiles())
+    next(own.steps(1))
+    assert own.split == [3, 5] and "in 6 steps" in capfd.readouterr().out
+    ((pause, compile_seconds),) = decided.pauses
+    assert pause > sum(report.step_seconds for report in steps[2:])
+    assert compile_seconds > sum(report.wall_seconds for report in steps[3:])
 
 
 def until(seen):
