@@ -39,13 +39,26 @@ class Whole:
         return {}
 
     def begin(self) -> None:
-        """An attempt begins."""
+        """An attempt begins.
 
-    def look(self) -> None:
-        """Ask the ranks to hand over once the time has come; to be called again and again."""
+        Raises:
+            OSError: what the ranks are to be lent cannot be had.
+        """
 
-    def lost(self, ranks: Collection[int]) -> str:
-        """These ranks of the attempt were lost; what follows, as the end of a sentence."""
+    def look(self, say: Say) -> None:
+        """Ask the ranks to hand over once the time has come; to be called again and again.
+
+        Args:
+            say: tells that they cannot be asked.
+        """
+
+    def lost(self, ranks: Collection[int], stepped: bool) -> str:
+        """Some ranks of the attempt were lost, if any; what follows, as the end of a sentence.
+
+        Args:
+            ranks: that were lost.
+            stepped: whether the attempt had come to a training step.
+        """
         return ""
 
     def handed_over(self) -> str:
@@ -88,8 +101,10 @@ class Elastic(Whole):
         super().__init__(max(needs.values()))
         self._slots, self._seconds = Slots(needs=needs), seconds
         self._folder, self._save = folder, save
-        self._replace_at = float("inf")
-        self._assignment = self._next()
+        self._wait = seconds  # doubles as long as those who are brought back are lost at once
+        self._replace_at, self._asked = float("inf"), False
+        self._tried: frozenset[int] = frozenset()  # slots that were brought back the last time
+        self._assignment = self._found()
 
     @property
     def slots(self) -> Sequence[int]:
@@ -103,40 +118,49 @@ class Elastic(Whole):
 
     def begin(self) -> None:
         """See `Whole`; an earlier request to hand over is taken back."""
+        self._asked = False
+        self._memory.make()
         self._memory.forget()
 
-    def look(self) -> None:
+    def look(self, say: Say) -> None:
         """See `Whole`."""
-        if time.monotonic() >= self._replace_at:
-            self._replace_at = float("inf")
+        if self._asked or time.monotonic() < self._replace_at:
+            return
+        self._asked = True
+        try:
             self._memory.ask()
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}"
+            say(f"the ranks cannot be asked to hand over: {why}; replicas come back after the next loss")
 
-    def lost(self, ranks: Collection[int]) -> str:
+    def lost(self, ranks: Collection[int], stepped: bool) -> str:
         """See `Whole`."""
-        self._slots = self._slots.without(self._assignment, ranks)
-        if not self._seconds:
-            self._slots = self._slots.whole()
-        self._assignment = self._next()
-        whole, left = max(self._slots.needs), self._assignment.replicas
-        if left == whole:
-            self._replace_at = float("inf")
-            return f" with all {whole} replicas"
+        before, self._slots = self._slots, self._slots.without(self._assignment, ranks)
+        if self._is_whole and stepped:
+            self._wait = self._seconds
+        elif self._tried & (self._slots.lost - before.lost):
+            self._wait *= 2
         now = time.monotonic()
-        self._replace_at = min(self._replace_at, now + self._seconds)
+        if self._slots.lost:
+            self._replace_at = min(self._replace_at, now + self._wait)
+        if now >= self._replace_at or self._slots.assignment is None:
+            self._bring_back()
+        self._assignment = self._found()
+        whole, left = max(self._slots.needs), self._assignment.replicas
+        if self._is_whole:
+            return f" with all {whole} replicas"
         return f" with {left} of {whole} replicas, with all again {self._replace_at - now:.0f} s later"
 
     def handed_over(self) -> str:
         """See `Whole`."""
-        self._slots, self._replace_at = self._slots.whole(), float("inf")
-        self._assignment = self._next()
+        self._bring_back()
         return f"goes on with all {self._assignment.replicas} replicas"
 
     def refused(self) -> str:
         """See `Whole`."""
-        whole = max(self._slots.needs)
-        if self._assignment.replicas == whole:
+        if self._is_whole:
             return ""
-        self._slots = self._slots.never(self._assignment.replicas).whole()
+        self._slots = self._slots.never(self._assignment.replicas)
         return f"not with fewer replicas, then: {self.handed_over()}"
 
     def end(self, status: int, say: Say) -> bool:
@@ -147,10 +171,16 @@ class Elastic(Whole):
     def _memory(self) -> HostMemory:
         return HostMemory(self._folder, self._assignment.replicas)
 
-    def _next(self) -> Assignment:
-        if (found := self._slots.assignment) is not None:
-            return found
-        self._slots = self._slots.whole()  # nothing is left: all begin again
+    @property
+    def _is_whole(self) -> bool:
+        return self._assignment.replicas == max(self._slots.needs)
+
+    def _bring_back(self) -> None:
+        self._tried, self._replace_at = self._slots.lost, float("inf")
+        self._slots = self._slots.whole()
+        self._assignment = self._found()
+
+    def _found(self) -> Assignment:
         found = self._slots.assignment
-        assert found is not None
+        assert found is not None  # else all have been brought back
         return found

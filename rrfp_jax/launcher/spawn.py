@@ -131,7 +131,7 @@ class _Launch:
             _keep(f"{self.command}: {found.text}", self.folder.path)
             if verdict.wait is not None:
                 restart = f"restart {before + len(reached)} of {most} in {verdict.wait:g} s"
-                follows = restart + self.replicas.lost(found.lost)
+                follows = restart + self.replicas.lost(found.lost, stepped=reached[-1] > NO_STEP)
             self._set_aside(f"{headline}; {follows}")
             if came := _signals_within(verdict.wait or 0.0, self.signals):
                 self.say("interrupted")
@@ -163,7 +163,7 @@ class _Launch:
                     supervisor.start(rank, self.argv, one, where)
             except (OSError, RuntimeError) as error:
                 raise TrainingError(f"cannot start the ranks: {error}") from None
-            supervisor.watch(replicas.look)
+            supervisor.watch(lambda: replicas.look(self.say))
         return supervisor
 
     def _set_aside(self, why: str) -> None:

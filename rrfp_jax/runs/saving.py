@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,8 @@ class Saver:
             ends: whether no step follows; then it is saved and waited for.
         """
         if self._memory is not None and not ends:  # else who dies now would leave nothing to be saved
+            with suppress(OSError):  # which `hold` says
+                self._memory.make()
             self.keeps = self._trainer.hold(self._memory.states, self._config)
         if not self._settings.wanted:
             return

@@ -5,11 +5,12 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from rrfp_jax.commands import launch, local
-from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, UsageError
+from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
 from rrfp_jax.launcher.elastic import Elastic
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
@@ -102,7 +103,7 @@ def test_if_too_few_are_left_all_begin_again(launch_ranks):
 
 
 def test_a_loss_while_ranks_hand_over_is_one_more(launch_ranks):
-    status, said, _ = launch_ranks(
+    status, said, started = launch_ranks(
         "if restarts == 0: die() if rank == 1 else sys.exit(1)\n"
         "if restarts == 1 and rank == 1:\n"
         "    while not (lent / 'hand-over').exists(): time.sleep(0.01)\n"
@@ -110,7 +111,67 @@ def test_a_loss_while_ranks_hand_over_is_one_more(launch_ranks):
         "hand_over() if replicas == 1 else sys.exit(0)",
         seconds=0.2,
     )
-    assert status == DONE and "; restart 2 of 3 in 0 s with 1 of 2 replicas" in said
+    assert status == DONE and started[6:] == [f"2 {one}" for one in WHOLE]  # their time has come
+    assert "; restart 2 of 3 in 0 s with all 2 replicas" in said
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds of the launcher's clock, which nothing but the test moves."""
+    seconds = [0.0]
+    monkeypatch.setattr("rrfp_jax.launcher.elastic.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
+
+
+def elastic(folder):
+    return Elastic({1: 2, 2: 4}, 8, folder, lambda memory, status, say: False)
+
+
+def test_a_second_loss_does_not_put_the_replacement_off(tmp_path, clock):
+    replicas = elastic(tmp_path)
+    assert replicas.lost([1], True) == " with 1 of 2 replicas, with all again 8 s later"
+    clock[0] = 3.0
+    assert replicas.lost([1], False) == " with 1 of 2 replicas, with all again 5 s later"
+    clock[0] = 9.0
+    replicas.begin()
+    replicas.look(pytest.fail)
+    assert (tmp_path / "hand-over").exists()
+    assert replicas.lost([0], True) == " with all 2 replicas"
+
+
+def test_who_is_lost_again_at_once_is_brought_back_ever_later(tmp_path, clock):
+    replicas = elastic(tmp_path)
+    assert "again 8 s" in replicas.lost([1], True)
+    for seconds in (16, 32):
+        replicas.handed_over()
+        assert f"again {seconds} s" in replicas.lost([1], False)
+    assert "again 32 s" in replicas.lost([0], True)  # one of those that are left
+    replicas.handed_over()
+    assert "again 32 s" in replicas.lost([3], False)  # another one, at its start
+    replicas.handed_over()
+    assert "again 8 s" in replicas.lost([1], True)
+
+
+def test_a_folder_that_somebody_removed_is_made_again(launch_ranks, tmp_path):
+    gone = "import shutil\nif restarts == 0:\n    shutil.rmtree(lent, True)\n"
+    status, said, _ = launch_ranks(gone + "    die() if rank == 1 else sys.exit(1)", seconds=60)
+    assert status == DONE and (tmp_path / "lent").stat().st_mode & 0o777 == 0o700
+    assert "Traceback" not in said
+
+
+def test_a_folder_that_cannot_be_had_is_no_traceback_of_the_launcher(launch_ranks, tmp_path, clock):
+    file = "if rank == 1: lent.rename(lent.with_name('old-lent')); lent.touch(); die()\nsys.exit(1)"
+    with pytest.raises(TrainingError, match=r"cannot start the ranks: .*File exists: .*lent"):
+        launch_ranks(file, seconds=60)
+    said, replicas = [], elastic(tmp_path / "lent")
+    replicas.lost([1], True)
+    clock[0] = 9.0
+    for _ in range(2):
+        replicas.look(said.append)
+    assert said == [
+        f"the ranks cannot be asked to hand over: {tmp_path}/lent/hand-over: Not a directory; replicas come "
+        f"back after the next loss"
+    ]
 
 
 def test_what_all_ranks_refuse_or_raise_is_no_loss(launch_ranks):

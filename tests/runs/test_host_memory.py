@@ -30,6 +30,7 @@ class Replicas(ToyRun):
 
     asked_after: int = -1
     ended_after: int = -1
+    removed_after: int = -1
 
     def optimizer(self):
         return optax.adam(1e-2)
@@ -40,6 +41,8 @@ class Replicas(ToyRun):
     def on_step(self, report):
         if report.step == self.asked_after:
             HostMemory.of(os.environ).ask()
+        if report.step == self.removed_after:
+            shutil.rmtree(os.environ["RRFP_HOST_MEMORY"])
         return report.step == self.ended_after
 
 
@@ -47,7 +50,7 @@ class Replicas(ToyRun):
 def attempt(tmp_path, monkeypatch, capsys):
     """Train with some replicas from the host's memory: status, the lines of all steps, what was said."""
 
-    def attempt(replicas, asked_after=-1, memory=True, name="lent", every_steps=0, ended_after=-1):
+    def attempt(replicas, asked_after=-1, memory=True, name="lent", every_steps=0, **more):
         (tmp_path / "memory").mkdir(exist_ok=True)
         lent = HostMemory(tmp_path / "memory", replicas)
         for variable, value in lent.environment.items():
@@ -60,7 +63,7 @@ def attempt(tmp_path, monkeypatch, capsys):
             directory=str(tmp_path),
             checkpoint=Checkpointing(every_steps=every_steps),
             asked_after=asked_after,
-            ended_after=ended_after,
+            **more,
         )
         with heard_signals(signal.SIGINT, answer=ends_at_once("test")) as signals:
             status = train(config, signals)
@@ -131,6 +134,8 @@ def test_with_full_memory_a_checkpoint_is_handed_over(attempt, monkeypatch, tmp_
     assert CheckpointFolder(tmp_path / "lent.checkpoints").steps() == [6]
 
 
-def test_the_runs_own_end_comes_before_a_hand_over(attempt):
-    status, lines, said = attempt(1, asked_after=4, ended_after=5)
+def test_the_runs_own_end_comes_before_a_hand_over(attempt, tmp_path):
+    status, lines, said = attempt(1, asked_after=4, ended_after=5, removed_after=2)
     assert (status, len(lines)) == (DONE, 6) and "lost ranks" not in said
+    assert CheckpointFolder(tmp_path / "memory" / "states").steps() == [5]
+    assert (tmp_path / "memory").stat().st_mode & 0o777 == 0o700  # as it was before somebody removed it

@@ -73,12 +73,20 @@ class HostMemory:
         """Whether the ranks are to hand over."""
         return self._request.exists()
 
+    def make(self) -> None:
+        """Make the folder again if somebody has removed it, for this user only.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        self.folder.mkdir(0o700, exist_ok=True)
+
     def ask(self) -> None:
-        """Have the ranks hand over, after the step after the present one."""
+        """Have the ranks hand over, after the step after the present one; raises as `make` does."""
         self._request.touch()
 
     def forget(self) -> None:
-        """Take an earlier request back."""
+        """Take an earlier request back; raises as `make` does."""
         self._request.unlink(missing_ok=True)
 
     @property
