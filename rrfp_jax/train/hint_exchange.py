@@ -63,15 +63,17 @@ class HintExchange:
 
         Args:
             step: the next one.
-            rules: of the latest step.
+            rules: of a step with the present schedule.
             buckets: of its microbatches.
             earlier: steps that have run.
             engine: that ran them.
         """
         world, present, told = engine.world, name_of(rules.schedule), None
+        engine.prepare(buckets, rules)  # the budgets follow from the programs
+        began = perf_counter()
+        candidates = self._candidates(rules, buckets, earlier, engine)
         if world.rank == 0:
-            began = perf_counter()
-            choice = choose(self._candidates(rules, buckets, earlier, engine), present)
+            choice = choose(candidates, present)
             told = choice.name
             if told != present:
                 seconds = perf_counter() - began
@@ -86,7 +88,10 @@ class HintExchange:
         earlier: Iterable[RecordedStep],
         engine: Engine,
     ) -> dict[str, Candidate | str]:
-        """The present hint and those that could take its place; of the others why not."""
+        """The present hint and those that could take its place; of the others why not.
+
+        Every process finds them, since for budgets all may have to be asked what their programs need.
+        """
         table = measured(earlier)
         assert table is not None, "a step has run"
         costs = WorkloadCosts(table.workload([bucket_name(bucket) for bucket in buckets]), rules.placement)
@@ -98,7 +103,6 @@ class HintExchange:
                 if _splits(own) != splits:
                     found[name] = "it splits other backwards"
                     continue
-                # These programs are there on all processes: nobody need be asked.
                 budgets = engine.memory.of_step(own, buckets).budgets
             except (ValueError, UsageError) as error:
                 found[name] = str(error)

@@ -16,6 +16,7 @@ from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.schedules import by_name, name_of
 from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.tasks import WEIGHT
 from rrfp_jax.data.contract import InMemory, buckets_of
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.memory.budget import StepMemory
@@ -86,7 +87,9 @@ class TestExchange:
         rules = StepRules(placement=placement, microbatches=8, schedule=hint, limit=limit)
         trace = simulate(rules, WorkloadCosts(constant(4, 8, 1.0), placement))
         engine = SimpleNamespace(
-            world=World(), memory=SimpleNamespace(of_step=lambda rules, buckets: StepMemory((), budgets))
+            world=World(),
+            memory=SimpleNamespace(of_step=lambda rules, buckets: StepMemory((), budgets)),
+            prepare=lambda buckets, rules: None,
         )
         buckets = buckets_of(InMemory(toy.microbatches(8)).plan(0))
         name = bucket_name(buckets[0])
@@ -139,6 +142,34 @@ class TestTraining:
         assert losses == other_losses
         jax.tree.map(np.testing.assert_array_equal, params, other_params)
         assert capfd.readouterr().out.count("schedule auto: from step 0 on ranked:v-min") == 1
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_all_processes_ask_alike_what_programs_need(self, monkeypatch, rank):
+        """There are none yet for the schedule that was set just before, so budgets are not known."""
+        trainer = toy.trainer(2, data=data, activation_budget=10**8)
+        trainer.start()
+        list(trainer.steps(1))
+        trainer.schedule = "bfw"
+        trainer.schedule = auto("bfw", "fb")
+        asked, exchange = [], HintExchange.chosen
+
+        def gather(what, value, *_):
+            asked.append(what)
+            return [value or "bfw"]
+
+        def chosen(*arguments):
+            *others, engine = arguments
+            world = SimpleNamespace(rank=rank, gather=gather)
+            own = SimpleNamespace(world=world, memory=engine.memory, prepare=engine.prepare)
+            with monkeypatch.context() as patched:
+                patched.setattr(engine.world, "gather", gather)
+                return exchange(*others, own)
+
+        monkeypatch.setattr(HintExchange, "chosen", chosen)
+        list(trainer.steps(1))
+        assert asked == ["the ledgers of all stages", "the schedule from step 1 on"]
+        (programs,) = trainer._engine.library.all_programs("train")
+        assert WEIGHT in programs[1][0].tasks
 
     def test_set_between_steps(self):
         trainer = toy.trainer(2, data=data, schedule="bfw")
