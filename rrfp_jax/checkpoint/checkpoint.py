@@ -33,6 +33,10 @@ RUNNING = "running"
 OnError: TypeAlias = Literal["continue", "stop"]
 
 
+class NoneIntact(TrainingError):
+    """There are checkpoints, but only damaged ones."""
+
+
 @dataclass(frozen=True)
 class _Saving:
     """A checkpoint under way: first every rank writes its leaves, then rank 0 commits it."""
@@ -218,7 +222,7 @@ class Checkpoints:
 
         Raises:
             UsageError: it has other leaves than all processes want together, or there is none of that step.
-            TrainingError: there are only damaged ones.
+            NoneIntact: there are only damaged ones.
         """
         only = only or Chosen()
         if self._world.rank == 0 and only.root is None:
@@ -236,7 +240,7 @@ class Checkpoints:
             if found is not None:
                 return found
         if steps:
-            raise TrainingError(f"{self._folder.path}: no checkpoint is intact; to begin anew, move it away")
+            raise NoneIntact(f"{self._folder.path}: no checkpoint is intact; to begin anew, move it away")
         return None
 
     def _read(

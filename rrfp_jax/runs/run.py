@@ -92,7 +92,8 @@ class _Run:
         """See `train`."""
         config, world = self._config, self._world
         trainer, validation = self._made()
-        saver = Saver(trainer, config.checkpoint, checkpoints_of(config), self._display.say, self._memory)
+        folder, say = checkpoints_of(config), self._display.say
+        saver = Saver(trainer, world, config.checkpoint, folder, say, self._memory)
         there = saver.look_ahead(as_json(config))
         if there >= config.steps:
             self._display.say(
@@ -101,7 +102,7 @@ class _Run:
             )
             return DONE
         table = self._started(trainer, validation)
-        done = saver.resume(world)
+        done = saver.resume()
         writes = {"trace.json": trainer.write_trace, "costs.json": trainer.write_costs}
         files = RunFiles(config, world, writes, done, self._source)
         answer = self._stopping.in_steps(lambda: trainer.steps_done)

@@ -7,11 +7,13 @@ folder has no other run's states, so what is in it is gone on from.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rrfp_jax.checkpoint.checkpoint import NoneIntact
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import move_away
@@ -22,12 +24,16 @@ from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.trainer import Trainer
 
+BEGAN = ".began-anew"
+"""What tells, in a launcher's folder, that the checkpoints of runs before were moved away."""
+
 
 class Saver:
     """Saves a Trainer as it goes along: at its intervals, and where it ends or stops.
 
     Args:
         trainer: of this process.
+        world: the processes; all of them call all methods.
         settings: of the run.
         folder: of the checkpoints.
         say: tells what is done, on rank 0.
@@ -40,16 +46,19 @@ class Saver:
     def __init__(
         self,
         trainer: Trainer,
+        world: World,
         settings: Checkpointing,
         folder: Path,
         say: Callable[[str], None],
         memory: HostMemory | None = None,
     ) -> None:
-        self._trainer, self._settings, self._folder, self._say = trainer, settings, folder, say
+        self._trainer, self._world, self._say = trainer, world, say
+        self._settings, self._folder = settings, folder
         self._memory, self.keeps = memory, False
         held = CheckpointFolder(memory.states).steps() if memory is not None else []
         stored = CheckpointFolder(folder).steps() if settings.wanted else []
         self._is_held = bool(held) and held[-1] >= max(stored, default=0)
+        self._wants_stored = settings.wanted and (settings.resume or _began_before(world))
         self._config: Mapping[str, Any] = {}
         self._saved_at: float | None = None  # on rank 0's clock, as the trace has it
 
@@ -77,31 +86,55 @@ class Saver:
             )
         return found.steps
 
-    def resume(self, world: World) -> int:
-        """Go on from the host's memory, or from the latest checkpoint if that is wanted; the steps done.
+    def resume(self) -> int:
+        """Go on from the host's memory, or from the latest checkpoint if that is wanted; the steps done."""
+        if self._is_held:
+            if self._world.rank == 0:  # whoever was killed was perhaps saving
+                for folder in (self._source, self._folder):
+                    CheckpointFolder(folder).tidy()
+            if self._went_on():
+                return self._trainer.steps_done
+            self._forget_held()
+        if self._wants_stored:
+            self._went_on()
+        elif self._settings.wanted:
+            self._begin_anew()
+        return self._trainer.steps_done
 
-        Args:
-            world: the processes, all of which call this.
-        """
-        if not self._settings.wanted and not self._is_held:
-            return 0
-        if not self._resumes:
-            if world.rank == 0 and self._folder.exists():
-                self._say(f"earlier checkpoints are kept as {move_away(self._folder)}")
-            world.gather("earlier checkpoints to be moved away", None)
-            return 0
-        if self._is_held and world.rank == 0:  # whoever was killed was perhaps saving
-            for folder in (self._source, self._folder):
-                CheckpointFolder(folder).tidy()
-        if self._trainer.go_on(self._source):
+    def _went_on(self) -> bool:
+        """Go on from the source, if it has a checkpoint; whether it has."""
+        try:
+            found = self._trainer.go_on(self._source)
+        except NoneIntact:
+            if not self._is_held:
+                raise
+            found = False
+        if found:
             done = self._trainer.steps_done
             where = "the host's memory" if self._is_held else self._source / str(done)
             self._say(f"resumes after {done} steps, from {where}")
-        return self._trainer.steps_done
+        return found
+
+    def _forget_held(self) -> None:
+        """No state in memory is intact, as all processes have found: go on without."""
+        assert self._memory is not None
+        self._is_held = False
+        self._say("the host's memory has no intact state: goes on from the latest checkpoint instead, if any")
+        if self._world.rank == 0:
+            shutil.rmtree(self._memory.states, ignore_errors=True)
+
+    def _begin_anew(self) -> None:
+        """Move earlier checkpoints away; once only, as those that follow are this run's own."""
+        if self._world.rank == 0:
+            if self._folder.exists():
+                self._say(f"earlier checkpoints are kept as {move_away(self._folder)}")
+            if self._world.folder is not None:
+                (self._world.folder / BEGAN).touch()
+        self._world.gather("earlier checkpoints to be moved away", None)
 
     @property
     def _resumes(self) -> bool:
-        return self._is_held or (self._settings.wanted and (self._settings.resume or started_again()))
+        return self._is_held or self._wants_stored
 
     @property
     def _source(self) -> Path:
@@ -145,6 +178,11 @@ class Saver:
             wait=wait,
             config=self._config,
         )
+
+
+def _began_before(world: World) -> bool:
+    """Whether an earlier attempt at this run has come so far that the checkpoints there are its own."""
+    return started_again() if world.folder is None else (world.folder / BEGAN).exists()
 
 
 def started_again() -> bool:

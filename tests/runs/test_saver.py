@@ -1,0 +1,69 @@
+"""From where a run goes on: a Saver with a Trainer that only notes which folder it is given."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rrfp_jax.checkpoint.checkpoint import NoneIntact
+from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runs.saving import Saver
+from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
+
+
+class Notes:
+    """A Trainer that goes on from any folder but the damaged ones."""
+
+    def __init__(self, damaged=()):
+        self.asked, self.steps_done, self._damaged = [], 0, damaged
+
+    def go_on(self, folder):
+        self.asked.append(folder.name)
+        if folder.name in self._damaged:
+            raise NoneIntact(f"{folder}: no checkpoint is intact")
+        self.steps_done = max((int(path.name) for path in folder.glob("*")), default=0)
+        return self.steps_done > 0
+
+
+@pytest.fixture
+def resumed(tmp_path):
+    """Let a run go on, in a launcher's folder; its Trainer, and what is said."""
+    run, said = tmp_path / "run", []
+    run.mkdir()
+
+    def resumed(damaged=(), memory=None, **settings):
+        trainer, world = Notes(damaged), SimpleNamespace(rank=0, folder=run, gather=lambda *about: None)
+        lent = None if memory is None else HostMemory(memory, 1)
+        settings = Checkpointing(every_steps=4, **settings)
+        Saver(trainer, world, settings, tmp_path / "checkpoints", said.append, lent).resume()
+        return trainer, said
+
+    return resumed
+
+
+@pytest.mark.parametrize("stored", [0, 4])
+def test_damaged_states_in_memory_are_done_without(resumed, tmp_path, stored):
+    states = tmp_path / "memory" / "states"
+    for made in (states / "6", states / ".7.saving", tmp_path / "checkpoints" / f"{stored}"):
+        made.mkdir(parents=True)
+    trainer, said = resumed(["states"], tmp_path / "memory")
+    assert trainer.asked == ["states", "checkpoints"] and trainer.steps_done == stored
+    assert not states.exists()  # or the next attempt would try them again
+    assert said[0].startswith("the host's memory has no intact state: goes on from the latest checkpoint")
+    assert said[1:] == ([f"resumes after 4 steps, from {tmp_path}/checkpoints/4"] if stored else [])
+
+
+def test_damaged_checkpoints_are_an_error(resumed, tmp_path):
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    with pytest.raises(NoneIntact):
+        resumed(["checkpoints"])
+
+
+def test_a_run_begins_anew_even_if_the_first_attempt_died_before(resumed, tmp_path, monkeypatch):
+    """Of several attempts the first that comes so far moves earlier checkpoints away, and no other."""
+    monkeypatch.setenv("RRFP_RESTARTS", "1")
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    trainer, said = resumed(resume=False)
+    assert trainer.asked == [] and said == [f"earlier checkpoints are kept as {tmp_path}/checkpoints.1"]
+    (tmp_path / "checkpoints" / "8").mkdir(parents=True)  # this run's own
+    trainer, _ = resumed(resume=False)
+    assert trainer.steps_done == 8
