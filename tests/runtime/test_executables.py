@@ -201,11 +201,19 @@ def test_where_a_program_cannot_be_taken_over_it_is_compiled_and_that_is_said_on
 
 
 def test_what_runs_once_is_compiled_roughly_if_the_compiler_can(monkeypatch):
-    device, said = jax.devices()[0], []
+    device, said, options = jax.devices()[0], [], []
+    plain = jax.stages.Lowered.compile
+
+    def compile(lowered, asked=None):
+        options.append(asked)
+        return plain(lowered, asked)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
     monkeypatch.setitem(request.ROUGHLY, "no_such_option", 1)
     store = Executables(say=said.append)
     roughly = store.compiled(programs.lowered(device), [device], roughly=True)
     assert programs.result(roughly, device) and store.compiles == 1
+    assert options == [request.ROUGHLY, request.ROUGHLY_LATER]
     assert store.compiled(programs.lowered(device), [device]) is not roughly
 
 

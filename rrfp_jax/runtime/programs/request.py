@@ -38,6 +38,9 @@ ROUGHLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": F
 Without them most of the time goes into loops: each has an MLIR context of its own, and LLVM optimizes it.
 """
 
+ROUGHLY_LATER = {"xla_backend_optimization_level": 0}
+"""The same for compilers that have no emitters to be left out, such as that of jaxlib 0.12."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -93,7 +96,7 @@ class Request:
         except jax.errors.JaxRuntimeError as error:
             if not self.roughly or "No such compile option" not in str(error):
                 raise
-            return self.lowered.compile()
+            return self.lowered.compile(ROUGHLY_LATER)
 
     @property
     def _options(self) -> dict[str, Any]:
