@@ -28,7 +28,7 @@ from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.measure.work import busy_seconds
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.sim.recut import Layers
-from rrfp_jax.sim.split_search import Split, screen, simulated, tried
+from rrfp_jax.sim.split_search import Repeatable, Split, screen, simulated, tried
 
 GAIN = 0.03
 """The share of a step that a move must save at first; beside it moves are not worth being noticed."""
@@ -47,6 +47,12 @@ FIRST, MOST = 8, 64
 
 SIMULATED = 2
 """Steps of each half that are simulated."""
+
+MOST_TASKS = 32_000
+"""So many tasks are simulated to find the best splits on one step; at least those of `TRIED` splits."""
+
+LARGE = 16
+"""If no more steps make so many tasks, only one of each half is simulated."""
 
 TRIED = 3
 """Splits that are simulated on more than the latest step."""
@@ -249,29 +255,28 @@ class Balance:
             return None, None
         present, middle = tuple(layers.work.split), len(steps) // 2
         halves = steps[:middle], steps[middle:]
-        shown = [own[-SIMULATED:] for own in halves]
-        sample = [step for own in shown for step in own]
-        now, measured = simulated(sample, layers, present), sum(step.trace.makespan for step in sample)
+        affordable = MOST_TASKS // len(steps[-1].trace.records)  # steps of that size
+        each = SIMULATED if affordable > LARGE else 1
+        shown = [Repeatable.of(own[-each:]) for own in halves]
+        sample = [one for own in shown for one in own]
+        now, measured = simulated(sample, layers, present), sum(one.step.trace.makespan for one in sample)
         if (error := abs(now / measured - 1)) > UNTRUSTED:
             return None, error
-        latest = {
-            split: simulated(steps[-1:], layers, split)
-            for split in tried(layers)
-            if split not in self._barred | self._refused
+        others = [split for split in tried(layers) if split not in self._barred | self._refused]
+        latest = {split: simulated(sample[-1:], layers, split) for split in others[: max(TRIED, affordable)]}
+        seconds_of = {
+            split: simulated(sample, layers, split)
+            for split in sorted(latest, key=latest.__getitem__)[:TRIED]
         }
-        best = min(
-            sorted(latest, key=latest.__getitem__)[:TRIED],
-            key=lambda split: simulated(sample, layers, split),
-            default=None,
-        )
-        if best is None:
+        if not seconds_of:
             return None, None
+        best = min(seconds_of, key=seconds_of.__getitem__)
         for own, some in zip(halves, shown, strict=True):
             fit = self._fitted(own)
             assert fit is not None, "some of these steps' stages were busy"
             if simulated(some, fit, best) > (1 - self._asked) * simulated(some, fit, present):
                 return None, None
-        return Move(present, best, seconds, seconds * simulated(sample, layers, best) / now), None
+        return Move(present, best, seconds, seconds * seconds_of[best] / now), None
 
 
 def _order(step: RecordedStep) -> Hashable:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import inf
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.cuts import least_largest
 from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.replayed import replay_of
+from rrfp_jax.core.measure.replayed import Replay, replay_of
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.recut import Layers
 
@@ -20,6 +20,18 @@ NEAR = 1.05
 """Splits whose busiest stage has no more than so many times the least to do are tried."""
 
 
+class Repeatable(NamedTuple):
+    """A step that ran, and what to run it again with."""
+
+    step: RecordedStep
+    replay: Replay
+
+    @classmethod
+    def of(cls, steps: Sequence[RecordedStep]) -> list[Repeatable]:
+        """Each of these."""
+        return [cls(step, replay_of(step.trace)) for step in steps]
+
+
 def screen(layers: Layers) -> float:
     """By which share the busiest stage could have less to do; no split gains much more."""
     busy = _busiest(layers)
@@ -27,7 +39,10 @@ def screen(layers: Layers) -> float:
 
 
 def tried(layers: Layers) -> Iterator[Split]:
-    """The split whose busiest virtual stage has least to do, those beside it, and one layer moved."""
+    """The split whose busiest virtual stage has least to do, those beside it, and one layer moved.
+
+    Those come first whose busiest stage has least to do.
+    """
     busy, best = _busiest(layers), least(layers)
     found = {best: None}
     for v in range(len(best) - 1):
@@ -38,14 +53,13 @@ def tried(layers: Layers) -> Iterator[Split]:
                 found[tuple(other)] = None
     found |= {recut.split: None for recut in layers.recuts()}
     found.pop(tuple(layers.work.split), None)
-    yield from found
+    yield from sorted(found, key=busy)
 
 
-def simulated(steps: Sequence[RecordedStep], layers: Layers, split: Split) -> float:
+def simulated(steps: Sequence[Repeatable], layers: Layers, split: Split) -> float:
     """What these steps would take in all with a split; infinite if one cannot run with it."""
     whole = 0.0
-    for step in steps:
-        replay = replay_of(step.trace)
+    for step, replay in steps:
         costs, other = layers.recut(step, replay.costs, split)
         try:
             trace = simulate(step.rules, costs, budgets=other.budgets, lead=step.lead, leads=replay.leads)

@@ -1,5 +1,7 @@
 """Which layers are heavy and which stages slow, from one split and from several."""
 
+from time import process_time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,3 +87,14 @@ def test_layers_that_have_nothing_to_do_by_their_shapes(split):
     placement = Placement(len(split), 1)
     shares = fitted_shares(Work(layers, split), [Seen(split, [float(n) for n in split])], placement)
     assert all(0 < one < float("inf") for one in shares.seconds)
+
+
+def test_many_virtual_stages_under_several_splits_take_a_part_of_a_second():
+    """It took 15 s with as many equations as virtual stages and splits."""
+    placement, seen = Placement(8, 8), []
+    for moved in range(6):
+        split = tuple(2 + (v == moved) - (v == moved + 20) for v in range(64))
+        seen.append(Seen(split, [size * (1.0 + 0.01 * (v % 7)) for v, size in enumerate(split)]))
+    began = process_time()
+    fitted_shares(Work([LayerWork("Block", 1.0, 3)] * 128, split), seen, placement)
+    assert process_time() - began < 3

@@ -12,9 +12,10 @@ from benchmarks.studies.virtual_training import Machine, train
 from rrfp_jax.core.measure.work import LayerWork
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget
-from rrfp_jax.sim.rebalance import FIRST, GAIN, PROMISED, Balance, Move, Verdict
+from rrfp_jax.sim import rebalance
+from rrfp_jax.sim.rebalance import FIRST, GAIN, PROMISED, TRIED, Balance, Move, Verdict
 from rrfp_jax.sim.recut import Layers
-from rrfp_jax.sim.split_search import simulated
+from rrfp_jax.sim.split_search import Repeatable, simulated
 from tests.sim.test_recut import blocks, with_work
 from tests.support.spoilt import MICROBATCHES, ran
 
@@ -126,11 +127,12 @@ def test_nothing_is_decided_where_layers_are_not_known():
 def test_weights_take_their_room_along():
     budgets = [Budget([[10 * size] * MICROBATCHES], 60) for size in (2, 4, 1, 1)]
     step = with_work(ran(blocks(2, 4, 1, 1), limit=None, budgets=budgets), 2, 4, 1, 1)
-    assert simulated([step], Layers.of([step]), (2, 2, 2, 2)) < step.trace.makespan
+    assert simulated(Repeatable.of([step]), Layers.of([step]), (2, 2, 2, 2)) < step.trace.makespan
     heavy = [LayerWork("Block", 1.0, 3, 45)] * 8
     own = Layers.of([step])
     other = Layers(type(own.work)(heavy, own.work.split), own.shares, own.placement)
-    assert simulated([step], other, (2, 2, 2, 2)) == float("inf"), "two more blocks leave no room for one"
+    found = simulated(Repeatable.of([step]), other, (2, 2, 2, 2))
+    assert found == float("inf"), "two more blocks leave no room for one"
 
 
 @pytest.fixture
@@ -195,6 +197,24 @@ def test_what_compiling_took_is_what_it_is_expected_to_take():
     balance.moved(move, 0.1, compile_seconds=200 * move.seconds)
     balance.look(steps, 100)
     assert balance.look(steps, 100).move is None and balance.look(steps, 1000).move is not None
+
+
+def test_of_large_steps_fewer_are_simulated(monkeypatch):
+    counts = []
+
+    def counted(steps, layers, split):
+        counts.append(len(steps))
+        return simulated(steps, layers, split)
+
+    monkeypatch.setattr(rebalance, "simulated", counted)
+    machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
+    steps = [machine.step(number, EVEN) for number in range(FIRST)]
+    all_of_them = Balance(0.1).look(steps, 1000).move
+    before = sum(counts)
+    counts.clear()
+    monkeypatch.setattr(rebalance, "MOST_TASKS", 5 * len(steps[-1].trace.records))
+    assert Balance(0.1).look(steps, 1000).move.split == all_of_them.split
+    assert sum(counts) <= 2 + 5 + 2 * TRIED + 4 < before
 
 
 def test_a_verdict_is_on_what_was_promised():
