@@ -48,8 +48,9 @@ def _remedy(error: OSError, memory: HostMemory, step: int, checkpoints: Path) ->
     folder, left, state = (
         shlex.quote(str(p)) for p in (checkpoints, memory.folder, memory.states / str(step))
     )
+    place = error.filename2 or error.filename or checkpoints
     return (
-        f"it cannot be saved: {error.filename2 or error.filename}: {error.strerror}; it stays in memory, in "
-        f"{memory.folder}, as long as this machine runs. To keep it, see to that, then: "
+        f"it cannot be saved: {place}: {error.strerror}; it stays in memory, in {memory.folder}, as long as "
+        f"this machine runs. To keep it, see to that, then: "
         f"mkdir -p {folder} && cp -r {state} {folder}/ && rm -r {left}"
     )

@@ -1,0 +1,31 @@
+"""What a run says of Ctrl-C before its first step."""
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runs.stopping import Stopping
+from tests.scripts.toy_run import ToyRun
+
+
+@pytest.mark.parametrize(
+    ("restarts", "every_steps", "expected"),
+    [
+        ("0", 0, "nothing was trained yet"),
+        ("1", 0, "what only the host's memory has is lost, as the run saves no checkpoints"),
+        ("1", 5, "nothing is lost; what only the host's memory has is saved next"),
+    ],
+)
+def test_what_becomes_of_the_state_in_memory(monkeypatch, tmp_path, restarts, every_steps, expected):
+    monkeypatch.setattr("rrfp_jax.runs.stopping.fail", lambda world, error: None)
+    monkeypatch.setenv("RRFP_HOST_MEMORY", str(tmp_path))
+    monkeypatch.setenv("RRFP_RESTARTS", restarts)
+    said, world = [], SimpleNamespace(rank=0, size=1, folder=tmp_path)
+    display = SimpleNamespace(say=said.append, close=lambda: None)
+    config = ToyRun(
+        name="toy", steps=9, directory=str(tmp_path), checkpoint=Checkpointing(every_steps=every_steps)
+    )
+    Stopping(config, world, display).at_start().heed(signal.SIGINT)
+    assert said[0].startswith(f"Ctrl-C while starting: ends; {expected}\n")
