@@ -38,7 +38,7 @@ ROUGHLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": F
 Without them most of the time goes into loops: each has an MLIR context of its own, and LLVM optimizes it.
 """
 
-ROUGHLY_LATER = {"xla_backend_optimization_level": 0}
+ROUGHLY_LATER: dict[str, Any] = {"xla_backend_optimization_level": 0}
 """The same for compilers that have no emitters to be left out, such as that of jaxlib 0.12."""
 
 
