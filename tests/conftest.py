@@ -7,10 +7,11 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.support.kept import FAST_COMPILING
+
 # Most of a test's time is XLA compiling. Without optimizations that takes a quarter of the time, here and in
 # the processes that tests start. Tests marked `optimized` are about what XLA makes of programs: `make test`
 # runs them with RRFP_TEST_OPTIMIZED=1.
-FAST_COMPILING = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 given = os.environ.get("XLA_FLAGS", "")
 if "RRFP_TEST_OPTIMIZED" not in os.environ and FAST_COMPILING not in given:  # workers have them already
     os.environ["XLA_FLAGS"] = f"{given} {FAST_COMPILING}".strip()

@@ -9,13 +9,13 @@ import textwrap
 import time
 from pathlib import Path
 
-import jax
 import pytest
 
 from benchmarks import gpu_check
 from benchmarks.gpu import run_part, supervise
 from benchmarks.gpu.parts import PARTS, Part
 from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
+from tests.support.kept import with_cache
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -53,27 +53,13 @@ for part in PARTS:  # one process, because importing JAX takes longer than most 
 """
 
 
-FAST_COMPILE = [  # the figures mean nothing here, and most of the time would go into compiling
-    *("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"),
-    *(["--xla_cpu_use_fusion_emitters=false"] if jax.__version_info__ < (0, 11) else []),  # later unknown
-]
-
-
 @pytest.fixture(scope="module")
 def blocked(tmp_path_factory):
     """An environment in which only the packages that a GPU machine has can be imported, in all processes."""
     folder = tmp_path_factory.mktemp("blocker")
     (folder / "sitecustomize.py").write_text(BLOCKER)
-    cache = REPOSITORY / ".pytest_cache" / "jax"
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(folder), str(REPOSITORY)]),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": " ".join(FAST_COMPILE),
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    path = os.pathsep.join([str(folder), str(REPOSITORY)])
+    return with_cache({**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"})
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,12 @@
 
 import jax
 
+FAST_COMPILING = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1"
+)
+"""XLA_FLAGS with which programs compile in less time: not optimized, and each in one part."""
+
 
 def with_cache(environment):
     """Variables of a process, with which JAX takes programs from there (tests/conftest.py)."""

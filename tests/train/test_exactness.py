@@ -17,7 +17,7 @@ from tests.support import toy
 
 pytestmark = pytest.mark.optimized
 
-STAGES, MICROBATCHES, STEPS = 4, 8, 30
+STAGES, MICROBATCHES, STEPS = 4, 8, 10
 
 
 class OutOfTurn(FixedOrder):

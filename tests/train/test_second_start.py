@@ -4,12 +4,12 @@ import json
 
 from tests.train.test_processes import REPOSITORY, command
 
-RANKS = 4
+RANKS = 3  # first, middle and last stage
 
 
 def start(folder):
     """Three steps on documents in two buckets, and a validation: what each rank compiled, what was said."""
-    small = ["buckets=2", "longest=48", "microbatches=4", "model.n_layers=2", "steps=3"]
+    small = [f"mesh.pp={RANKS}", "buckets=2", "longest=48", "microbatches=4", "model.n_layers=2", "steps=3"]
     status, said = command(
         *("rrfp_jax.commands.launch", "-n", RANKS, REPOSITORY / "tests/support/counted_train.py", folder),
         f"--config={REPOSITORY}/configs/gpt_lengths.py",

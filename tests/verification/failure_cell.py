@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rrfp_jax.runtime.processes.coordinator import reserved_port
+from tests.support.kept import FAST_COMPILING
 
 LAUNCHED = "rrfp-launch"
 ROOT = Path(__file__).parents[2]
@@ -148,7 +149,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RRFP_")}
     env |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-    env |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles sooner
+    env |= {"XLA_FLAGS": FAST_COMPILING}
     env |= {"FAILED_AT": f"{folder}/failed-at", "RRFP_SILENCE_SECONDS": str(silence)}
     with (folder / log).open("wb") as out:
         return subprocess.Popen(

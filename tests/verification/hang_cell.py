@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.kept import FAST_COMPILING
 from tests.verification.failure_cell import LAUNCHED, ROOT, processes_with
 
 SCRIPTS = ROOT / "tests" / "scripts"
@@ -103,7 +104,7 @@ def start(cell: Cell, mark: str, folder: Path) -> subprocess.Popen[bytes]:
     """Start the launcher of a cell; its ranks have the mark among their arguments."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RRFP_")}
     env |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-    env |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles sooner
+    env |= {"XLA_FLAGS": FAST_COMPILING}
     env |= {"HUNG_AT": f"{folder}/hung-at", "FAILED_AT": f"{folder}/hung-at"}
     env |= {"STALL_SECONDS": str(STALL_SECONDS)} | dict(cell.env)
     command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(cell.count)]

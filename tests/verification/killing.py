@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rrfp_jax.errors import FAILED
+from tests.support.kept import FAST_COMPILING
 from tests.verification.failure_cell import ROOT, processes_with
 
 NAME = "trial"
@@ -59,7 +60,7 @@ class Run:
         """Start the launcher, with further arguments; what it prints is added to `said`."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("RRFP_")}
         env |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        env |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles sooner
+        env |= {"XLA_FLAGS": FAST_COMPILING}
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [*self.command, *more]
         with (self.folder / "said").open("ab") as out:
