@@ -2,11 +2,11 @@
 
 import jax
 
-FAST_COMPILING = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1"
-)
+FAST_COMPILING = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 """XLA_FLAGS with which programs compile in less time: not optimized, and each in one part."""
+
+if jax.__version_info__ < (0, 11):  # unknown to later ones, which would end the process without a word
+    FAST_COMPILING += " --xla_cpu_use_fusion_emitters=false"
 
 
 def with_cache(environment):
