@@ -273,6 +273,22 @@ def test_what_nobody_wants_any_more_is_not_compiled(decides, slowly, monkeypatch
     assert len(begun) == count
 
 
+def test_a_step_may_meet_another_shape_while_a_thread_asks_for_those_there_are():
+    library = trainer("off")._engine.library
+    library._programs = {(("a",), "train"): {}, (("b",), "evaluate"): {}}
+
+    class Asked(str):
+        """Compared in the middle of what is asked: then the step adds a shape."""
+
+        def __eq__(self, phase):
+            library._programs[("c",), "train"] = {}
+            return str(self) == phase
+
+        __hash__ = str.__hash__
+
+    assert library.buckets(Asked("train")) == [("a",)]
+
+
 def test_steps_that_are_given_one_by_one(decides):
     decided = decides()
     own = trainer("suggest")

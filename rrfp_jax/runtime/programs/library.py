@@ -211,8 +211,8 @@ class Library:
         return self._programs[bucket, phase]
 
     def buckets(self, phase: Phase) -> list[Bucket]:
-        """Those that programs have been compiled for."""
-        return [bucket for bucket, of in self._programs if of == phase]
+        """Those that programs have been compiled for; steps may add some while another thread asks."""
+        return [bucket for bucket, of in list(self._programs) if of == phase]
 
     def all_programs(self, phase: Phase) -> list[StagePrograms]:
         """What has been compiled for all buckets."""
