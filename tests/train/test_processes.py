@@ -133,9 +133,9 @@ def test_a_plan_that_differs_names_rank_and_step(tmp_path):
         "from tests.support import toy\n"
         "odd = os.environ['RRFP_RANK'] == '1'\n"
         "data = lambda step: toy.microbatches(6 if odd and step == 3 else 5, seed=step)\n"
-        "for report in toy.trainer(2, data=data).steps(5): pass\n"
+        "for report in toy.trainer(3, data=data).steps(5): pass\n"
     )
-    status, said = command("rrfp_jax.commands.launch", "-n", 2, script, folder=tmp_path)
+    status, said = command("rrfp_jax.commands.launch", "-n", 3, script, folder=tmp_path)
     assert status == 1
     assert "rank 1" in said and "step 3" in said and "Traceback" not in said, said
 
