@@ -198,10 +198,14 @@ def test_an_earlier_run_is_moved_away(launch):
 
 
 def when_printed(folder, text, act):
-    """Act, in a thread, once all ranks' logs hold a text."""
+    """Act, in a thread, once the logs of both ranks hold a text."""
+
+    def all_have():
+        logs = list(folder.glob("runs/.trial*/rank-*.log"))
+        return len(logs) == 2 and all(text in log.read_text() for log in logs)
 
     def wait():
-        until(lambda: all(text in path.read_text() for path in folder()) and folder())
+        until(all_have)
         act()
 
     threading.Thread(target=wait, daemon=True).start()
@@ -209,11 +213,7 @@ def when_printed(folder, text, act):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_are_passed_on(launch, tmp_path, number):
-    def logs():
-        found = list(tmp_path.glob("runs/.trial*/rank-*.log"))
-        return found if len(found) == 2 else []
-
-    when_printed(logs, "ready\n", lambda: os.kill(os.getpid(), number))
+    when_printed(tmp_path, "ready\n", lambda: os.kill(os.getpid(), number))
     done = launch(
         "def stop(n, f): print('got', n); sys.exit(130)\n"
         f"signal.signal({int(number)}, stop); print('ready'); time.sleep(60)"
@@ -229,17 +229,13 @@ def test_signals_are_passed_on(launch, tmp_path, number):
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_ranks_that_ignore_an_interrupt_are_killed(launch, tmp_path, twice):
-    def logs():
-        found = list(tmp_path.glob("runs/.trial*/rank-*.log"))
-        return found if len(found) == 2 else []
-
     def interrupt():
         os.kill(os.getpid(), signal.SIGINT)
         if twice:
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGINT)
 
-    when_printed(logs, "ready\n", interrupt)
+    when_printed(tmp_path, "ready\n", interrupt)
     patience = Patience(interrupt=60.0 if twice else 0.5, save=0.0)
     done = launch("signal.signal(2, signal.SIG_IGN); print('ready'); time.sleep(60)", patience=patience)
     assert done.status == 130 and done.seconds < HANG_SECONDS

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 
 import rrfp_jax as rrfp
@@ -23,11 +22,6 @@ CASES = {
     "spread": ({"mesh": rrfp.Mesh(pp=2, tp=2), "pipe": sharded.pipeline()}, [4, 4], [2, 6]),
     "replicas": ({"mesh": rrfp.Mesh(pp=2, dp=2, shard_optimizer=True)}, [4, 4], [6, 2]),
 }
-
-
-def arrays(trainer):
-    states = [leaf for own in trainer._engine.optimizers for leaf in jax.tree.leaves(own.tree)]
-    return [*jax.tree.leaves(trainer.stage_params), *states]
 
 
 def equal(one, other):
@@ -65,7 +59,7 @@ def main(folder: Path, *names: str) -> None:
         moved.split = later
         restored.restore(folder / name)
         losses = [[report.loss for report in one.steps(2)] for one in (moved, restored)]
-        pairs = zip(arrays(moved), arrays(restored), strict=True)
+        pairs = zip(toy.arrays(moved), toy.arrays(restored), strict=True)
         found[name] = {"losses": losses, "equal": [equal(*pair) for pair in pairs]}
     (folder / f"moving-{os.environ['RRFP_RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
 

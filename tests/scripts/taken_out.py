@@ -1,26 +1,17 @@
 """Two ranks train, save, take the model out and put parameters in; each writes `taken-out-<rank>.json`."""
 
-import hashlib
 import json
 import os
 import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 import optax
 
 import rrfp_jax as rrfp
 from tests.support import zoo
 
 folder = Path(sys.argv[1])
-
-
-def digest(states):
-    content = hashlib.sha256()
-    for leaf in jax.tree.leaves(states):
-        content.update(np.asarray(leaf).tobytes())
-    return content.hexdigest()
 
 
 def made(mesh, optimizer=None, **kwargs):
@@ -35,7 +26,7 @@ stages.save(folder / "stages")
 
 spread = made(rrfp.Mesh(pp=1, tp=2), optax.sgd(1e-2), **zoo.SPREAD)  # a stage of both processes
 spread.restore(folder / "stages", params_only=True)
-begun = digest(rrfp.export(spread))
+begun = zoo.digest(rrfp.export(spread))
 list(spread.steps(1))
 spread.save(folder / "spread")
 
@@ -51,10 +42,10 @@ mixed = made(rrfp.Mesh(pp=2), init=some_of_each, **zoo.FROZEN_AND_TIED)
 mixed.start()
 
 found = {
-    "stages": digest(rrfp.export(stages)),
+    "stages": zoo.digest(rrfp.export(stages)),
     "restored": begun,
-    "spread": digest(rrfp.export(spread)),
-    "mixed": [digest(state) for state in rrfp.export(mixed)],
+    "spread": zoo.digest(rrfp.export(spread)),
+    "mixed": [zoo.digest(state) for state in rrfp.export(mixed)],
     "hyperparams": [dict(report.hyperparams) for report in reports],
     "steps": [report.step for report in spread.steps(1)],
 }

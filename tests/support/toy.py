@@ -125,3 +125,9 @@ def trainer(stages=4, **kwargs):
     kwargs.setdefault("mesh", rrfp.Mesh(pp=stages))
     optimizer = kwargs.pop("optimizer", optax.adamw(1e-2))
     return rrfp.Trainer(kwargs.pop("pipe", None) or pipeline(), optimizer, **kwargs)
+
+
+def arrays(trainer):
+    """Parameters and the optimizer's states that a process has."""
+    states = [leaf for own in trainer._engine.optimizers for leaf in jax.tree.leaves(own.tree)]
+    return [*jax.tree.leaves(trainer.stage_params), *states]

@@ -51,11 +51,6 @@ def test_control_c_during_a_move_comes_after_it(monkeypatch):
     assert [own.loss for own in one.steps(2)] == [own.loss for own in other.steps(2)]
 
 
-def arrays(trainer):
-    states = [leaf for own in trainer._engine.optimizers for leaf in jax.tree.leaves(own.tree)]
-    return [*jax.tree.leaves(trainer.stage_params), *states]
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_steps_after_moves_are_those_of_a_run_that_goes_on_with_this_split(case, tmp_path):
     stages, settings, first, later = CASES[case]
@@ -76,7 +71,7 @@ def test_steps_after_moves_are_those_of_a_run_that_goes_on_with_this_split(case,
         losses = [[report.loss for report in one.steps(2)] for one in (moved, restored)]
         assert losses[0] == losses[1]
         assert moved.evaluate(BATCH).loss == restored.evaluate(BATCH).loss
-        for one, other in zip(arrays(moved), arrays(restored), strict=True):
+        for one, other in zip(toy.arrays(moved), toy.arrays(restored), strict=True):
             assert one.sharding == other.sharding
             np.testing.assert_array_equal(one, other)
 

@@ -1,6 +1,5 @@
 """Parameters put in: those of another run, or what others have written with orbax; alone or in processes."""
 
-import hashlib
 import json
 
 import jax
@@ -189,13 +188,6 @@ def test_a_checkpoint_that_tells_of_other_layers_than_it_has(monkeypatch, tmp_pa
         rrfp.export(tmp_path)
 
 
-def digest(states):
-    content = hashlib.sha256()
-    for leaf in jax.tree.leaves(states):
-        content.update(np.asarray(leaf).tobytes())
-    return content.hexdigest()
-
-
 def test_two_processes(saved, tmp_path):
     """Both get the whole model, also of a stage that they share, and each reads what its stages own."""
     states, _ = saved
@@ -206,10 +198,10 @@ def test_two_processes(saved, tmp_path):
     assert status == 0, said
     first, second = (json.loads((tmp_path / f"taken-out-{rank}.json").read_text()) for rank in range(2))
     assert first == second
-    assert first["stages"] == first["restored"] == digest(rrfp.export(tmp_path / "stages"))
+    assert first["stages"] == first["restored"] == zoo.digest(rrfp.export(tmp_path / "stages"))
     spread = rrfp.export(tmp_path / "spread")
-    assert first["spread"] == digest(spread)
-    assert first["mixed"][:5] == [digest(own) for own in (spread[0], *states[1:3], spread[3], {})]
+    assert first["spread"] == zoo.digest(spread)
+    assert first["mixed"][:5] == [zoo.digest(own) for own in (spread[0], *states[1:3], spread[3], {})]
     assert [own["learning_rate"] for own in first["hyperparams"]] == pytest.approx([0.01, 0.009])
     assert first["steps"] == [1]
 
