@@ -12,6 +12,9 @@ from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
 
 Say: TypeAlias = Callable[[str], None]
 
+LEAST_WAIT = 1.0
+"""Seconds until those who were lost again at once are brought back."""
+
 
 class Whole:
     """A run that needs all its ranks in every attempt.
@@ -52,12 +55,13 @@ class Whole:
             say: tells that they cannot be asked.
         """
 
-    def lost(self, ranks: Collection[int], stepped: bool) -> str:
+    def lost(self, ranks: Collection[int], stepped: bool, wait: float) -> str:
         """Some ranks of the attempt were lost, if any; what follows, as the end of a sentence.
 
         Args:
             ranks: that were lost.
             stepped: whether the attempt had come to a training step.
+            wait: until the next one (s).
         """
         return ""
 
@@ -70,7 +74,7 @@ class Whole:
         return ""
 
     def end(self, status: int, say: Say) -> bool:
-        """No attempt follows; whether that saved what no rank could save.
+        """No attempt follows; whether the latest state is on disk, which perhaps no rank could see to.
 
         Args:
             status: with which the run ends.
@@ -133,23 +137,24 @@ class Elastic(Whole):
             why = f"{error.filename}: {error.strerror}"
             say(f"the ranks cannot be asked to hand over: {why}; replicas come back after the next loss")
 
-    def lost(self, ranks: Collection[int], stepped: bool) -> str:
+    def lost(self, ranks: Collection[int], stepped: bool, wait: float) -> str:
         """See `Whole`."""
         before, self._slots = self._slots, self._slots.without(self._assignment, ranks)
         if self._is_whole and stepped:
             self._wait = self._seconds
         elif self._tried & (self._slots.lost - before.lost):
-            self._wait *= 2
+            self._wait = max(2 * self._wait, LEAST_WAIT)
         now = time.monotonic()
         if self._slots.lost:
             self._replace_at = min(self._replace_at, now + self._wait)
-        if now >= self._replace_at or self._slots.assignment is None:
+        later = self._replace_at - (now + wait)
+        if later <= 0 or self._slots.assignment is None:
             self._bring_back()
         self._assignment = self._found()
         whole, left = max(self._slots.needs), self._assignment.replicas
         if self._is_whole:
             return f" with all {whole} replicas"
-        return f" with {left} of {whole} replicas, with all again {self._replace_at - now:.0f} s later"
+        return f" with {left} of {whole} replicas, with all again {later:.0f} s later"
 
     def handed_over(self) -> str:
         """See `Whole`."""

@@ -129,9 +129,12 @@ class _Launch:
                 _say_end(found, verdict.reason, self.folder, self.command)
                 return found.status, supervisor.passed_on
             _keep(f"{self.command}: {found.text}", self.folder.path)
-            if verdict.wait is not None:
+            if verdict.wait is None:
+                reached.pop()  # that was no failure
+            else:
                 restart = f"restart {before + len(reached)} of {most} in {verdict.wait:g} s"
-                follows = restart + self.replicas.lost(found.lost, stepped=reached[-1] > NO_STEP)
+                stepped = reached[-1] > NO_STEP
+                follows = restart + self.replicas.lost(found.lost, stepped, verdict.wait)
             self._set_aside(f"{headline}; {follows}")
             if came := _signals_within(verdict.wait or 0.0, self.signals):
                 self.say("interrupted")

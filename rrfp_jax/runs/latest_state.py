@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from rrfp_jax.runtime.lifecycle.host_memory import HostMemory, outlives_launcher
 def save_latest(
     memory: HostMemory, checkpoints: Path | None, status: int, say: Callable[[str], None]
 ) -> bool:
-    """Copy the latest state to the run's checkpoints if it is later than all of them; whether it was copied.
+    """Copy the latest state to the run's checkpoints if it is later than all of them; whether they have it.
 
-    What cannot be copied stays in memory, in a folder of its own.
+    It stays in memory, in a folder of its own, until it has been copied, also if the launcher is killed.
 
     Args:
         memory: that the ranks were lent; all of them have ended.
@@ -24,11 +25,12 @@ def save_latest(
         status: with which the run ends.
         say: tells what is saved or lost.
     """
-    states = CheckpointFolder(memory.states)
-    steps = states.steps()
+    steps = CheckpointFolder(memory.states).steps()
     stored = CheckpointFolder(checkpoints).steps() if checkpoints is not None else []
-    if not steps or steps[-1] <= max(stored, default=-1):
+    if not steps:
         return False
+    if steps[-1] <= max(stored, default=-1):
+        return True
     latest = f"the state after {steps[-1]} steps, which only the host's memory has"
     if checkpoints is None:
         if status != DONE:
@@ -36,10 +38,16 @@ def save_latest(
         return False
     say(f"saves {latest}, as {checkpoints / str(steps[-1])}")
     try:
-        CheckpointFolder(checkpoints).take_in(states.final(steps[-1]))
+        kept = outlives_launcher(memory)
     except OSError as error:
-        say(_remedy(error, outlives_launcher(memory), steps[-1], checkpoints))
+        say(f"it is lost: {memory.folder}: {error.strerror}")
         return False
+    try:
+        CheckpointFolder(checkpoints).take_in(CheckpointFolder(kept.states).final(steps[-1]))
+    except OSError as error:
+        say(_remedy(error, kept, steps[-1], checkpoints))
+        return False
+    shutil.rmtree(kept.folder, ignore_errors=True)
     return True
 
 

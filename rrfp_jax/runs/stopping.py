@@ -78,7 +78,7 @@ class Stopping:
         if os.environ.get(FOLDER) and started_again():
             lost = "what only the host's memory has is lost, as the run saves no checkpoints"
             if self._config.checkpoint.wanted:
-                lost = "nothing is lost; what only the host's memory has is saved next"
+                lost = "the launcher saves next what only the host's memory has"
         self._say(f"Ctrl-C while starting: ends; {lost}\n{self._how()}")
 
     def _say_again(self, why: Why) -> None:

@@ -11,9 +11,9 @@ process and no device: a run's rank 0 has one, and so has whoever simulates a ru
    the steps and in the later one, each by its own times: what is noise, or over, is not in both.
 4. It must save more in the rest of the run than the move takes.
 5. After a move the gain is measured. Where it is less than half of what was promised, twice as much is asked
-   for from then on; where steps are slower beyond their noise, the layers go back, and never there again. So
-   it cannot flap. A move is not judged by steps with another schedule or other shapes than before it; and if
-   a stage's part of the work has changed, all verdicts are forgotten.
+   for from then on. Where steps are slower beyond their noise, the layers go back if that pays, and do not go
+   there again, so it cannot flap. A move is judged by steps with the schedule and the shapes of those before
+   it. If a stage's part of the work has changed, all verdicts are forgotten.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ SIMULATED = 2
 """Steps of each half that are simulated."""
 
 MOST_TASKS = 32_000
-"""So many tasks are simulated to find the best splits on one step; at least those of `TRIED` splits."""
+"""So many tasks are simulated to find the best splits on one step, but never fewer than `TRIED` splits."""
 
 LARGE = 16
-"""If no more steps make so many tasks, only one of each half is simulated."""
+"""Where `MOST_TASKS` are at most so many steps, one step of each half is simulated, not `SIMULATED`."""
 
 TRIED = 3
 """Splits that are simulated on more than the latest step."""
@@ -72,8 +72,8 @@ class Move(NamedTuple):
 
     Attributes:
         before, split: the present one, and the other.
-        seconds: what a step takes, the median.
-        expected: what it will take; as it did there if `back`.
+        seconds: what a step takes, the median (s).
+        expected: what it will take (s); as it did there if `back`.
         back: whether that has been measured: layers go back to where they were.
     """
 
@@ -146,8 +146,8 @@ class Balance:
     """Decides when layers move. It expects a first look after `FIRST` steps.
 
     Attributes:
-        compile_seconds: so long compiling for another split takes, beside steps with the present one; what
-            it took for the latest move.
+        compile_seconds: what compiling beside steps took for the latest move (s); at first, what it took at
+            the start.
         pause: what the latest move took (s); None before the first, which is foreseen to take `PAUSE`.
     """
 
@@ -167,6 +167,9 @@ class Balance:
         Args:
             steps: at least two, the latest ones with the present split, in their order; all trained.
             left: how many there will be.
+
+        Raises:
+            ArithmeticError: the steps cannot be explained.
         """
         self._note(steps)
         layers, now = self._fitted(steps), _Ran.of(steps)
@@ -183,7 +186,7 @@ class Balance:
         return Look(self._wait, move, verdict, distrusted)
 
     def moved(self, move: Move, pause: float, compile_seconds: float) -> None:
-        """The move of the latest look has been made; it, and compiling for it beside steps, took so long."""
+        """The move of the latest look has been made; both took so long (s), compiling beside steps."""
         assert self._looked is not None, "a look has proposed it"
         self._made, self._wait = (move, self._looked), FIRST
         self.pause, self.compile_seconds = pause, compile_seconds
@@ -233,11 +236,13 @@ class Balance:
 
     def _judged(self, present: Split, now: _Ran) -> tuple[Verdict | None, Move | None]:
         """What the latest move has brought, and the way back if steps are slower; if that is known."""
-        made, self._made = self._made, None
-        if made is None:
+        if self._made is None:
             return None, None
-        move, before = made
-        if move.split != present or before.kinds != now.kinds:
+        move, before = self._made
+        if move.split == present and before.kinds != now.kinds:  # a later look may see steps like those
+            return None, None
+        self._made = None
+        if move.split != present:
             return None, None
         verdict = Verdict(move, now.seconds)
         if not verdict.kept:

@@ -23,7 +23,7 @@ import os, signal, sys, time
 from pathlib import Path
 rank, count, replicas = (int(os.environ[f"RRFP_{name}"]) for name in ("RANK", "PROCESSES", "REPLICAS"))
 lent, restarts = Path(os.environ["RRFP_HOST_MEMORY"]), int(os.environ["RRFP_RESTARTS"])
-with (lent / "attempts").open("a") as file:
+with (Path(__file__).parent / "attempts").open("a") as file:
     file.write(f"{restarts} {rank} of {count}, {replicas}, {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 def hand_over():
@@ -64,8 +64,8 @@ def launch_ranks(tmp_path, capfd):
             max_restarts=restarts,
             elastic=Elastic({1: 2, 2: 4}, seconds, lent, save),
         )
-        started = [path.read_text() for path in tmp_path.glob("*lent/attempts")]
-        return status, capfd.readouterr().err, sorted("".join(started).splitlines())
+        started = (tmp_path / "attempts").read_text()
+        return status, capfd.readouterr().err, sorted(started.splitlines())
 
     return launch_ranks
 
@@ -123,33 +123,45 @@ def clock(monkeypatch):
     return seconds
 
 
-def elastic(folder):
-    return Elastic({1: 2, 2: 4}, 8, folder, lambda memory, status, say: False)
+def elastic(folder, seconds=8):
+    return Elastic({1: 2, 2: 4}, seconds, folder, lambda memory, status, say: False)
 
 
 def test_a_second_loss_does_not_put_the_replacement_off(tmp_path, clock):
     replicas = elastic(tmp_path)
-    assert replicas.lost([1], True) == " with 1 of 2 replicas, with all again 8 s later"
+    assert replicas.lost([1], True, 0.0) == " with 1 of 2 replicas, with all again 8 s later"
     clock[0] = 3.0
-    assert replicas.lost([1], False) == " with 1 of 2 replicas, with all again 5 s later"
+    assert replicas.lost([1], False, 0.0) == " with 1 of 2 replicas, with all again 5 s later"
     clock[0] = 9.0
     replicas.begin()
     replicas.look(pytest.fail)
     assert (tmp_path / "hand-over").exists()
-    assert replicas.lost([0], True) == " with all 2 replicas"
+    assert replicas.lost([0], True, 0.0) == " with all 2 replicas"
 
 
 def test_who_is_lost_again_at_once_is_brought_back_ever_later(tmp_path, clock):
     replicas = elastic(tmp_path)
-    assert "again 8 s" in replicas.lost([1], True)
+    assert "again 8 s" in replicas.lost([1], True, 0.0)
     for seconds in (16, 32):
         replicas.handed_over()
-        assert f"again {seconds} s" in replicas.lost([1], False)
-    assert "again 32 s" in replicas.lost([0], True)  # one of those that are left
+        assert f"again {seconds} s" in replicas.lost([1], False, 0.0)
+    assert "again 32 s" in replicas.lost([0], True, 0.0)  # one of those that are left
     replicas.handed_over()
-    assert "again 32 s" in replicas.lost([3], False)  # another one, at its start
+    assert "again 32 s" in replicas.lost([3], False, 0.0)  # another one, at its start
     replicas.handed_over()
-    assert "again 8 s" in replicas.lost([1], True)
+    assert "again 8 s" in replicas.lost([1], True, 0.0)
+
+
+def test_all_begin_if_their_time_comes_during_the_wait(tmp_path, clock):
+    replicas = elastic(tmp_path)
+    assert replicas.lost([1], True, 5.0) == " with 1 of 2 replicas, with all again 3 s later"
+    assert replicas.lost([1], True, 30.0) == " with all 2 replicas"
+
+
+def test_who_is_lost_at_once_is_not_brought_back_at_once(tmp_path, clock):
+    replicas = elastic(tmp_path, seconds=0)
+    assert replicas.lost([1], True, 0.0) == " with all 2 replicas"
+    assert replicas.lost([1], False, 0.0) == " with 1 of 2 replicas, with all again 1 s later"
 
 
 def test_a_folder_that_somebody_removed_is_made_again(launch_ranks, tmp_path):
@@ -164,7 +176,7 @@ def test_a_folder_that_cannot_be_had_is_no_traceback_of_the_launcher(launch_rank
     with pytest.raises(TrainingError, match=r"cannot start the ranks: .*File exists: .*lent"):
         launch_ranks(file, seconds=60)
     said, replicas = [], elastic(tmp_path / "lent")
-    replicas.lost([1], True)
+    replicas.lost([1], True, 0.0)
     clock[0] = 9.0
     for _ in range(2):
         replicas.look(said.append)
@@ -186,6 +198,7 @@ def test_what_fewer_replicas_refuse_all_have(launch_ranks, tmp_path):
         seconds=60,
     )
     assert (status, len(started)) == (DONE, 10)
+    assert {one[0] for one in started} == {"0", "1"}  # which is no restart
     assert "; not with fewer replicas, then: goes on with all 2 replicas; see " in said
     assert "too few" in (tmp_path / "runs" / "trial" / "attempt-2" / "diagnosis.txt").read_text()
 
@@ -256,8 +269,9 @@ def test_so_it_is_between_two_attempts(launch_ranks, tmp_path):
 
 def test_only_what_is_later_is_saved(launch_ranks, tmp_path):
     (tmp_path / "trial.checkpoints" / "12").mkdir(parents=True)
-    _, said, _ = launch_ranks(LOSES_RANK_1 + "sys.exit(1)", seconds=60, restarts=1)
-    assert "saves the state" not in said
+    then = "signal_launcher(signal.SIGTERM)"
+    status, said, _ = launch_ranks(LOSES_RANK_1 + then, seconds=60, restarts=1)
+    assert status == DONE and "saves the state" not in said
 
 
 def test_a_run_without_checkpoints_says_what_it_loses(launch_ranks, tmp_path):
@@ -287,13 +301,15 @@ def test_a_folder_is_removed_and_so_are_those_of_killed_launchers(tmp_path):
         left = tmp_path / f"rrfp-{os.getuid()}-left"
         left.mkdir()
         (left / "states").mkdir()
-        for folder in (living, left):
+        made_again = tmp_path / f"rrfp-{os.getuid()}-again"  # by ranks, so not locked
+        (made_again / "states").mkdir(parents=True)
+        for folder in (living, left / "states", left, made_again):
             old = folder.stat().st_mtime - LOCK_SECONDS - 1
             os.utime(folder, (old, old))
         with lent_folder(tmp_path) as other:
-            assert sorted(tmp_path.iterdir()) == sorted([living, other])
+            assert sorted(tmp_path.iterdir()) == sorted([living, other, made_again])
             assert other.stat().st_mode & 0o777 == 0o700
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [made_again]
     with pytest.raises(UsageError, match="no folder can be made in the host's memory"):
         lent_folder(tmp_path / "absent").__enter__()
 

@@ -15,7 +15,7 @@ from tests.scripts.toy_run import ToyRun
     [
         ("0", 0, "nothing was trained yet"),
         ("1", 0, "what only the host's memory has is lost, as the run saves no checkpoints"),
-        ("1", 5, "nothing is lost; what only the host's memory has is saved next"),
+        ("1", 5, "the launcher saves next what only the host's memory has"),
     ],
 )
 def test_what_becomes_of_the_state_in_memory(monkeypatch, tmp_path, restarts, every_steps, expected):

@@ -41,9 +41,13 @@ from tests.verification.restarts import differ
 
 RANKS = 4
 MOMENTS = ("step", "starting", "held", "compiling", "validation", "handing over")
-"""The first kill must come to ranks that train; then there is a start after each."""
+"""The first kill must come to ranks that train; after it there are fewer, and a start is ahead."""
+RECURRING = ("step", "held", "validation")
+"""Those that come also if all replicas train."""
 EVERY = 20
 """Steps between checkpoints, and between validations."""
+REPLACED = 4
+"""Seconds from a loss until all replicas are to go on."""
 STEPS_PER_ROUND = 200
 """The run is so long that it does not end before the last kill."""
 TOLERANCE = 1e-3
@@ -107,7 +111,7 @@ def _run(folder: Path, steps: int, *more: str) -> Run:
     command = [
         *(sys.executable, "-m", "launch.local", f"--config={ROOT}/configs/quickstart.py", where),
         *(f"--config.{name}={value}" for name, value in settings.items()),
-        *(["--replace-after=10", *more] if more else ()),
+        *([f"--replace-after={REPLACED}", *more] if more else ()),
     ]
     return Run(folder, command, where)
 
@@ -124,7 +128,9 @@ def _disturb(run: Run, rounds: int, steps: int, chance: random.Random) -> list[K
     run.launch()
     wait_for(lambda: bool(CheckpointFolder(run.checkpoints()).steps()), run)
     for moment, rank, whole in planned:
-        kill = _killed(run, moment, rank, whole)
+        steady = bool(kills) and len(_ranks(run)) == RANKS  # no start is ahead
+        comes = moment if not steady or moment in RECURRING else chance.choice(RECURRING)
+        kill = _killed(run, comes, rank, whole)
         if kill is None:
             return kills
         kills.append(kill)

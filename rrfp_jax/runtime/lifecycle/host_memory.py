@@ -130,7 +130,9 @@ def _remove_left(folder: Path) -> None:
     """Remove the folder of a launcher that no longer lives: the kernel has taken its lock back."""
     with suppress(OSError):
         found = folder.lstat()
-        if found.st_uid != os.getuid() or time.time() - found.st_mtime < LOCK_SECONDS:
+        states = folder / "states"  # a folder that ranks have made again is not locked
+        changed = max(path.lstat().st_mtime for path in (folder, states) if path.exists())
+        if found.st_uid != os.getuid() or time.time() - changed < LOCK_SECONDS:
             return
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
