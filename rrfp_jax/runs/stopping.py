@@ -42,7 +42,7 @@ class Stopping:
         self._folder = checkpoints_of(config)
 
     def at_start(self) -> EndsAtOnce:
-        """The answer before the first step: nothing is to be saved."""
+        """The answer before the first step, when a rank has nothing to save."""
         return EndsAtOnce(self._say_start, self._end)
 
     def in_steps(self, done: Callable[[], int]) -> StopsAfterStep:
