@@ -227,7 +227,7 @@ def _diagnosed(supervisor: Supervisor, folder: RunFolder, discards: Collection[i
 
 
 def _furthest_step(folder: Path, count: int) -> int:
-    """The furthest training step that a rank was in at its end; NO_STEP if none was in any."""
+    """The furthest training step that a rank has begun; NO_STEP if there is none."""
     recordings = (recording_of(folder, rank) for rank in range(count))
     steps = (recording.training_step for recording in recordings if recording is not None)
     return max((step for step in steps if step is not None), default=NO_STEP)

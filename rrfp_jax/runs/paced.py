@@ -210,7 +210,7 @@ class PacedRun:
         """
         for step in range(count):
             began = perf_counter()
-            self._world.recorder.phase(f"step {step}")
+            self._world.recorder.phase(f"step {step}", step)
             records = self._driver.run(self._rules, step, self._parts)
             told = self._member, Part.of(records, *self._world.clock).plain()
             gathered = self._driver.gather(f"the end of step {step}", told, records, step)

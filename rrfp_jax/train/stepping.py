@@ -167,7 +167,8 @@ class Stepper:
             TrainingError: see `Engine.run`; or nothing is counted.
         """
         engine = self.engine
-        engine.world.recorder.phase(f"{'step' if phase == 'train' else 'validation'} {step}")
+        trains = phase == "train"
+        engine.world.recorder.phase(f"{'step' if trains else 'validation'} {step}", step if trains else None)
         began = perf_counter()
         plan = self.loader.plan(data, step)  # which waits until the step's data has been loaded ahead
         waited = perf_counter() - began

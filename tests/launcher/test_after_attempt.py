@@ -44,7 +44,9 @@ def test_it_ends_when_that_is_pointless_or_too_often(reached, most, reason):
     assert bool(reason) == bool(verdict.reason)
 
 
-@pytest.mark.parametrize(("phase", "step"), [("step 12", 12), ("validation 3", None), ("starting", None)])
-def test_a_flight_recorder_tells_the_training_step(tmp_path, phase, step):
-    FlightRecorder(tmp_path / "flight-0", 0, "").phase(phase)
-    assert read(tmp_path / "flight-0").training_step == step
+def test_a_flight_recorder_tells_the_training_step_also_in_the_validation_after_it(tmp_path):
+    recorder = FlightRecorder(tmp_path / "flight-0", 0, "")
+    assert read(tmp_path / "flight-0").training_step is None
+    for phase, step in (("step 12", 12), ("validation 3", None), ("validation 4", None)):
+        recorder.phase(phase, step)
+        assert read(tmp_path / "flight-0").training_step == 12

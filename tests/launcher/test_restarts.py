@@ -48,7 +48,7 @@ def launch(tmp_path, capfd):
         script = tmp_path / "train.py"
         script.write_text(PROLOGUE + text)
         for step in range(3):
-            FlightRecorder(tmp_path / f"step-{step}", 0, "stage 0").phase(f"step {step}")
+            FlightRecorder(tmp_path / f"step-{step}", 0, "stage 0").phase(f"step {step}", step)
         folder, began = RunFolder(tmp_path / "runs", "trial"), time.monotonic()
         argv = [sys.executable, str(script)]
         status = spawn(argv, 2, folder, patience=patience, max_restarts=max_restarts)

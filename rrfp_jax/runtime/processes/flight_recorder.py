@@ -24,7 +24,7 @@ from rrfp_jax.runtime.processes.proc import host_name, start_of
 from rrfp_jax.runtime.processes.recording import RecordedDispatch, Recording
 from rrfp_jax.runtime.processes.round_board import BOARD_SIZE, RoundBoard, read_entered, read_round
 
-MAGIC = b"RRFPREC2"
+MAGIC = b"RRFPREC3"
 BOARD_AT = 4096
 SIZE = BOARD_AT + BOARD_SIZE  # bytes
 ENTRIES = 64
@@ -32,7 +32,7 @@ ENTRIES = 64
 HEADER = struct.Struct("<8sii")  # magic, rank, pid
 STAGES = struct.Struct("<H62s")  # length, text
 BEAT = struct.Struct("<d")  # time
-PHASE = struct.Struct("<QdH110sQ")  # number, since, length, text, number
+PHASE = struct.Struct("<QdqH102sQ")  # number, since, training step, length, text, number
 ENTRY = struct.Struct("<QqiiiidQ")  # position, step, stage, kind, chunk, microbatch, time, position
 PROCESS = struct.Struct("<Qi64s")  # start, signal that has stacks dumped, host
 
@@ -61,7 +61,7 @@ class FlightRecorder:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _mapped(path)
         self.board = RoundBoard(self._memory, BOARD_AT)
         self.counters = Counters(self._memory, COUNTERS_AT)
-        self._phases = 0
+        self._phases, self._training_step = 0, -1
         self._position = 0
         self.runs(stages)
         self.dumps_by(0)
@@ -81,11 +81,18 @@ class FlightRecorder:
         """A round of tasks begins on these stage replicas; see `RoundBoard.begin`."""
         self.board.begin(round, step, rules, own, self._position)
 
-    def phase(self, text: str) -> None:
-        """Say what begins now, in a few words: "compiling", "step 12", "validation 3", "ended"."""
+    def phase(self, text: str, training_step: int | None = None) -> None:
+        """Say what begins now, in a few words: "compiling", "step 12", "validation 3", "ended".
+
+        Args:
+            text: the words.
+            training_step: its number, if it is one.
+        """
+        if training_step is not None:
+            self._training_step = training_step
         self._phases = number = self._phases + 1
-        at = PHASE_AT + number % 2 * PHASE.size
-        PHASE.pack_into(self._memory, at, number, time.time(), *_clipped(text, 110), number)
+        at, step = PHASE_AT + number % 2 * PHASE.size, self._training_step
+        PHASE.pack_into(self._memory, at, number, time.time(), step, *_clipped(text, 102), number)
 
     def beat(self) -> None:
         """Say that the process is alive."""
@@ -114,7 +121,7 @@ def read(path: Path) -> Recording:
     _, rank, pid = HEADER.unpack_from(data, HEADER_AT)
     phases = [PHASE.unpack_from(data, PHASE_AT + i * PHASE.size) for i in range(2)]
     whole = [p for p in phases if p[0] and p[0] == p[-1]]
-    _, since, length, text, _ = max(whole, default=(0, 0.0, 0, b"", 0))
+    _, since, step, length, text, _ = max(whole, default=(0, 0.0, -1, 0, b"", 0))
     started, dump_signal, host = PROCESS.unpack_from(data, PROCESS_AT)
     entered, collective = read_entered(data, BOARD_AT)
     return Recording(
@@ -131,6 +138,7 @@ def read(path: Path) -> Recording:
         entered=entered,
         collective=collective,
         round=read_round(data, BOARD_AT),
+        training_step=step if step >= 0 else None,
     )
 
 

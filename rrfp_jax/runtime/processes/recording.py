@@ -42,6 +42,7 @@ class Recording:
         entered, collective: how many programs of several processes it has entered that are no tasks; the
             latest of them.
         round: what it has sent and got in the present round.
+        training_step: the latest that it has begun; None if there is none.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class Recording:
     entered: int = 0
     collective: str = ""
     round: RecordedRound | None = None
+    training_step: int | None = None
 
     @property
     def is_here(self) -> bool:
@@ -67,12 +69,6 @@ class Recording:
     def lives(self) -> bool:
         """Whether its process, which is on this machine, still runs."""
         return self.started is not None and start_of(self.pid) == self.started
-
-    @property
-    def training_step(self) -> int | None:
-        """The training step that it was in, if it was in one."""
-        number = self.phase.removeprefix("step ")
-        return int(number) if number.isdecimal() else None
 
     @property
     def tasks(self) -> dict[int, Task]:
