@@ -1,4 +1,4 @@
-"""Lost ranks and their replacement: the launcher with tiny ranks, and the folder that it lends them."""
+"""Lost ranks and their replacement: the launcher with tiny ranks."""
 
 import os
 import signal
@@ -9,14 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from rrfp_jax.commands import launch, local
-from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
+from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError
 from rrfp_jax.launcher.elastic import Elastic
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runs.latest_state import save_latest
-from rrfp_jax.runtime.lifecycle.host_memory import LOCK_SECONDS, HostMemory, lent_folder
 
 PROLOGUE = """\
 import os, signal, sys, time
@@ -294,62 +292,3 @@ def test_what_cannot_be_saved_stays_in_memory(launch_ranks, tmp_path):
     assert "trial.checkpoints/.12.saving: Not a directory; it stays in memory, in" in said
     assert f"cp -r {kept}/states/12 {tmp_path}/file/trial.checkpoints/ && rm -r {kept}\n" in said
     assert (kept / "states" / "12" / "params" / "0").exists()
-
-
-def test_a_folder_is_removed_and_so_are_those_of_killed_launchers(tmp_path):
-    with lent_folder(tmp_path) as living:
-        left = tmp_path / f"rrfp-{os.getuid()}-left"
-        left.mkdir()
-        (left / "states").mkdir()
-        made_again = tmp_path / f"rrfp-{os.getuid()}-again"  # by ranks, so not locked
-        (made_again / "states").mkdir(parents=True)
-        for folder in (living, left / "states", left, made_again):
-            old = folder.stat().st_mtime - LOCK_SECONDS - 1
-            os.utime(folder, (old, old))
-        with lent_folder(tmp_path) as other:
-            assert sorted(tmp_path.iterdir()) == sorted([living, other, made_again])
-            assert other.stat().st_mode & 0o777 == 0o700
-    assert list(tmp_path.iterdir()) == [made_again]
-    with pytest.raises(UsageError, match="no folder can be made in the host's memory"):
-        lent_folder(tmp_path / "absent").__enter__()
-
-
-def test_what_ranks_are_told(tmp_path):
-    assert HostMemory.of({}) is None
-    memory = HostMemory(tmp_path, 2)
-    assert HostMemory.of(memory.environment) == memory
-    memory.ask()
-    assert memory.is_asked_for
-    memory.forget()
-    assert not memory.is_asked_for
-    for wrong in ({"RRFP_REPLICAS": "2"}, {"RRFP_HOST_MEMORY": str(tmp_path)}):
-        with pytest.raises(UsageError, match="unset them"):
-            HostMemory.of(wrong)
-    with pytest.raises(UsageError, match="no folder with a number of replicas"):
-        HostMemory.of(memory.environment | {"RRFP_REPLICAS": "0"})
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        (["--replace-after=5", "--config.mesh.dp=2"], "give --max-restarts=N"),
-        (
-            ["--replace-after=5", "--max-restarts=2"],
-            "with mesh.dp=1 in 4 processes: no replica can be done without",
-        ),
-        (["--replace-after=soon", "--max-restarts=2"], "give a number of seconds"),
-    ],
-)
-def test_what_cannot_be(given, reason, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(local, "leave_accelerators_alone", lambda: None)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    argv = [f"--config={root}/configs/quickstart.py", f"--config.directory={tmp_path / 'runs'}", *given]
-    assert launch.main(argv) == REFUSED
-    assert reason in capsys.readouterr().err and not (tmp_path / "runs").exists()
-
-
-def test_a_script_has_no_replicas_to_speak_of(tmp_path, capsys):
-    (tmp_path / "train.py").write_text("")
-    assert launch.main(["-n", "2", "--replace-after=5", str(tmp_path / "train.py")]) == REFUSED
-    assert "--replace-after=5 with a script: only a named run" in capsys.readouterr().err

@@ -1,8 +1,6 @@
 """`rebalance=`: what is said, and what moves, once it has been decided (tests/sim/test_rebalance.py)."""
 
-import dataclasses
 import gc
-import json
 import threading
 import time
 import weakref
@@ -14,14 +12,10 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.measure.workload import constant
-from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runtime.programs.compiling import IS_DROPPED
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.sim.rebalance import Look, Move, Verdict
-from rrfp_jax.train.pace import Pace
 from tests.support import toy
-from tests.train.test_ahead import ROOT
 
 BATCH = toy.microbatches(4)
 
@@ -301,17 +295,3 @@ def test_an_unhurried_look_at_real_steps():
     own = trainer("suggest")
     list(own.steps(10))
     assert own._stepper._rebalancing.watched_seconds > 0
-
-
-def test_what_cannot_be_is_refused():
-    with pytest.raises(rrfp.UsageError, match="rebalance='always': choose 'off', 'suggest' or 'auto'"):
-        trainer("always")
-    with pytest.raises(rrfp.UsageError, match="rebalance='auto' with stages of 1, 2 devices"):
-        trainer("auto", mesh=rrfp.Mesh(pp=2, tp=(1, 2)))
-
-
-def test_a_stand_in_for_the_model_has_no_layers(tmp_path):
-    (tmp_path / "w.json").write_text(json.dumps(constant(2, 4, 2e-3).as_json_object()))
-    config = load_config(str(ROOT / "configs" / "quickstart.py"))
-    with pytest.raises(rrfp.UsageError, match="rebalance=auto with pace"):
-        dataclasses.replace(config, rebalance="auto", pace=Pace(workload=str(tmp_path / "w.json")))
