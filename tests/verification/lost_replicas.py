@@ -3,14 +3,13 @@
     python -m tests.verification.lost_replicas [--rounds=50] [--seed=0] [--json=FILE] [--check]
 
 A small run of two stages in two replicas, four processes, is trained twice: undisturbed, and under
-`launch.local --replace-after=10` while ranks are killed (kill -9). First every rank is killed at every moment
+`launch.local --replace-after=6` while ranks are killed (kill -9). First every rank is killed at every moment
 of a whole run: while it starts, compiles, is in a step, keeps its state, validates, and hands over. Further
-rounds kill any rank at a random moment, also while there is one replica only. Between two kills the run starts,
-or comes at least one step further: it is given up after three restarts that bring it no further. The last kill
-comes when all steps have been trained. Compared: every step's data, to the bit; its loss, to rounding, and to
-the bit until the first kill; the seconds from each kill to the end of the next step. Then checkpoints that were
-saved before the first kill, while there was one replica, and at the end are gone on from in one process. It
-needs Linux.
+rounds kill any rank at a random moment, also with one replica. Between two kills the run starts, or comes a
+step further: it is given up after three restarts that bring it no further. The last kill comes when all steps
+have been trained. Compared: every step's data, to the bit; its loss, to rounding, and to the bit until the
+first kill; the seconds from each kill to the end of the next step. Then checkpoints from before the first
+kill, with one replica, and from the end are gone on from in one process. It needs Linux.
 """
 
 from __future__ import annotations
