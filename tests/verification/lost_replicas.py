@@ -52,7 +52,7 @@ EVERY = 20
 """Steps between checkpoints, and between validations."""
 REPLACED = 6
 """Seconds from a loss until all replicas are to go on."""
-STEPS_PER_ROUND = 120
+STEPS_PER_ROUND = 200
 """The run is so long that it does not end before the last kill."""
 TOLERANCE = 1e-3
 """By which part a loss may differ from the undisturbed run's: sums were rounded otherwise in many steps."""
