@@ -1,0 +1,18 @@
+"""Cases of `python -m tests.verification.environments`, those that are soon over."""
+
+import pytest
+
+from tests.verification.environments.__main__ import all_cases
+from tests.verification.environments.living import run_case
+
+QUICK = ["usual: Ctrl-C"]
+CASES = {case.name: case for case in all_cases()}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_run_in_an_odd_environment(name, tmp_path, tmp_path_factory):
+    (tmp_path / "scratch").mkdir()
+    kept = tmp_path_factory.getbasetemp() / "kept"
+    kept.mkdir(exist_ok=True)
+    outcome = run_case(CASES[name], tmp_path / "scratch", kept)
+    assert not outcome.missing and not outcome.faults, outcome.text

@@ -1,0 +1,246 @@
+"""Runs a case: starts it, does what must happen meanwhile, and holds its end against what it must be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from fnmatch import fnmatch
+from pathlib import Path
+
+from rrfp_jax.checkpoint.folder import CheckpointFolder
+from tests.support.kept import FAST_COMPILING
+from tests.verification.environments.case import Case, Outcome
+from tests.verification.environments.templates import files_of
+from tests.verification.failure_cell import ROOT
+
+MARK = "ENVIRONMENTS_MARK"
+"""The variable by which all processes of a case are known."""
+NAME = "trial"
+AFTER_SECONDS = 3.0
+"""For what the shell has left to end by itself."""
+POLL_SECONDS = 0.01
+TRACEBACK = "Traceback (most recent call last)"
+SENTENCE = re.compile(r"^(?:\[\d\] )?((?:rrfp-launch|rrfp-train|rank \d).*)$", re.MULTILINE)
+
+SMALL_DISK = """#!/bin/bash
+mkdir -p "$1" && exec mount -t tmpfs -o size="$2k" small "$1"
+"""
+
+
+def run_case(case: Case, scratch: Path, kept: Path) -> Outcome:
+    """Run a case.
+
+    Args:
+        case: which.
+        scratch: an empty folder for it.
+        kept: a folder for compiled programs and keys, the same for all cases.
+    """
+    if missing := [need for need in case.needs if not has(need)]:
+        return Outcome(missing=", ".join(missing))
+    mark, folder, watch = uuid.uuid4().hex, scratch / "run", scratch / "watch"
+    for made in (folder, watch):
+        made.mkdir()
+    for name, text in files_of(case).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    env = _environment(case, mark, watch, kept)
+    began = time.monotonic()
+    try:
+        with (scratch / "said").open("wb") as out:
+            shell = subprocess.Popen(
+                ["bash", "-c", case.shell],
+                env=env,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+            status = _awaited(shell, case, began, folder, env)
+        seconds = time.monotonic() - began
+        left = _left(mark)
+        text = (scratch / "said").read_text(encoding="utf-8", errors="replace")
+        found = Outcome(status=status, seconds=seconds, text=text, left=left)
+        return Outcome(
+            status=status, seconds=seconds, text=text, left=left, faults=[*_faults(case, found, folder)]
+        )
+    finally:
+        _kill(mark)
+        _clear(folder)
+
+
+def sentence(text: str) -> str:
+    """The first sentence of ours that tells of an end; else the last line."""
+    found = SENTENCE.search(text)
+    lines = [line for line in text.splitlines() if line.strip()]
+    return found[1] if found else (lines[-1] if lines else "(nothing)")
+
+
+def has(need: str) -> bool:
+    """Whether the machine has a command or, for "mount", lets us mount."""
+    if need != "mount":
+        return shutil.which(need) is not None
+    place = Path(f"/tmp/environments-{os.getpid()}")
+    place.mkdir(exist_ok=True)
+    try:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "small", place], capture_output=True, check=False)
+        if mounted.returncode == 0:
+            subprocess.run(["umount", place], check=True)
+        return mounted.returncode == 0
+    except OSError:
+        return False
+    finally:
+        place.rmdir()
+
+
+def _environment(case: Case, mark: str, watch: Path, kept: Path) -> dict[str, str]:
+    """The variables of a case's shell."""
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("RRFP_")}
+    launch = f"{sys.executable} -m rrfp_jax.commands.launch"
+    small = watch / "small-disk"
+    small.write_text(SMALL_DISK, encoding="ascii")
+    small.chmod(0o755)
+    usual |= {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": FAST_COMPILING,
+        "JAX_COMPILATION_CACHE_DIR": str(kept / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        "RRFP_KEY_FILE": str(kept / "programs.key"),
+        "PYTHON": sys.executable,
+        "LAUNCH": f"{launch} --config=run.py",
+        "TRAIN": f"{sys.executable} -m rrfp_jax.commands.train --config=run.py",
+        "SCRIPT": f"{launch} -n 2 --name={NAME} script.py",
+        "SMALL_DISK": str(small),
+        "WATCH": str(watch),
+        "MOMENTS": ",".join(case.then),
+        MARK: mark,
+    }
+    given = {name: value for name, value in case.env.items() if value is not None}
+    return {name: value for name, value in usual.items() if name not in case.env} | given
+
+
+def _awaited(
+    shell: subprocess.Popen[bytes], case: Case, began: float, folder: Path, env: Mapping[str, str]
+) -> int | None:
+    """The shell's status; None if it took too long. Runs the commands of moments that are reached."""
+    watch, due = Path(env["WATCH"]), dict(case.then)
+    while time.monotonic() - began < case.seconds:
+        if (status := shell.poll()) is not None:
+            return status
+        for moment in list(due):
+            path = watch / moment.replace(" ", "-")
+            if path.with_name(f"{path.name}.reached").exists():
+                told = {**env, **_processes(env[MARK])}
+                subprocess.run(["bash", "-c", due.pop(moment)], env=told, cwd=folder, check=False, timeout=60)
+                path.with_name(f"{path.name}.done").touch()
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def _processes(mark: str) -> dict[str, str]:
+    """By the names that a case's commands know them by, the ids of its processes."""
+    found: dict[str, str] = {}
+    for number, words, variables in marked(mark):
+        rank = variables.get("RRFP_RANK")
+        name = f"RANK{rank}" if rank is not None else "LAUNCHER"
+        if rank is not None or "rrfp_jax.commands.launch" in words:
+            found.setdefault(name, str(number))
+    return found
+
+
+def marked(mark: str) -> Iterator[tuple[int, str, Mapping[str, str]]]:
+    """The living processes of a case, by id: id, command line, variables."""
+    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        with suppress(OSError):
+            environ = (folder / "environ").read_bytes()
+            state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
+            if f"{MARK}={mark}".encode() in environ.split(b"\0") and state not in (b"Z", b"X"):
+                pairs = (item.decode("utf-8", "replace").partition("=") for item in environ.split(b"\0"))
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                yield int(folder.name), words, {name: value for name, _, value in pairs}
+
+
+def _left(mark: str) -> list[str]:
+    """The command lines of what is left some time after the shell's end."""
+    deadline = time.monotonic() + AFTER_SECONDS
+    while (left := [words for _, words, _ in marked(mark)]) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return left
+
+
+def _kill(mark: str) -> None:
+    for number, _, _ in marked(mark):
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+
+
+def _clear(folder: Path) -> None:
+    """Unmount whatever a case has mounted in its folder, and make all of it removable."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+    for place in sorted((place for place in mounts if Path(place).is_relative_to(folder)), reverse=True):
+        subprocess.run(["umount", "-l", place], check=False)
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o755)
+
+
+# What must be so.
+
+
+def _faults(case: Case, found: Outcome, folder: Path) -> Iterator[str]:
+    """What was not as it must be."""
+    if found.status is None:
+        yield f"it hung: killed after {case.seconds:g} s"
+    elif found.status not in case.statuses:
+        yield f"exit status {found.status}, not {case.status}"
+    if found.left:
+        yield f"{len(found.left)} processes were left: {'; '.join(found.left)[:300]}"
+    for pattern in case.says:
+        if not re.search(pattern, found.text, re.MULTILINE):
+            yield f"it does not say {pattern!r}"
+    for pattern in case.silent:
+        if re.search(pattern, found.text, re.MULTILINE):
+            yield f"it says {pattern!r}"
+    if not re.search(case.headline, sentence(found.text)):
+        yield f"its first sentence is {sentence(found.text)!r}, not {case.headline!r}"
+    if (count := found.text.count(TRACEBACK)) > case.tracebacks:
+        yield f"{count} tracebacks, not {case.tracebacks}"
+    yield from _of_files(case, folder)
+
+
+def _of_files(case: Case, folder: Path) -> Iterator[str]:
+    """What is wrong with the files."""
+    if case.steps is not None:
+        steps = [json.loads(line)["step"] for line in _metrics(folder)]
+        if steps != list(range(case.steps)):
+            yield f"metrics.jsonl has the steps {steps}, not those of {case.steps}"
+    if case.checkpoint is not None:
+        checkpoints = CheckpointFolder(folder / "runs" / f"{NAME}.checkpoints")
+        latest = checkpoints.steps()[-1:]
+        if latest != [case.checkpoint]:
+            yield f"the latest checkpoint is {latest}, not {case.checkpoint}"
+        else:
+            checkpoints.open(case.checkpoint)  # reads, and raises for one that is not complete
+    there = [str(path.relative_to(folder)) for path in folder.rglob("*")]
+    for pattern in case.files:
+        matching = [name for name in there if fnmatch(name, pattern.removeprefix("!"))]
+        if bool(matching) == pattern.startswith("!"):
+            yield f"{pattern}: there are {matching}"
+
+
+def _metrics(folder: Path) -> list[str]:
+    """The lines of the run's `metrics.jsonl`; whatever is not whole counts as one, too."""
+    with suppress(OSError):
+        return (folder / "runs" / NAME / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return []
