@@ -100,7 +100,7 @@ class ModelCosts:
         with tracing_alone() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
             shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
             params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
-            roles = Roles.of(params, pipe.frozen, pipe.tied)
+            roles = Roles.of(params, pipe.frozen, pipe.tied, pipe.constants(params))
             own, leaves = roles.leaves(params), jax.tree.leaves(params)
             updated = own.owned_tree([leaves[place] for place in own.owned])
             whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)

@@ -63,7 +63,8 @@ class PlainStep:
 
     @cached_property
     def _roles(self) -> Roles:
-        return Roles.of(self.params, self.pipe.frozen, self.pipe.tied)
+        pipe = self.pipe
+        return Roles.of(self.params, pipe.frozen, pipe.tied, pipe.constants(self.params))
 
     @cached_property
     def _places(self) -> LeafRoles:

@@ -42,10 +42,10 @@ ARROWS = {
     # ... what a stage computes, and where ...
     "runtime.sizes": set(),
     "runtime.autodiff": {"errors", "runtime._jax", "runtime.sizes"},
-    "runtime.model": {"core", "fields", "runtime.autodiff"},
+    "runtime.model": {"core", "fields", "random_keys", "runtime.autodiff"},
     "runtime.programs": {"files", "progress", "runtime.model"},
     "runtime.mesh": {"runtime.programs", "runtime.lifecycle"},
-    "runtime.stages": {"random_keys", "runtime.mesh", "runtime.programs", "runtime.transport"},
+    "runtime.stages": {"runtime.mesh", "runtime.programs", "runtime.transport"},
     "runtime.memory": {"runtime.stages"},
     # ... and when: the driver knows of a stage only what it asks of one.
     "runtime.driver": {"runtime.group", "runtime.mesh", "runtime.transport"},

@@ -76,6 +76,12 @@ def calling(function: Callable[..., Any], takes: Sequence[str] = CARRY_AND_MB) -
         raise UsageError(f"{who}must take ({', '.join(takes)}); {_remedy(signature, takes)}") from error
 
 
+def init_takes_carry(init: Callable[..., Any]) -> bool:
+    """Whether an `init` wants `(key, carry, mb)`, not the key alone."""
+    signature = signature_of(init)
+    return signature is not None and bool(_misfit(signature, ["key"], {}))
+
+
 def _misfit(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Why a call with these arguments fails; empty if it does not."""
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
-from rrfp_jax.runtime.model.calls import CARRY_AND_MB, calling
+from rrfp_jax.runtime.model.calls import CARRY_AND_MB, calling, init_takes_carry
 
 MOST_LAYERS = 2**16
 """Of a model, each of which is traced if it is unlike the one before it."""
@@ -128,6 +128,8 @@ class EvaluationBatch(MicrobatchView):
 
 Init: TypeAlias = Callable[[jax.Array, Any, MicrobatchView], Params]
 Apply: TypeAlias = Callable[[Params, Any, MicrobatchView], Any]
+Call: TypeAlias = Callable[[Any, Any, MicrobatchView], Any]
+"""(module, carry, microbatch) -> what a layer gives."""
 
 
 LayerKind: TypeAlias = Literal["nnx", "linen", "function"]
@@ -141,6 +143,8 @@ class LayerSpec:
     tree like them of PartitionSpecs. None if it says nothing.
 
     `fill` makes what users call from parameters: their own module with them, or their function.
+
+    `constants` gives the paths of those parameters that nothing trains, such as tables.
     """
 
     name: str
@@ -150,60 +154,112 @@ class LayerSpec:
     partition: Init | None = None
     kind: LayerKind = "function"
     fill: Callable[[Params], Any] = field(kw_only=True)
+    constants: Callable[[Params], Collection[str]] = field(default=lambda params: (), kw_only=True)
 
 
 def layer(
-    factory: Any,
+    factory: Any = None,
+    /,
     *args: Any,
     repeat: int = 1,
-    init: Callable[[jax.Array], Any] | None = None,
+    init: Callable[..., Any] | None = None,
+    call: Call | None = None,
+    make: Callable[[jax.Array], Any] | None = None,
+    split: Callable[[Any], tuple[Any, Any]] | None = None,
+    combine: Callable[[Any, Any], Any] | None = None,
     **kwargs: Any,
 ) -> LayerSpec:
     """Describe one layer, or `repeat` equal ones with their own parameters, without building anything.
+
+        rrfp.layer(Block, config, repeat=24)
+        rrfp.layer(Attention, config, call=lambda module, x, mb: module(x, mask=mb["mask"]))
+        rrfp.layer(function, init=lambda key: {"w": jax.random.normal(key, (8, 8))})
+        rrfp.layer(make=lambda key: equinox.nn.Linear(8, 8, key=key), call=lambda m, x, mb: jax.vmap(m)(x))
+
+    Parameters have the names that the author of a class gave them, however the class is called.
 
     Args:
         factory: an NNX module class (or a function with an `rngs` parameter that returns a module), a Linen
             module class or module, or a pure function: `f(carry, mb)`, or `f(params, carry, mb)` with `init`.
         *args: passed to the module class; so is every further keyword. NNX classes get `rngs` as well.
         repeat: how many of this layer in a row.
-        init: for a pure function with parameters: `init(key) -> params`, a pytree of arrays.
+        init: for a pure function with parameters: `init(key) -> params`, or `init(key, carry, mb) -> params`
+            where shapes depend on what the layer gets; a pytree of arrays.
+        call: how a module, or what `make` returns, is called: `call(object, carry, mb)` returns what a layer
+            does, the next carry or (carry, Loss). Without `call` it is `object(carry, mb)`.
+        make: instead of `factory`, a function of a random key that returns a pytree, such as a model of
+            Equinox or penzai, or any object that `split` takes apart. It runs while JAX traces, so the arrays
+            exist only where the layer is. Equal keys must give equal objects.
+        split: for `make`: `split(object) -> (params, static)`, such as
+            `lambda model: equinox.partition(model, equinox.is_inexact_array)`. The arrays in the pytree
+            `params` are trained; their paths in it are their names. JAX arrays among the leaves of `static`
+            are saved and exported, but not trained. Without `split`, floating point and complex arrays are
+            trained.
+        combine: for `make`: the inverse of `split`, `combine(params, static) -> object`. Without `combine`
+            both must be trees like the object, each with None where the other has a leaf.
         **kwargs: see `args`.
 
     Raises:
         UsageError: something that is none of these, such as an NNX module that is already built; a repeat
-            below 1 or beyond 65,536; or an `init` that is no function.
+            below 1 or beyond 65,536; an `init`, `call`, `make`, `split` or `combine` that is no function, or
+            that stands beside what it is not for.
     """
-    name = getattr(factory, "__name__", type(factory).__name__)
+    name = getattr(make or factory, "__name__", type(make or factory).__name__)
     if not isinstance(repeat, int) or isinstance(repeat, bool) or not 1 <= repeat <= MOST_LAYERS:
         raise UsageError(
             f"layer({name}, repeat={shown(repeat)}): a layer must stand there at least once, and at most "
             f"{MOST_LAYERS:,} times"
         )
-    if init is not None and not callable(init):
-        raise UsageError(f"layer({name}, init={init!r}): give a function of a random key, init(key)")
-    if "flax" in sys.modules:  # else it cannot be one of flax's, whose import takes a third of a second
-        from rrfp_jax.runtime.model import flax_layers
+    _check_functions(name, {"init": init, "call": call, "make": make, "split": split, "combine": combine})
+    if make is not None:
+        if factory is not None or args or kwargs or init is not None:
+            raise UsageError(
+                f"layer(make={name}): make= stands instead of a class or function, its arguments and init=; "
+                f"bind arguments with functools.partial"
+            )
+        from rrfp_jax.runtime.model import tree_layers
 
-        if made := flax_layers.layer_of(name, factory, args, kwargs, repeat):
-            return made
+        return tree_layers.tree_layer(name, make, tree_layers.Parting(split, combine), call, repeat)
+    if split is not None or combine is not None:
+        raise UsageError(f"layer({name}): split= and combine= are for make=, layer(make=..., split=...)")
     plain = callable(factory) and not isinstance(factory, type)
-    if init is not None and plain and not args and not kwargs:
-        return _function(name, factory, init, repeat)
-    if plain and "rngs" in inspect.signature(factory).parameters:
+    # What flax has not been imported for is none of its modules; the import takes a third of a second.
+    if "flax" in sys.modules or (plain and init is None and "rngs" in inspect.signature(factory).parameters):
         from rrfp_jax.runtime.model import flax_layers
 
-        return flax_layers.nnx_layer(name, factory, args, kwargs, repeat)
+        if made := flax_layers.layer_of(name, factory, args, kwargs, repeat, call):
+            return made
+    if call is not None:
+        raise UsageError(
+            f"layer({name}, call=...): call= is for modules of flax and for make=; {name} is "
+            f"{'a function, which takes what it is given' if plain else 'neither'}"
+        )
     if plain and not args and not kwargs:
-        return _function(name, factory, None, repeat)
+        return _function(name, factory, init, repeat)
     raise UsageError(
-        f"layer({name}): expected an NNX or Linen module class, a function f(carry, mb), or a function "
-        f"f(params, carry, mb) with init=; got {shown(factory)}"
+        f"layer({name}): expected an NNX or Linen module class, a function f(carry, mb), a function "
+        f"f(params, carry, mb) with init=, or make=; got {shown(factory)}"
         + (" with arguments: bind them with functools.partial" if args or kwargs else "")
     )
 
 
+_CALLED: Mapping[str, str] = {
+    "init": "a function of a random key, init(key)",
+    "call": "a function call(module, carry, mb)",
+    "make": "a function of a random key, make(key)",
+    "split": "a function split(object) -> (params, static)",
+    "combine": "a function combine(params, static) -> object",
+}
+
+
+def _check_functions(name: str, given: Mapping[str, Any]) -> None:
+    for what, value in given.items():
+        if value is not None and not callable(value):
+            raise UsageError(f"layer({name}, {what}={shown(value)}): give {_CALLED[what]}")
+
+
 def _function(
-    name: str, function: Callable[..., Any], init: Callable[[jax.Array], Any] | None, repeat: int
+    name: str, function: Callable[..., Any], init: Callable[..., Any] | None, repeat: int
 ) -> LayerSpec:
     """A layer of a function, which takes parameters if there is an `init`."""
     takes = CARRY_AND_MB if init is None else ("params", *CARRY_AND_MB)
@@ -213,7 +269,10 @@ def _function(
             return function(carry, mb) if init is None else function(params, carry, mb)
 
     def made(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
-        return {} if init is None else init(key)
+        if init is None:
+            return {}
+        given = (key, carry, mb) if init_takes_carry(init) else (key,)
+        return init(*given)
 
     def fill(params: Params) -> Any:
         return partial(apply, params)

@@ -117,6 +117,14 @@ class Pipeline:
     def __len__(self) -> int:
         return len(self.layers)
 
+    def constants(self, params: Params) -> frozenset[str]:
+        """Paths of what no optimizer may change, although it is part of {layer index as text: tree}."""
+        return frozenset(
+            f"{index}.{path}"
+            for index, own in params.items()
+            for path in self.layers[int(index)].constants(own)
+        )
+
     def apply_layer(
         self, index: int, params: Params, carry: Any, mb: MicrobatchView
     ) -> tuple[Any, Loss | None]:

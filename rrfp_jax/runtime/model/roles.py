@@ -10,7 +10,7 @@ Every leaf is one of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -74,13 +74,20 @@ class Roles:
     first_trained: int
 
     @classmethod
-    def of(cls, params: Params, frozen: Sequence[str] = (), tied: Sequence[tuple[str, str]] = ()) -> Roles:
+    def of(
+        cls,
+        params: Params,
+        frozen: Sequence[str] = (),
+        tied: Sequence[tuple[str, str]] = (),
+        constants: Collection[str] = (),
+    ) -> Roles:
         """Resolve names and patterns.
 
         Args:
             params: specs of the whole model, {layer index as text: tree}.
             frozen: patterns of paths; in them and in `tied` a layer index below 0 counts from the end.
             tied: pairs of paths, owner and alias.
+            constants: paths of parameters that are frozen whatever `frozen` says.
 
         Raises:
             UsageError: a pattern or path that there is not, nothing left to train, a parameter to train that
@@ -88,7 +95,7 @@ class Roles:
         """
         specs = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
         owners = _resolve_ties(specs, len(params), tied)
-        matched = set()
+        matched = set(constants)
         for pattern in frozen:
             wanted = from_the_front(pattern, len(params))
             found = {path for path in specs if fnmatchcase(path, wanted)}

@@ -78,7 +78,8 @@ class Library:
         Raises:
             UsageError: the Pipeline's `frozen` or `tied` name what there is not.
         """
-        return Roles.of(self.params, self._pipe.frozen, self._pipe.tied)
+        pipe = self._pipe
+        return Roles.of(self.params, pipe.frozen, pipe.tied, pipe.constants(self.params))
 
     def sharding(self, width: int) -> Sharding:
         """How parameters and carries lie on the stages of so many devices; needs one examined bucket.

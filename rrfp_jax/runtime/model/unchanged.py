@@ -1,0 +1,190 @@
+"""Which outputs of a traced function are its inputs themselves, through every program that it calls.
+
+Transforms of flax return each variable of a module as an output of the transform, changed or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxprs_in_params
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime._jax import scan_counts
+from rrfp_jax.runtime.model.layers import Apply, MicrobatchView, Params
+from rrfp_jax.runtime.model.paths import leaf_paths
+
+Value: TypeAlias = Any
+"""Stands for what a variable holds; two that are equal hold the same."""
+
+Run: TypeAlias = Callable[[Params, Any, MicrobatchView], tuple[Any, Params]]
+"""(parameters, carry, microbatch) -> what a layer gives, and its parameters after the call."""
+
+
+def unchanging(run: Run, constants: Collection[str] = ()) -> Apply:
+    """The layer, which must leave its parameters as they are.
+
+    Args:
+        run: the layer.
+        constants: names of what is not trained.
+
+    Raises:
+        UsageError: when it is called, naming what it changes.
+    """
+    checked = set()
+
+    def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
+        out, after = run(params, carry, mb)
+        before, now = _by_name(params), _by_name(after)
+        doubtful = [name for name, leaf in before.items() if now.get(name) is not leaf]
+        leaves, structure = jax.tree.flatten((carry, mb))
+        kind = structure, tuple(map(jax.typeof, leaves))
+        if doubtful and kind not in checked:
+            for name in doubtful:
+                if name not in now:
+                    raise UsageError(f"removes its parameter {name} when it is called")
+
+            def outputs(params: Params, carry: Any, mb: MicrobatchView) -> list[Any]:
+                after = _by_name(run(params, carry, mb)[1])
+                return [after[name] for name in doubtful]
+
+            same = inputs_of_outputs(jax.make_jaxpr(outputs)(params, carry, mb))
+            places = {name: i for i, name in enumerate(before)}
+            for name, place in zip(doubtful, same, strict=True):
+                if place != places[name]:
+                    raise UsageError(_changes(name, name in constants))
+            checked.add(kind)
+        return out
+
+    return apply
+
+
+def _by_name(tree: Params) -> Mapping[str, Any]:
+    return dict(zip(leaf_paths({"": tree}), jax.tree.leaves(tree), strict=True))
+
+
+def _changes(name: str, constant: bool) -> str:
+    if constant:
+        return (
+            f"changes its variable {name} when it is called, but layers cannot keep state from call to "
+            f"call: normalise by statistics that stay (use_running_average=True), or by none "
+            f"(LayerNorm, RMSNorm, GroupNorm)"
+        )
+    return (
+        f"changes its parameter {name} when it is called; only the optimizer changes parameters: compute "
+        f"with a local value"
+    )
+
+
+def inputs_of_outputs(closed: ClosedJaxpr) -> list[int | None]:
+    """For each output the index of the input that it is; None if it may differ from every input."""
+    inputs = list(range(len(closed.jaxpr.invars)))
+    return [value if isinstance(value, int) else None for value in _outputs(closed, inputs)]
+
+
+def _outputs(program: Any, inputs: Sequence[Value]) -> list[Value]:
+    """What a program gives, closed or not."""
+    jaxpr = getattr(program, "jaxpr", program)
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+    for equation in jaxpr.eqns:
+        read = [_held(known, atom) for atom in equation.invars]
+        known.update(zip(equation.outvars, _of_equation(equation, read), strict=True))
+    return [_held(known, atom) for atom in jaxpr.outvars]
+
+
+def _held(known: Mapping[Any, Value], atom: Any) -> Value:
+    return object() if isinstance(atom, Literal) else known.get(atom, ("constant", atom))
+
+
+def _of_equation(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    rule = _RULES.get(equation.primitive.name)
+    if rule is not None:
+        return rule(equation, read)
+    bodies = list(jaxprs_in_params(equation.params))
+    if len(bodies) == 1 and len(bodies[0].invars) == len(read):
+        found = _outputs(bodies[0], read)  # a call
+        if len(found) == len(equation.outvars):
+            return found
+    return _other(equation, read)
+
+
+def _other(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """Of an equation that computes."""
+    return [object() for _ in equation.outvars]
+
+
+def _same(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """Of an equation that gives what it gets, perhaps in another dtype."""
+    kept = zip(equation.invars, equation.outvars, read, strict=True)
+    return [value if given.aval == out.aval else object() for given, out, value in kept]
+
+
+def _cond(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    outputs = zip(*(_outputs(branch, read[1:]) for branch in equation.params["branches"]), strict=True)
+    return [first if all(first == value for value in rest) else object() for first, *rest in outputs]
+
+
+def _while(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    skipped, constants = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+    first = skipped + constants
+    return _carried(equation.params["body_jaxpr"], read[skipped:first], read[first:], [])[0]
+
+
+def _scan(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    constants, carried = scan_counts(equation)
+    end = constants + carried
+    rows = [("row", id(equation), value) for value in read[end:]]
+    kept, stacked = _carried(equation.params["jaxpr"], read[:constants], read[constants:end], rows)
+    return [*kept, *(value[2] if value in rows else object() for value in stacked)]
+
+
+def _transpose(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """What is transposed back is itself."""
+    value, permutation = read[0], tuple(equation.params["permutation"])
+    if isinstance(value, tuple) and value[0] == "transposed":
+        _, value, before = value
+        permutation = tuple(before[axis] for axis in permutation)
+    in_place = permutation == tuple(range(len(permutation)))
+    return [value if in_place else ("transposed", value, permutation)]
+
+
+def _wrap(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    return [("key", read[0], equation.params["impl"])]
+
+
+def _unwrap(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    return [read[0][1] if isinstance(read[0], tuple) and read[0][0] == "key" else object()]
+
+
+_RULES: Mapping[str, Callable[[JaxprEqn, Sequence[Value]], Sequence[Value]]] = {
+    "copy": _same,
+    "copy_p": _same,
+    "optimization_barrier": _same,
+    "sharding_constraint": _same,
+    "convert_element_type": _same,
+    "transpose": _transpose,
+    "random_wrap": _wrap,
+    "random_unwrap": _unwrap,
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+    "shard_map": _other,  # its program sees parts
+}
+
+
+def _carried(
+    body: Any, constants: Sequence[Value], carried: Sequence[Value], rows: Sequence[Value]
+) -> tuple[list[Value], list[Value]]:
+    """What a loop's body leaves in what it carries, and what else it gives."""
+    values = list(carried)
+    while True:
+        given = _outputs(body, [*constants, *values, *rows])
+        changed = [i for i, value in enumerate(values) if given[i] != value]
+        if not (fresh := [i for i in changed if values[i] is carried[i]]):
+            break
+        for i in fresh:
+            values[i] = ("changing", object())
+    kept = [carried[i] if values[i] is carried[i] else object() for i in range(len(values))]
+    return kept, given[len(values) :]

@@ -1,0 +1,162 @@
+"""Objects that other people wrote as layers: how they are called, taken apart, and given back."""
+
+import dataclasses
+
+import flax.linen as linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import rrfp_jax as rrfp
+from tests.support import toy
+
+WIDTH = 4
+ROWS = {"x": np.random.default_rng(0).standard_normal((2, WIDTH)).astype(np.float32)}
+BATCH = [ROWS, {"x": 2 * ROWS["x"]}]
+
+
+class Attended(nnx.Module):
+    """Has a call of its own, and gives two things."""
+
+    def __init__(self, width, *, rngs):
+        self.inner = nnx.Linear(width, width, rngs=rngs)
+
+    def __call__(self, positions, x, mask=None):
+        return positions, self.inner(x * mask)
+
+
+class LinenAttended(linen.Module):
+    width: int
+
+    @linen.compact
+    def __call__(self, positions, x, mask=None):
+        return positions, linen.Dense(self.width, name="inner")(x * mask)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Affine:
+    """As Equinox makes them: a pytree of arrays and functions."""
+
+    kernels: list
+    table: jax.Array
+    activation: object
+
+    @classmethod
+    def make(cls, key):
+        keys = jax.random.split(key, 2)
+        return cls([jax.random.normal(k, (WIDTH, WIDTH)) for k in keys], jnp.arange(WIDTH), jnp.tanh)
+
+    def __call__(self, x):
+        for kernel in self.kernels:
+            x = self.activation(x @ kernel + self.table)
+        return x
+
+
+def kernels_alone(affine):
+    return {"first": affine.kernels[0], "second": affine.kernels[1]}, affine
+
+
+def with_kernels(params, affine):
+    return dataclasses.replace(affine, kernels=[params["first"], params["second"]])
+
+
+def loss(carry, mb):
+    return rrfp.Loss((carry**2).sum(), weight=carry.shape[0])
+
+
+def first(carry, mb):
+    return mb["x"]
+
+
+def attend(module, x, mb):
+    return module(None, x, mask=2.0)[1]
+
+
+def apply(affine, x, mb):
+    return affine(x)
+
+
+def drawn(params, x, mb):
+    return x @ params["w"]
+
+
+def drawn_init(key, x, mb):
+    return {"w": jax.random.normal(key, (x.shape[-1], mb["x"].shape[-1]))}
+
+
+DENSE = ["inner.bias", "inner.kernel"]
+KERNELS = ["kernels.0", "kernels.1", "table"]
+NAMED = {"split": kernels_alone, "combine": with_kernels}
+
+LAYERS = {  # a layer, the paths of its parameters, those that are constants, how its object is called
+    "nnx": (rrfp.layer(Attended, WIDTH, call=attend), DENSE, [], attend),
+    "linen": (rrfp.layer(LinenAttended, WIDTH, call=attend), DENSE, [], attend),
+    "linen module": (rrfp.layer(LinenAttended(WIDTH), call=attend), DENSE, [], attend),
+    "pytree": (rrfp.layer(make=Affine.make, call=apply), KERNELS, ["table"], apply),
+    "split": (
+        rrfp.layer(make=Affine.make, call=apply, **NAMED),
+        ["first", "kernels.0", "kernels.1", "second", "table"],
+        KERNELS,
+        apply,
+    ),
+    "init of the carry": (rrfp.layer(drawn, init=drawn_init), ["w"], [], lambda own, x, mb: own(x, mb)),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_it_trains_as_plain_jax_and_comes_back_as_it_is(kind):
+    layer, paths, constants, call = LAYERS[kind]
+    layers = [rrfp.layer(first), layer, rrfp.layer(Attended, WIDTH, call=attend)]
+    trainer = toy.trainer(2, pipe=rrfp.Pipeline(layers, loss), data=BATCH)
+    trainer.start()
+    before = jax.device_get(trainer.stage_params["1"])
+    assert trainer.check().ok
+    trainer.step(BATCH)
+    after = jax.device_get(trainer.stage_params["1"])
+    flat = {path: (a, b) for (path, a), b in zip(named(before), jax.tree.leaves(after), strict=True)}
+    assert list(flat) == paths
+    assert [path for path, (a, b) in flat.items() if np.array_equal(a, b)] == constants
+    _, own, last = trainer.params(modules=True)
+    out = attend(last, call(own, jnp.asarray(ROWS["x"]), rrfp.EvaluationBatch(ROWS)), None)
+    evaluated = trainer.evaluate([ROWS]).loss
+    assert float((out**2).sum() / len(out)) == pytest.approx(evaluated, rel=1e-6)
+
+
+def named(tree):
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: rrfp.layer(Attended, call=3), "call=3): give a function call(module, carry, mb)"),
+        (lambda: rrfp.layer(make=3), "make=3): give a function of a random key"),
+        (lambda: rrfp.layer(drawn, call=attend), "call= is for modules of flax and for make="),
+        (lambda: rrfp.layer(Attended, WIDTH, split=kernels_alone), "split= and combine= are for make="),
+        (lambda: rrfp.layer(Attended, make=Affine.make), "make= stands instead of a class or function"),
+        (lambda: rrfp.layer(make=Affine.make, split=lambda m: m), "split= gives Affine(kernels"),
+        (
+            lambda: rrfp.layer(make=Affine.make, split=lambda m: ({"f": m.activation}, m)),
+            "split= gives params with f = <PjitFunction",
+        ),
+        (
+            lambda: rrfp.layer(make=Affine.make, split=lambda m: ({"table": m.table}, m)),
+            "two arrays have the name 'table': have split= return dicts with other keys",
+        ),
+        (
+            lambda: rrfp.layer(Attended, WIDTH, call=lambda module, x: module(x)),
+            "must take (module, carry, mb); add mb",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said(make, said):
+    with pytest.raises(rrfp.UsageError) as refused:
+        pipe = rrfp.Pipeline([rrfp.layer(first), make()], loss)
+        pipe.shapes({"x": jax.ShapeDtypeStruct((2, WIDTH), np.float32)})
+    assert said in str(refused.value)
