@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -88,6 +89,33 @@ def path_of(what: str, given: Any) -> Path:
         raise UsageError(f"{what}={given!r}: give the path of a file")
     check_path(what, given)
     return Path(given)
+
+
+def expanded(what: str, path: str) -> Path:
+    """A path with `~` and `~user` replaced by the home directory.
+
+    Raises:
+        UsageError: nobody has that name, or the home directory is not known.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = printable(Path(path).parts[0])
+        raise UsageError(
+            f"{what}={printable(path)!r}: {user} is nobody's home here; give the path in full"
+        ) from None
+
+
+def check_not_read(what: str, output: Path, inputs: Iterable[Path]) -> None:
+    """Refuse to write to a file that is read, whatever links lead to it.
+
+    Raises:
+        UsageError: it is one of the inputs; the message begins with `what`.
+    """
+    for own in inputs:
+        with suppress(OSError):
+            if os.path.samefile(own, output):
+                raise UsageError(f"{what}={output}: is the same file as {own}, which is read; give another")
 
 
 def check_name(name: str, given: str, folder: str) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 
 OTHERS_WRITE, OTHERS_READ = 0o022, 0o044
@@ -19,6 +22,50 @@ def move_away(folder: Path) -> Path:
     while (new := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
     return folder.rename(new)
+
+
+def named(folder: Path, name: str, ending: str) -> list[Path]:
+    """What a folder has under exactly this name and an ending, a regular expression; sorted."""
+    wanted = re.compile(re.escape(name) + ending)
+    with suppress(OSError):
+        return sorted(path for path in folder.iterdir() if wanted.fullmatch(path.name))
+    return []
+
+
+MOVED_AWAY, STAGED = r"\.[1-9][0-9]*", r"\.starting-[0-9]+(\.[0-9]+)?"
+"""Endings for `named`: of what `move_away` renamed, and of the hidden folder that a launcher prepares."""
+
+
+def staged(run: Path) -> list[Path]:
+    """The folders in which launchers prepare this run, or have left what they prepared."""
+    return named(run.parent, f".{run.name}", STAGED)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A file to write into, which takes the place of `path` once it is complete.
+
+    Whoever has the earlier file open keeps its content. Links stay. Devices and pipes are written directly,
+    and so is a file in a folder that takes no other.
+
+    Raises:
+        OSError: it cannot be written; what was there is as it was.
+    """
+    place = Path(os.path.realpath(path))
+    exists = place.exists()
+    if exists and not (place.is_file() and os.access(place.parent, os.W_OK)):
+        yield place
+        return
+    if exists and not os.access(place, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    part = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        yield part
+        if exists:
+            shutil.copymode(place, part)
+        part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def open_regular(path: str | Path, folder: int | None = None) -> int:
@@ -89,13 +136,20 @@ def opened(path: str | Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextmanager
+def opened_binary(path: str | Path) -> Iterator[BufferedReader]:
+    """The same as a file object."""
+    with opened(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
+        yield file
+
+
 def read_whole(path: str | Path, most: int) -> bytes:
     """The content of a file of at most so many bytes.
 
     Raises:
         OSError: it cannot be read, is no file, or has more bytes; `strerror` says why.
     """
-    with opened(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
+    with opened_binary(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than the {most} bytes that are read", str(path))

@@ -19,7 +19,7 @@ import msgspec
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import path_of, printable
-from rrfp_jax.files import read_whole
+from rrfp_jax.files import read_whole, written_whole
 
 T = TypeVar("T")
 
@@ -105,7 +105,8 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
     file = path_of("path", path)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+        with written_whole(file) as part:
+            part.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 

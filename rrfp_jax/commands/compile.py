@@ -12,7 +12,7 @@ from rrfp_jax.commands.command_line import Parser, check_output, exit_status
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.commands.plan import MEMORY_SHARE
 from rrfp_jax.errors import DONE, FAILED, UsageError
-from rrfp_jax.fields import check_path
+from rrfp_jax.fields import check_not_read, check_path
 from rrfp_jax.forecast.accelerators import ACCELERATORS
 from rrfp_jax.forecast.compiler_targets import TARGETS, target_text
 from rrfp_jax.json_files import write_json
@@ -70,6 +70,8 @@ def _compile(arguments: Sequence[str]) -> int:
             check_path(flag, folder)
     stages = None if options.stages is None else _numbers(options.stages)
     line = read_config_line(rest)
+    if options.json is not None:
+        check_not_read("--json", options.json, [Path(line.file)])
     from rrfp_jax.runtime.programs.absent import ENVIRONMENT, require_gpu_compiler  # these import JAX
 
     os.environ.update(ENVIRONMENT)

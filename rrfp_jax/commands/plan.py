@@ -10,6 +10,7 @@ from pathlib import Path
 from rrfp_jax.commands.command_line import Parser, check_output, exit_status
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.fields import check_not_read
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.json_files import write_json
 from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
@@ -63,6 +64,8 @@ def _plan(arguments: Sequence[str]) -> int:
         check_output(options.json)
     link = None if options.link is None else _link(options.link)
     line = read_config_line(rest)
+    if options.json is not None:
+        check_not_read("--json", options.json, [Path(line.file)])
     from rrfp_jax.commands.overrides import configured  # these import JAX
     from rrfp_jax.commands.planning import plan_run
 

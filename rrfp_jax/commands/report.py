@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, check_output, exit_status, print_whole
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.fields import check_path
+from rrfp_jax.fields import check_not_read, check_path
+from rrfp_jax.files import written_whole
 
 COMMAND = "rrfp-report"
 
@@ -45,12 +46,14 @@ def _report(arguments: Sequence[str]) -> int:
         if run is not None:
             check_path("RUN", run)
     from rrfp_jax.explain.explanation import explain  # after --help, which is to be quick
-    from rrfp_jax.explain.run_folder import read_run
+    from rrfp_jax.explain.run_folder import READ, read_run
     from rrfp_jax.json_files import Unreadable
 
     folder = options.run if options.run.is_dir() else options.run.parent
     file = folder / ("report.html" if options.other is None else TWO) if options.out is None else options.out
     check_output(file)
+    for given in (options.run, options.other or options.run):
+        check_not_read("--out", file, [given, *(given / name for name in READ)])
     try:
         run = read_run(options.run)
         other = None if options.other is None else read_run(options.other)
@@ -70,7 +73,8 @@ def _report(arguments: Sequence[str]) -> int:
         print_whole(str(both))
         html = page_of_two(both)
     try:
-        file.write_text(html, encoding="utf-8")
+        with written_whole(file) as part:
+            part.write_text(html, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}; set --out") from None
     print_whole(f"\npictures: {file} (open it in a browser; it needs no network)")

@@ -14,6 +14,7 @@ from rrfp_jax.core.accumulation import SPARE_GRADIENTS
 from rrfp_jax.core.measure.jitter import LEVELS
 from rrfp_jax.core.schedules import NAMED, RANKED
 from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.fields import check_not_read
 from rrfp_jax.json_files import write_json
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.links import NETWORKS
@@ -58,9 +59,12 @@ def _simulate(arguments: Sequence[str]) -> int:
     outputs = [path for path in (options.out, options.trace, options.plot) if path is not None]
     for path in outputs:  # before the work is done
         check_output(path)
-    if len(set(outputs)) < len(outputs):
+    if len({path.resolve() for path in outputs}) < len(outputs):
         raise UsageError("two outputs have the same name: give each a file of its own")
     source = _source(options)
+    orders = [Path(policy.removeprefix(RANKED).removeprefix(CSV)) for policy in policies]
+    for path in outputs:
+        check_not_read("output", path, [*orders, *filter(None, [options.workload])])
     if options.plot is not None:
         stages = options.stages or STAGES
         if options.workload is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, print_whole
 from rrfp_jax.errors import DONE, FAILED, UsageError
 from rrfp_jax.fields import check_path
-from rrfp_jax.files import read_whole
+from rrfp_jax.files import read_whole, staged
 
 COMMAND = "rrfp-why"
 
@@ -71,8 +71,7 @@ def _living(run: Path) -> tuple[Path, Sequence[int]]:
     """
     from rrfp_jax.launcher.why.looking import living_ranks
 
-    staged = sorted(run.parent.glob(f".{run.name}.starting-*"))
-    folders = [folder for folder in (run, *staged) if folder in staged or any(folder.glob("flight-*"))]
+    folders = [*([run] if any(run.glob("flight-*")) else []), *staged(run)]
     found = [living_ranks(folder) for folder in folders]
     for folder, ranks in zip(folders, found, strict=True):
         if ranks:

@@ -16,7 +16,8 @@ from rrfp_jax.data.sources import BadDocument, Raw, Source
 from rrfp_jax.data.tokenizers import Bytes, Tokenizer, check_vocabulary
 from rrfp_jax.data.tokens import offsets_path
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, path_of
+from rrfp_jax.fields import check_fields, check_not_read, path_of
+from rrfp_jax.files import written_whole
 
 CACHED = 64
 """Documents kept as tokens, so that pieces of a long one are not each tokenized anew."""
@@ -154,7 +155,7 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
 
     Raises:
         UsageError: another suffix, which `TokenFile` would take for raw numbers; a file that cannot be
-            written; and what `Corpus` refuses.
+            written, or that the corpus reads; and what `Corpus` refuses. Earlier files are as they were.
     """
     path = path_of("path", path)
     if path.suffix != ".npy":
@@ -162,12 +163,16 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
     kept = np.flatnonzero(corpus.lengths)
     offsets = np.concatenate([[0], np.cumsum(corpus.lengths[kept])])
     dtype = np.uint16 if corpus.vocabulary <= 2**16 else np.int32
+    for output in (path, offsets_path(path)):
+        check_not_read("path", output, getattr(corpus.source, "files", ()))
     try:
-        tokens = np.lib.format.open_memmap(path, "w+", dtype, (int(offsets[-1]),))  # type: ignore[no-untyped-call]
-        for document, begin, end in zip(kept.tolist(), offsets, offsets[1:], strict=False):
-            tokens[begin:end] = corpus.tokens(document, 0, int(end - begin))
-        tokens.flush()
-        np.save(offsets_path(path), offsets)
+        with written_whole(path) as part, written_whole(offsets_path(path)) as beside:
+            tokens = np.lib.format.open_memmap(part, "w+", dtype, (int(offsets[-1]),))  # type: ignore[no-untyped-call]
+            for document, begin, end in zip(kept.tolist(), offsets, offsets[1:], strict=False):
+                tokens[begin:end] = corpus.tokens(document, 0, int(end - begin))
+            tokens.flush()
+            with beside.open("wb") as file:
+                np.save(file, offsets)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 

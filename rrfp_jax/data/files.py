@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import expanded
+from rrfp_jax.files import opened
 
 TEXT_SUFFIXES = (
     *(".md", ".rst", ".tex", ".txt"),
@@ -33,7 +35,7 @@ def find_files(path: str, suffixes: Collection[str] = TEXT_SUFFIXES) -> list[tup
         UsageError: there is none.
     """
     files: Iterable[Path]
-    root = Path(path).expanduser() if path else Path(sysconfig.get_path("stdlib"))
+    root = expanded("path", path) if path else Path(sysconfig.get_path("stdlib"))
     if not path:
         files = _walk(root, (".py",), NOT_STANDARD_LIBRARY)
     elif root.is_dir():
@@ -47,6 +49,15 @@ def find_files(path: str, suffixes: Collection[str] = TEXT_SUFFIXES) -> list[tup
             )
         root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), root.parent.parts))
     return sorted((file.relative_to(root).as_posix(), file) for file in files if file.is_file())
+
+
+def size_of(file: Path) -> int:
+    """Bytes of a file; -1 if it cannot be read."""
+    try:
+        with opened(file) as descriptor:
+            return os.fstat(descriptor).st_size
+    except OSError:
+        return -1
 
 
 def _walk(root: Path, suffixes: Collection[str], without: Collection[str] = ()) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from rrfp_jax.data.files import find_files
 from rrfp_jax.data.images import IMAGE_SUFFIXES, Image
 from rrfp_jax.data.sources import BadDocument, Examples, JsonLines
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, expanded
 from rrfp_jax.files import read_whole
 
 Parts: TypeAlias = Sequence[Image | str]
@@ -127,7 +127,7 @@ class ImageLines:
         """The line's text, with its images where they stand."""
         given = self._lines.parsed(document)
         text, images = _fields(given, self.text, self.images)
-        root = Path(self.folder).expanduser() if self.folder else self._lines.file(document).parent
+        root = expanded("folder", self.folder) if self.folder else self._lines.file(document).parent
         return parts_of(text, [_within(root, image) for image in images], self.marker)
 
     @functools.cached_property

@@ -9,20 +9,21 @@ from __future__ import annotations
 import functools
 import json
 import mmap
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import IO, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.data.files import find_files
+from rrfp_jax.data.files import find_files, size_of
 from rrfp_jax.data.optional import imported
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields
+from rrfp_jax.files import opened_binary
 
 Raw: TypeAlias = "bytes | str | NDArray[Any]"
 """A document as it is read: text, text in UTF-8, or tokens."""
@@ -90,22 +91,21 @@ class TextFiles:
         """Bytes; a file that has shrunk since is bad."""
         _, path, first, size = self._spans[document]
         wanted = (size if end is None else end) - begin
-        try:
-            with path.open("rb") as file:
-                file.seek(first + begin)
-                data = file.read(wanted)
-        except OSError as error:
-            raise BadDocument(f"unreadable ({error.strerror})") from error
+        with _readable(path) as file:
+            file.seek(first + begin)
+            data = file.read(wanted)
         if len(data) < wanted:
             raise BadDocument(f"shorter than the {first + size} bytes that it had at the start")
         return data
 
+    @property
+    def files(self) -> Iterable[Path]:
+        """That are read."""
+        return (path for _, path, *_ in self._spans)
+
     @functools.cached_property
     def _spans(self) -> list[tuple[str, Path, int, int]]:
-        files = [
-            (name, path, path.stat().st_size if os.access(path, os.R_OK) else -1)
-            for name, path in find_files(self.path)
-        ]
+        files = [(name, path, size_of(path)) for name, path in find_files(self.path)]
         if self.document == "file":
             return [(name, path, 0, size) for name, path, size in files]
         return [
@@ -115,11 +115,39 @@ class TextFiles:
         ]
 
 
+@contextmanager
+def _readable(path: Path) -> Iterator[IO[bytes]]:
+    """A file of documents that is read once more; `BadDocument` if it cannot be."""
+    try:
+        with opened_binary(path) as file:
+            yield file
+    except OSError as error:
+        raise BadDocument(f"unreadable ({error.strerror})") from error
+
+
+@contextmanager
+def _refused_if_unreadable(path: Path) -> Iterator[None]:
+    """Inside, a file is looked through for documents.
+
+    Raises:
+        UsageError: it cannot be read, or shrinks meanwhile.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: cannot be read ({reason}): leave the data alone and start again") from None
+
+
 def _sections(path: Path, total: int) -> Iterator[tuple[int, int]]:
     """(first byte, bytes) of each section of a file of `total` bytes; one of `total`, if that is below 1."""
     ends = [total]
     if total > 0:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            _refused_if_unreadable(path),
+            opened_binary(path) as file,
+            mmap.mmap(file.fileno(), total, access=mmap.ACCESS_READ) as data,
+        ):
             ends = [match.end() for match in _BLANK_LINES.finditer(data)]  # type: ignore[arg-type]
         ends += [total] if not ends or ends[-1] < total else []
     return ((begin, end - begin) for begin, end in zip([0, *ends], ends, strict=False))
@@ -152,25 +180,31 @@ class JsonLines:
     def parsed(self, document: int) -> Any:
         """What the line is as JSON; `BadDocument` if it is none."""
         _, path, _, offset = self._lines[document]
-        with path.open("rb") as file:
+        with _readable(path) as file:
             file.seek(offset)
-            try:
-                return json.loads(file.readline())
-            except UnicodeDecodeError as error:
-                raise BadDocument("undecodable") from error
-            except (ValueError, RecursionError) as error:
-                raise BadDocument("not JSON") from error
+            line = file.readline()
+        try:
+            return json.loads(line)
+        except UnicodeDecodeError as error:
+            raise BadDocument("undecodable") from error
+        except (ValueError, RecursionError) as error:
+            raise BadDocument("not JSON") from error
 
     def file(self, document: int) -> Path:
         """That the line is in."""
         return self._lines[document][1]
+
+    @property
+    def files(self) -> Iterable[Path]:
+        """That are read."""
+        return (path for _, path, *_ in self._lines)
 
     @functools.cached_property
     def _lines(self) -> list[tuple[str, Path, int, int]]:
         found = []
         for name, path in find_files(self.path, (".jsonl", ".ndjson", ".json")):
             offset = 0
-            with path.open("rb") as file:
+            with _refused_if_unreadable(path), opened_binary(path) as file:
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         found.append((name, path, number, offset))

@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
-from rrfp_jax.data.files import TEXT_SUFFIXES, find_files
+from rrfp_jax.data.files import TEXT_SUFFIXES, find_files, size_of
 from rrfp_jax.data.shuffle import shuffled
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields
+from rrfp_jax.files import opened_binary
 
 _DTYPES = {"tokens": "int32", "labels": "int32", "mask": "float32"}
 
@@ -94,13 +95,17 @@ class ByteText:
         end = 0
         for piece in self._pieces:
             begin, end = end, end + piece.size
-            with piece.path.open("rb") as file:
-                file.seek(piece.start)
-                if file.readinto(data[begin:end].data) < piece.size:
-                    raise UsageError(
-                        f"{piece.path}: shorter than the {piece.stop} bytes it had when planned, so it was "
-                        "changed during the run; leave the data alone and start again"
-                    )
+            try:
+                with opened_binary(piece.path) as file:
+                    file.seek(piece.start)
+                    read, found = file.readinto(data[begin:end].data), "shorter than"
+            except OSError as error:
+                read, found = 0, f"cannot be read ({error.strerror}), unlike"
+            if read < piece.size:
+                raise UsageError(
+                    f"{piece.path}: {found} the {piece.stop} bytes it had when planned, so it was "
+                    "changed during the run; leave the data alone and start again"
+                )
         data.flags.writeable = False
         return data
 
@@ -148,7 +153,9 @@ class ByteText:
     @functools.cached_property
     def _pieces(self) -> list[_Piece]:
         """The parts of files that this split joins, in order; at least one window long together."""
-        sizes = [(name, file, file.stat().st_size) for name, file in find_files(self.path)]
+        sizes = [(name, file, size_of(file)) for name, file in find_files(self.path)]
+        if unreadable := [file for _, file, size in sizes if size < 0]:
+            raise UsageError(f"{unreadable[0]}: cannot be read; make it readable, or leave it out of path")
         files = [_Piece(name, file, 0, size) for name, file, size in sizes if size]
         if not files:
             raise UsageError(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rrfp_jax.data.sources import BadDocument
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields
 from rrfp_jax.files import opened
@@ -50,15 +51,27 @@ class TokenFile:
     def read(self, document: int, begin: int = 0, end: int | None = None) -> NDArray[Any]:
         """A copy of the document's tokens."""
         first, last = self._offsets[document : document + 2]
-        return np.array(self._tokens[first + begin : last if end is None else first + end])
+        tokens = self._tokens
+        if tokens.base.size() < tokens.offset + tokens.nbytes:  # else the kernel would end the process
+            raise BadDocument(f"{self.path} is shorter than it was at the start")
+        return np.array(tokens[first + begin : last if end is None else first + end])
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """That are read."""
+        return [Path(self.path), self._offsets_path]
+
+    @property
+    def _offsets_path(self) -> Path:
+        return Path(self.offsets) if self.offsets else offsets_path(Path(self.path))
 
     @functools.cached_property
-    def _tokens(self) -> NDArray[Any]:
+    def _tokens(self) -> Any:  # a np.memmap
         return _mapped(Path(self.path), self.dtype, "tokens")
 
     @functools.cached_property
     def _offsets(self) -> NDArray[np.int64]:
-        path = Path(self.offsets) if self.offsets else offsets_path(Path(self.path))
+        path = self._offsets_path
         offsets = np.asarray(_mapped(path, np.int64, "offsets of documents"), np.int64)
         total = len(self._tokens)
         if not offsets.size or offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] > total:

@@ -15,6 +15,9 @@ from rrfp_jax.files import read_whole
 from rrfp_jax.json_files import LARGEST_LINES, Count, Seconds, Unreadable, as_kind, load_json, parse_json
 from rrfp_jax.views.trace_reading import read_trace
 
+READ = ("trace.json", "metrics.jsonl", "config.json")
+"""Files of a run that are read."""
+
 OWN = ("name", "directory", "_origin")
 """Of `config.json`: what is of the run, and no setting."""
 

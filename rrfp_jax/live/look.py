@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from rrfp_jax.files import read_end
+from rrfp_jax.files import read_end, staged
 from rrfp_jax.json_files import Count, Seconds, Unreadable, as_kind, parse_json, read_json
 from rrfp_jax.live.latest_step import LatestStep
 from rrfp_jax.live.step_file import NAME, read_step
@@ -173,8 +173,7 @@ def recorders_of(folder: Path) -> list[Recording]:
 
     Where the latest sign of life is: a launcher that was killed leaves what it had prepared.
     """
-    staged = folder.parent.glob(f".{folder.name}.starting-*")
-    found = [_recorders_in(place) for place in (folder, *staged)]
+    found = [_recorders_in(place) for place in (folder, *staged(folder))]
     latest = max(found, key=lambda own: max((one.beat for one in own), default=0.0))
     return sorted(latest, key=lambda one: one.rank)
 

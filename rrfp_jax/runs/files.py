@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.files import move_away, read_whole
-from rrfp_jax.json_files import LARGEST_LINES, Count, as_kind, parse_json
+from rrfp_jax.files import MOVED_AWAY, move_away, named, read_whole
+from rrfp_jax.json_files import LARGEST_LINES, Count, Unreadable, as_kind, parse_json, read_json
 from rrfp_jax.live.step_file import NAME as STEP_FILE
 from rrfp_jax.live.step_file import Reported, StepFile
 from rrfp_jax.runs.config import RunConfig, as_json
@@ -29,6 +29,12 @@ class MetricsLine(msgspec.Struct, frozen=True):
     """A line of `metrics.jsonl`, as far as it must be known; its other keys are figures of the step."""
 
     step: Count
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """A run's `config.json`, as far as it must be known."""
+
+    name: str
 
 
 class RunFiles:
@@ -154,9 +160,10 @@ def _lines_before(step: int, folder: Path) -> list[str]:
     """
     if step == 0:
         return []
-    own, everywhere = folder / "metrics.jsonl", folder.parent.glob(f"{folder.name}.*/metrics.jsonl")
-    moved = [path for path in everywhere if path.parent.suffix[1:].isdecimal()]  # as `move_away` names them
-    places = [own] if own.exists() else sorted(moved, key=lambda path: path.stat().st_mtime)
+    own = folder / "metrics.jsonl"
+    moved = [path for path in named(folder.parent, folder.name, MOVED_AWAY) if _may_be(path, folder.name)]
+    there = [file for path in moved if (file := path / own.name).exists()]
+    places = [own] if own.exists() else sorted(there, key=lambda path: path.stat().st_mtime)
     if not places:
         return []
     found, wrong = _lines_of(places[-1])
@@ -164,6 +171,13 @@ def _lines_before(step: int, folder: Path) -> list[str]:
         kept = move_away(own) if own.exists() else places[-1]
         print(f"{places[-1]}: {wrong}; it is kept as {kept}, and the run goes on without that", flush=True)
     return [line for number, line in found if number < step]
+
+
+def _may_be(folder: Path, name: str) -> bool:
+    """Whether a folder's run has this name, as far as its config tells: a run may itself be named `a.1`."""
+    with suppress(Unreadable):
+        return read_json(folder / "config.json", _Named).name == name
+    return True
 
 
 def _lines_of(path: Path) -> tuple[list[tuple[int, str]], str]:

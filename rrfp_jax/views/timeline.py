@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import path_of
+from rrfp_jax.files import written_whole
 from rrfp_jax.views.picture import DPI, THICK, Panel, TimeAxis, figure
 from rrfp_jax.views.tips import tips
 
@@ -41,14 +42,15 @@ class Timeline:
         path = path_of("picture", path)
         check_picture(path, sum(panel.trace.stages for panel in self.panels))
         try:
-            match path.suffix.lower():
-                case ".svg":
-                    path.write_text(self.svg(), encoding="utf-8")
-                case ".html":
-                    page = f'<!doctype html>\n<meta charset="utf-8">\n<title>{path.stem}</title>\n'
-                    path.write_text(page + self.svg(), encoding="utf-8")
-                case _:
-                    figure(self.panels).savefig(path)
+            with written_whole(path) as part:
+                match path.suffix.lower():
+                    case ".svg":
+                        part.write_text(self.svg(), encoding="utf-8")
+                    case ".html":
+                        page = f'<!doctype html>\n<meta charset="utf-8">\n<title>{path.stem}</title>\n'
+                        part.write_text(page + self.svg(), encoding="utf-8")
+                    case suffix:
+                        figure(self.panels).savefig(part, format=suffix[1:])
         except OSError as error:
             raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
         return path

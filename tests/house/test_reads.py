@@ -12,7 +12,17 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "rrfp_jax"
 
 READERS = {
-    *("open", "open_regular", "open_own", "opened", "read_whole", "read_end", "read_text", "read_bytes"),
+    *(
+        "open",
+        "open_regular",
+        "open_own",
+        "opened",
+        "opened_binary",
+        "read_whole",
+        "read_end",
+        "read_text",
+        "read_bytes",
+    ),
     *("read_json", "load_json", "read_small", "open_memmap", "memmap", "fromfile", "loadtxt", "genfromtxt"),
     *("safe_open", "from_file", "SentencePieceProcessor", "load_from_disk", "spec_from_file_location"),
 }

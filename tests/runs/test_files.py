@@ -64,6 +64,39 @@ def test_lines_that_are_no_steps_are_left_out_and_the_file_is_kept(tmp_path, fil
     assert (tmp_path / "run.1" / "metrics.jsonl").read_text() == LINES[0] + garbage + LINES[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "beside", "taken"),
+    [
+        ("lr0", {"lr0.1": "lr0"}, True),
+        ("lr0", {"lr0.001": "lr0.001"}, False),
+        ("lr0", {"lr0.1": "lr0.1"}, False),
+        ("lr0", {"lr0.1": None}, True),
+        ("lr[0]", {"lr[0].1": "lr[0]"}, True),
+        ("lr[0]", {"lr0.1": "lr0"}, False),
+        ("lr0", {"lr0.1": "lr0", "lr0.2": "lr0.2"}, True),
+    ],
+)
+def test_lines_are_taken_of_runs_of_exactly_this_name(tmp_path, name, beside, taken):
+    for folder, own in beside.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "metrics.jsonl").write_text("".join(LINES[:2]))
+        if own is not None:
+            (tmp_path / folder / "config.json").write_text(json.dumps({"name": own}))
+    config = replace(get_config(), name=name, directory=str(tmp_path))
+    with RunFiles(config, World(), {}, 2):
+        assert bool((tmp_path / name / "metrics.jsonl").read_text()) == taken
+
+
+@pytest.mark.parametrize("name", ["a", "a[b]"])
+def test_what_a_launcher_prepares_is_of_exactly_this_name(tmp_path, name):
+    for other in ("starting-7", "starting-7.1", "starting-x.starting-7", "starting-7.old"):
+        (tmp_path / f".{name}.{other}").mkdir()
+    from rrfp_jax.files import staged
+
+    found = [path.name for path in staged(tmp_path / name)]
+    assert found == [f".{name}.starting-7", f".{name}.starting-7.1"]
+
+
 def test_a_pipe_is_not_waited_for(tmp_path, files, capsys):
     (tmp_path / "run").mkdir()
     os.mkfifo(tmp_path / "run" / "metrics.jsonl")
