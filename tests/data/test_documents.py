@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -18,6 +19,7 @@ from rrfp_jax.data.contract import Data, InMemory, load_repeatedly, plan_hash, p
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config_file import load_config
 from tests.support import toy, unpadded
+from tests.support.programs import compilations
 
 ROOT = Path(__file__).parents[2]
 RANDOM = np.random.default_rng(0)
@@ -76,12 +78,16 @@ def test_packed_rows_tell_documents_apart():
     data = documents(packed=True, lengths=(16,), validation_share=0.1)
     rows = data.rows_of_split
     assert len(rows.size) < 0.8 * len(rows.order) and data.padding < documents(lengths=(16,)).padding
-    mb = data.plan(0)[0]
-    arrays = data.load(mb, ["segments", "positions"])
-    sizes = data.pieces.size[rows.pieces(mb.source[2])]
-    expected = [(s, place) for s, size in enumerate(sizes, 1) for place in range(size)]
-    expected += [(0, 0)] * (16 - len(expected))
-    assert list(zip(arrays["segments"][0], arrays["positions"][0], strict=True)) == expected
+    told = set()
+    for mb in data.plan(0):
+        arrays = data.load(mb, ["segments", "positions"])
+        for r, row in enumerate(mb.source[2:]):
+            sizes = data.pieces.size[rows.pieces(row)]
+            expected = [(s, place) for s, size in enumerate(sizes, 1) for place in range(size)]
+            expected += [(0, 0)] * (16 - len(expected))
+            assert list(zip(arrays["segments"][r], arrays["positions"][r], strict=True)) == expected
+            told.add(len(sizes))
+    assert max(told) > 1  # else there is nothing to tell apart
 
 
 def test_masks_are_made_without_reading(monkeypatch):
@@ -258,3 +264,15 @@ def test_attention_sees_neither_padding_nor_other_documents(packed):
         fields = [{**data.load(mb, ["tokens", "labels", "mask"])} for mb in data.plan(0)]
         blind = rrfp.Trainer(rrfp.Pipeline(gpt_layers(), toy.loss), mesh=rrfp.Mesh(pp=1))
         assert toy.worst_leaf(blind.value_and_grad(fields)[1], expected[1]) > 1e-3
+
+
+def test_shapes_that_the_first_step_lacks_are_compiled_before_it():
+    data = unpadded.documents(microbatches=1)
+    shapes = [mb.fields["tokens"].shape for step in range(6) for mb in data.plan(step)]
+    assert len(set(shapes)) == 2
+    pipe = rrfp.Pipeline(unpadded.layers(), toy.loss)
+    trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=data, mesh=rrfp.Mesh(pp=1))
+    list(trainer.steps(1))
+    with compilations() as compiled:
+        list(trainer.steps(5))
+    assert compiled == []

@@ -175,9 +175,14 @@ class Hanging:
 
 
 def test_a_program_that_hangs_does_not_hold_its_error_back(trainer, monkeypatch):
-    run = ModelStep.run
+    run, first = ModelStep.run, iter([Hanging(8)])
+
+    def hanging(self, *task):
+        outputs, token = run(self, *task)
+        return outputs, next(first, token)
+
     monkeypatch.setattr(trainer._engine.driver, "_stall_seconds", 0.5)
-    monkeypatch.setattr(ModelStep, "run", lambda self, *task: (run(self, *task)[0], Hanging(8)))
+    monkeypatch.setattr(ModelStep, "run", hanging)
     began = time.monotonic()
     with pytest.raises(rrfp.TrainingError, match=r"nothing moved.*running: F0"):
         trainer.step(toy.microbatches())

@@ -1,0 +1,57 @@
+"""A row of the table of mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Make: TypeAlias = Callable[[Any], Callable[..., Any]]
+"""From a function of ours, the wrong one in its place."""
+
+OURS = "a promise of ours"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A bug put into this code.
+
+    Attributes:
+        id: its name.
+        bug: what was wrong, in one sentence.
+        source: where it was published, as repository#number; `OURS` for what only we promise.
+        target: what is replaced, as "module:Class.method".
+        make: makes the replacement from what was there.
+        here: why it cannot happen here, in one sentence.
+        tests: the tests of `make test` that must all fail with it.
+        survives: why no test can find it; empty where one must.
+    """
+
+    id: str
+    bug: str
+    source: str
+    target: str
+    make: Make
+    here: str
+    tests: Sequence[str]
+    survives: str = ""
+
+    @property
+    def module(self) -> str:
+        """The module that is changed."""
+        return self.target.partition(":")[0]
+
+    @property
+    def attributes(self) -> Sequence[str]:
+        """The way from the module to what is replaced."""
+        return self.target.partition(":")[2].split(".")
+
+
+def row(rows: list[Mutant], **told: Any) -> Callable[[Make], Make]:
+    """Appends a row whose id is the name of the function that makes the mutant."""
+
+    def append(make: Make) -> Make:
+        rows.append(Mutant(id=make.__name__, make=make, **told))
+        return make
+
+    return append
