@@ -7,6 +7,8 @@ without JAX.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rrfp_jax.runtime.processes.first_use import look_on
+
 if TYPE_CHECKING:
     from rrfp_jax import data, loggers, schedules, weights
     from rrfp_jax.commands.simulation import simulate
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from rrfp_jax.runtime.model.metrics import Max, Mean, Sum
     from rrfp_jax.runtime.model.pipeline import Pipeline
     from rrfp_jax.train.exporting import export
+    from rrfp_jax.train.join import join
     from rrfp_jax.train.trainer import Trainer
     from rrfp_jax.views.timeline import compare
 
@@ -37,6 +40,7 @@ __all__ = [
     "compare",
     "data",
     "export",
+    "join",
     "layer",
     "loggers",
     "schedules",
@@ -59,10 +63,13 @@ _MODULES = {
     "UsageError": "errors",
     "compare": "views.timeline",
     "export": "train.exporting",
+    "join": "train.join",
     "layer": "runtime.model.layers",
     "simulate": "commands.simulation",
 }
 """Where each name is defined; `data`, `loggers`, `schedules` and `weights` are modules themselves."""
+
+look_on()
 
 
 def __getattr__(name: str) -> Any:

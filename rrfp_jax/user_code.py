@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from rrfp_jax.errors import TrainingError, UsageError
 
@@ -27,14 +29,28 @@ class called:
 
     what: str
     error: type[TrainingError] | type[UsageError]
+    _process: int = field(default_factory=os.getpid, init=False)
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
 
     def __exit__(self, kind: Any, raised: BaseException | None, trace: TracebackType | None) -> None:
+        if os.getpid() != self._process:
+            self._end_child(raised)
         if not isinstance(raised, (Exception, SystemExit)) or isinstance(raised, (UsageError, TrainingError)):
             return
         raise self.error(f"{self.what} {_sentence(raised)}{own_traceback(raised)}") from raised
+
+    def _end_child(self, raised: BaseException | None) -> NoReturn:
+        """End a child that the user's code has forked, and that came back as if it were this process."""
+        if raised is not None and not isinstance(raised, SystemExit):
+            traceback.print_exception(raised)
+        code = 1 if raised is None else getattr(raised, "code", 1)
+        if raised is None:
+            print(f"{self.what} forked a child that has returned: end it by os._exit(0)", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _sentence(raised: BaseException) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 COMMAND = "launch.local"
 REPLACE_AFTER = "--replace-after"
+CPU_DEVICES = "JAX_NUM_CPU_DEVICES"
+"""JAX's own variable."""
 
 USAGE = """\
 usage: {command} --config=FILE.py [--config.FIELD=VALUE ...] [-n N] [--max-restarts=N]
@@ -88,6 +90,7 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
             count,
             RunFolder(Path(config.directory), config.name),
             command=command,
+            env=with_cpu_devices(config.actual_mesh.devices_of_process(count), os.environ),
             patience=patience,
             max_restarts=max_restarts or 0,
             elastic=elastic,
@@ -129,6 +132,15 @@ def _elastic(
         yield Elastic(
             needs, seconds, folder, lambda memory, status, say: save_latest(memory, checkpoints, status, say)
         )
+
+
+def with_cpu_devices(count: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which JAX has so many virtual CPU devices, unless it says how many.
+
+    Ranks could not ask for them any more if their config uses JAX when it is read.
+    """
+    asked = CPU_DEVICES in environment or "xla_force_host_platform" in environment.get("XLA_FLAGS", "")
+    return {**environment, **({} if asked else {CPU_DEVICES: str(count)})}
 
 
 def leave_accelerators_alone() -> None:

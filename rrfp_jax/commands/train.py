@@ -38,9 +38,17 @@ def _train(argv: Sequence[str]) -> int:
     with heard_signals(signal.SIGINT, answer=ends_at_once(COMMAND)) as signals:
         from rrfp_jax.commands.overrides import configured  # these import JAX
         from rrfp_jax.runs.run import train
+        from rrfp_jax.runtime.lifecycle.failure import fail
+        from rrfp_jax.runtime.lifecycle.join import join
 
-        config = configured(line, USAGE)
-        return DONE if config is None else train(config, signals, Path(line.file))
+        if line.asks_help:
+            configured(line, USAGE)
+            return DONE
+        world = join()  # before the file is read, which may use JAX
+        with signals.answered_by(ends_at_once(COMMAND, lambda: fail(world, KeyboardInterrupt()))):
+            config = configured(line, USAGE)
+        assert config is not None
+        return train(config, signals, Path(line.file))
 
 
 def run() -> None:

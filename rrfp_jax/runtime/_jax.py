@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -181,6 +182,25 @@ def leave_run() -> None:
 def in_use() -> bool:
     """Whether a backend exists, after which no run can be joined."""
     return bool(xla_bridge.backends_are_initialized())
+
+
+def first_use() -> Sequence[tuple[str, int, str]] | None:
+    """Of the first use of JAX, its stack, innermost first: file, line, function. None if nobody looked on."""
+    return _first_use[0] if _first_use else None
+
+
+def _noting_first_use(platform: str) -> Any:
+    """In place of `xla_bridge._init_backend` until it has been called."""
+    xla_bridge._init_backend = _init_backend
+    stack = traceback.StackSummary.extract(traceback.walk_stack(None), lookup_lines=False)
+    _first_use.append([(frame.filename, frame.lineno or 0, frame.name) for frame in stack])
+    return _init_backend(platform)
+
+
+_first_use: list[Sequence[tuple[str, int, str]]] = []
+_init_backend = xla_bridge._init_backend
+if not in_use():
+    xla_bridge._init_backend = _noting_first_use
 
 
 def coordinator_host() -> str:

@@ -26,6 +26,7 @@ from rrfp_jax.train.going_on import Found, look_at, say_none
 from rrfp_jax.train.kept_numbers import kept_numbers, say_which_count
 from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.train.named import read_schedule
+from rrfp_jax.train.one_thread import one_thread
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.startup import Startup
@@ -41,6 +42,7 @@ class Session(Startup):
         return self._stepper.schedule
 
     @schedule.setter
+    @one_thread("schedule")
     def schedule(self, schedule: Schedule | Planned | Auto | str) -> None:
         self._stepper.take(read_schedule(schedule))
 
@@ -50,6 +52,7 @@ class Session(Startup):
         return self._engine.split
 
     @split.setter
+    @one_thread("split")
     def split(self, split: Sequence[int]) -> None:
         if isinstance(split, str) or not isinstance(split, Sequence):
             raise UsageError(f"split={split!r}: give a list of numbers of layers, one per stage")
@@ -88,6 +91,7 @@ class Session(Startup):
         for left in reversed(range(count)):
             yield self._train(data, left)
 
+    @one_thread("step")
     def step(self, microbatches: Sequence[Mapping[str, Any]]) -> Report:
         """One training step on these microbatches (dicts of arrays). Raises as `steps` does."""
         self._require_optimizer()
@@ -95,6 +99,7 @@ class Session(Startup):
         self._start(data)
         return self._train(data)
 
+    @one_thread("value_and_grad")
     def value_and_grad(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[float, Params]:
         """Loss and gradient of these microbatches, without an update.
 
@@ -129,7 +134,8 @@ class Session(Startup):
         try:
             for step in range(count):
                 self.progress(Doing("validating", step, count, f"{step / count:.0%}"))
-                sums = self._stepper.run("evaluate", data, step).sums
+                with self._one_thread.uses("evaluate"):
+                    sums = self._stepper.run("evaluate", data, step).sums
                 check_losses(sums.totals, step, "")
                 yield sums
         finally:
@@ -137,6 +143,7 @@ class Session(Startup):
 
     # What the model is and needs.
 
+    @one_thread("check")
     def check(self) -> CheckReport:
         """Compare one step with plain, unpipelined JAX and print that with the bytes of every stage.
 
@@ -173,6 +180,7 @@ class Session(Startup):
 
     # Saving.
 
+    @one_thread("save")
     def save(
         self,
         folder: str | Path,
@@ -203,15 +211,18 @@ class Session(Startup):
         if wait:
             self.finish_saving()
 
+    @one_thread("hold")
     def hold(self, folder: Path, config: Any = None) -> bool:
         """Write a checkpoint to a folder in the host's memory, as `save` does; see `Saves.hold`."""
         return self._stepper.saves.hold(folder, self._stepper.state(config))
 
+    @one_thread("finish_saving")
     def finish_saving(self) -> None:
         """Wait for a checkpoint that is being written; raises as `save` does."""
         with during(self.progress, "saving"):
             self._stepper.saves.finish()
 
+    @one_thread("restore")
     def restore(self, folder: str | Path, step: int | None = None, *, params_only: bool = False) -> bool:
         """Go on from the latest intact checkpoint of a folder; all processes together.
 
@@ -255,6 +266,7 @@ class Session(Startup):
             say_none(self._world, path, self.steps_done)
         return self.go_on(path, step)
 
+    @one_thread("restore")
     def go_on(self, folder: str | Path, step: int | None = None) -> bool:
         """What `restore` does once `look_at` refuses nothing; if there is no checkpoint, without a word."""
         data, path = self._own_data("restore"), folder_of("restore", folder)
@@ -269,6 +281,7 @@ class Session(Startup):
             print(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
         return True
 
+    @one_thread("restore")
     def look_at(self, folder: str | Path, step: int | None = None) -> Found | None:
         """What `restore` would find there: the config kept with it, and why this Trainer could not go on.
 
@@ -277,6 +290,7 @@ class Session(Startup):
         self._own_data("restore")
         return look_at(self._engine, self._stepper.seed, folder_of("restore", folder), step)
 
+    @one_thread("step")
     def _train(self, data: Data, left: int | None = None) -> Report:
         report = self._stepper.train(data, left)
         if self._on_step is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import optax
 
@@ -17,6 +17,7 @@ from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.train.checks import check_model, check_order
 from rrfp_jax.train.flax_states import flax_states
 from rrfp_jax.train.gathering import whole_params
+from rrfp_jax.train.one_thread import OneThread, one_thread
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.stepping import Stepper
 from rrfp_jax.views.progress_line import shown_progress
@@ -45,8 +46,16 @@ class Startup:
         self._stepper, self._optimizer, self._data, self._on_step = stepper, optimizer, data, on_step
         self._world = stepper.engine.world
         self._checked, self._programs = False, (0, 0)
+        self._one_thread = OneThread()
         if data is not None:
             self._check_model(data, plan_step(data, 0))
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse `copy`, `pickle` and whatever uses them."""
+        raise UsageError(
+            "a Trainer cannot be copied or pickled, as its arrays and programs are on devices of this "
+            "process: write it with trainer.save(folder), or copy trainer.params()"
+        )
 
     @property
     def _engine(self) -> Engine:
@@ -89,6 +98,7 @@ class Startup:
         """How many programs all processes compiled for the first step, and how many they loaded instead."""
         return self._programs
 
+    @one_thread("params")
     def params(self, *, modules: bool = False) -> list[Any]:
         """The trained model, layer by layer, whole in this process, for plain flax; see `rrfp.export`."""
         return flax_states(self.pipe.layers, whole_params(self._started("params")), modules)
@@ -124,9 +134,10 @@ class Startup:
     def _start(self, data: Data, evaluate: Data | None = None) -> None:
         if self._engine.stages:
             return
-        plan = plan_step(data, 0)
-        self._check_model(data, plan)
-        self._programs = self._stepper.start(data, plan, evaluate)
+        with self._one_thread.uses("start"):
+            plan = plan_step(data, 0)
+            self._check_model(data, plan)
+            self._programs = self._stepper.start(data, plan, evaluate)
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if not self._checked:

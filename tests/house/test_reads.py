@@ -53,6 +53,7 @@ MAY_RUN = {
     ("runtime/programs/serialized.py", "Serialized.loaded", "serialize_executable.deserialize_and_load"),
     ("runtime/_jax.py", "load_for.Mover.persistent_load", "self.backend.deserialize_executable"),
     ("runs/config_file.py", "load_config", "spec.loader.exec_module"),  # the user's own program
+    ("runtime/processes/first_use.py", "WhenImported.find_spec", "spec.loader.exec_module"),  # JAX itself
     ("runtime/transport/nixl/agent.py", "bindings", "importlib.import_module"),  # by names in the code
     ("data/optional.py", "imported", "importlib.import_module"),  # by names that stand in the code
     ("__init__.py", "__getattr__", "import_module"),

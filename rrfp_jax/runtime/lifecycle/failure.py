@@ -13,6 +13,7 @@ from time import monotonic, sleep
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, Disagreement, PeerLost, TrainingError, UsageError
 from rrfp_jax.runtime.lifecycle.last_words import LastWords, Why
+from rrfp_jax.runtime.processes.children import end_workers
 from rrfp_jax.runtime.processes.mailbox import Failed, Mailbox
 from rrfp_jax.runtime.processes.world import World
 
@@ -88,6 +89,7 @@ def end(world: World, status: int) -> None:
         world.mailbox.read()  # what is unread would reset the connections: our words could be lost
     sys.stdout.flush()
     sys.stderr.flush()
+    end_workers()
     os._exit(status)
 
 

@@ -17,6 +17,7 @@ from rrfp_jax.runtime._jax import leave_run
 from rrfp_jax.runtime.lifecycle.attendance import Attendance
 from rrfp_jax.runtime.lifecycle.failure import FLUSH_SECONDS, fail, flush
 from rrfp_jax.runtime.lifecycle.watchdog import Watchdog
+from rrfp_jax.runtime.processes.children import children_give_up
 from rrfp_jax.runtime.processes.coordinator import Coordinator
 from rrfp_jax.runtime.processes.departures import Gone
 from rrfp_jax.runtime.processes.mailbox import Goodbye
@@ -46,6 +47,13 @@ class Farewell:
         self._leaver.start()
         sys.excepthook = self._on_error
         atexit.register(self._say_goodbye)
+        children_give_up(self._leave_to_parent)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: it is no rank, and others must not take it for a sign of this one's life."""
+        sys.excepthook = sys.__excepthook__
+        atexit.unregister(self._say_goodbye)
+        self._mailbox.let_go()
 
     def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         fail(self._world, error)

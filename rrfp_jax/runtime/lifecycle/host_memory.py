@@ -15,9 +15,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.processes.children import children_giving_up
 
 FOLDER, REPLICAS = "RRFP_HOST_MEMORY", "RRFP_REPLICAS"
 
@@ -114,7 +116,8 @@ def lent_folder(place: Path = PLACE) -> Iterator[Path]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield folder
+        with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)

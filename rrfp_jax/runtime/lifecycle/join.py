@@ -20,6 +20,7 @@ from rrfp_jax.runtime.lifecycle.farewell import Farewell
 from rrfp_jax.runtime.lifecycle.joining import Joining
 from rrfp_jax.runtime.lifecycle.place import Place, join_seconds, silence_seconds
 from rrfp_jax.runtime.processes.coordinator import Coordinator
+from rrfp_jax.runtime.processes.first_use import first_used
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
 from rrfp_jax.runtime.processes.gpus import step_gpus
 from rrfp_jax.runtime.processes.handshake import connect, listen
@@ -112,8 +113,9 @@ def _require_able(place: Place, token: bytes | None) -> None:
     """Refuse at once what could never meet the others."""
     if _jax.in_use():
         raise UsageError(
-            "JAX was in use before this process joined the others, so it cannot join them any more: make the "
-            "rrfp.Trainer before the first JAX computation"
+            f"JAX was used before this process joined the others, so it cannot join them any more: "
+            f"{first_used(_jax.first_use())}; begin the program with `import rrfp_jax as rrfp` and "
+            f"`rrfp.join()`, before all other imports"
         )
     if token is None and place.token is None:
         raise UsageError(f"no token says who is of this run: on every rank set {FILE} to the same: {HOW}")

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rrfp_jax.errors import INTERRUPTED
+from rrfp_jax.runtime.processes.children import end_workers
 from rrfp_jax.runtime.processes.signals import Signals, collected_signals
 
 
@@ -66,7 +67,7 @@ class StopSignals:
     """
 
     def __init__(self, signals: Signals | None, answer: Answer) -> None:
-        self._signals, self._answer = signals, answer
+        self._signals, self._answer, self._ended = signals, answer, False
 
     @contextmanager
     def answered_by(self, answer: Answer, *also: int) -> Iterator[None]:
@@ -86,16 +87,20 @@ class StopSignals:
         finally:
             self._answer = before
 
-    def listen(self, end: int) -> None:
-        """Answer signals until the other end of the pipe `end` is closed."""
+    def listen(self) -> None:
+        """Answer signals until `end` is called."""
         assert self._signals is not None
-        while True:
-            readable, _, _ = select.select([self._signals.fileno(), end], [], [], self._answer.left())
-            if end in readable:
-                return
+        while not self._ended:
+            select.select([self._signals], [], [], self._answer.left())
             for number in self._signals.take():
                 self._answer.heed(number)
             self._answer.check()
+
+    def end(self) -> None:
+        """Answer no more; from another thread."""
+        assert self._signals is not None
+        self._ended = True
+        self._signals.wake()
 
 
 @contextmanager
@@ -107,15 +112,13 @@ def heard_signals(*numbers: int, answer: Answer) -> Iterator[StopSignals]:
         return
     with collected_signals(replaceable(numbers)) as signals:
         heard = StopSignals(signals, answer)
-        end, closed_to_end = os.pipe()
-        thread = threading.Thread(target=heard.listen, args=[end], name="rrfp-signals", daemon=True)
+        thread = threading.Thread(target=heard.listen, name="rrfp-signals", daemon=True)
         thread.start()
         try:
             yield heard
         finally:
-            os.close(closed_to_end)
+            heard.end()
             thread.join()
-            os.close(end)
 
 
 def replaceable(numbers: Sequence[int]) -> list[int]:
@@ -124,12 +127,21 @@ def replaceable(numbers: Sequence[int]) -> list[int]:
     return [number for number in numbers if signal.getsignal(number) in usual]
 
 
-def ends_at_once(command: str) -> EndsAtOnce:
-    """The answer of a command that has begun nothing yet; of several processes of a launcher one says it."""
+def ends_at_once(command: str, end: Callable[[], None] | None = None) -> EndsAtOnce:
+    """The answer of a command that has begun nothing yet; of several processes of a launcher one says it.
+
+    Args:
+        command: by its name.
+        end: ends the process; None for at once.
+    """
 
     def say() -> None:
         if os.environ.get("RRFP_RANK", "0") == "0":
             text = "Ctrl-C while starting: ends; the same command starts it again"
             print(f"{command}: {text}", file=sys.stderr, flush=True)
 
-    return EndsAtOnce(say, lambda: os._exit(INTERRUPTED))
+    def leave() -> None:
+        end_workers()
+        os._exit(INTERRUPTED)
+
+    return EndsAtOnce(say, end or leave)

@@ -53,8 +53,9 @@ class Watchdog:
     def stop(self) -> None:
         """End the thread. From another one, once."""
         self._stopped = True
-        os.close(self._stopper)
+        os.write(self._stopper, b"\0")
         self._thread.join()
+        os.close(self._stopper)
         os.close(self._stop_end)
 
     def _run(self) -> None:

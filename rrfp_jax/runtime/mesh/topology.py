@@ -13,9 +13,10 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement, Shape
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, shown
-from rrfp_jax.runtime._jax import provide_cpu_devices
+from rrfp_jax.runtime._jax import first_use, provide_cpu_devices
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.processes.first_use import first_used
 from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 
@@ -239,9 +240,9 @@ class Mesh:
         devices: Sequence[jax.Device] = jax.local_devices()
         if len(devices) < count and not self.share_devices:
             cause = (
-                "JAX was already in use when the mesh was made, so no virtual CPU devices could be added: "
-                f"call jax.config.update('jax_num_cpu_devices', {count}) first thing in the program "
-                "(in a notebook: restart the kernel)"
+                "JAX was used before the mesh was made, so no virtual CPU devices could be added: "
+                f"{first_used(first_use())}; call jax.config.update('jax_num_cpu_devices', {count}) before "
+                f"that (in a notebook: restart the kernel first)"
                 if devices[0].platform == "cpu"
                 else "use fewer stages, or more processes"
             )

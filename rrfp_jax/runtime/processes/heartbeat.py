@@ -67,10 +67,10 @@ class Heartbeat:
 
         Args:
             seconds: at most so long.
-            other: a descriptor whose hanging up ends the wait, too.
+            other: a descriptor that ends the wait, too, by becoming readable.
         """
         poll = select.poll()
-        poll.register(other, 0)
+        poll.register(other, select.POLLIN)
         for rank, peer in self._mailbox.connections.items():
             if rank not in self._mailbox.departures.gone:
                 poll.register(peer.socket, getattr(select, "POLLRDHUP", 0))

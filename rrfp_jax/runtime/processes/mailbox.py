@@ -167,12 +167,16 @@ class Mailbox:
     def close(self) -> None:
         """Close all connections."""
         with self.lock:
-            self._closed = True
-            self._selector.close()
-            self._wake_end.close()
-            self._ring_end.close()
-            for connection in self.connections.values():
-                connection.socket.close()
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Do so without the lock; in a forked child, where some other thread may hold it for ever."""
+        self._closed = True
+        self._selector.close()
+        self._wake_end.close()
+        self._ring_end.close()
+        for connection in self.connections.values():
+            connection.socket.close()
 
     def _register(self, kind: type[M], handler: Callable[..., None], channel: int, at_once: bool) -> None:
         known = self._channels.setdefault(channel, {})

@@ -12,12 +12,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.files import opened, read_whole
+from rrfp_jax.runtime.processes.children import children_giving_up
 
 if TYPE_CHECKING:
     from rrfp_jax.runtime.processes.world import World
@@ -113,7 +115,8 @@ def _locked(path: Path) -> Iterator[None]:
             with suppress(OSError):  # a full disk: the lock holds all the same
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"{_this_process()}\n".encode())
-            yield
+            with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
+                yield
         finally:
             path.unlink(missing_ok=True)
             os.close(descriptor)

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from rrfp_jax.runtime.processes.children import children_giving_up
 
 
 class Signals:
@@ -43,11 +47,16 @@ class Signals:
         before = {number: signal.signal(number, _only_wake) for number in numbers}
         self._numbers |= frozenset(numbers)
         try:
-            yield
+            with children_giving_up(partial(_put_back, before)):
+                yield
         finally:
-            for number, old in before.items():
-                signal.signal(number, old)
+            _put_back(before)
             self._numbers = usual
+
+    def wake(self) -> None:
+        """Make this readable, though no signal has come; from any thread."""
+        with suppress(BlockingIOError):  # it is readable already
+            self.writer.send(b"\0")
 
     def close(self) -> None:
         """Close both ends."""
@@ -67,13 +76,27 @@ def collected_signals(numbers: Sequence[int], *, wakes: Sequence[int] = ()) -> I
     wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, _only_wake) for number in (*wanted, *wakes)}
     wakeup = signal.set_wakeup_fd(signals.writer.fileno(), warn_on_full_buffer=False)
-    try:
-        yield signals
-    finally:
+
+    def give_back() -> None:
         signal.set_wakeup_fd(wakeup)
-        for number, old in before.items():
-            signal.signal(number, old)
+        _put_back(before)
         signals.close()
+
+    def leave_to_parent() -> None:
+        give_back()
+        if signal.SIGINT in before:  # a terminal sends it to all; the parent may need its workers to the end
+            signal.signal(signal.SIGINT, _only_wake)
+
+    try:
+        with children_giving_up(leave_to_parent):
+            yield signals
+    finally:
+        give_back()
+
+
+def _put_back(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _only_wake(number: int, frame: object) -> None:

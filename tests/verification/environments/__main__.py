@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -31,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", default="", metavar="WORDS", help="only cases whose name has these words")
     parser.add_argument("--list", action="store_true", help="print the names, and run nothing")
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
     cases = [case for case in all_cases() if all(word in case.name for word in options.only.split())]
     if options.list:
         print(*(case.name for case in cases), sep="\n")

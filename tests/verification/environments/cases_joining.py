@@ -1,0 +1,83 @@
+"""JAX used before the run is joined, in every way to start a run; and several threads at once."""
+
+from __future__ import annotations
+
+from tests.verification.environments.case import ALONE, SCRIPT, STEPS, Case
+
+EARLY = "import jax\nKEY = jax.random.key(0)"
+JOINS = "import rrfp_jax as rrfp\nrrfp.join()\n"
+BY_HAND = """\
+export RRFP_COORDINATOR=127.0.0.1:$((20000 + RANDOM % 10000)) RRFP_PROCESSES=2
+export RRFP_TOKEN=0123456789abcdef0123456789abcdef
+RRFP_RANK=1 {one} & RRFP_RANK=0 {one}; status=$?; wait $! || status=$?; exit $status
+"""
+MODULE = "$PYTHON -m rrfp_jax.commands.launch -n 2 --name=trial -m script"
+FOUR = "sed -i s/pp=2/pp=4/ run.py; $LAUNCH -n 2"
+
+THREADS = """\
+import threading
+def again():
+    try:
+        trainer.step(toy.microbatches(3))
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+def meanwhile(report):
+    other = threading.Thread(target=again, name="other")
+    other.start()
+    other.join()
+trainer._on_step = meanwhile
+"""
+
+CASES = [
+    Case(name="join: config uses JAX, launched", at_import=EARLY, steps=STEPS, checkpoint=STEPS),
+    Case(name="join: config uses JAX, launched, two stages a rank", shell=FOUR, at_import=EARLY, steps=STEPS),
+    Case(
+        name="join: config uses JAX, launched, one rank", shell="$LAUNCH -n 1", at_import=EARLY, steps=STEPS
+    ),
+    Case(
+        name="join: config uses JAX, by hand",
+        shell=BY_HAND.format(one="$TRAIN"),
+        at_import=EARLY,
+        steps=STEPS,
+    ),
+    Case(
+        name="join: config uses JAX, one process",
+        shell=ALONE,
+        at_import=EARLY,
+        status=2,
+        says=[r"rrfp-train: Mesh\(pp=2\) .* JAX was used before the mesh .* by .*run\.py:2 \(`KEY = "],
+    ),
+    Case(
+        name="join: script uses JAX",
+        shell=SCRIPT,
+        at_import=EARLY,
+        status=2,
+        says=["by what ran before `import rrfp_jax`; import that first, and this message names the line"],
+        tracebacks=2,
+    ),
+    Case(name="join: script joins, then uses JAX", shell=SCRIPT, at_import=JOINS + EARLY, says=["trained 8"]),
+    Case(name="join: module joins, then uses JAX", shell=MODULE, at_import=JOINS + EARLY, says=["trained 8"]),
+    Case(
+        name="join: script joins by hand, then uses JAX",
+        shell=BY_HAND.format(one="$PYTHON script.py"),
+        at_import=JOINS + EARLY,
+        says=["trained 8"],
+    ),
+    Case(
+        name="join: script uses JAX after rrfp_jax",
+        shell=SCRIPT,
+        at_import=f"import rrfp_jax\n{EARLY}",
+        status=2,
+        says=[r"rrfp-launch: all ranks: JAX was used .*: by .*script\.py:3 \(`KEY = .*rrfp\.join\(\)"],
+        tracebacks=2,
+    ),
+    Case(
+        name="threads: a second one steps",
+        shell=SCRIPT,
+        at_step=THREADS,
+        says=[
+            "UsageError: Trainer.step in thread 'other' while Trainer.step in thread 'MainThread'",
+            "trained 8",
+        ],
+    ),
+]

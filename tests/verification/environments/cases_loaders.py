@@ -1,0 +1,67 @@
+"""Data loaders with processes of their own, in ranks, in a run of one process, and beside a launcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.verification.environments.case import ALONE, LAUNCHED, STEPS, Case
+from tests.verification.environments.loading import WAYS
+
+USE = "from tests.verification.environments import loading\n"
+IN_THE_LAUNCHER = f"""\
+import os
+{USE}
+if "RRFP_RANK" not in os.environ:
+    loading.keep_a_pool()
+"""
+TOLD: dict[str, dict[str, Any]] = {
+    "os.fork, child raises": {"says": ["ValueError: in the child"], "tracebacks": 2},
+    "os.fork, child returns": {"says": ["forked a child that has returned"]},
+}
+"""What some ways print besides."""
+
+
+def _cases(where: str, shell: str) -> list[Case]:
+    return [
+        Case(
+            name=f"loader, {where}: {how}",
+            shell=shell,
+            at_import=f"{USE}loading.use({how!r})",
+            silent=["interrupted"],
+            steps=STEPS,
+            checkpoint=STEPS,
+            **TOLD.get(how, {}),
+        )
+        for how in WAYS
+    ]
+
+
+CASES = [
+    *_cases("rank", LAUNCHED),
+    *_cases("alone", ALONE),
+    Case(
+        name="loader, launcher: pool kept",
+        at_import=IN_THE_LAUNCHER,
+        steps=STEPS,
+        checkpoint=STEPS,
+    ),
+    Case(
+        name="loader, launcher: pool kept, Ctrl-C",
+        at_import=IN_THE_LAUNCHER,
+        then={"step 2": "kill -INT $LAUNCHER; sleep 1"},
+        status=130,
+        says=["Ctrl-C: stopped after step 2; resumes from"],
+        steps=3,
+        checkpoint=3,
+    ),
+    Case(
+        name="loader, alone: Ctrl-C to all of the terminal",
+        shell="set -m; $TRAIN & echo $! > $WATCH/group; wait $!",
+        at_import=f"{USE}loading.use('fork, pool kept')",
+        then={"step 2": "kill -INT -$(cat $WATCH/group); sleep 1"},
+        status=130,
+        says=["Ctrl-C: stopped after step 2; resumes from"],
+        steps=3,
+        checkpoint=3,
+    ),
+]
