@@ -15,7 +15,7 @@ FAST := tests/core tests/sim tests/views tests/forecast tests/house/test_layerin
 	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,trainer.py refusals.py)
 
-.PHONY: train test test-fast odd-models gpu-compile lint format docs docs-serve rivals clean
+.PHONY: train test test-fast test-durations golden odd-models gpu-compile lint format docs docs-serve rivals clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
@@ -30,6 +30,15 @@ test-fast: $(VENV)/.installed
 # Every odd model, on 1, 2 and 4 stages, with and without rematerialisation; `make test` runs a part of that.
 odd-models: $(VENV)/.installed
 	RRFP_ODD_MODELS=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/odd_models $(ARGS)
+
+# How long each test takes: .pytest_cache/durations.json, and the slowest.
+test-durations: $(VENV)/.installed
+	$(MAKE) test ARGS="-p tests.support.durations --durations-file=.pytest_cache/durations.json $(ARGS)"
+	$(BIN)/python -m tests.support.durations .pytest_cache/durations.json
+
+# What this checkout does beside an older commit: make golden ARGS="--old=main" (tests/golden/README.md).
+golden: $(VENV)/.installed
+	$(BIN)/python -m tests.golden $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
