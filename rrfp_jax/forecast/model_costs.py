@@ -23,6 +23,7 @@ from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding
+from rrfp_jax.runtime.model.untrained import refuse_untrained
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
@@ -94,7 +95,7 @@ class ModelCosts:
 
         Raises:
             UsageError: a model or optimizer that does not work; see `Pipeline.shapes`, `Roles.of`,
-                `gradient_flow` and `WholeOptimizer.trace`.
+                `gradient_flow`, `refuse_untrained` and `WholeOptimizer.trace`.
         """
         mesh = None if width == 1 else stage_of(width)
         with tracing_alone() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
@@ -105,11 +106,12 @@ class ModelCosts:
             updated = own.owned_tree([leaves[place] for place in own.owned])
             whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)
             sharding = sharding_of(pipe, next(iter(shapes.values())), roles, range(len(pipe)), width)
+            flows = {b: gradient_flow(pipe, own, specs_of(b), roles) for b, own in shapes.items()}
+            if optimizer is not None:
+                found = flows.values()
+                refuse_untrained(roles.trained(params), [f.cuts for f in found], [f.reached for f in found])
             layers = {
-                b: layer_costs(
-                    *(pipe, b, own, roles, gradient_flow(pipe, own, specs_of(b), roles), kinds, remat),
-                    *(sharding, mesh),
-                )
+                b: layer_costs(pipe, b, own, roles, flows[b].borders, kinds, remat, sharding, mesh)
                 for b, own in shapes.items()
             }
         return cls(

@@ -13,9 +13,11 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax._src import compiler, config, distributed, xla_bridge
+from jax._src import compiler, config, distributed, source_info_util, xla_bridge
 from jax._src.interpreters import partial_eval
+from jax._src.lax.lax import _convert_element_type
 from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jax.experimental import serialize_executable
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
@@ -89,6 +91,18 @@ def live_part(closed: ClosedJaxpr, outputs: Sequence[bool]) -> tuple[ClosedJaxpr
     """
     jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, list(outputs))
     return ClosedJaxpr(jaxpr, closed.consts), [i for i, live in enumerate(used) if live]
+
+
+def line_of(equation: JaxprEqn) -> str:
+    """Where in a user's code an equation is from, as "file.py, line 3"; empty if JAX does not know."""
+    frame = source_info_util.user_frame(equation.source_info.traceback)
+    return "" if frame is None else f"{os.path.basename(frame.file_name)}, line {frame.start_line}"
+
+
+def cast_like(value: Any, spec: Any) -> jax.Array:
+    """A value with the dtype of a spec, weakly typed if the spec is, which no public function gives."""
+    weak = getattr(spec, "weak_type", False)
+    return _convert_element_type(jnp.asarray(value), spec.dtype, weak_type=weak)  # type: ignore[no-any-return]
 
 
 def scan_counts(equation: JaxprEqn) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import LARGEST, check_path, shown
+from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.topology import Mesh
@@ -30,6 +31,7 @@ from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
+from rrfp_jax.runtime.model.untrained import refuse_untrained
 from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
 from rrfp_jax.runtime.programs.initial import KnowsItsModel
 from rrfp_jax.runtime.programs.library import specs_of
@@ -122,14 +124,18 @@ def check_model(
     """Refuse a model, its loss, or an optimizer that does not work for the microbatches of a first step.
 
     Raises:
-        UsageError: see `Library.examine` and `flow`, `check_metrics`, `Engine.optimizer_state`,
-        `check_loss_is_a_sum`; or a parameter has a name that cannot be stored, or none in the files that
-        initial values are from.
+        UsageError: see `Library.examine` and `flow`, `check_metrics`, `refuse_untrained`,
+        `Engine.optimizer_state`, `check_loss_is_a_sum`; or a parameter has a name that cannot be stored, or
+        none in the files that initial values are from.
     """
     buckets = buckets_of(plan)
+    library, flows = engine.library, []
     for bucket in dict.fromkeys(buckets):
-        check_metrics(pipe, engine.library.examine(bucket), specs_of(bucket))
-        engine.library.flow(bucket)
+        check_metrics(pipe, library.examine(bucket), specs_of(bucket))
+        flows.append(library.flow(bucket))
+    if optimizer is not None:
+        trained = library.roles.trained(library.params)
+        refuse_untrained(trained, [flow.cuts for flow in flows], [flow.reached for flow in flows])
     keyed(engine.library.params, "params")
     if isinstance(engine.setup.init, KnowsItsModel):
         engine.setup.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)
@@ -252,7 +258,7 @@ def _losses_of_rows(pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows:
     has_rows = [_has_rows(leaf, rows) for leaf in leaves]
 
     def loss(pair: Sequence[Any], part: slice) -> list[Any]:
-        typed = [leaf.astype(of.dtype) for leaf, of in zip(pair, leaves, strict=True)]
+        typed = map(cast_like, pair, leaves)
         own = [leaf[part] if has else leaf for leaf, has in zip(typed, has_rows, strict=True)]
         carry, fields = jax.tree.unflatten(structure, own)
         found = pipe.apply_loss(carry, MicrobatchView(fields, zeros(IDS), len(pipe)))

@@ -12,6 +12,7 @@ import numpy as np
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.programs.stage_mesh import transfers_meant
 
 
 def flax_states(layers: Sequence[Any], params: Params, modules: bool) -> list[Any]:
@@ -25,7 +26,7 @@ def flax_states(layers: Sequence[Any], params: Params, modules: bool) -> list[An
     Raises:
         UsageError: JAX would make an array narrower.
     """
-    with _on_host():
+    with _on_host(), transfers_meant():
         arrays = [jax.tree.map(_array, params[str(index)]) for index in range(len(layers))]
     if modules:
         return [layer.fill(own) for layer, own in zip(layers, arrays, strict=True)]

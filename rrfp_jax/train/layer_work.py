@@ -34,7 +34,7 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
     """
     bucket, _ = Counter(buckets).most_common(1)[0]
     library = engine.library
-    shapes, flow = library.examine(bucket), library.flow(bucket)  # which it knows
+    shapes, flow = library.examine(bucket), library.flow(bucket).borders  # which it knows
     try:
         with tracing_alone():
             costs = layer_costs(engine.pipe, bucket, shapes, library.roles, flow, {BACKWARD}, remat)

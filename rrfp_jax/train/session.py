@@ -17,6 +17,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.json_files import write_json
 from rrfp_jax.progress import Doing, during
 from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.programs.stage_mesh import transfers_meant
 from rrfp_jax.runtime.stages.sums import Sums
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
@@ -113,7 +114,8 @@ class Session(Startup):
         sums = self._stepper.run("train", data, self.steps_done).sums
         check_losses(sums.totals, self.steps_done, "; the step is not applied")
         unit = sums.weight * self.loss_scale.value
-        gradient = jax.tree.map(lambda g: g / unit, self._engine.gradients())
+        with transfers_meant():
+            gradient = jax.tree.map(lambda g: g / unit, self._engine.gradients())
         return sums.total / sums.weight, gradient
 
     def evaluate(self, data: Any, steps: int | None = None) -> Evaluation:
@@ -160,7 +162,8 @@ class Session(Startup):
             loss, gradient = self.value_and_grad(microbatches)
             params = whole_params(self._engine) if self._world.size > 1 else self.stage_params
             ids = self._stepper.seed, self.steps_done
-            report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
+            with transfers_meant():
+                report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
         report = report.of_all(self._world.gather("the check", report.leaves))
         if self._world.rank == 0:
             print(report)

@@ -41,8 +41,8 @@ ARROWS = {
     "runtime.group": {"runtime.processes"},
     # ... what a stage computes, and where ...
     "runtime.sizes": set(),
-    "runtime.autodiff": {"errors", "runtime._jax", "runtime.sizes"},
-    "runtime.model": {"core", "fields", "random_keys", "runtime.autodiff"},
+    "runtime.autodiff": {"errors", "random_keys", "runtime._jax", "runtime.sizes"},
+    "runtime.model": {"core", "fields", "runtime.autodiff"},
     "runtime.programs": {"files", "progress", "runtime.model"},
     "runtime.mesh": {"runtime.programs", "runtime.lifecycle"},
     "runtime.stages": {"runtime.mesh", "runtime.programs", "runtime.transport"},

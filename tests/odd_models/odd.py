@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -28,6 +29,7 @@ class Odd:
 
     Attributes:
         refused: texts that the refusal has; None if training must be that of plain JAX.
+        may_not_train: whether layers may be refused that have no gradient in plain JAX either.
         steps: how many are trained, each held against plain JAX; 0 for the gradient alone.
     """
 
@@ -43,6 +45,7 @@ class Odd:
     settings: Any = dataclasses.field(default_factory=dict)
     additive: bool = False
     x64: bool = False
+    may_not_train: bool = False
 
     def is_frozen(self, path):
         return any(fnmatchcase(path, pattern) for pattern in self.frozen)
@@ -67,6 +70,12 @@ def differs(case, stages=2, remat="none", schedules=(FUSED, SPLIT)):
 
 
 def _differs(case, stages, remat, schedules):
+    if case.may_not_train and (silent := untrained(case, stages, remat)):
+        for seed in range(3):
+            _, gradient = plain.value_and_grad(case, initial(case, seed))
+            lost = [path for path, leaf in gradient.items() if path.split(".")[0] in silent and leaf.any()]
+            assert not lost, f"refused as if they had no gradient: {lost}"
+        return
     if case.refused is not None:
         with pytest.raises(rrfp.UsageError) as caught:
             trainer_of(case, stages, remat).value_and_grad(case.batch)
@@ -102,6 +111,24 @@ def _differs(case, stages, remat, schedules):
         expected = plain.train(case, local, case.steps, case.optimizer or optax.sgd(0.1))
         for path, leaf in zip(*plain.flat(trainer.stage_params)[:2], strict=True):
             close(leaf, expected[path], case.tolerance, f"{path} after {case.steps} steps")
+
+
+def untrained(case, stages, remat):
+    """The layers that are refused since they would not train; none if the model is taken."""
+    try:
+        trainer_of(case, stages, remat).start()
+    except rrfp.UsageError as error:
+        said = re.findall(r"layers? ([-, 0-9]+) would not train", str(error))
+        assert said, error
+        spans = [part.partition("-") for own in said for part in own.split(", ")]
+        return {str(i) for first, _, last in spans for i in range(int(first), int(last or first) + 1)}
+    return set()
+
+
+def initial(case, seed):
+    keys = jax.random.split(jax.random.key(seed), len(case.layers))
+    inits = [init or (lambda key: {}) for init, _ in case.layers]
+    return {str(i): init(key) for i, (init, key) in enumerate(zip(inits, keys, strict=True))}
 
 
 def trainer_of(case, stages, remat):

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
+from jax.experimental.ode import odeint
 
+import rrfp_jax as rrfp
 from tests.odd_models.odd import ROWS, WIDTH, Odd, dense, enter, held_against_plain_jax, matrix, rows, squares
 
 TABLE = np.random.default_rng(5).standard_normal((WIDTH, WIDTH)).astype(np.float32)
@@ -36,6 +38,14 @@ def without_gradient(x):
 
 
 without_gradient.defvjp(lambda x: (jnp.sin(x), x), lambda x, cotangent: (jnp.zeros_like(x),))
+
+
+@jax.custom_vjp
+def zero_gradient(x):
+    return jnp.sin(x)
+
+
+zero_gradient.defvjp(lambda x: (jnp.sin(x), None), lambda _, cotangent: (jnp.zeros_like(cotangent),))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -69,6 +79,48 @@ def hosted(x):
     )
     return sine(x)
 
+
+@jax.custom_vjp
+def noisy(x, key):
+    """Its derivative is random, so that the key is a residual."""
+    return jnp.sin(x)
+
+
+noisy.defvjp(
+    lambda x, key: (jnp.sin(x), key), lambda key, g: (g * jax.random.uniform(key, g.shape, minval=0.5), None)
+)
+
+CONSTANT_KEY, ARRAY = jax.random.key(7), jnp.asarray(TABLE)
+
+
+def key_of(values):
+    """A key from a row of floats."""
+    return jax.random.wrap_key_data(jax.lax.bitcast_convert_type(values[0, :2], jnp.uint32))
+
+
+def keys_in_a_scan(w, x, mb, rematerialised=lambda f: f):
+    def body(carry, _):
+        x, key = carry
+        key, own = jax.random.split(key)
+        return (noisy(jnp.tanh(x @ w), own) * jax.random.uniform(key, x.shape), key), None
+
+    return jax.lax.scan(rematerialised(body), (x, mb.key), length=3)[0][0]
+
+
+KEYS = {  # which the backward of `noisy` reads
+    "of the microbatch": lambda w, x, mb: mb.key,
+    "of data": lambda w, x, mb: key_of(mb["y"]),
+    "of the carry": lambda w, x, mb: key_of(jax.lax.stop_gradient(x)),
+    "of a moving carry": lambda w, x, mb: key_of(x),
+    "of weights": lambda w, x, mb: jax.random.fold_in(key_of(w), 3),
+    "constant": lambda w, x, mb: CONSTANT_KEY,
+    "constant, folded": lambda w, x, mb: jax.random.fold_in(CONSTANT_KEY, jnp.argmax(mb["y"])),
+    "picked": lambda w, x, mb: jax.random.split(mb.key, 5)[jnp.argmax(x[0])],
+    "of a branch": lambda w, x, mb: jax.lax.cond(
+        x.sum() > 0, lambda: jax.random.fold_in(mb.key, 1), lambda: mb.key
+    ),
+    "of another generator": lambda w, x, mb: jax.random.key(jnp.argmax(x[0]), impl="rbg"),
+}
 
 LAYERS = {  # of their matrix, what arrives and the microbatch
     "scan": lambda w, x, mb: looped(w, x),
@@ -109,10 +161,8 @@ LAYERS = {  # of their matrix, what arrives and the microbatch
     "custom_vjp without gradient": lambda w, x, mb: without_gradient(x @ w) + x,
     "custom_vjp with a number": lambda w, x, mb: powered(3, x @ w),
     "stop_gradient on weights": lambda w, x, mb: x @ jax.lax.stop_gradient(w) + x,
-    "stop_gradient on all": lambda w, x, mb: jax.lax.stop_gradient(x @ w),
     "stop_gradient on a part": lambda w, x, mb: x @ w - jax.lax.stop_gradient(x),
     "no parameter used": lambda w, x, mb: jnp.sin(x),
-    "nothing used": lambda w, x, mb: mb["x"] * 2,
     "weights alone": lambda w, x, mb: x + jnp.linalg.inv(w @ w.T + 3 * jnp.eye(WIDTH)).sum(),
     "cholesky": lambda w, x, mb: x @ jnp.linalg.cholesky(w @ w.T + 3 * jnp.eye(WIDTH)),
     "solve": lambda w, x, mb: jnp.linalg.solve(w @ w.T + 3 * jnp.eye(WIDTH), x.T).T,
@@ -141,6 +191,13 @@ LAYERS = {  # of their matrix, what arrives and the microbatch
     "where of a root": lambda w, x, mb: jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), x) @ w,
     "norm": lambda w, x, mb: x @ w / jnp.linalg.norm(x @ w, axis=-1, keepdims=True),
     "erf, lgamma": lambda w, x, mb: jax.lax.erf(x @ w) + jax.lax.lgamma(1 + x**2),
+    "expm": lambda w, x, mb: x @ jax.scipy.linalg.expm(w),
+    "expm of the carry": lambda w, x, mb: jax.vmap(lambda row: jax.scipy.linalg.expm(row[None] * w)[0])(x),
+    "expm in jit": lambda w, x, mb: jax.jit(lambda x: x @ jax.scipy.linalg.expm(w))(x),
+    "ode": lambda w, x, mb: odeint(lambda y, t: jnp.tanh(y @ w), x, jnp.array([0.0, 0.5]))[1],
+    "arrays of nested programs": lambda w, x, mb: jax.checkpoint(
+        lambda x: jax.lax.cond(x.sum() > 0, lambda x: x @ (w + ARRAY), lambda x: jnp.sin(x @ TABLE), x)
+    )(jax.lax.scan(lambda c, _: (c @ (w + ARRAY), None), x, length=2)[0]),
     "table": lambda w, x, mb: x @ (w + TABLE),
     "reshapes": lambda w, x, mb: (x @ w).reshape(-1)[::-1].reshape(x.shape).T.T,
     "dropout": lambda w, x, mb: dropped(mb, x @ w),
@@ -156,6 +213,21 @@ LAYERS = {  # of their matrix, what arrives and the microbatch
         + jax.random.normal(jax.random.wrap_key_data(jnp.arange(4, dtype=jnp.uint32), impl="rbg"), x.shape)
     ),
     "random by rejection": lambda w, x, mb: x @ w * jax.random.gamma(mb.key, 2.0, x.shape),
+    **{f"key {name}": lambda w, x, mb, f=f: noisy(x @ w, f(w, x, mb)) for name, f in KEYS.items()},
+    **{
+        f"key {name}, rematerialised": lambda w, x, mb, f=f: jax.checkpoint(
+            lambda w, x: noisy(jnp.sin(x) @ w, f(w, x, mb))
+        )(w, x)
+        for name, f in KEYS.items()
+    },
+    "keys in a scan": keys_in_a_scan,
+    "keys in a rematerialised scan": functools.partial(keys_in_a_scan, rematerialised=jax.checkpoint),
+    "keys scanned": lambda w, x, mb: jax.lax.scan(
+        lambda c, key: (noisy(c @ w, key), None), x, jax.random.split(mb.key, 2)
+    )[0],
+    "keys by row": lambda w, x, mb: jax.vmap(lambda row, key: noisy(row[None] @ w, key)[0])(
+        x, jax.random.split(mb.key, ROWS)
+    ),
     "bfloat16 product": lambda w, x, mb: (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(
         jnp.float32
     ),
@@ -241,9 +313,90 @@ REFUSED = {
         lambda w, x, mb: jax.pure_callback(np.sin, DRAWN, x @ w),
         ("layer 2", "cannot be differentiated"),
     ),
+    **{
+        name: (lambda w, x, mb, f=function: f(x @ w), ("layers 0-2 would not train, for", "0.w", said))
+        for name, function, said in [
+            (
+                "stop_gradient",
+                jax.lax.stop_gradient,
+                "it ends in layer 2 (<lambda>), at stop_gradient (test_",
+            ),
+            (
+                "integers",
+                lambda x: (4 * x).astype(jnp.int32),
+                "layer 2 (<lambda>) gives its carry as int32 (test_",
+            ),
+            ("truths", lambda x: x > 0, "layer 2 (<lambda>) gives its carry as bool (test_layers.py, line"),
+            ("rounding", jnp.round, "it ends in layer 2 (<lambda>), at round (test_layers.py, line"),
+            (
+                "jitted sign",
+                jax.jit(jnp.sign),
+                "it ends in layer 2 (<lambda>), at sign (test_layers.py, line",
+            ),
+            (
+                "rounding to integers",
+                lambda x: x.astype(int) * 0.5,
+                "at a cast to int32 (test_layers.py, line",
+            ),
+            ("a comparison", lambda x: (x > 0) * 2.0, "at gt, which gives bool (test_layers.py, line"),
+            ("argmax", lambda x: jax.nn.one_hot(x.argmax(-1), WIDTH), "at argmax, which gives int32"),
+            (
+                "a derivative of zero",
+                zero_gradient,
+                "it ends in layer 2 (<lambda>), whose derivative is zero",
+            ),
+        ]
+    },
+    "carry not used": (
+        lambda w, x, mb: mb["x"] @ w,
+        ("layers 0-1 would not train", "layer 2 (<lambda>) does not use what layer 1 (dense) gives"),
+    ),
+    "stop_gradient before weights": (
+        lambda w, x, mb: jax.lax.stop_gradient(x) @ w,
+        ("layers 0-1 would not train", "layer 2 (<lambda>), at stop_gradient", "frozen=['0.*', '1.*']"),
+    ),
     "raises": (lambda w, x, mb: x @ w[:2], ("layer 2", "dot_general")),
     "asks for values": (lambda w, x, mb: x @ w if x.sum() > 0 else x, ("layer 2", "TracerBoolConversion")),
     "raises its own error": (lambda w, x, mb: {}["missing"], ("layer 2", "KeyError", "missing")),
+}
+
+
+def of_matrix(function):
+    return matrix, lambda params, carry, mb: function(params["w"], carry, mb)
+
+
+WHOLE = [(matrix, enter), of_matrix(lambda w, x, mb: (4 * (x @ w)).astype(jnp.int32))]
+ITS_OWN = of_matrix(
+    lambda w, x, mb: (jax.lax.stop_gradient(y := x @ w), rrfp.Loss(((y - mb["y"]) ** 2).sum()))
+)
+TRAINED_ELSEWHERE = {  # layers without a gradient from the loss that are taken all the same
+    "integers below, frozen": ([*WHOLE, (matrix, dense), (matrix, dense)], {"frozen": ("0.*", "1.*")}),
+    "integers below, tied to layers above": (
+        [*WHOLE, (matrix, dense), (matrix, dense)],
+        {"tied_to": {"0.w": "2.w", "1.w": "3.w"}},
+    ),
+    "each layer with a loss of its own": (
+        [of_matrix(lambda w, _, mb: ITS_OWN[1]({"w": w}, mb["x"], mb)), ITS_OWN, ITS_OWN, (matrix, dense)],
+        {},
+    ),
+    "a head that only evaluates": (
+        [
+            (matrix, enter),
+            (matrix, dense),
+            of_matrix(lambda w, x, mb: {"x": x, "probe": jnp.sign(x @ w)}),
+            of_matrix(lambda w, c, mb: c["x"] @ w if mb.training else c["probe"] @ w),
+        ],
+        {},
+    ),
+    "integers beside": (
+        [
+            (matrix, enter),
+            of_matrix(lambda w, x, mb: {"x": x @ w, "ids": x.argmax(-1)}),
+            of_matrix(lambda w, c, mb: jnp.tanh(c["x"] @ w) + c["ids"][:, None]),
+            (matrix, dense),
+        ],
+        {},
+    ),
 }
 
 
@@ -255,8 +408,11 @@ def cases():
         yield name, Odd(layers=layers, loss=squares, batch=rows(), tolerance=tolerance)
     for name, (function, said) in REFUSED.items():
         layer = (matrix, lambda params, carry, mb, f=function: f(params["w"], carry, mb))
-        layers = [(matrix, enter), (matrix, dense), layer, (matrix, dense)]
+        after = (matrix, lambda params, x, mb: dense(params, x.astype(jnp.float32), mb))
+        layers = [(matrix, enter), (matrix, dense), layer, after]
         yield name, Odd(layers=layers, loss=squares, batch=rows(), refused=said)
+    for name, (layers, settings) in TRAINED_ELSEWHERE.items():
+        yield name, Odd(layers=layers, loss=squares, batch=rows(), steps=2, **settings)
 
 
 test_like_plain_jax = held_against_plain_jax(cases())

@@ -93,6 +93,42 @@ def mixed(params, x, mb):
     return jnp.tanh(x @ params["w"].astype(jnp.float32) + params["b"])
 
 
+@jax.custom_jvp
+def scaled(x, by):
+    """Its rule multiplies by what may be weakly typed."""
+    return x * by
+
+
+scaled.defjvps(lambda tangent, out, x, by: tangent * by, None)
+
+WEAK = {  # leaves whose type is that of a Python number
+    "a mask": lambda x, mb: jnp.where(x > 0, 0.0, -1e9),
+    "a number": lambda x, mb: 0.5,
+    "an array": lambda x, mb: jnp.asarray(0.5),
+    "whole numbers": lambda x, mb: jnp.where(x > 0, 1, 0),
+}
+
+BESIDE = {  # what takes them beside bfloat16, which it must stay
+    "softmax": lambda x, by: jax.nn.softmax(x + by),
+    "logaddexp": jnp.logaddexp,
+    "a rule of its own": scaled,
+    "a scan": lambda x, by: jax.lax.scan(lambda c, _: (jnp.tanh(c + by), None), x, length=2)[0],
+}
+
+
+def narrow(use):
+    def apply(params, carry, mb):
+        x = use(carry["x"] @ params["w"].astype(jnp.bfloat16), carry["extra"])
+        assert x.dtype == jnp.bfloat16
+        return {"x": x, "extra": carry["extra"]}
+
+    return apply
+
+
+def widened(params, carry, mb):
+    return carry["x"].astype(jnp.float32) @ params["w"]
+
+
 def head(params, x, mb):
     return mixed(params, mb["x"], mb)
 
@@ -141,6 +177,17 @@ def cases():
     for name, (make, said) in REFUSED.items():
         layers = [(matrix, enter), (matrix, sending(make)), (matrix, through), (matrix, taken)]
         yield f"carry: {name}", Odd(layers=layers, loss=squares, batch=rows(), refused=said)
+    for name, make in WEAK.items():
+        for where, use in BESIDE.items():
+            sent = sending(make)
+            layers = [
+                (matrix, enter),
+                (matrix, lambda p, x, mb, f=sent: f(p, x, mb) | {"x": x.astype(jnp.bfloat16)}),
+                (matrix, narrow(use)),
+                (matrix, widened),
+            ]
+            case = Odd(layers=layers, loss=squares, batch=rows(), tolerance=0.05)
+            yield f"weak types: {name}, {where}", case
     for name, make in FIELDS.items():
         layers = [(matrix, enter), (matrix, dense), (matrix, field("more")), (matrix, dense)]
         yield f"field: {name}", Odd(layers=layers, loss=squares, batch=rows(more=make), additive=True)

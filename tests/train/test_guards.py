@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import rrfp_jax as rrfp
@@ -30,7 +31,11 @@ def test_transfers_that_nobody_asked_for_may_be_disallowed(case, tmp_path):
         found = [report.loss for report in trainer.steps(2)]
         trainer.save(tmp_path / str(jax.config.jax_transfer_guard))
         trainer.restore(tmp_path / str(jax.config.jax_transfer_guard))
-        return [*found, trainer.evaluate(toy.microbatches(4)).loss]
+        gradient = trainer.value_and_grad(toy.microbatches(4))[1]
+        trainer.check(), trainer.params()
+        with jax.transfer_guard("allow"):
+            norm = float(optax.tree.norm(jax.device_get(gradient)))
+        return [*found, trainer.evaluate(toy.microbatches(4)).loss, norm]
 
     expected = losses()
     with jax.transfer_guard("disallow"):

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
+from rrfp_jax.random_keys import as_key, plain
 from rrfp_jax.runtime.autodiff.hoist import hoist, prepared_too
 from rrfp_jax.runtime.autodiff.inline import inline
 from rrfp_jax.runtime.autodiff.residuals import plan_residuals
@@ -131,7 +132,7 @@ def differentiate(
 
     def backward(*args: Any) -> list[Any]:
         residuals = plan.residuals(args[: len(before)], args[len(before) : first], len(params))
-        vjp = jax.tree.unflatten(facts.structure, residuals)
+        vjp = jax.tree.unflatten(facts.structure, map(as_key, facts.residuals, residuals))
         scale = None if facts.loss is None else args[-1].astype(facts.loss)
         gradients, carry_gradients = vjp((list(args[first:-1]), scale))
         return [*carry_gradients, *gradients]
@@ -158,13 +159,14 @@ def differentiate(
 
 @dataclass(frozen=True)
 class _Facts:
-    """What tracing a stage tells besides its program: `loss` is its dtype, `structure` the residuals'."""
+    """What tracing a stage tells besides its program: `loss` is its dtype, `residuals` are specs."""
 
     out: int
     moving_out: tuple[int, ...]
     loss: Any
     has_statistics: bool
     structure: Any
+    residuals: Sequence[Any]
 
 
 def _trace_with_residuals(
@@ -205,7 +207,9 @@ def _trace_with_residuals(
         (moved, loss), vjp, (still, flow_out, statistics) = jax.vjp(objective, chosen, flowing, has_aux=True)
         residuals, structure = jax.tree.flatten(vjp)
         out = still | dict(zip(flow_out, moved, strict=True))
-        facts = _Facts(len(out), flow_out, getattr(loss, "dtype", None), statistics is not None, structure)
-        return [*(out[i] for i in range(len(out))), *([] if statistics is None else [statistics]), *residuals]
+        specs = [jax.typeof(leaf) for leaf in residuals]
+        has_statistics = statistics is not None
+        facts = _Facts(len(out), flow_out, getattr(loss, "dtype", None), has_statistics, structure, specs)
+        return [*(out[i] for i in range(len(out))), *[statistics][:has_statistics], *map(plain, residuals)]
 
     return jax.make_jaxpr(traced)(*params, *carry, *inputs), facts

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from rrfp_jax.runtime.autodiff.inline import BARRIER, inline, without_barriers
 from rrfp_jax.runtime.autodiff.purity import runs_once
-from rrfp_jax.runtime.autodiff.traced import REPEATABLE, Program, Specs, quiet, reduce, with_given
+from rrfp_jax.runtime.autodiff.traced import Program, Specs, is_repeatable, quiet, reduce, with_given
 
 
 def hoist(backward: Program, fixed: int) -> tuple[Program, Program | None]:
@@ -61,7 +61,7 @@ def _costly(flat: ClosedJaxpr, weights: list[Var]) -> list[Var]:
             read_by_others.update(read)
         elif not any(v in known for v in read):
             constant.update(equation.outvars)
-        elif equation.primitive.name in REPEATABLE:
+        elif is_repeatable(equation):
             known.update(equation.outvars)
             read_by_others.update(read)
         else:

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
-from rrfp_jax.runtime.autodiff.traced import spec_of
+from rrfp_jax.random_keys import as_key, is_key, plain
+from rrfp_jax.runtime.autodiff.traced import calls_programs, spec_of
 
 BARRIER = "optimization_barrier"
 
@@ -25,10 +26,14 @@ _CALLS = {
 
 
 def inline(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, and no equation of it calls another one (control flow stays as it is)."""
+    """The same program, and no equation of it calls another one (control flow stays as it is).
+
+    Typed keys among the inputs, and from control flow, are made again of their numbers, so that other
+    programs can be given the numbers.
+    """
     inliner = _Inliner()
     inputs = [Var(var.aval) for var in closed.jaxpr.invars]
-    outputs = inliner.call(closed, inputs)
+    outputs = inliner.call(closed, [inliner.made_again(var) for var in inputs])
     constants = list(inliner.constants)
     flat = closed.jaxpr.replace(constvars=constants, invars=inputs, outvars=outputs, eqns=inliner.equations)
     return ClosedJaxpr(flat, [inliner.constants[var] for var in constants])
@@ -73,10 +78,17 @@ class _Inliner:
         if parameter is None:
             made = [(DropVar if isinstance(v, DropVar) else Var)(v.aval) for v in equation.outvars]
             self.equations.append(equation.replace(invars=read, outvars=made))
-            return made
+            return [*map(self.made_again, made)] if calls_programs(equation) else made
         if equation.params.get("differentiated"):
             read = self._behind_barrier(read, equation.params["prevent_cse"])
         return self.call(equation.params[parameter], read)
+
+    def made_again(self, var: Var) -> Any:
+        """A key made again of its numbers; anything else as it is."""
+        if not is_key(var.aval) or isinstance(var, DropVar):
+            return var
+        again = jax.make_jaxpr(lambda key: as_key(var.aval, plain(key)))(var.aval)
+        return self.call(again, [var])[0]
 
     def _behind_barrier(self, read: list[Any], chosen: bool | Sequence[bool]) -> list[Any]:
         flags = [chosen] * len(read) if isinstance(chosen, bool) else chosen

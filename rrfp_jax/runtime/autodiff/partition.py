@@ -7,11 +7,12 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
+from rrfp_jax.random_keys import is_key
 from rrfp_jax.runtime.autodiff.halves import Halves, Source, Where
 from rrfp_jax.runtime.autodiff.inline import BARRIER, inline
-from rrfp_jax.runtime.autodiff.mincut import SINK, SOURCE, Network
+from rrfp_jax.runtime.autodiff.mincut import SINK, SOURCE, UNCUTTABLE, Network
 from rrfp_jax.runtime.autodiff.split_scan import split_scan
-from rrfp_jax.runtime.autodiff.traced import REPEATABLE
+from rrfp_jax.runtime.autodiff.traced import REPEATABLE, is_repeatable
 from rrfp_jax.runtime.sizes import nbytes
 
 _LIGHT = REPEATABLE | {
@@ -166,17 +167,19 @@ class _Plan:
         return [v for v in cut if ("has", v) in second and v not in given]
 
     def _price(self, var: Var) -> int:
-        """Of having the value in the second half without computing it there."""
+        """Of having the value in the second half without computing it there; keys do not cross."""
         source = self.sources.get(var)
         if source is not None and source.where is not Where.FIRST:
             return _BYTE * source.held
+        if is_key(var.aval):
+            return UNCUTTABLE
         return (_BYTE + _WRITTEN) * nbytes(var.aval)
 
     def _place(self, network: Network, equation: JaxprEqn, needed: bool) -> Sequence[Any]:
         """Add an equation; what it reads if the second half may do it."""
         task = ("does", id(equation))
         charge = nbytes([v.aval for v in equation.outvars])
-        if needed and equation.primitive.name not in REPEATABLE:
+        if needed and not is_repeatable(equation):
             network.edge(SOURCE, task)
             return []
         read = [v for v in (_follow(self.roots, atom) for atom in equation.invars) if _is_var(v)]

@@ -8,12 +8,14 @@ infinite derivative, as of `sqrt` at 0, it is not a number.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 
+from rrfp_jax.runtime._jax import line_of
 from rrfp_jax.runtime.autodiff.dataflow import output_dependence
 from rrfp_jax.runtime.autodiff.traced import spec_of
 
@@ -24,6 +26,9 @@ _CALLS = frozenset(["jit", "pjit", "closed_call", "core_call", "checkpoint", "re
 """Primitives that only call a program. Functions with a derivative of their own are not among them."""
 
 
+_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "is_finite"])
+
+
 def is_differentiable(leaf: Any) -> bool:
     """Whether values of its dtype have tangents."""
     return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
@@ -31,20 +36,65 @@ def is_differentiable(leaf: Any) -> bool:
 
 def may_move(closed: ClosedJaxpr, moving: Sequence[bool]) -> list[bool]:
     """Which outputs can have a tangent if these inputs have; at times more than do, never fewer."""
-    jaxpr = closed.jaxpr
+    return _may_move(closed.jaxpr, moving, [])
+
+
+@dataclass(frozen=True)
+class End:
+    """An equation that takes values with a tangent and gives none.
+
+    Attributes:
+        equation: itself.
+        outer: the equation of the whole program that it is part of.
+        line: in user code; empty if not known.
+    """
+
+    equation: JaxprEqn
+    outer: JaxprEqn
+    line: str
+
+    @property
+    def name(self) -> str:
+        """What it does, for messages."""
+        name, made = self.equation.primitive.name, self.equation.outvars[0].aval
+        if name == "convert_element_type":
+            return f"a cast to {made.dtype}"  # type: ignore[attr-defined]
+        return name if is_differentiable(made) else f"{name}, which gives {made.dtype}"  # type: ignore[attr-defined]
+
+
+def end_of_motion(jaxpr: Any, moving: Sequence[bool]) -> End | None:
+    """Where tangents end in a program; what is meant to end them comes first."""
+    ends: list[End] = []
+    _may_move(jaxpr, moving, ends)
+    return min(ends, key=_rank, default=None)
+
+
+def _rank(end: End) -> int:
+    """How likely an equation is the one that users have to look at; comparisons are mostly masks."""
+    name = end.equation.primitive.name
+    return 0 if name in _STILL else 1 if name == "convert_element_type" else 3 if name in _COMPARISONS else 2
+
+
+def _may_move(jaxpr: Any, moving: Sequence[bool], ends: list[End]) -> list[bool]:
+    """See `may_move`; `ends` gets the equations at which tangents end."""
     known = {v for v, moves in zip(jaxpr.invars, moving, strict=True) if moves and is_differentiable(v.aval)}
     for equation in jaxpr.eqns:
         read = [not isinstance(atom, Literal) and atom in known for atom in equation.invars]
-        if not any(read) or equation.primitive.name in _STILL:
+        if not any(read):
             continue
         bodies = list(jaxprs_in_params(equation.params))
-        if equation.primitive.name in _CALLS and len(bodies) == 1:
-            body = bodies[0]
-            flags = may_move(ClosedJaxpr(body, getattr(body, "consts", [])), read)
+        if equation.primitive.name in _STILL:
+            flags = [False] * len(equation.outvars)
+        elif equation.primitive.name in _CALLS and len(bodies) == 1:
+            inner: list[End] = []
+            flags = _may_move(bodies[0], read, inner)
+            ends += [End(end.equation, equation, end.line or line_of(equation)) for end in inner]
         else:
             flags = [True] * len(equation.outvars)
-        pairs = zip(equation.outvars, flags, strict=True)
-        known.update(v for v, moves in pairs if moves and is_differentiable(v.aval))
+        moves = [flag and is_differentiable(v.aval) for v, flag in zip(equation.outvars, flags, strict=True)]
+        known.update(v for v, flag in zip(equation.outvars, moves, strict=True) if flag)
+        if not any(moves) and equation.primitive.name not in _CALLS:
+            ends.append(End(equation, equation, line_of(equation)))
     return [not isinstance(atom, Literal) and atom in known for atom in jaxpr.outvars]
 
 

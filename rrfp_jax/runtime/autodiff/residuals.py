@@ -22,8 +22,9 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
+from rrfp_jax.random_keys import is_key
 from rrfp_jax.runtime.autodiff.dataflow import dependence
-from rrfp_jax.runtime.autodiff.mincut import SINK, SOURCE, Network
+from rrfp_jax.runtime.autodiff.mincut import SINK, SOURCE, UNCUTTABLE, Network
 from rrfp_jax.runtime.autodiff.traced import CHEAP, quiet, reduce, with_given
 from rrfp_jax.runtime.sizes import nbytes
 
@@ -92,7 +93,7 @@ def _fewest_bytes(wanted: Sequence[Var], equations: Sequence[JaxprEqn], availabl
         if v in placed:
             continue
         placed[v] = None
-        network.edge(("makes", v), ("has", v), nbytes(v.aval))
+        network.edge(("makes", v), ("has", v), UNCUTTABLE if is_key(v.aval) else nbytes(v.aval))
         if producers[v].primitive.name not in CHEAP:
             network.edge(SOURCE, ("makes", v))
             continue

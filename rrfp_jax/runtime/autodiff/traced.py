@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, DropVar, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, jaxpr_as_fun, jaxprs_in_params
 
+from rrfp_jax.random_keys import is_key
 from rrfp_jax.runtime._jax import live_part
 
 Specs: TypeAlias = Sequence[jax.ShapeDtypeStruct]
@@ -27,6 +28,21 @@ REPEATABLE = CHEAP | {
     *("add_any", "iota", "transpose", "rev", "slice", "concatenate", "split", "pad"),
 }
 """These, and moves: what both halves of a split backward may do."""
+
+
+def calls_programs(equation: JaxprEqn) -> bool:
+    """Whether an equation is control flow, or calls another program."""
+    return any(True for _ in jaxprs_in_params(equation.params))
+
+
+def is_repeatable(equation: JaxprEqn) -> bool:
+    """Whether several programs may compute an equation; those that make random keys are, too.
+
+    No program gives another one typed keys: they are made again from their numbers.
+    """
+    makes_keys = all(is_key(var.aval) for var in equation.outvars) and not calls_programs(equation)
+    return equation.primitive.name in REPEATABLE or makes_keys
+
 
 SCALE = jax.ShapeDtypeStruct((), np.float32)
 """Spec of the loss scale: the loss's own cotangent, by which a traced backward begins."""
@@ -55,8 +71,9 @@ class Program:
 
 
 def spec_of(atom: Any) -> jax.ShapeDtypeStruct:
-    """The spec of a variable's or literal's value."""
-    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+    """The spec of a variable's or literal's value; weak types stay weak, as promotion depends on them."""
+    aval = atom.aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def reduce(closed: ClosedJaxpr, outputs: Sequence[bool] | None = None) -> Program:

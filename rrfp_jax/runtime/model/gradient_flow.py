@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.reach import is_differentiable, may_move, reached
@@ -23,6 +22,7 @@ from rrfp_jax.runtime.model.given import reason_of
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.model.untrained import Step, places_of_cuts
 
 Border: TypeAlias = tuple[int, ...]
 """Indices of the leaves of a carry that have a gradient."""
@@ -32,40 +32,22 @@ _OBJECTIVE, _WEIGHT = 1, 2
 
 
 @dataclass(frozen=True)
-class _Step:
-    """A layer, or last the loss: parameters, carry, the rest -> carry, and total and weight if it has them.
+class Flow:
+    """How the gradient goes through a model, for microbatches of a bucket.
 
     Attributes:
-        name: for messages.
-        paths: names of all parameters.
-        trained: indices of those that have a gradient.
-        arriving: number of leaves of the carry that it gets.
-        sums: whether total and weight are the last outputs.
+        borders: for each layer, which leaves of the carry that it gets have a gradient; last ().
+        reached: names of the trained parameters that have one; of tied ones, the owner's and all aliases'.
+        cuts: by layer without any, why; see `untrained.py`.
     """
 
-    name: str
-    closed: ClosedJaxpr
-    paths: Sequence[str]
-    trained: frozenset[int]
-    arriving: int
-    sums: bool
-
-    @property
-    def gives(self) -> int:
-        """The number of leaves of the carry that it gives."""
-        return len(self.closed.jaxpr.outvars) - 2 * self.sums
-
-    def flags_of_outputs(self, after: Sequence[int]) -> list[int]:
-        """Which cotangents its outputs have, given those of the carry."""
-        flags = [*after, *([_OBJECTIVE, _WEIGHT] if self.sums else [])]
-        return [
-            flag * is_differentiable(var.aval)
-            for flag, var in zip(flags, self.closed.jaxpr.outvars, strict=True)
-        ]
+    borders: Sequence[Border]
+    reached: frozenset[str]
+    cuts: Mapping[int, str]
 
 
-def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> list[Border]:
-    """For each layer, which leaves of the carry that it gets have a gradient; last ().
+def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> Flow:
+    """Follow the objective's cotangent from the loss back to all parameters.
 
     Raises:
         UsageError: a layer that must be differentiated cannot be, or a loss's weight depends on a parameter.
@@ -75,8 +57,9 @@ def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, 
     known: dict[Any, Mapping[int, frozenset[int]]] = {}  # repeats of a layer are alike
     after: list[int] = []  # the flags of the carry that a step gives
     sources, origin, reaching = [], "", [after]
+    reached: set[str] = set()  # names of owners
     for step, moves in zip(steps[::-1], moving[::-1], strict=True):
-        flags = step.flags_of_outputs(after)
+        flags = _flags_of_outputs(step, after)
         kind = id(step.closed), tuple(moves), tuple(map(bool, flags))
         if kind not in known:
             known[kind] = _sources(step, moves, flags)
@@ -86,27 +69,49 @@ def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, 
         inputs = {i: _union(flags[k] for k in outputs) for i, outputs in from_outputs.items()}
         _refuse_weight(step, inputs, origin)
         first = len(step.paths)
+        reached |= {
+            roles.owners.get(step.paths[i], step.paths[i])
+            for i, flags in inputs.items()
+            if i < first and flags & _OBJECTIVE
+        }
         after = [inputs.get(first + i, 0) for i in range(step.arriving)]
         sources.append(from_outputs)
         reaching.append(after)
-    return _borders(steps, sources[::-1], reaching[::-1])
+    names = {path for step in steps for path in step.paths if roles.owners.get(path, path) in reached}
+    return Flow(
+        _borders(steps, sources[::-1], reaching[::-1]),
+        frozenset(names),
+        places_of_cuts(steps, reaching[::-1], frozenset(names)),
+    )
 
 
-def _steps(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> list[_Step]:
+def _flags_of_outputs(step: Step, after: Sequence[int]) -> list[int]:
+    """Which cotangents a step's outputs have, given those of the carry."""
+    flags = [*after, *([_OBJECTIVE, _WEIGHT] if step.sums else [])]
+    return [
+        flag * is_differentiable(var.aval) for flag, var in zip(flags, step.closed.jaxpr.outvars, strict=True)
+    ]
+
+
+def _steps(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> list[Step]:
     steps = []
     for index, own in enumerate(shapes):
         params = {str(index): own.params}
         trained = frozenset(roles.leaves(params).trained)
         arriving = len(jax.tree.leaves(own.carry_in))
         name = f"layer {index} ({pipe.layers[index].name})"
-        sums = len(own.traced.jaxpr.outvars) > len(jax.tree.leaves(own.carry_out))
-        steps.append(_Step(name, own.traced, leaf_paths(params), trained, arriving, sums))
+        leaves = [
+            jax.tree_util.keystr(path, simple=True, separator=".")
+            for path, _ in jax.tree_util.tree_leaves_with_path(own.carry_out)
+        ]
+        sums = len(own.traced.jaxpr.outvars) > len(leaves)
+        steps.append(Step(name, own.traced, leaf_paths(params), trained, arriving, leaves, sums))
     carry = shapes[-1].carry_out
     loss = pipe.traced_loss(carry, fields)
-    return [*steps, _Step("the loss", loss, [], frozenset(), len(jax.tree.leaves(carry)), True)]
+    return [*steps, Step("the loss", loss, [], frozenset(), len(jax.tree.leaves(carry)), [], True)]
 
 
-def _moving(steps: Sequence[_Step]) -> list[list[bool]]:
+def _moving(steps: Sequence[Step]) -> list[list[bool]]:
     """For each step, which of its inputs may have a tangent: they follow from a parameter that is trained."""
     arriving: list[bool] = []
     found = []
@@ -118,7 +123,7 @@ def _moving(steps: Sequence[_Step]) -> list[list[bool]]:
     return found
 
 
-def _sources(step: _Step, moves: Sequence[bool], flags: Sequence[int]) -> Mapping[int, frozenset[int]]:
+def _sources(step: Step, moves: Sequence[bool], flags: Sequence[int]) -> Mapping[int, frozenset[int]]:
     """For each input that may have a tangent, the outputs whose cotangents reach it."""
     inputs = [i for i, may in enumerate(moves) if may]
     outputs = [k for k, flag in enumerate(flags) if flag]
@@ -137,7 +142,7 @@ def _sources(step: _Step, moves: Sequence[bool], flags: Sequence[int]) -> Mappin
     }
 
 
-def _refuse_weight(step: _Step, inputs: Mapping[int, int], origin: str) -> None:
+def _refuse_weight(step: Step, inputs: Mapping[int, int], origin: str) -> None:
     for i, flags in inputs.items():
         if i < len(step.paths) and flags & _WEIGHT:
             raise UsageError(
@@ -149,7 +154,7 @@ def _refuse_weight(step: _Step, inputs: Mapping[int, int], origin: str) -> None:
 
 
 def _borders(
-    steps: Sequence[_Step], sources: Sequence[Mapping[int, frozenset[int]]], reaching: Sequence[Sequence[int]]
+    steps: Sequence[Step], sources: Sequence[Mapping[int, frozenset[int]]], reaching: Sequence[Sequence[int]]
 ) -> list[Border]:
     """The leaves that the objective reaches and that truly follow from a trained parameter."""
     arriving: frozenset[int] = frozenset()

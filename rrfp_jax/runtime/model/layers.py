@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
+from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.model.calls import CARRY_AND_MB, calling, init_takes_carry
 
 MOST_LAYERS = 2**16
@@ -282,4 +283,4 @@ def _function(
 
 def zeros(spec: Any) -> Any:
     """Zeros of a tree of specs; inside a trace they cost nothing."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec)
+    return jax.tree.map(lambda leaf: cast_like(jnp.zeros(leaf.shape, leaf.dtype), leaf), spec)

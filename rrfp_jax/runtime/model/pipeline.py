@@ -196,7 +196,7 @@ class Pipeline:
         spec, mb = self.layers[index], MicrobatchView(fields, IDS, index)
         key = jax.eval_shape(jax.random.key, 0)
         try:
-            params = jax.eval_shape(spec.init, key, carry, mb)
+            params = jax.tree.map(_strong, jax.eval_shape(spec.init, key, carry, mb))
             partition = _partition(spec, key, carry, mb)
             closed, out, metrics = self._traced_layer(index, params, carry, fields)
             check_pure(closed)
@@ -246,6 +246,11 @@ class Pipeline:
         taker = f"layer {index} ({names[index]})" if index < len(self.layers) else "the loss"
         giver = f"layer {index - 1} ({names[index - 1]}) gives" if index else "the first layer gets"
         return f"{taker} cannot take what {giver}, {describe(carry)}: {reason_of(error)}"
+
+
+def _strong(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The spec of a parameter, which an update of optax would type strongly, too."""
+    return leaf.update(weak_type=False) if leaf.weak_type else leaf
 
 
 def _partition(spec: LayerSpec, key: Any, carry: Any, mb: MicrobatchView) -> dict[str, PartitionSpec]:

@@ -126,6 +126,13 @@ class Roles:
         owners = {i: counts[paths[i]] for i in owned if counts[paths[i]]}
         return LeafRoles(jax.tree.structure(params), trained, owned, owners)
 
+    def trained(self, params: Params) -> list[list[str]]:
+        """By layer of a whole model, the names of its trained parameters."""
+        return [
+            [path for path in leaf_paths({str(i): params[str(i)]}) if path not in self.frozen]
+            for i in range(len(params))
+        ]
+
     @property
     def ties(self) -> list[tuple[str, str]]:
         """Owner and alias of whatever is tied and trained, in order of declaration."""

@@ -18,7 +18,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.autodiff.purity import check_repeatable
 from rrfp_jax.runtime.autodiff.remat import NONE
-from rrfp_jax.runtime.model.gradient_flow import Border, gradient_flow
+from rrfp_jax.runtime.model.gradient_flow import Flow, gradient_flow
 from rrfp_jax.runtime.model.layer_sharding import sharding_of
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
@@ -63,7 +63,7 @@ class Library:
         self._virtual_stages = {s: virtual_stages[s % len(virtual_stages)] for s in compilers}
         self._everywhere = [virtual_stage for own in virtual_stages for virtual_stage in own]
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
-        self._flows: dict[Bucket, list[Border]] = {}
+        self._flows: dict[Bucket, Flow] = {}
         self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
         self._complete: set[Bucket] = set()  # those with programs for all these kinds
@@ -149,8 +149,8 @@ class Library:
         for shapes in self._shapes.values():
             self._check_shardings(shapes)
 
-    def flow(self, bucket: Bucket) -> Sequence[Border]:
-        """Which leaves of the carries have a gradient; see `gradient_flow`. The bucket has been examined.
+    def flow(self, bucket: Bucket) -> Flow:
+        """Which parameters, and leaves of the carries, have a gradient; of a bucket that has been examined.
 
         Raises:
             UsageError: a layer that cannot be differentiated, or a loss whose weight depends on parameters.
@@ -261,7 +261,9 @@ class Library:
         layers = virtual_stage.layers
         params = {str(i): self._shapes[bucket][i].params for i in layers}
         trained = set(self.roles.leaves(params).trained)
-        arriving, leaving = (self.flow(bucket)[i] if kinds else None for i in (layers.start, layers.stop))
+        arriving, leaving = (
+            self.flow(bucket).borders[i] if kinds else None for i in (layers.start, layers.stop)
+        )
         shape = VirtualStageShape(
             pipe=self._pipe,
             layers=layers,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.autodiff.remat import NONE
 from rrfp_jax.runtime.autodiff.traced import Specs
 from rrfp_jax.runtime.model.layers import Params
@@ -93,8 +94,7 @@ class VirtualStageShape:
         """The virtual stage as a function of flat lists; see `differentiate.StageFunction`."""
         tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
         specs, structure = jax.tree.flatten(self.carry_in)
-        arrived = [a.astype(s.dtype) for a, s in zip(carry, specs, strict=True)]
-        carry = jax.tree.unflatten(structure, arrived)
+        carry = jax.tree.unflatten(structure, map(cast_like, carry, specs))
         names = zip(self.input_names, inputs, strict=False)
         fields = {name: value.astype(self.fields[name].dtype) for name, value in names}
         out, loss = self._run([tree[str(i)] for i in self.layers], carry, fields, inputs[-1], training)
