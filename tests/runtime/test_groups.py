@@ -1,8 +1,13 @@
-"""Which processes share a stage."""
+"""Which processes share a stage, and that they dispatch one order."""
+
+from types import SimpleNamespace
 
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.errors import Disagreement
+from rrfp_jax.runtime.group.dispatch_hash import OrderHash, check_orders
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.processes.world import World
 
@@ -115,3 +120,18 @@ def test_unknown_terms_are_refused():
     for wrong in ({"agreement": "pigeon"}, {"protocol": "dictator"}):
         with pytest.raises(rrfp.UsageError, match=next(iter(wrong.values()))):
             rrfp.Trainer(rrfp.Pipeline([rrfp.layer(lambda c, mb: c)], lambda c, mb: None), **wrong)
+
+
+def test_ranks_of_a_stage_that_dispatched_different_tasks_are_named():
+    """Rank 0 has a stage to itself; ranks 1 and 2 share one, and differ in the second step."""
+    alike, other = [Task(FORWARD, 0, 0), Task(BACKWARD, 0, 0)], [Task(FORWARD, 0, 1), Task(BACKWARD, 0, 0)]
+    orders = [OrderHash() for _ in range(3)]
+    for step, taken in enumerate([[other, alike, alike], [other, alike, other]]):
+        hashes = [order.add(tasks) for order, tasks in zip(orders, taken, strict=True)]
+        told = [list(map(str, tasks)) for tasks in taken]
+        world = SimpleNamespace(gather=lambda what, value, told=told: told, describe="rank {}".format)
+        if step == 0:
+            check_orders(world, [[0], [1, 2]], hashes, orders[1], step)
+    said = "rank 1 and rank 2 dispatched different tasks as number 3, in step 1: the first F0, the second F1;"
+    with pytest.raises(Disagreement, match=said):
+        check_orders(world, [[0], [1, 2]], hashes, orders[1], 1)

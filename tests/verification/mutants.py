@@ -72,18 +72,15 @@ def main(argv: Sequence[str]) -> int:
             print(line(trial), flush=True)
             if trial.verdict in ("broken", "hung"):
                 print(trial.ran.said, flush=True)
-    lost = [trial for trial in trials if trial.verdict != "found" and not trial.mutant.survives]
+    lost = [trial for trial in trials if trial.verdict != "found"]
     if options.everything:
         for trial in lost:
             print(line(tried(trial.mutant, ["tests"], EVERYTHING_SECONDS, *EVERYTHING)), flush=True)
-    named = [trial for trial in trials if trial.mutant.survives]
     aims = [
         Aim("mutants that their tests do not find", len(lost), 0, "mutants"),
         Aim("mutants", len(trials), FEWEST if len(mutants) == len(MUTANTS) else 1, "mutants", at_least=True),
     ]
-    print(
-        f"\n{sum(t.verdict == 'found' for t in trials)} of {len(trials)} found, {len(named)} named survivors"
-    )
+    print(f"\n{len(trials) - len(lost)} of {len(trials)} found")
     return finish(options, {"mutants": list(map(_figures, trials))}, aims)
 
 
@@ -105,7 +102,7 @@ def _short(name: str) -> str:
 
 def _figures(trial: Trial) -> dict[str, Any]:
     mutant, ran = trial.mutant, trial.ran
-    told = {"id": mutant.id, "source": mutant.source, "target": mutant.target, "survives": mutant.survives}
+    told = {"id": mutant.id, "source": mutant.source, "target": mutant.target}
     return told | {
         "verdict": trial.verdict,
         "by": {name: ran.failed[name][:300] for name in trial.by},

@@ -78,6 +78,21 @@ def received_in_the_first_shape(original: Any) -> Any:
 
 
 @row(
+    bug="With varying lengths all stages sent their shapes first, and waited for each other.",
+    source="NVIDIA/Megatron-LM#5100",
+    target="rrfp_jax.runtime.transport.local:LocalTransport.poll",
+    here="Shapes travel with the offer of a message, nobody waits to send, and all take what comes.",
+    tests=["tests/runtime/test_transport.py::test_in_one_process[LocalTransport-both_ways]"],
+)
+def both_send_first(original: Any) -> Any:
+    def poll(self: Any) -> Any:
+        waiting = {key.stage for key in (*self._waiting, *self._moving)}
+        return original(self) if len(waiting) < 2 else []
+
+    return poll
+
+
+@row(
     bug="Data-parallel ranks ran different numbers of microbatches, and hung in a collective.",
     source="verl-project/verl#6176",
     target="rrfp_jax.runtime.mesh.layout:Layout.count_of",
@@ -89,7 +104,7 @@ def uneven_numbers_of_microbatches(original: Any) -> Any:
 
 
 @row(
-    bug="Microbatches that did not fill up a batch were dropped.",
+    bug="Microbatches cut beforehand could not be given; the pipeline cut batches itself, evenly.",
     source="pytorch/torchtitan#2370",
     target="rrfp_jax.data.contract:InMemory.plan",
     here="Microbatches are given one by one, cut beforehand, each with a shape of its own if need be.",
@@ -169,8 +184,8 @@ def evaluation_with_trainings_number(original: Any) -> Any:
 
 
 @row(
-    bug="The losses of an evaluation's steps were averaged, whatever they counted.",
-    source="pytorch/torchtitan#2206",
+    bug="The losses of an evaluation's steps are averaged, whatever they count.",
+    source=OURS,
     target="rrfp_jax.train.report:Evaluation.of",
     here="An evaluation adds the sums and the weights of all its steps, and divides once.",
     tests=[EVALUATION],

@@ -24,7 +24,6 @@ class Mutant:
         make: makes the replacement from what was there.
         here: why it cannot happen here, in one sentence.
         tests: the tests of `make test` that must all fail with it.
-        survives: why no test can find it; empty where one must.
     """
 
     id: str
@@ -34,7 +33,6 @@ class Mutant:
     make: Make
     here: str
     tests: Sequence[str]
-    survives: str = ""
 
     @property
     def module(self) -> str:

@@ -40,7 +40,7 @@ def the_latest_backward_for_all(original: Any) -> Any:
 
 
 @row(
-    bug="A message was received into the buffer of a microbatch that was still needed.",
+    bug="With one buffer fewer, a message was received over data that was still needed.",
     source="deepspeedai/DeepSpeed#2800",
     target="rrfp_jax.runtime.stages.model_step:ModelStep.receive",
     here="There are no receive buffers: each message has arrays of its own, which its task takes.",
@@ -57,7 +57,7 @@ def one_buffer_for_all_messages(original: Any) -> Any:
 
 
 @row(
-    bug="Messages are told apart by the order in which they come, and not by their microbatch.",
+    bug="Messages were told apart by their order alone, so the order had to be fixed beforehand.",
     source="msr-fiddle/pipedream#22",
     target="rrfp_jax.runtime.stages.model_step:ModelStep.run",
     here="A message carries stage, direction, chunk and microbatch, and is filed by that.",
@@ -113,7 +113,7 @@ def orders_that_wait_for_each_other(original: Any) -> Any:
 
 
 @row(
-    bug="A stage waited for the next task of its order while other work was ready.",
+    bug="A stage waited for a transfer, or for its turn, while it had other work that was ready.",
     source="pytorch/pytorch#172668",
     target="rrfp_jax.core.hints:_Rounds.choose",
     here="A hint that chooses nothing although a task can run is an error that names the task.",
@@ -186,15 +186,12 @@ def a_vote_not_kept(original: Any) -> Any:
 
 
 @row(
-    bug="Ranks of one stage entered different programs, and nothing said so.",
+    bug="Ranks hung, each blocked in another program, and nothing said so.",
     source="NVIDIA/jaxpp#11",
     target="rrfp_jax.runtime.group.dispatch_hash:check_orders",
     here="At the end of a step all ranks compare what they dispatched; a difference is named by rank and "
     "task.",
-    tests=[
-        ""
-        "tests/runtime/test_agreement.py::test_without_agreement_the_run_ends_with_ranks_position_and_tasks_named"
-    ],
+    tests=["tests/runtime/test_groups.py::test_ranks_of_a_stage_that_dispatched_different_tasks_are_named"],
 )
 def orders_not_compared(original: Any) -> Any:
     return lambda *arguments: None

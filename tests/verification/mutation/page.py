@@ -34,7 +34,7 @@ def page() -> str:
 
 def _row(mutant: Mutant) -> str:
     tests = "<br>".join(f"`{test}`" for test in mutant.tests)
-    return f"| {mutant.bug} | {_source(mutant.source)} | {mutant.here} | {mutant.survives or tests} |\n"
+    return f"| {mutant.bug} | {_source(mutant.source)} | {mutant.here} | {tests} |\n"
 
 
 def _source(source: str) -> str:

@@ -89,7 +89,7 @@ def tried(mutant: Mutant, tests: Sequence[str] = (), limit: float = LIMIT_SECOND
         by = [name for name, failed in ran.failed.items() if failed]
         if ran.status is None:
             verdict: Verdict = "hung"
-        elif ran.status not in (0, 1):
+        elif ran.status not in (0, 1) and not by:  # xdist says 2 when it stops at the first failure
             verdict = "broken"
         elif not reached.exists():
             verdict = "never reached"
