@@ -29,3 +29,11 @@ class Disagreement(TrainingError):
     def __init__(self, sentence: str, culprit: int) -> None:
         super().__init__(sentence)
         self.culprit = culprit
+
+
+def text_of(error: object) -> str:
+    """The text of an exception, or of what `sys.exit` was given, even if its own `__str__` raises."""
+    try:
+        return str(error)
+    except Exception as raised:
+        return f"it has no text: its __str__ raised {type(raised).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -166,3 +167,41 @@ def read_end(path: str | Path, most: int) -> tuple[bytes, bool]:
         size = os.fstat(descriptor).st_size
         begin = max(size - most, 0)
         return os.pread(descriptor, most, begin), begin == 0
+
+
+@contextmanager
+def used_folder(folder: Path) -> Iterator[int]:
+    """Inside, `is_used` is true of a folder, also once it has another name; without locks it never is.
+
+    The value is the descriptor that holds the lock, which a forked child would hold, too.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # its file system has none
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_used(folder: Path) -> bool | None:
+    """Whether a living process is inside `used_folder` with a folder; None if that cannot be told."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return True if isinstance(error, BlockingIOError) else None
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def shown_path(path: Path) -> str:
+    """A path as messages have it: from the working directory, if there is one."""
+    try:
+        return os.path.relpath(path)
+    except OSError:  # it was deleted
+        return str(path)

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.errors import TrainingError, UsageError, text_of
+from rrfp_jax.printing import warn
 
 OURS = str(Path(__file__).parent)
 
@@ -47,7 +48,7 @@ class called:
             traceback.print_exception(raised)
         code = 1 if raised is None else getattr(raised, "code", 1)
         if raised is None:
-            print(f"{self.what} forked a child that has returned: end it by os._exit(0)", file=sys.stderr)
+            warn(f"{self.what} forked a child that has returned: end it by os._exit(0)")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
@@ -55,10 +56,14 @@ class called:
 
 def _sentence(raised: BaseException) -> str:
     if isinstance(raised, SystemExit):
-        return f"called sys.exit({'' if raised.code is None else repr(raised.code)})"
-    lines = [line.strip() for line in str(raised).splitlines() if line.strip()]
+        return f"called sys.exit({'' if raised.code is None else _shown(raised.code)})"
+    lines = [line.strip() for line in text_of(raised).splitlines() if line.strip()]
     ended = ": it has come to its end" if isinstance(raised, StopIteration) and not lines else ""
     return f"raised {type(raised).__name__}{f': {lines[0]}' if lines else ended}"
+
+
+def _shown(code: object) -> str:
+    return repr(code if isinstance(code, (int, str)) else text_of(code))
 
 
 def own_traceback(raised: BaseException) -> str:

@@ -18,6 +18,7 @@ import jax
 import msgspec
 import numpy as np
 
+from rrfp_jax import printing
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.leaves import Key, name_of
 from rrfp_jax.checkpoint.manifest import Leaf, RunState
@@ -68,7 +69,7 @@ class Checkpoints:
         *,
         keep: int = 3,
         on_error: OnError = "continue",
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = printing.say,
         tells: bool = True,
     ) -> None:
         if keep < 1:

@@ -16,6 +16,7 @@ from rrfp_jax.checkpoint.manifest import Leaf, RunState
 from rrfp_jax.checkpoint.orbax_files import Damaged, read_leaf
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_path
+from rrfp_jax.printing import say
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,6 @@ def intact(what: str, given: str | PathLike[str], step: int | None = None) -> It
         try:
             run, leaves = folder.open(own)
         except Damaged as error:
-            print(f"the checkpoint {folder.final(own)} is refused: {error}")
+            say(f"the checkpoint {folder.final(own)} is refused: {error}")
         else:
             yield Stored(folder.final(own), run, {leaf.key: leaf for leaf in leaves.values()})

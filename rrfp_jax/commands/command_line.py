@@ -14,7 +14,9 @@ from typing import Any, NoReturn
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
 from rrfp_jax.fields import check_path, printable
+from rrfp_jax.printing import settle_streams, warn
 from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
+from rrfp_jax.runtime.processes.children import end_workers
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
 
@@ -103,16 +105,25 @@ def exit_status(command: str, body: Callable[[], int]) -> int:
     """
     usual, warnings.formatwarning = warnings.formatwarning, partial(_warned, command)
     try:
+        _require_working_directory()
         return body()
     except (UsageError, TrainingError, KeyboardInterrupt) as error:
         joined = sys.modules.get("rrfp_jax.runtime.lifecycle.join")  # importing it would import JAX
         if joined is not None and joined.in_company():
             raise
         said = "interrupted" if isinstance(error, KeyboardInterrupt) else error
-        print(f"{command}: {_plain(said)}", file=sys.stderr)
+        warn(f"{command}: {_plain(said)}")
         return {UsageError: REFUSED, KeyboardInterrupt: INTERRUPTED}.get(type(error), FAILED)
     finally:
         warnings.formatwarning = usual
+
+
+def _require_working_directory() -> None:
+    """Refuse what no path can be found from."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise UsageError("the working directory was deleted: cd to one that is there") from None
 
 
 def interruptible(command: str, body: Callable[[], int]) -> Callable[[], int]:
@@ -123,6 +134,13 @@ def interruptible(command: str, body: Callable[[], int]) -> Callable[[], int]:
             return body()
 
     return run
+
+
+def leave(status: int) -> None:
+    """End a launcher now, without waiting for what the config that it has read may have started."""
+    settle_streams()
+    end_workers(also_waited_for=True)
+    os._exit(status)
 
 
 def _plain(said: object) -> str:

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rrfp_jax.commands import local
-from rrfp_jax.commands.command_line import Parser, exit_status, interruptible
+from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, leave
 from rrfp_jax.commands.config_line import FLAG, names_a_run
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_name, check_path
 from rrfp_jax.files import read_whole
+from rrfp_jax.printing import occupy_streams, warn
 
 COMMAND = "rrfp-launch"
 
@@ -87,7 +88,7 @@ def _launch(arguments: Sequence[str]) -> int:
     patience = Patience.of(os.environ)
     folder = RunFolder(Path(options.directory), name)
     if earlier := folder.begin():
-        print(f"{COMMAND}: an earlier run is kept as {earlier}", file=sys.stderr)
+        warn(f"{COMMAND}: an earlier run is kept as {earlier}")
     argv = [sys.executable, *command]
     return spawn(
         argv, options.n, folder, command=COMMAND, patience=patience, max_restarts=options.max_restarts
@@ -160,7 +161,8 @@ def _is_config(script: Path) -> bool:
 
 def run() -> None:
     """Entry point of the `rrfp-launch` command."""
-    sys.exit(main(sys.argv[1:]))
+    occupy_streams()
+    leave(main(sys.argv[1:]))
 
 
 if __name__ == "__main__":

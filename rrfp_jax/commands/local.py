@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rrfp_jax.commands.command_line import asks_for_usage, exit_status, interruptible
+from rrfp_jax.commands.command_line import asks_for_usage, exit_status, interruptible, leave
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, UsageError
 from rrfp_jax.fields import printable
+from rrfp_jax.printing import occupy_streams
 from rrfp_jax.runtime.lifecycle.host_memory import lent_folder
 
 if TYPE_CHECKING:
@@ -165,4 +166,5 @@ def _taken(flag: str, things: str, argv: Sequence[str]) -> tuple[int | None, lis
 
 def run() -> None:
     """Entry point of `python -m launch.local`."""
-    sys.exit(main(sys.argv[1:]))
+    occupy_streams()
+    leave(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ from pathlib import Path
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE
+from rrfp_jax.printing import occupy_streams, settle_streams
 from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
 
 COMMAND = "rrfp-train"
@@ -53,7 +54,9 @@ def _train(argv: Sequence[str]) -> int:
 
 def run() -> None:
     """Entry point of the `rrfp-train` command."""
+    occupy_streams()
     status = main(sys.argv[1:])
+    settle_streams()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run has ended: nothing is left to be interrupted
     sys.exit(status)
 

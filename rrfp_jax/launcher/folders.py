@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import itertools
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.files import move_away
+from rrfp_jax.files import is_used, move_away, used_folder
 from rrfp_jax.runtime.processes.name_lock import is_held
 
 ATTEMPT = (
@@ -44,7 +47,8 @@ def remove_answers(folder: Path) -> None:
 class RunFolder:
     """`<directory>/.<name>.starting-<pid>`, which becomes `<directory>/<name>` when the run begins.
 
-    Anyone may rename it, such as rank 0: it is known by its inode, so `path` finds it in either place.
+    Anyone may rename it, such as rank 0: it is known by its inode, so `path` finds it in either place. Those
+    that killed launchers of the same name have left in staging are removed.
 
     Args:
         directory: where runs are kept; made if it does not exist.
@@ -55,15 +59,21 @@ class RunFolder:
     """
 
     def __init__(self, directory: Path, name: str) -> None:
-        directory = directory.absolute()
-        self.final = directory / name
-        self._made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+        self._use = ExitStack()
         try:
+            self.final = directory.absolute() / name
+            directory = self.final.parent
+            self._made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
             directory.mkdir(parents=True, exist_ok=True)
-            self.staging = _made_anew(directory, f".{name}.starting-{os.getpid()}")
+            with _alone_in(directory):
+                for left in directory.glob(f"{glob.escape(f'.{name}.starting-')}*"):
+                    if is_used(left) is False:
+                        shutil.rmtree(left, ignore_errors=True)
+                self.staging = _made_anew(directory, f".{name}.starting-{os.getpid()}")
+                self._use.enter_context(used_folder(self.staging))
         except OSError as error:
             raise UsageError(
-                f"{self.final}: cannot be written: {error.strerror}; run in, or name, another directory"
+                f"{directory / name}: cannot be written: {error.strerror}; run in, or name, another directory"
             ) from error
         self._identity = _identity(self.staging)
 
@@ -74,6 +84,11 @@ class RunFolder:
         return next((place for place in places if _identity(place) == self._identity), self.staging)
 
     @property
+    def exists(self) -> bool:
+        """Whether nobody has removed it."""
+        return _identity(self.path) == self._identity
+
+    @property
     def has_begun(self) -> bool:
         """Whether it has left its staging place."""
         return self.path != self.staging
@@ -81,9 +96,9 @@ class RunFolder:
     def begin(self) -> Path | None:
         """Move it from staging to its final place, if nobody has; the new name of a run that was there.
 
-        It stays where it is if a live run has that place.
+        It stays where it is if a live run has that place. If somebody has removed it, nothing happens.
         """
-        if self.has_begun or is_held(self.final):
+        if not self.exists or self.has_begun or is_held(self.final):
             return None
         earlier = move_away(self.final) if self.final.exists() else None
         self.staging.rename(self.final)
@@ -95,6 +110,18 @@ class RunFolder:
         for directory in self._made:
             with suppress(OSError):
                 directory.rmdir()
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Inside, no other launcher makes or removes folders there, as far as the file system has locks."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _made_anew(directory: Path, name: str) -> Path:

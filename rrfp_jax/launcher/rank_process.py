@@ -14,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from rrfp_jax.progress import MARK
+from rrfp_jax.runtime.lifecycle.last_words import WORDS, LastWords, words_in
 from rrfp_jax.runtime.processes.proc import is_stopped
 
-LIVE_LINE = re.compile(rb"%s[^\n]*\n" % MARK.encode())
-"""What is written over is not worth keeping; one that two chunks share is kept."""
+UNSHOWN = re.compile(rb"[%s%s][^\n]*\n" % (MARK.encode(), WORDS.encode()))
+"""Lines that are written over, or for the launcher alone, are not kept; one that two chunks share is."""
 
 CHUNK = 65536  # bytes read at once, and the longest line that is waited for
 TAIL_LINES = 500  # a crash dumps all threads
@@ -45,6 +46,7 @@ class RankProcess:
     Attributes:
         status: its end as `subprocess` has it, negative for a signal; None while it runs.
         ended: when, in the seconds of `time.time()`.
+        words: its last ones, if it has printed them.
         told: whether the launcher has sent it a signal.
         froze: whether it was found stopped when it was killed.
         tail: its latest lines, live ones left out.
@@ -60,9 +62,11 @@ class RankProcess:
         self.rank = rank
         self.status: int | None = None
         self.ended = 0.0
+        self.words: LastWords | None = None
         self.told = self.froze = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.stopped_since: float | None = None
+        self._ended_at = 0.0  # `ended` by a clock that nobody sets
         self._rest = b""
         self._show = show
         self._log = log.open("wb", buffering=0)
@@ -84,7 +88,7 @@ class RankProcess:
     @property
     def gone(self) -> bool:
         """Whether it has ended and all its output was read, or waited for long enough."""
-        lingers = time.time() - self.ended < LINGER_SECONDS
+        lingers = time.monotonic() - self._ended_at < LINGER_SECONDS
         return self.status is not None and (self.output.closed or not lingers)
 
     def read(self) -> bool:
@@ -94,7 +98,7 @@ class RankProcess:
         except BlockingIOError:
             return True
         with suppress(OSError):  # a full disk is no reason to stop watching
-            self._log.write(LIVE_LINE.sub(b"", data))
+            self._log.write(UNSHOWN.sub(b"", data))
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line + b"\n")
@@ -116,7 +120,7 @@ class RankProcess:
         if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
         self._kill_group(signal.SIGKILL)
-        self.ended = time.time()
+        self.ended, self._ended_at = time.time(), time.monotonic()
         self.status = self._process.wait()
 
     def look(self, now: float) -> None:
@@ -151,6 +155,9 @@ class RankProcess:
         self._rest = b""
 
     def _line(self, line: bytes) -> None:
+        if (words := words_in(line)) is not None:
+            self.words = words
+            return
         if not line.startswith(MARK.encode()):
             self.tail.append(line.decode("utf-8", "replace").rstrip())
         self._show(line)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 
+from rrfp_jax.printing import CANNOT_PRINT, is_terminal, write_bytes
 from rrfp_jax.progress import LIVE, MARK
 
 CLEAR = b"\r\x1b[K"
@@ -24,7 +24,7 @@ class Screen:
     @property
     def environment(self) -> dict[str, str]:
         """What ranks are told, so that they write live lines where these can be seen."""
-        return {LIVE: "1"} if sys.stdout.isatty() else {}
+        return {LIVE: "1"} if is_terminal() else {}
 
     def show(self, rank: int, line: bytes) -> None:
         """A line that a rank has printed, ended or not."""
@@ -32,28 +32,20 @@ class Screen:
         if text.startswith(MARK.encode()):
             self.live(text.removeprefix(MARK.encode()))
         else:
-            self._write(self._cleared() + b"[%d] " % rank + text + b"\n" + self._live)
+            write_bytes(self._cleared() + b"[%d] " % rank + text + b"\n" + self._live)
 
     def live(self, text: bytes = b"") -> None:
         """Another live line, cut to the width of the terminal; without a text there is none any more."""
         if text or self._live:
             before, self._live = self._cleared(), text[: _columns() - 1]
-            self._write(before + self._live)
+            write_bytes(before + self._live)
 
     def _cleared(self) -> bytes:
         return CLEAR if self._live else b""
-
-    def _write(self, text: bytes) -> None:
-        try:
-            sys.stdout.buffer.write(text)
-            sys.stdout.buffer.flush()
-        except OSError:
-            with open(os.devnull, "wb") as nothing, suppress(OSError):
-                os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def _columns() -> int:
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80  # 0 if nobody has told it
-    except (OSError, ValueError):  # no terminal, or no file at all
+    except CANNOT_PRINT:  # no terminal, or no file at all
         return 80

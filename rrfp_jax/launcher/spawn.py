@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError
+from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.diagnosis import Diagnosis, diagnose
 from rrfp_jax.launcher.elastic import Elastic, Whole
 from rrfp_jax.launcher.folders import RunFolder, remove_answers, set_attempt_aside
@@ -20,6 +20,7 @@ from rrfp_jax.launcher.rank_end import RankEnd
 from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
 from rrfp_jax.launcher.screen import Screen
 from rrfp_jax.launcher.supervisor import ASKS_WHY, PASSED_ON, Patience, Supervisor, recording_of
+from rrfp_jax.printing import warn
 from rrfp_jax.runtime.lifecycle.last_words import read_all
 from rrfp_jax.runtime.processes import token
 from rrfp_jax.runtime.processes.command import NAME, typed_command
@@ -142,7 +143,7 @@ class _Launch:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        print(f"{self.command}: {text}", file=sys.stderr, flush=True)
+        warn(f"{self.command}: {text}")
 
     def _attempt(self, restarts: int) -> Supervisor:
         """Start the ranks, each on its slot of the machine, and watch them to their end."""
@@ -172,9 +173,10 @@ class _Launch:
     def _set_aside(self, why: str) -> None:
         """Say in one line why an attempt follows, and make room for it."""
         try:
-            aside = os.path.relpath(set_attempt_aside(self.folder.path))
+            aside = shown_path(set_attempt_aside(self.folder.path))
         except OSError as error:
-            raise TrainingError(f"{why}\nand cannot be started again: {error}") from None
+            reason = error.strerror if self.folder.exists else f"{self.folder.final} was removed"
+            raise TrainingError(f"{why}\nand cannot be started again: {reason}") from None
         self.say(f"{why}; see {aside}/")
 
 
@@ -207,7 +209,7 @@ def _diagnosed(supervisor: Supervisor, folder: RunFolder, discards: Collection[i
             status=process.status or 0,
             by_launcher=process.told,
             stopped=process.froze,
-            words=words.get(process.rank),
+            words=words.get(process.rank) or process.words,
             recording=recording_of(folder.path, process.rank),
             log_tail=tuple(process.tail),
             ended=process.ended,
@@ -219,7 +221,8 @@ def _diagnosed(supervisor: Supervisor, folder: RunFolder, discards: Collection[i
     if not folder.has_begun and found.status in discards:
         folder.discard()
     else:
-        folder.begin()
+        with suppress(OSError):  # such as a disk that can only be read by now
+            folder.begin()
     if found.status == DONE:
         with suppress(OSError):
             remove_answers(folder.path)
@@ -240,10 +243,10 @@ def _say_end(found: Diagnosis, more: str, folder: RunFolder, command: str) -> No
     message = "\n".join([f"{command}: {found.text}", *([more] if more else [])])
     if folder.path.exists():
         _keep(message, folder.path)
-        message += f"\nlogs: {os.path.relpath(folder.path)}/rank-*.log"
+        message += f"\nlogs: {shown_path(folder.path)}/rank-*.log"
     elif found.status == INTERRUPTED:
         message += "\nnothing is lost: the same command starts it again"
-    print(message, file=sys.stderr, flush=True)
+    warn(message)
 
 
 def _keep(message: str, folder: Path) -> None:

@@ -7,7 +7,7 @@ Both count alike: "step 0" is the first one, as in `metrics.jsonl`.
 
 from __future__ import annotations
 
-import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from rrfp_jax import printing
+from rrfp_jax.printing import is_terminal
 from rrfp_jax.progress import Doing
 from rrfp_jax.runs.paced import PacedReport
 from rrfp_jax.train.report import Evaluation, Report
@@ -35,7 +37,7 @@ class Display:
         self._silent = silent
         self._latest = "starting"  # what stands beside the bar while nothing else lasts
         self._lasting = printed_lines(self.say)
-        if sys.stdout.isatty() and not silent:
+        if is_terminal() and not silent:
             self._live = Progress(
                 BarColumn(bar_width=20),
                 TaskProgressColumn(),
@@ -66,9 +68,10 @@ class Display:
         if self._silent:
             return
         if self._live is None:
-            _write(text)
+            printing.say(text)
         else:
-            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            with suppress(*printing.CANNOT_PRINT):
+                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def tell(self, doing: Doing) -> None:
         """Show what lasts; a listener."""
@@ -81,7 +84,7 @@ class Display:
             return
         checked = f"  validation {validation.loss:.4f}" if validation is not None else ""
         if self._live is None:
-            _write(f"{report}{checked}")
+            printing.say(f"{report}{checked}")
             return
         self._latest = str(report)
         self._live.update(self._task, completed=report.step + 1, description=self._latest)
@@ -94,9 +97,3 @@ class Display:
 
     def _ended(self, text: str, seconds: float) -> None:
         self._describe(self._latest)
-
-
-def _write(text: str) -> None:
-    """Write lines at once: another thread may be writing, too, and `print` would write their end apart."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()

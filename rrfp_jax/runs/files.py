@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.files import MOVED_AWAY, move_away, named, read_whole
+from rrfp_jax import printing
+from rrfp_jax.errors import UsageError
+from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named, read_whole, used_folder
 from rrfp_jax.json_files import LARGEST_LINES, Count, Unreadable, as_kind, parse_json, read_json
 from rrfp_jax.live.step_file import NAME as STEP_FILE
 from rrfp_jax.live.step_file import Reported, StepFile
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runs.origin import origin_of
+from rrfp_jax.runtime.processes.children import children_giving_up
 from rrfp_jax.runtime.processes.world import World
+
+METRICS = "metrics.jsonl"
+
+MOST_WAITING = 2**26
+"""Bytes of lines that are kept while they cannot be written."""
 
 ORIGIN = "_origin"
 """Of `config.json`, beside the config's own fields: where the run comes from."""
@@ -37,6 +47,72 @@ class _Named(msgspec.Struct, frozen=True):
     name: str
 
 
+class KeptLines:
+    """Lines that are added to a file. What a full disk does not take is kept, and added when it does.
+
+    The file has whole lines only.
+
+    Args:
+        path: of the file, which is written anew, whole or not at all.
+        lines: that it begins with.
+
+    Raises:
+        OSError: that cannot be done.
+    """
+
+    def __init__(self, path: Path, lines: Sequence[str]) -> None:
+        part = path.with_name(f".{path.stem}.part")
+        part.unlink(missing_ok=True)  # whatever it may be
+        part.write_text("".join(lines), encoding="utf-8")
+        part.replace(path)  # whoever is killed here leaves all lines, or none that were cut short
+        self._path, self._waiting, self._bytes, self._dropped = path, deque[bytes](), 0, 0
+        self._there, self._file = len(lines), self._opened()
+
+    @property
+    def missing(self) -> int:
+        """How many lines the file lacks."""
+        return len(self._waiting) + self._dropped
+
+    def add(self, line: str) -> None:
+        """Add a line, and those that wait.
+
+        Raises:
+            OSError: they wait on, up to `MOST_WAITING` bytes; then the oldest are given up.
+        """
+        self._waiting.append(line.encode())
+        self._bytes += len(self._waiting[-1])
+        while self._bytes > MOST_WAITING:
+            self._bytes -= len(self._waiting.popleft())
+            self._dropped += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Add the lines that wait; raises as `add` does."""
+        if not os.fstat(self._file).st_nlink:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = self._opened(os.O_CREAT)
+            os.close(self._file)
+            self._file, self._dropped, self._there = new, self._dropped + self._there, 0
+            raise FileNotFoundError(errno.ENOENT, "somebody has removed it")
+        while self._waiting:
+            size, rest = os.fstat(self._file).st_size, self._waiting[0]
+            try:
+                while rest:
+                    rest = rest[os.write(self._file, rest) :]
+            finally:
+                if rest:
+                    os.ftruncate(self._file, size)
+            self._bytes -= len(self._waiting.popleft())
+            self._there += 1
+
+    def close(self) -> None:
+        """Add no more."""
+        os.close(self._file)
+
+    def _opened(self, how: int = 0) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | how, 0o644)
+
+
 class RunFiles:
     """What rank 0 writes: the config, the ledger, a line per step, trace and costs of the latest steps.
 
@@ -48,6 +124,10 @@ class RunFiles:
         writes: files that are written at the end, each by a function of its path.
         done: steps of the run before this start, whose lines are kept.
         source: file of the config; None if there is none.
+        say: tells what cannot be written.
+
+    Attributes:
+        trouble: at the end, what is not there as it should be, in words; "" if all is.
     """
 
     def __init__(
@@ -57,7 +137,10 @@ class RunFiles:
         writes: Mapping[str, Callable[[Path], None]],
         done: int = 0,
         source: Path | None = None,
+        say: Callable[[str], None] = printing.say,
     ) -> None:
+        self.trouble = ""
+        self._say, self._failing, self._use = say, dict[str, str](), ExitStack()
         self.folder = Path(config.directory) / config.name
         self._config, self._world, self._writes, self._source = config, world, writes, source
         self._steps, self._done = 0, done
@@ -73,27 +156,33 @@ class RunFiles:
             return self
         try:
             self._take_place()
+            descriptor = self._use.enter_context(used_folder(self.folder))
+            self._use.enter_context(children_giving_up(partial(os.close, descriptor)))
             self.write("config.json", as_json(self._config) | {ORIGIN: origin_of(self._source)})
-            part, metrics = self.folder / ".metrics.part", self.folder / "metrics.jsonl"
-            lines = _lines_before(self._done, self.folder)
-            part.unlink(missing_ok=True)  # whatever it may be
-            part.write_text("".join(lines), encoding="utf-8")
-            part.replace(metrics)  # whoever is killed here leaves all lines, or none that were cut short
-            self._metrics = metrics.open("a", encoding="utf-8")
+            lines = _lines_before(self._done, self.folder, self._say)
+            self._metrics = KeptLines(self.folder / METRICS, lines)
         except OSError as error:
             reason = f"{self.folder}: cannot be written: {error.strerror}; set --config.directory"
             raise UsageError(reason) from error
         return self
 
     def write(self, name: str, content: Any) -> None:
-        """Write a JSON file beside the others."""
+        """Write a JSON file beside the others, before the first step.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
         if self._world.rank == 0:
-            with self._written(name):
-                text = json.dumps(content, indent=2, default=str)
+            text = json.dumps(content, indent=2, default=str)
+            try:
                 (self.folder / name).write_text(text + "\n", encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"{self.folder / name}: cannot be written: {error.strerror}") from None
 
     def add(self, report: Reported, line: Mapping[str, Any]) -> None:
         """Write a step's line; complete at once, so a run can be watched and nothing is lost.
+
+        Training goes on if that cannot be done, and the line is written as soon as it can.
 
         Args:
             report: of the step, whose tasks are kept for whoever looks meanwhile.
@@ -102,57 +191,58 @@ class RunFiles:
         self._steps += 1
         resumed = {"resumed": True} if self._done and self._steps == 1 else {}
         if self._world.rank == 0:
-            with self._written("metrics.jsonl"):
-                self._metrics.write(json.dumps({**line, **resumed}) + "\n")
-                self._metrics.flush()
-            with self._written(STEP_FILE):
-                self._latest.add(report)
+            text = json.dumps({**line, **resumed}) + "\n"
+            self._try(METRICS, lambda: self._metrics.add(text), "; its lines are kept in memory")
+            self._try(STEP_FILE, lambda: self._latest.add(report))
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         if self._world.rank > 0:
             return
-        self._metrics.close()
-        failed = ""
-        for name, write in {STEP_FILE: self._write_latest, **self._writes}.items():
+        self._try(METRICS, self._metrics.flush)
+        self._try(STEP_FILE, self._latest.flush)
+        lost = self._metrics.missing
+        troubles = [f"{self.folder / METRICS} lacks the lines of {lost} steps"] if lost else []
+        for name, write in self._writes.items():
             try:
                 write(self.folder / name)
             except UsageError as refused:
-                failed = str(refused)
-        if kind is None and failed:
-            raise TrainingError(failed)
+                troubles.append(str(refused))
+        self._metrics.close()
+        self._use.close()
+        self.trouble = "; ".join(troubles)
         if kind is not None:
             how = "interrupted" if kind is KeyboardInterrupt else "broken off"
-            print(f"\n{how} after {self._steps} steps; files: {self.folder}/", flush=True)
+            self._say("\n".join([*troubles, f"\n{how} after {self._steps} steps; files: {self.folder}/"]))
 
-    def _write_latest(self, path: Path) -> None:
+    def _try(self, name: str, write: Callable[[], None], more: str = "") -> None:
+        """Write to a file; say once that this cannot be done, and once that it can again."""
         try:
-            self._latest.flush()
+            write()
         except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
-
-    @contextmanager
-    def _written(self, name: str) -> Iterator[None]:
-        """Inside, a file is written; if it cannot be, the run breaks off."""
-        try:
-            yield
-        except OSError as error:
-            reason = f"{self.folder / name}: cannot be written: {error.strerror}"
-            raise TrainingError(reason) from None
+            reason = error.strerror or str(error)
+            if self._failing.get(name) != reason:
+                self._say(f"{self.folder / name}: cannot be written: {reason}; training goes on{more}")
+            self._failing[name] = reason
+        else:
+            if self._failing.pop(name, None) is not None:
+                self._say(f"{self.folder / name}: can be written again")
 
     def _take_place(self) -> None:
         made = self._world.folder
         if made is not None and self.folder.exists() and self.folder.samefile(made):
             return
+        if is_used(self.folder):
+            raise UsageError(f"{self.folder}: another live run is there: give this one another --config.name")
         if self.folder.exists():
-            print(f"an earlier run is kept as {move_away(self.folder)}", flush=True)
+            self._say(f"an earlier run is kept as {move_away(self.folder)}")
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        if made is None or not made.parent.samefile(self.folder.parent):
+        if made is None or not made.exists() or not made.parent.samefile(self.folder.parent):
             self.folder.mkdir()
         else:
             made.rename(self.folder)
 
 
-def _lines_before(step: int, folder: Path) -> list[str]:
+def _lines_before(step: int, folder: Path, say: Callable[[str], None]) -> list[str]:
     """The complete lines of the steps before this one, from an earlier start of the run.
 
     They are in the run's folder, or else in the latest of those that were moved away: a start that was killed
@@ -169,7 +259,7 @@ def _lines_before(step: int, folder: Path) -> list[str]:
     found, wrong = _lines_of(places[-1])
     if wrong:
         kept = move_away(own) if own.exists() else places[-1]
-        print(f"{places[-1]}: {wrong}; it is kept as {kept}, and the run goes on without that", flush=True)
+        say(f"{places[-1]}: {wrong}; it is kept as {kept}, and the run goes on without that")
     return [line for number, line in found if number < step]
 
 

@@ -26,8 +26,8 @@ def origin_of(file: Path | None) -> Mapping[str, Any]:
     """
     return {
         "command": typed_command(),
-        "config_file": None if file is None else {"path": str(file.absolute()), "sha256": _sha256(file)},
-        "git": commit_of(Path.cwd()),
+        "config_file": None if file is None else {"path": _absolute(file), "sha256": _sha256(file)},
+        "git": commit_of(Path()),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }
 
@@ -57,6 +57,13 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout
+
+
+def _absolute(file: Path) -> str:
+    try:
+        return str(file.absolute())
+    except OSError:  # the working directory was deleted
+        return str(file)
 
 
 def _sha256(file: Path) -> str | None:

@@ -26,6 +26,7 @@ from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import UsageError
 from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
+from rrfp_jax.printing import say
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.driver.device import LEAD_SECONDS
 from rrfp_jax.runtime.driver.driver import Driver
@@ -128,7 +129,7 @@ def _chosen(auto: Auto, workload: Workload, mesh: Mesh, settings: Settings, rank
     except ValueError as error:
         raise UsageError(f"schedule='auto': {error}") from None
     if rank == 0:
-        print(f"schedule auto: {choice}", flush=True)
+        say(f"schedule auto: {choice}")
     return auto.hints[choice.name]
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
+from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.data.contract import as_data, plan_step
 from rrfp_jax.data.documents import Documents
 from rrfp_jax.data.text import ByteText, bigram_loss
-from rrfp_jax.errors import DONE
+from rrfp_jax.errors import DONE, TrainingError
 from rrfp_jax.progress import during
 from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
@@ -104,7 +105,7 @@ class _Run:
         table = self._started(trainer, validation)
         done = saver.resume()
         writes = {"trace.json": trainer.write_trace, "costs.json": trainer.write_costs}
-        files = RunFiles(config, world, writes, done, self._source)
+        files = RunFiles(config, world, writes, done, self._source, say)
         answer = self._stopping.in_steps(lambda: trainer.steps_done)
         with signals.answered_by(answer, signal.SIGTERM), files:
             files.write("memory.json", [row.plain() for row in table])
@@ -127,7 +128,20 @@ class _Run:
             f"files: {files.folder}/config.json, memory.json, metrics.jsonl, costs.json, "
             f"trace.json (open it at ui.perfetto.dev)"
         )
-        return self._stopping.say_end(last.report.step) if last.stops else DONE
+        if last.stops:
+            if files.trouble:
+                self._display.say(files.trouble)
+            return self._stopping.say_end(last.report.step)
+        _require_all_there(last.report.step + 1, self._lost(last.report.step + 1), files.trouble)
+        return DONE
+
+    def _lost(self, steps: int) -> str:
+        """What is said if the last checkpoint is not there; "" if it is, or none is wanted."""
+        folder = checkpoints_of(self._config)
+        if not self._config.checkpoint.wanted or self._world.rank > 0:
+            return ""
+        there = CheckpointFolder(folder).steps()
+        return "" if steps in there else f"the checkpoint {folder / str(steps)} could not be written"
 
     def _made(self) -> tuple[Trainer, Any]:
         """The Trainer, and the validation data."""
@@ -191,7 +205,8 @@ def _run_paced(
         f"{workload.microbatches} microbatches, messages of {config.pace.message_bytes} bytes, "
         f"schedule {config.schedule}, jitter {config.jitter}"
     )
-    files = RunFiles(config, world, {"trace.json": run.write_trace}, source=source)
+    writes = {"trace.json": run.write_trace}
+    files = RunFiles(config, world, writes, source=source, say=display.say)
     stopped_after = None
     with signals.answered_by(stopping.in_steps(lambda: run.steps_done), signal.SIGTERM), files:
         for report in run.steps(config.steps):
@@ -201,7 +216,16 @@ def _run_paced(
                 stopped_after = report.step
                 break
     display.say(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
-    return DONE if stopped_after is None else stopping.say_end(stopped_after)
+    if stopped_after is not None:
+        return stopping.say_end(stopped_after)
+    _require_all_there(config.steps, files.trouble)
+    return DONE
+
+
+def _require_all_there(steps: int, *troubles: str) -> None:
+    """Raise TrainingError if something of a run that was trained to its end could not be kept."""
+    if any(troubles):
+        raise TrainingError(f"all {steps} steps were trained, but {'; '.join(filter(None, troubles))}")
 
 
 def _sizes(mesh: Mesh) -> str:

@@ -18,6 +18,7 @@ from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.model_costs import ModelCosts
 from rrfp_jax.forecast.partition import TooLarge
+from rrfp_jax.printing import say
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -70,7 +71,7 @@ def auto_schedule(
         try:
             found = predict(auto, pipe, optimizer, data, settings, mesh, split, devices)
             told = [found.choice.name, found.split]
-            print(f"schedule auto: {found.choice}; predicted in {perf_counter() - began:.1f} s", flush=True)
+            say(f"schedule auto: {found.choice}; predicted in {perf_counter() - began:.1f} s")
         except UsageError as error:
             told, failure = [None, str(error)], error
     name, of_it = world.gather("the choice of schedule='auto'", told, START_SECONDS)[0]

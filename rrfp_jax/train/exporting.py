@@ -14,6 +14,7 @@ from rrfp_jax.checkpoint.orbax_files import Damaged
 from rrfp_jax.checkpoint.reading import Stored, intact
 from rrfp_jax.checkpoint.restoring import misfits_of
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.printing import say
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.train.flax_states import flax_states
@@ -80,7 +81,7 @@ def _of_folder(
         try:
             arrays = {key: stored.array(key) for key in stored.leaves if key[0] == PARAMETERS}
         except Damaged as error:
-            print(f"the checkpoint {stored.folder} is refused: {error}")
+            say(f"the checkpoint {stored.folder} is refused: {error}")
             continue
         inside = {key[:n] for key in arrays for n in range(len(key))}
         if mixed := inside & arrays.keys():

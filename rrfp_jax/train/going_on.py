@@ -12,6 +12,7 @@ from rrfp_jax.checkpoint.orbax_files import Damaged
 from rrfp_jax.checkpoint.restoring import Chosen, refusal_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
+from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.processes.world import START_SECONDS, World
 from rrfp_jax.train.snapshot import check_seed, standing_of
@@ -81,7 +82,7 @@ def say_none(world: World, folder: Path, steps: int) -> None:
     if reason := world.gather("what is in the folder of checkpoints", reason, START_SECONDS)[0]:
         raise UsageError(reason)
     if world.rank == 0:
-        print(f"no checkpoint in {folder}: training begins with step {steps}", flush=True)
+        say(f"no checkpoint in {folder}: training begins with step {steps}")
 
 
 def _other_folder(folder: Path) -> str:

@@ -13,6 +13,7 @@ from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.schedules import Schedule, name_of
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
+from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.sim.choice import Auto, Candidate, choose
 
@@ -77,7 +78,7 @@ class HintExchange:
             told = choice.name
             if told != present:
                 seconds = perf_counter() - began
-                print(f"schedule auto: from step {step} on {choice}; measured, chosen in {seconds:.1f} s")
+                say(f"schedule auto: from step {step} on {choice}; measured, chosen in {seconds:.1f} s")
         name = world.gather(f"the schedule from step {step} on", told)[0]
         return rules.schedule if name == present else self._auto.hints[name]
 

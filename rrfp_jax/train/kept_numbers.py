@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
 
 Numbers: TypeAlias = Mapping[str, float]
@@ -33,8 +34,7 @@ def say_which_count(engine: Engine, asked: Numbers) -> None:
     mine = [[name, asked[name], now[name]] for name in now if now[name] != asked[name]]
     for told in engine.world.gather("the optimizer's restored numbers", mine):
         for name, new, old in told if engine.world.rank == 0 else ():
-            print(
+            say(
                 f"{name} stays {old:g}, as the checkpoint has it in the optimizer's state; {new:g} was asked "
                 f"for. To change it, give a schedule: {name}=optax.constant_schedule({new:g})",
-                flush=True,
             )

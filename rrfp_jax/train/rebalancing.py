@@ -12,6 +12,7 @@ from time import perf_counter
 from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
+from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.recut import Compiling, Ready
 from rrfp_jax.sim.rebalance import FIRST, MOST, Balance, Look, Move, Verdict
@@ -217,4 +218,4 @@ def _text(split: Sequence[int]) -> str:
 
 
 def _print(text: str) -> None:
-    print(f"rebalance: {text}", flush=True)
+    say(f"rebalance: {text}")

@@ -15,6 +15,7 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, InMemory, as_data, load_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.json_files import write_json
+from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, during
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.programs.stage_mesh import transfers_meant
@@ -166,7 +167,7 @@ class Session(Startup):
                 report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
         report = report.of_all(self._world.gather("the check", report.leaves))
         if self._world.rank == 0:
-            print(report)
+            say(str(report))
         return report
 
     def write_trace(self, path: str | Path) -> None:
@@ -281,7 +282,7 @@ class Session(Startup):
             return False
         say_which_count(self._engine, asked)
         if not self._stepper.go_on_from(*restored, data) and self._world.rank == 0:
-            print(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
+            say(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
         return True
 
     @one_thread("restore")

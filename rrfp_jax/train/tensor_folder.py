@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.files import move_away
 from rrfp_jax.json_files import write_json
+from rrfp_jax.printing import say
 from rrfp_jax.train.pretrained import INDEX
 
 FORMAT = {"format": "pt"}
@@ -114,7 +115,7 @@ def _whole(folder: Path, replace: bool) -> Iterator[Path]:
         yield staging
         check_absent(folder, replace)  # again, as it took a while
         if folder.is_symlink() or folder.exists():
-            print(f"{folder} is renamed to {move_away(folder)}")
+            say(f"{folder} is renamed to {move_away(folder)}")
         staging.rename(folder)
     except (OSError, SafetensorError) as error:  # the latter also for a disk that is full
         raise TrainingError(f"{folder}: cannot be written: {getattr(error, 'strerror', error)}") from None

@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from rrfp_jax import printing
+from rrfp_jax.printing import is_terminal
 from rrfp_jax.progress import LIVE, MARK, Progress
 from rrfp_jax.views.lasting import Lasting
 
@@ -27,7 +29,7 @@ def shown_progress() -> Progress:
     """A listener that shows what lasts where this process prints."""
     if (cell := _display_of_cell()) is not None:
         return _in_cell(cell)
-    return _on_terminal() if sys.stdout.isatty() else printed_lines(_say)
+    return _on_terminal() if is_terminal() else printed_lines(printing.say)
 
 
 def printed_lines(say: Callable[[str], None]) -> Lasting:
@@ -49,10 +51,6 @@ def plain_lines(say: Callable[[str], None]) -> Lasting:
     )
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
 def _on_terminal() -> Lasting:
     """A live line that is gone once nothing lasts."""
     status: Status | None = None
@@ -69,7 +67,7 @@ def _on_terminal() -> Lasting:
         if status is not None:
             status.stop()
         status = None
-        _say(f"{text}: done after {seconds:.1f} s")
+        printing.say(f"{text}: done after {seconds:.1f} s")
 
     return Lasting(show, end, LIVE_AFTER, LIVE_EVERY)
 

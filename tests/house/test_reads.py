@@ -205,3 +205,48 @@ def test_pickle_is_imported_where_it_is_used(trees):
             for alias in node.names
             if alias.name in {"pickle", "marshal", "importlib"}
         )
+
+
+WALL_CLOCK = {
+    "runtime/processes/flight_recorder.py": "read by others, perhaps after the machine was restarted",
+    "runtime/lifecycle/last_words.py": "held beside flight recorders",
+    "launcher/rank_process.py": "the same; what is waited for goes by `monotonic`",
+    "launcher/why/looking.py": "the same",
+    "live/look.py": "the same, and beside times of files",
+    "runtime/lifecycle/host_memory.py": "beside times of files",
+    "runtime/programs/executables.py": "beside times of files",
+    "runtime/processes/name_lock.py": "a date for people",
+    "commands/preflight/meeting.py": "compares the clocks of machines",
+}
+"""Who asks for the time of day, and why. It may be set meanwhile, so durations are never measured by it."""
+
+
+def test_durations_are_not_measured_by_the_time_of_day(trees):
+    asking = {
+        name
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if ast.unparse(node) in ("time.time", "time.strftime", "datetime.now", "datetime.datetime.now")
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "time"
+            and "time" in (a.name for a in node.names)
+        )
+    }
+    assert asking == set(WALL_CLOCK)
+
+
+MAY_PRINT = {"runtime/processes/_service.py": "to the process that started it"}
+"""Beside the commands, whose results must not be lost without a word."""
+
+
+def test_runs_print_by_what_nobody_need_read(trees):
+    """A run goes on though nobody reads any more; `printing.say` and `warn` see to that, `print` raises."""
+    printing = {
+        name
+        for name, tree in trees.items()
+        if not name.startswith("commands/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "print"
+    }
+    assert printing == set(MAY_PRINT)

@@ -5,7 +5,13 @@ import pytest
 from tests.verification.environments.__main__ import all_cases
 from tests.verification.environments.living import run_case
 
-QUICK = ["usual: Ctrl-C"]
+QUICK = [
+    "signals: Ctrl-C",
+    "streams: Ctrl-C, and the reader ends",
+    "folders: the run's folder is removed, and the code raises",
+    "full disk: from a step to the end",
+    "threads: one that does not end",
+]
 CASES = {case.name: case for case in all_cases()}
 
 
@@ -15,4 +21,8 @@ def test_a_run_in_an_odd_environment(name, tmp_path, tmp_path_factory):
     kept = tmp_path_factory.getbasetemp() / "kept"
     kept.mkdir(exist_ok=True)
     outcome = run_case(CASES[name], tmp_path / "scratch", kept)
-    assert not outcome.missing and not outcome.faults, outcome.text
+    assert not outcome.faults, outcome.text
+    if outcome.missing:
+        pytest.skip(
+            f"this machine lacks {outcome.missing}; tests/runs/test_files.py has the same with a fake disk"
+        )

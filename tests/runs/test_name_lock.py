@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.files import is_used, used_folder
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.runs.run import train
 from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
@@ -101,3 +102,21 @@ def test_a_live_runs_folder_stays_where_it_is(tmp_path):
         with pytest.raises(rrfp.UsageError, match=re.escape(f"{live} is being trained by process")):
             train(config, signals)
         assert sorted(path.name for path in tmp_path.iterdir()) == [".second.lock", "second"]
+
+
+def test_a_live_run_whose_lock_file_was_deleted_keeps_its_name(tmp_path):
+    folder = tmp_path / "second"
+    folder.mkdir()
+    own = World(folder=folder)
+    with held(folder), used_folder(folder):
+        (tmp_path / ".second.lock").unlink()
+        with (
+            pytest.raises(rrfp.UsageError, match="another process, whose lock file"),
+            held(folder),
+        ):
+            pytest.fail("both live")
+        with name_held(own, folder, print):  # an attempt of the launcher that has the folder
+            pass
+    assert is_used(folder) is False
+    with held(folder):
+        pass

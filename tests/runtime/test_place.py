@@ -7,7 +7,7 @@ import pytest
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.lifecycle import join
-from rrfp_jax.runtime.lifecycle.place import Place, join_seconds
+from rrfp_jax.runtime.lifecycle.place import Place, exit_seconds, join_seconds
 from rrfp_jax.runtime.processes.address import Address
 from rrfp_jax.runtime.processes.slurm import SlurmStep, first_host, tasks_per_node
 from tests.launcher.test_slurm_step import LAST
@@ -159,6 +159,13 @@ def test_tasks_per_node_that_are_none(text):
 @pytest.mark.parametrize(("text", "seconds"), [("", 300.0), ("7", 7.0), ("inf", float("inf"))])
 def test_how_long_to_wait_for_the_others(text, seconds):
     assert join_seconds({"RRFP_JOIN_SECONDS": text}) == seconds
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "soon"])
+def test_no_time_for_threads_that_outlast_the_work(text):
+    assert exit_seconds({}) == 300.0 and exit_seconds({"RRFP_EXIT_SECONDS": "0"}) == 0.0
+    with pytest.raises(UsageError, match=f"RRFP_EXIT_SECONDS={text}: give the seconds that threads and exit"):
+        exit_seconds({"RRFP_EXIT_SECONDS": text})
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon"])

@@ -6,12 +6,12 @@ has given no sign of life for half the time after which the others give it up.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.why.looking import Look, recorded
 from rrfp_jax.launcher.why.sight import Sight
 from rrfp_jax.launcher.why.telling import told
@@ -46,7 +46,8 @@ class Inquiry:
     ) -> None:
         self._count, self._folder, self._say = count, folder, say
         self._silence = max(silence / 2, LEAST_SILENCE_SECONDS)
-        self._silent: set[int] = set()  # ranks, since when they were
+        self._silent: set[int] = set()  # ranks
+        self._beats: dict[int, tuple[float, float]] = {}  # by rank, the latest, and when it was first seen
         self.stall: Verdict | None = None
         self._look: Look | None = None
         self._wanted = False
@@ -105,7 +106,7 @@ class Inquiry:
         path = self._folder() / KEPT
         try:
             path.write_text(f"{told(verdict, seen)}\n", encoding="utf-8", errors="backslashreplace")
-            where = f"the stacks of all ranks: {os.path.relpath(path)}"
+            where = f"the stacks of all ranks: {shown_path(path)}"
         except OSError as error:  # a full disk
             where = f"{path} cannot be written: {error.strerror}"
         self._say(f"{told(verdict, seen, blamed_only=True)}\n{where}")
@@ -120,13 +121,16 @@ class Inquiry:
             with suppress(OSError, ValueError), counters_of(folder / f"flight-{rank}") as counters:
                 if counters[PLEAS] > counters[HEARD]:
                     self._pleas[rank] = counters[PLEAS]
-                self._note_silence(rank, folder / f"flight-{rank}")
+                self._note_silence(rank, folder / f"flight-{rank}", now)
 
-    def _note_silence(self, rank: int, path: Path) -> None:
+    def _note_silence(self, rank: int, path: Path, now: float) -> None:
         """Look at a rank that has become silent, once; a stopped one is the supervisor's business."""
-        if time.time() - last_beat(path) < self._silence:
+        beat = last_beat(path)
+        known, since = self._beats.setdefault(rank, (beat, now))
+        if beat != known:
+            self._beats[rank] = (beat, now)
             self._silent.discard(rank)
-        elif rank not in self._silent:
+        elif now - since >= self._silence and rank not in self._silent:
             recording = read(path)
             if recording.lives and recording.phase not in ("starting", "ended"):
                 self._silent.add(rank)

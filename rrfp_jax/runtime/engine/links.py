@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rrfp_jax.core.tasks import Placement
+from rrfp_jax.printing import say
 from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.group.agreement import Agreement, Terms
 from rrfp_jax.runtime.mesh.layout import Layout
@@ -95,7 +96,7 @@ def told_links_of(
     """As `links_of`; rank 0 prints which way messages between processes take, unless it was asked for."""
     chosen = links_of(layout, placement, name, foreseen, tied)
     if chosen.said and layout.world.rank == 0:
-        print(chosen.said, flush=True)
+        say(chosen.said)
     return chosen
 
 

@@ -7,11 +7,20 @@ out waits for processes that may be gone.
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from time import monotonic, sleep
 
-from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, Disagreement, PeerLost, TrainingError, UsageError
+from rrfp_jax.errors import (
+    FAILED,
+    INTERRUPTED,
+    REFUSED,
+    Disagreement,
+    PeerLost,
+    TrainingError,
+    UsageError,
+    text_of,
+)
+from rrfp_jax.printing import settle_streams, warn
 from rrfp_jax.runtime.lifecycle.last_words import LastWords, Why
 from rrfp_jax.runtime.processes.children import end_workers
 from rrfp_jax.runtime.processes.mailbox import Failed, Mailbox
@@ -34,7 +43,7 @@ def last_words(world: World, error: BaseException) -> LastWords:
         kind = "interrupted"
     culprit = error.culprit if isinstance(error, (PeerLost, Disagreement)) else None
     ours = isinstance(error, (UsageError, TrainingError))
-    sentence = str(error) if ours else f"{type(error).__name__}: {error}".removesuffix(": ")
+    sentence = text_of(error) if ours else f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     # It goes into a frame and on terminals, which texts of any length, or with odd bytes in them, could not.
     sentence = sentence[:LONGEST_SENTENCE].encode("utf-8", "backslashreplace").decode()
     if kind == "interrupted":
@@ -61,11 +70,14 @@ def exit_status(words: LastWords) -> int:
 def report(world: World, words: LastWords) -> None:
     """Tell the launcher if there is one, else whoever reads standard error; then the other processes."""
     if world.folder_descriptor is not None:
-        words.write(world.folder_descriptor)  # the launcher tells it, once for all ranks
+        try:
+            words.write(world.folder_descriptor)  # the launcher tells it, once for all ranks
+        except OSError:
+            warn(words.line())
     elif words.kind != "interrupted" or world.size > 1:  # whoever interrupts one process knows it
         text = [words.traceback or "", f"{world.describe(world.rank)}: {words.sentence}\n"]
         text += [f"  it waited for {item}\n" for item in words.waiting]
-        sys.stderr.write("".join(text))
+        warn("".join(text), end="")
     if world.mailbox is not None:
         who = world.describe(world.rank)
         culprit = world.rank if words.culprit is None else words.culprit
@@ -87,8 +99,7 @@ def end(world: World, status: int) -> None:
     if world.mailbox is not None:
         flush(world.mailbox, FLUSH_SECONDS)
         world.mailbox.read()  # what is unread would reset the connections: our words could be lost
-    sys.stdout.flush()
-    sys.stderr.flush()
+    settle_streams()
     end_workers()
     os._exit(status)
 
@@ -101,7 +112,7 @@ def fail(world: World, error: BaseException) -> None:
         words = last_words(world, error)
         status = exit_status(words)
         report(world, words)
-    except Exception:  # such as a full disk
-        traceback.print_exc()
+    except Exception:
+        warn(traceback.format_exc(), end="")
     finally:
         end(world, status)

@@ -18,7 +18,8 @@ from rrfp_jax.runtime.lifecycle.attendance import Attendance, dump_on_signal
 from rrfp_jax.runtime.lifecycle.failure import fail
 from rrfp_jax.runtime.lifecycle.farewell import Farewell
 from rrfp_jax.runtime.lifecycle.joining import Joining
-from rrfp_jax.runtime.lifecycle.place import Place, join_seconds, silence_seconds
+from rrfp_jax.runtime.lifecycle.overtime import limit_overtime
+from rrfp_jax.runtime.lifecycle.place import Place, exit_seconds, join_seconds, silence_seconds
 from rrfp_jax.runtime.processes.coordinator import Coordinator
 from rrfp_jax.runtime.processes.first_use import first_used
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
@@ -56,6 +57,14 @@ def join() -> World:
         UsageError: the environment says half of what is needed, or nonsense, or JAX was in use already.
         TrainingError: the others cannot be reached.
     """
+    limit = exit_seconds(os.environ)
+    world = _joined()
+    limit_overtime(world, limit)
+    return world
+
+
+def _joined() -> World:
+    """The same, without a limit on what follows the work."""
     place = Place.of(os.environ) or _place_in_step()
     silence, limit = silence_seconds(os.environ), join_seconds(os.environ)
     recorder = None if place is None else _recorder(place)
@@ -97,7 +106,9 @@ def _recorder(place: Place) -> FlightRecorder | None:
         dump_on_signal(place.folder / f"stacks-{place.rank}.txt", recorder)
         return recorder
     except OSError as error:
-        raise UsageError(f"RRFP_FOLDER={place.folder}: {error.strerror}") from None
+        raise UsageError(
+            f"{place.folder}: cannot be written: {error.strerror}; name another directory, or make room"
+        ) from None
 
 
 def _alone(world: World) -> World:

@@ -6,7 +6,6 @@ of our own says from time to time what is waited for, and ends the process if th
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.printing import warn
 
 REMINDER_SECONDS = 30.0
 
@@ -73,7 +73,7 @@ class Joining:
             elif monotonic() - reminded >= REMINDER_SECONDS:
                 reminded = monotonic()
                 said = f"rank {self._rank} waits for {awaited.what}, {max(awaited.left, 0.0):.0f} s left"
-                print(_with_reason(said, awaited.tried()), file=sys.stderr, flush=True)
+                warn(_with_reason(said, awaited.tried()))
 
 
 def _with_reason(sentence: str, reason: str) -> str:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from rrfp_jax.json_files import Unreadable, read_json
+from rrfp_jax.json_files import Unreadable, as_kind, parse_json, read_json
 from rrfp_jax.runtime.processes.left_file import leave_file
+
+WORDS = "\x1d"
+"""How a printed line of last words begins, ASCII's group separator; its launcher shows no such line."""
+
+LONGEST_LINE = 60_000
+"""Characters of such a line, of which the launcher waits for 65,536; a longer traceback is left out."""
 
 Why = Literal["failed", "refused", "peer lost", "interrupted"]
 
@@ -49,6 +56,23 @@ class LastWords:
             OSError: it cannot be written.
         """
         leave_file(folder, f"last-words-{self.rank}.json", asdict(self))
+
+    def line(self) -> str:
+        """The same as a line, for when no file can be written: a full disk, a folder that was removed."""
+        text = json.dumps(asdict(self))
+        if len(text) > LONGEST_LINE:
+            text = json.dumps(asdict(replace(self, traceback=None)))
+        return f"{WORDS}{text}"
+
+
+def words_in(line: bytes) -> LastWords | None:
+    """The last words that a printed line holds; None if it holds none."""
+    if not line.startswith(WORDS.encode()):
+        return None
+    try:
+        return as_kind(parse_json(line.removeprefix(WORDS.encode())), LastWords)
+    except ValueError:
+        return None
 
 
 def read_all(folder: Path) -> dict[int, LastWords]:

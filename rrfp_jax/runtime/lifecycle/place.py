@@ -26,6 +26,9 @@ SHORTEST_SILENCE_SECONDS = 2.0
 JOIN_SECONDS = 300.0
 """So long a process waits until all others have come. RRFP_JOIN_SECONDS changes it."""
 
+EXIT_SECONDS = 300.0
+"""So long users' threads and exit handlers may outlast the work. RRFP_EXIT_SECONDS changes it."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -106,12 +109,22 @@ def join_seconds(environment: Mapping[str, str]) -> float:
     return _seconds(environment, "RRFP_JOIN_SECONDS", JOIN_SECONDS, 1.0, what)
 
 
+def exit_seconds(environment: Mapping[str, str]) -> float:
+    """RRFP_EXIT_SECONDS, or the default: how long a process whose work is done waits for users' threads.
+
+    Raises:
+        UsageError: it is no number, or negative.
+    """
+    what = "the seconds that threads and exit handlers of your own have once the work is done, at least 0"
+    return _seconds(environment, "RRFP_EXIT_SECONDS", EXIT_SECONDS, 0.0, what)
+
+
 def _seconds(environment: Mapping[str, str], name: str, usual: float, least: float, what: str) -> float:
     text = environment.get(name) or str(usual)
     try:
         seconds = float(text)
     except ValueError:
-        seconds = 0.0
+        seconds = -1.0
     if not seconds >= least:  # nor nan
         raise UsageError(f"{name}={text}: give {what}, such as {usual:g}")
     return seconds

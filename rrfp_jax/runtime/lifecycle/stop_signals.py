@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from rrfp_jax.errors import INTERRUPTED
+from rrfp_jax.printing import warn
 from rrfp_jax.runtime.processes.children import end_workers
 from rrfp_jax.runtime.processes.signals import Signals, collected_signals
 
@@ -138,7 +138,7 @@ def ends_at_once(command: str, end: Callable[[], None] | None = None) -> EndsAtO
     def say() -> None:
         if os.environ.get("RRFP_RANK", "0") == "0":
             text = "Ctrl-C while starting: ends; the same command starts it again"
-            print(f"{command}: {text}", file=sys.stderr, flush=True)
+            warn(f"{command}: {text}")
 
     def leave() -> None:
         end_workers()

@@ -30,11 +30,15 @@ def children_giving_up(act: Callable[[], object]) -> Iterator[None]:
             _given_up.remove(act)
 
 
-def end_workers() -> None:
-    """End the workers that `multiprocessing` would end with this process, which skips Python's way out."""
+def end_workers(*, also_waited_for: bool = False) -> None:
+    """End the workers that `multiprocessing` would end with this process, which skips Python's way out.
+
+    Args:
+        also_waited_for: those, too, that Python would wait for.
+    """
     if (multiprocessing := sys.modules.get("multiprocessing")) is not None:
         for worker in multiprocessing.active_children():
-            if worker.daemon:
+            if worker.daemon or also_waited_for:
                 worker.terminate()
 
 

@@ -189,7 +189,7 @@ class Mailbox:
 
     def _send(self, to: Collection[Connection], frame: bytes) -> None:
         with self.lock:
-            for connection in to:
+            for connection in () if self._closed else to:
                 connection.send(frame)
 
     def _read(self) -> bool:

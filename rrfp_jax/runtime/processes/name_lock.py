@@ -1,7 +1,8 @@
 """One live run of a name: its rank 0 holds `<directory>/.<name>.lock` for as long as it lives.
 
 The lock is the kernel's (`flock`), which takes it back when a process dies: a killed run is in nobody's way.
-The file says who has it, and is removed at the end.
+The file says who has it, and is removed at the end. If somebody deletes it meanwhile, a second run is refused
+by the lock on the run's folder (`files.used_folder`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
-from rrfp_jax.files import opened, read_whole
+from rrfp_jax.files import is_used, opened, read_whole
 from rrfp_jax.runtime.processes.children import children_giving_up
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterato
         if world.rank == 0:
             try:
                 stack.enter_context(_locked(lock))
+                if is_used(folder) and not world.has_folder(folder):
+                    holder = f"another process, whose lock file {lock.name} somebody has deleted"
             except BlockingIOError:
                 holder = _holder(lock)
             except OSError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,14 @@ class World:
             mailbox.departures.describe = self.describe
         self._collectives = Collectives(self.roster, mailbox, self.waits, self.stop)
         self._rounds = 0
+
+    def has_folder(self, folder: Path) -> bool:
+        """Whether a folder is the one in which the launcher collects what ranks leave."""
+        if self.folder_descriptor is None:
+            return False
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(self.folder_descriptor), folder.stat())
+        return False
 
     def describe(self, rank: int) -> str:
         """A rank as messages name it: "rank 2 (stage 2)"."""

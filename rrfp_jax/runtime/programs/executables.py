@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 import jax
 
+from rrfp_jax.printing import warn
 from rrfp_jax.runtime.programs.request import Request
 from rrfp_jax.runtime.programs.sealed_files import NotSealed, SealedFiles
 from rrfp_jax.runtime.programs.serialized import Serialized, ids_of
@@ -69,7 +69,7 @@ class Executables:
         self,
         folder: str | Path | None = None,
         environment: Mapping[str, str] = os.environ,
-        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        say: Callable[[str], None] = warn,
         here: bool = True,
     ) -> None:
         self._environment, self._say, self._here = environment, say, here

@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not cases:
         sys.exit(f"--only={options.only}: no case has these words in its name; --list names all")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored in the background
     rows: list[tuple[Case, Outcome]] = []
     print("case                                               status  seconds  sentence")
     with tempfile.TemporaryDirectory() as kept:

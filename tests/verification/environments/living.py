@@ -29,7 +29,7 @@ AFTER_SECONDS = 3.0
 """For what the shell has left to end by itself."""
 POLL_SECONDS = 0.01
 TRACEBACK = "Traceback (most recent call last)"
-SENTENCE = re.compile(r"^(?:\[\d\] )?((?:rrfp-launch|rrfp-train|rank \d).*)$", re.MULTILINE)
+SENTENCE = r"^%s((?:rrfp-launch|rrfp-train|rank \d).*)$"
 
 SMALL_DISK = """#!/bin/bash
 mkdir -p "$1" && exec mount -t tmpfs -o size="$2k" small "$1"
@@ -78,8 +78,9 @@ def run_case(case: Case, scratch: Path, kept: Path) -> Outcome:
 
 
 def sentence(text: str) -> str:
-    """The first sentence of ours that tells of an end; else the last line."""
-    found = SENTENCE.search(text)
+    """The first sentence of the launcher's or a lone run's, else of a rank's; without one the last line."""
+    searched = (re.search(SENTENCE % before, text, re.MULTILINE) for before in ("", r"\[\d\] "))
+    found = next(filter(None, searched), None)
     lines = [line for line in text.splitlines() if line.strip()]
     return found[1] if found else (lines[-1] if lines else "(nothing)")
 
@@ -152,7 +153,8 @@ def _processes(mark: str) -> dict[str, str]:
     """By the names that a case's commands know them by, the ids of its processes."""
     found: dict[str, str] = {}
     for number, words, variables in marked(mark):
-        rank = variables.get("RRFP_RANK")
+        alone = "rrfp_jax.commands.train" in words
+        rank = variables.get("RRFP_RANK", "0" if alone else None)
         name = f"RANK{rank}" if rank is not None else "LAUNCHER"
         if rank is not None or "rrfp_jax.commands.launch" in words:
             found.setdefault(name, str(number))

@@ -1,0 +1,48 @@
+"""Threads and exit handlers of the user's that outlast the main thread: they are named, and have a limit.
+
+Python waits for them for ever. By then all that the run computes and saves is done.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import sleep
+
+from rrfp_jax.errors import TrainingError
+from rrfp_jax.printing import warn
+from rrfp_jax.runtime.lifecycle.failure import fail
+from rrfp_jax.runtime.processes.stacks import own_threads
+from rrfp_jax.runtime.processes.world import World
+
+TICK_SECONDS = 0.5
+
+WORD_SECONDS = 5.0
+"""Or half of the limit: after so long it is said who is waited for."""
+
+
+def limit_overtime(world: World, limit: float) -> None:
+    """From the main thread's end on, have this process last for so many seconds at most."""
+    threading.Thread(target=_watch, args=[world, limit], name="rrfp-overtime", daemon=True).start()
+
+
+def _watch(world: World, limit: float) -> None:
+    while threading.main_thread().is_alive():  # joining it would be in Python's way, which looks at its lock
+        sleep(TICK_SECONDS)
+    early = min(WORD_SECONDS, limit / 2)
+    sleep(early)
+    who = world.describe(world.rank)
+    warn(f"{who}: its work is done; it waits for {waited_for()} to end, {limit:g} s at most")
+    sleep(min(limit - early, threading.TIMEOUT_MAX))
+    fail(world, TrainingError(f"its work is done, but {waited_for()} has not ended within {limit:g} s"))
+
+
+def waited_for() -> str:
+    """What keeps this process from ending: a thread, or an exit handler, by name and line."""
+    lasting = {thread.name for thread in threading.enumerate() if not thread.daemon}
+    threads = own_threads()
+    main = next((thread for thread in threads if thread.is_main), None)
+    for thread in threads:
+        if thread.name in lasting and not thread.is_main:
+            return f"the thread {thread.name}, in {thread.users or thread.frames[0]},"
+    at = main and (main.users or (main.frames[0] if main.frames else None))
+    return f"an exit handler{f', in {at},' if at else ''}"

@@ -1,0 +1,212 @@
+"""Streams that are closed, texts that cannot be had, folders that are gone, and what outlasts the work."""
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rrfp_jax import printing
+from rrfp_jax.errors import TrainingError, UsageError, text_of
+from rrfp_jax.files import shown_path
+from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.rank_process import RankProcess
+from rrfp_jax.launcher.screen import Screen
+from rrfp_jax.runtime.lifecycle.failure import last_words, report
+from rrfp_jax.runtime.lifecycle.last_words import read_all, words_in
+from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.user_code import called
+from tests.launcher.conftest import LIMIT_SECONDS, until
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+class Broken(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, closed(), Broken()], ids=["none", "closed", "broken"])
+def test_nobody_to_print_for(stream, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    printing.say("one")
+    printing.warn("two")
+    screen = Screen()
+    screen.show(0, b"three\n")
+    screen.live(b"four")
+    printing.settle_streams()
+    assert screen.environment == {} and not printing.is_terminal()
+
+
+def test_what_a_stream_cannot_encode_is_escaped(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.TextIOWrapper(io.BytesIO(), "ascii"))
+    printing.say("Zürich")
+    assert stream.buffer.getvalue() == b"Z\\xfcrich\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_save_themselves_though_nobody_reads_any_more(tmp_path, marker, number):
+    """As with `2>&1 | tee log` and Ctrl-C, which ends tee at once."""
+    (tmp_path / "train.py").write_text(
+        "import os, signal, time\n"
+        "def save(*_):\n"
+        "    time.sleep(0.5); open('saved-' + os.environ['RRFP_RANK'], 'w'); os._exit(0)\n"
+        "signal.signal(signal.SIGINT, save); signal.signal(signal.SIGTERM, save)\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "2", "train.py", marker]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as launcher:
+        assert {launcher.stdout.readline() for _ in range(2)} == {b"[0] ready\n", b"[1] ready\n"}
+        launcher.stdout.close()
+        launcher.send_signal(number)
+        assert launcher.wait(LIMIT_SECONDS) in (0, 130)
+    assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full 2>&1"])
+def test_the_launcher_without_streams(tmp_path, marker, streams):
+    (tmp_path / "train.py").write_text("print('here'); open('whole', 'w')")
+    launch = f"{sys.executable} -m rrfp_jax.commands.launch -n 1 train.py {marker} {streams}"
+    done = subprocess.run(
+        ["bash", "-c", launch], cwd=tmp_path, env=ENV, capture_output=True, timeout=LIMIT_SECONDS, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "whole").exists()
+    assert (tmp_path / "runs/train/rank-0.log").read_text() == "here\n"
+
+
+class Odd(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_exceptions_without_a_text():
+    assert text_of(Odd()) == "it has no text: its __str__ raised RuntimeError"
+    words = last_words(World(), Odd())
+    assert words.sentence == f"Odd: {text_of(Odd())}" and "Odd" in words.traceback
+    with (
+        pytest.raises(TrainingError, match=r"^f\(\) raised Odd: it has no text"),
+        called("f()", TrainingError),
+    ):
+        raise Odd
+    with pytest.raises(UsageError, match=r"^f\(\) called sys.exit\('it has no"), called("f()", UsageError):
+        sys.exit(Odd())
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_last_words_that_no_file_takes_are_printed_for_the_launcher(tmp_path, monkeypatch, capfd, long):
+    world = World(1, 2, folder=tmp_path)
+    shutil.rmtree(tmp_path)
+    words = last_words(world, ValueError("x" * (10**5 if long else 10)))
+    report(world, words)
+    line = capfd.readouterr().err
+    tmp_path.mkdir()
+    (tmp_path / "line").write_text(f"before\n{line}after\n")
+    shown, code = [], f"print(open({str(tmp_path / 'line')!r}).read(), end='')"
+    rank = RankProcess(1, [sys.executable, "-c", code], ENV, tmp_path / "log", shown.append)
+    assert until(lambda: not rank.read())
+    rank.close()
+    assert shown == [b"before\n", b"after\n"] and list(rank.tail) == ["before", "after"]
+    assert rank.words == words_in(line.encode())
+    assert (rank.words.sentence, rank.words.traceback is None) == (words.sentence, long)
+    assert (tmp_path / "log").read_text() == "before\nafter\n" and not read_all(tmp_path)
+
+
+def test_a_deleted_working_directory(tmp_path, monkeypatch, capsys):
+    from rrfp_jax.commands import sim
+
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert shown_path(Path("/a/b")) == "/a/b"
+    assert sim.main([]) == 2
+    assert capsys.readouterr().err == (
+        "rrfp-sim: the working directory was deleted: cd to one that is there\n"
+    )
+    with pytest.raises(UsageError, match="cannot be written: No such file or directory"):
+        RunFolder(Path("runs"), "trial")
+
+
+def test_what_a_killed_launcher_has_left_in_staging_is_removed(tmp_path):
+    left, other = tmp_path / ".trial.starting-1", tmp_path / ".trials.starting-1"
+    for folder in (left, other):
+        folder.mkdir()
+        (folder / "rank-0.log").touch()
+    living = RunFolder(tmp_path, "trial")
+    RunFolder(tmp_path, "trial").discard()
+    assert sorted(tmp_path.iterdir()) == [living.staging, other]
+
+
+def test_a_clock_that_is_set_back_while_ranks_end(tmp_path, monkeypatch):
+    rank = RankProcess(0, [sys.executable, "-c", ""], ENV, tmp_path / "log", lambda line: None)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 1000.0)
+    assert until(lambda: rank.reap() or rank.status is not None)
+    monkeypatch.setattr(time, "time", lambda: real() - 1000.0)
+    assert until(lambda: rank.gone, 5.0)
+    rank.close()
+
+
+ENDS = f"""
+import atexit, os, sys, threading, time
+sys.path.insert(0, {str(ROOT)!r})
+from rrfp_jax.runtime.lifecycle.overtime import limit_overtime
+from rrfp_jax.runtime.processes.world import World
+limit_overtime(World(), float(sys.argv[1]))
+def upload(): time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "limit", "status", "who"),
+    [
+        (
+            "threading.Thread(target=upload, name='uploader').start()",
+            "1",
+            1,
+            "the thread uploader, in upload (",
+        ),
+        ("atexit.register(upload)", "1", 1, "an exit handler, in upload ("),
+        ("threading.Thread(target=upload, daemon=True).start()", "1", 0, ""),
+        ("threading.Timer(1.0, print, ['heard']).start()", "20", 0, ""),
+        ("threading.Timer(1.0, os._exit, [7]).start(); sys.exit(3)", "inf", 7, ""),
+    ],
+)
+def test_what_outlasts_the_work(tmp_path, code, limit, status, who):
+    (tmp_path / "script.py").write_text(ENDS + code)
+    command = [sys.executable, tmp_path / "script.py", limit]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    assert done.returncode == status, done.stderr
+    if who:
+        waits, ended = done.stderr.splitlines()
+        assert waits.startswith(f"rank 0: its work is done; it waits for {who}") and waits.endswith(
+            "1 s at most"
+        )
+        assert ended.startswith(f"rank 0: its work is done, but {who}") and "not ended within 1 s" in ended
+    else:
+        assert done.stderr == ""
+
+
+def test_the_launcher_does_not_wait_for_threads_of_the_config(tmp_path, marker):
+    code = (
+        "import threading, time; from rrfp_jax.commands.command_line import leave\n"
+        "threading.Thread(target=time.sleep, args=[60]).start(); print('said'); leave(3)"
+    )
+    command = [sys.executable, "-c", code, marker]
+    done = subprocess.run(command, env=ENV, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (3, b"said\n")
