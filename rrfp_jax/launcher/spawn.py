@@ -150,8 +150,8 @@ class _Launch:
         slots, replicas = self.replicas.slots, self.replicas
         told = {**self.base, "RRFP_RESTARTS": str(restarts), NAME: typed_command(self.base)}
         with ExitStack() as stack:
-            address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
             try:
+                address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
                 replicas.begin()
                 coordinator = Coordinator(address, len(slots), linger_seconds=0.0)  # as they die with us
                 stack.callback(coordinator.close)

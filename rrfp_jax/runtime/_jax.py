@@ -10,6 +10,7 @@ import os
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -182,9 +183,21 @@ def join_run(coordinator: str, processes: int, rank: int, seconds: float) -> Non
             rank,
             cluster_detection_method="deactivate",
             initialization_timeout=int(min(seconds, LONGEST_SECONDS)),
+            heartbeat_timeout_seconds=LONGEST_SECONDS,  # as in `_service.py`
         )
     finally:
         _jax.get_distributed_runtime_service = start_service
+
+
+def exchange_at(address: str) -> None:
+    """Have what several CPU processes compute together be exchanged at this address of this machine.
+
+    By itself gloo looks up the machine's own name, which may have no address, or one of no interface.
+    """
+    _jax.make_gloo_tcp_collectives = partial(_make_collectives, hostname=address)
+
+
+_make_collectives = _jax.make_gloo_tcp_collectives
 
 
 def leave_run() -> None:

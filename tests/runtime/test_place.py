@@ -2,13 +2,18 @@
 
 import errno
 import socket
+from types import SimpleNamespace
 
 import pytest
 
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime.lifecycle import join
 from rrfp_jax.runtime.lifecycle.place import Place, exit_seconds, join_seconds
+from rrfp_jax.runtime.mesh import topology
 from rrfp_jax.runtime.processes.address import Address
+from rrfp_jax.runtime.processes.coordinator import reserved_port
+from rrfp_jax.runtime.processes.handshake import _call
 from rrfp_jax.runtime.processes.slurm import SlurmStep, first_host, tasks_per_node
 from tests.launcher.test_slurm_step import LAST
 
@@ -225,3 +230,88 @@ def test_an_address_that_is_none_to_listen_on(monkeypatch, bind):
 
 
 GAI_ERRORS = (socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL)
+
+
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [("127.0.0.1", "bring loopback up: ip link set lo up"), ("10.0.0.7", "is the address right?")],
+)
+def test_a_coordinator_to_which_no_network_leads_is_refused_at_once(monkeypatch, address, remedy):
+    class Probe(socket.socket):
+        def connect(self, _):
+            raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    with pytest.raises(UsageError) as said:
+        Address(address, 7).require_known()
+    why = "no network of this machine leads there (Network is unreachable)"
+    assert str(said.value) == f"the coordinator {address}:7: {why}; {remedy}"
+
+
+@pytest.fixture
+def no_port_is_free(monkeypatch):
+    class Probe(socket.socket):
+        def bind(self, _):
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+
+        def connect(self, _):
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket, "socket", Probe)
+
+
+def reserve(monkeypatch):
+    with reserved_port():
+        pass
+
+
+def listen(monkeypatch):
+    monkeypatch.setattr(join, "own_address", lambda: "127.0.0.1")
+    join._listen(1)
+
+
+def take_part(monkeypatch):
+    monkeypatch.setattr(_jax, "in_use", lambda: False)
+    monkeypatch.setattr(Address, "require_known", lambda _: None)
+    join._require_able(Place.of(BY_HAND), b"token")
+
+
+def call(monkeypatch):
+    _call(0, ("127.0.0.1", 7), 1, b"token", 0.0)
+
+
+def ask_for_it(monkeypatch):
+    raise OSError(Address("127.0.0.1", 7).tried(0.1))
+
+
+@pytest.mark.usefixtures("no_port_is_free")
+@pytest.mark.parametrize("act", [reserve, listen, take_part, call, ask_for_it])
+def test_ports_that_are_used_up_are_told_as_such(monkeypatch, act):
+    with pytest.raises((OSError, UsageError, TrainingError), match="no port is free: end what holds") as said:
+        act(monkeypatch)
+    assert "RRFP_BIND" not in str(said.value)
+
+
+def test_processes_exchange_where_they_listen_whatever_their_machine_is_called(monkeypatch):
+    monkeypatch.setattr(join, "own_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(_jax._jax, "make_gloo_tcp_collectives", None)
+    join._listen(1).close()
+    assert _jax._jax.make_gloo_tcp_collectives.keywords == {"hostname": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(AssertionError(), ""), (RuntimeError("no CUDA\nat all"), r" \(no CUDA\)")]
+)
+def test_a_platform_that_is_not_there_is_named(monkeypatch, error, reason):
+    def local_devices():
+        raise error
+
+    config = SimpleNamespace(jax_platforms="cuda")
+    monkeypatch.setattr(topology, "jax", SimpleNamespace(config=config, local_devices=local_devices))
+    with pytest.raises(
+        UsageError, match=f"JAX_PLATFORMS=cuda: JAX finds no such device here{reason}; unset it"
+    ):
+        topology._local_devices()
+    config.jax_platforms = "cpu"
+    with pytest.raises(type(error)):
+        topology._local_devices()

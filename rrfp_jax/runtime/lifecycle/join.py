@@ -20,6 +20,7 @@ from rrfp_jax.runtime.lifecycle.farewell import Farewell
 from rrfp_jax.runtime.lifecycle.joining import Joining
 from rrfp_jax.runtime.lifecycle.overtime import limit_overtime
 from rrfp_jax.runtime.lifecycle.place import Place, exit_seconds, join_seconds, silence_seconds
+from rrfp_jax.runtime.processes.address import NO_PORT
 from rrfp_jax.runtime.processes.coordinator import Coordinator
 from rrfp_jax.runtime.processes.first_use import first_used
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
@@ -131,6 +132,12 @@ def _require_able(place: Place, token: bytes | None) -> None:
     if token is None and place.token is None:
         raise UsageError(f"no token says who is of this run: on every rank set {FILE} to the same: {HOW}")
     place.coordinator.require_known()
+    try:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+    except OSError as error:
+        reason = NO_PORT if error.errno == errno.EADDRINUSE else error.strerror
+        raise UsageError(f"rank {place.rank} cannot take part: {reason}") from None
 
 
 def _shared_token(shared: SharedToken | None, rank: int) -> bytes:
@@ -227,12 +234,16 @@ def _listen(rank: int) -> socket.socket:
     address = "the coordinator's host"
     try:
         address = own_address()
-        return listen(address)
+        listener = listen(address)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"rank {rank} cannot listen on {address}: {NO_PORT}") from None
         raise UsageError(
             f"rank {rank} cannot listen on {os.environ.get('RRFP_BIND') or address}: {error.strerror}; set "
             f"RRFP_BIND to an address of this machine that the other ranks reach"
         ) from None
+    _jax.exchange_at(address)
+    return listener
 
 
 def own_address() -> str:

@@ -237,7 +237,7 @@ class Mesh:
         """The devices of this process's stages, in the order of the mesh."""
         if not self.share_devices:
             provide_cpu_devices(count)
-        devices: Sequence[jax.Device] = jax.local_devices()
+        devices = _local_devices()
         if len(devices) < count and not self.share_devices:
             cause = (
                 "JAX was used before the mesh was made, so no virtual CPU devices could be added: "
@@ -280,6 +280,25 @@ class Mesh:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST
+
+
+def _local_devices() -> Sequence[jax.Device]:
+    """Those of this process.
+
+    Raises:
+        UsageError: JAX_PLATFORMS asks for some that are not there.
+    """
+    asked: str = getattr(jax.config, "jax_platforms") or ""  # noqa: B009 (JAX's types lack it)
+    try:
+        return list(jax.local_devices())
+    except (RuntimeError, AssertionError) as error:  # the latter without a word
+        if not asked or "cpu" in asked.split(","):
+            raise
+        reason = f" ({str(error).splitlines()[0]})" if str(error) else ""
+        raise UsageError(
+            f"JAX_PLATFORMS={asked}: JAX finds no such device here{reason}; unset it to train on what there "
+            f"is, or install JAX for these devices, and their driver"
+        ) from None
 
 
 def _devices_of(rank: int) -> list[jax.Device]:

@@ -21,7 +21,9 @@ import time
 
 from jaxlib import _jax  # type: ignore[attr-defined]
 
-HEARTBEAT_SECONDS = 100
+HEARTBEAT_SECONDS = 10**6
+"""Never: RRFP_SILENCE_SECONDS says after how long a silent rank is given up. After this JAX aborts all ranks,
+even if it was the whole run that stood still, the service with it."""
 SHUTDOWN_SECONDS = 5
 POLL_SECONDS = 0.2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ LONGEST_NAME = 253
 """Characters, by RFC 1035."""
 
 HIGHEST_PORT = 65535
+
+NO_PORT = "no port is free: end what holds them (`ss -s` counts), or widen net.ipv4.ip_local_port_range"
+"""What it means that the system finds none for who asks for any."""
 
 
 @dataclass(frozen=True)
@@ -91,26 +95,35 @@ class Address:
         return self.is_loopback or self._is_here
 
     def require_known(self) -> None:
-        """Look its host up.
+        """Look its host up, and the way there.
 
         Raises:
-            UsageError: it has no address. If nobody could be asked just now, that is not said.
+            UsageError: it has no address, or there is no way to it. If nobody could be asked just now, that
+                is not said.
         """
         try:
-            socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)  # sends nothing: the kernel only chooses a route
         except socket.gaierror as error:
             if error.errno != socket.EAI_AGAIN:
                 raise UsageError(
                     f"the coordinator {self}: its host has no address here ({error.strerror}); is the name "
                     f"right, and known on this machine? Else give rank 0's IP address"
                 ) from None
+        except OSError as error:
+            up = "bring loopback up: ip link set lo up" if self.is_loopback else "is the address right?"
+            raise UsageError(
+                f"the coordinator {self}: no network of this machine leads there ({error.strerror}); {up}"
+            ) from None
 
     def tried(self, seconds: float) -> str:
         """What comes of calling it now, in words."""
         try:
             socket.create_connection((self.host, self.port), timeout=seconds).close()
         except OSError as error:
-            return f"nobody answers there ({error.strerror or error})"
+            none = error.errno == errno.EADDRNOTAVAIL
+            return NO_PORT if none else f"nobody answers there ({error.strerror or error})"
         return "somebody answers there, but not all have come, or it stands still"
 
     @property

@@ -7,6 +7,7 @@ any of them can say what it waited for. So the launcher, or rank 0 without one, 
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from rrfp_jax.runtime.processes.address import NO_PORT
 
 CLOSE_SECONDS = 2.0
 
@@ -67,8 +70,16 @@ def reserved_port() -> Iterator[int]:
 
     The socket is bound, never listening, and shares its port, as gRPC does with its own: so the service can
     have the port, and the kernel hands it to no one who asks for any.
+
+    Raises:
+        OSError: there is none.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(("127.0.0.1", 0))
+        try:
+            holder.bind(("127.0.0.1", 0))
+        except OSError as error:
+            raise OSError(
+                error.errno, NO_PORT if error.errno == errno.EADDRINUSE else error.strerror
+            ) from None
         yield holder.getsockname()[1]

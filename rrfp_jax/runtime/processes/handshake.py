@@ -13,6 +13,7 @@ have little time each.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import logging
 import secrets
@@ -24,6 +25,7 @@ from struct import Struct
 from time import monotonic, sleep
 
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.processes.address import NO_PORT
 
 MAGIC = b"RRFP2"
 NUMBER = PROOF = 32  # bytes
@@ -98,6 +100,8 @@ def _call(peer: int, address: tuple[str, int], rank: int, token: bytes, deadline
         try:
             connection = socket.create_connection(address, timeout=max(deadline - monotonic(), 0.1))
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise TrainingError(f"rank {rank} cannot call {where}: {NO_PORT}") from None
             raise _cannot_reach(rank, where, str(error)) from None
         try:
             _introduce(connection, peer, rank, token)

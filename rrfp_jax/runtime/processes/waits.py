@@ -26,6 +26,9 @@ STALL_SECONDS = 300.0
 LONGEST_SLEEP_SECONDS = 1.0
 """Whoever sleeps looks around at least so often."""
 
+STOOD_STILL_SECONDS = 10.0
+"""If nobody has looked for so much longer than a pause, the process stood still, as by Ctrl-Z."""
+
 LONGEST_SECONDS = 366 * 86400.0
 """Of a limit that a system call gets: a year."""
 
@@ -66,11 +69,11 @@ class Wait:
     ) -> None:
         self._who, self._what, self._limit = who, what, limit_seconds
         self._whom, self._at_limit = whom, at_limit
-        self.since = perf_counter()
+        self.since = self._looked = perf_counter()
 
     def progressed(self) -> None:
         """Something has come: the limit counts from now on."""
-        self.since = perf_counter()
+        self.since = self._looked = perf_counter()
 
     @property
     def waited(self) -> float:
@@ -97,6 +100,10 @@ class Wait:
 
     def reached(self) -> bool:
         """Whether it has come to its limit; then others have looked at why (`lifecycle/attendance.py`)."""
+        before, self._looked = self._looked, perf_counter()
+        still = self._looked - before
+        if still > STOOD_STILL_SECONDS + 2 * pause(before - self.since):
+            self.since += still
         if self.left > 0:
             return False
         self._at_limit()

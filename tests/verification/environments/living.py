@@ -143,7 +143,9 @@ def _awaited(
             path = watch / moment.replace(" ", "-")
             if path.with_name(f"{path.name}.reached").exists():
                 told = {**env, **_processes(env[MARK])}
-                subprocess.run(["bash", "-c", due.pop(moment)], env=told, cwd=folder, check=False, timeout=60)
+                subprocess.run(
+                    ["bash", "-c", due.pop(moment)], env=told, cwd=folder, check=False, timeout=400
+                )
                 path.with_name(f"{path.name}.done").touch()
         time.sleep(POLL_SECONDS)
     return None

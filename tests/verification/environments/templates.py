@@ -17,7 +17,7 @@ def moment(name):
     if rank == 0 and name in os.environ["MOMENTS"].split(","):
         path = os.path.join(os.environ["WATCH"], name.replace(" ", "-"))
         open(path + ".reached", "w").close()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 400
         while not os.path.exists(path + ".done") and time.monotonic() < deadline:
             time.sleep(0.01)
 
