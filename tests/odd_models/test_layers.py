@@ -5,6 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 from jax.experimental.ode import odeint
@@ -413,6 +415,34 @@ def cases():
         yield name, Odd(layers=layers, loss=squares, batch=rows(), refused=said)
     for name, (layers, settings) in TRAINED_ELSEWHERE.items():
         yield name, Odd(layers=layers, loss=squares, batch=rows(), steps=2, **settings)
+
+
+def quantized(optimizer, batch, between=lambda x, mb: x.astype(jnp.int32)):
+    """A Trainer of a model whose carry is cast to integers."""
+    cast = (matrix, lambda p, x, mb: between(x @ p["w"], mb))
+    after = (matrix, lambda p, x, mb: x.astype(jnp.float32) @ p["w"])
+    pipeline = Odd(layers=[(matrix, enter), cast, after], loss=squares).pipeline()
+    return rrfp.Trainer(pipeline, optimizer, data=batch, mesh=rrfp.Mesh(pp=2))
+
+
+def test_a_check_refuses_layers_that_would_not_train():
+    with pytest.raises(
+        rrfp.UsageError, match=r"layers 0-1 would not train.*int32 \(test_layers.py, line \d+\)"
+    ):
+        quantized(optax.sgd(0.1), rows()).check()
+
+
+def test_a_model_that_is_only_evaluated_may_have_them():
+    assert quantized(None, rows()).evaluate(rows()).loss > 0
+
+
+def test_layers_that_another_bucket_of_the_step_trains_are_taken():
+    batch = [*rows(1), *rows(1, seed=1, exact=lambda draw: np.float32(1))]
+    trainer = quantized(optax.sgd(0.1), batch, lambda x, mb: x if "exact" in mb else x.astype(jnp.int32))
+    trainer.start()
+    before = jax.device_get(trainer.stage_params["0"]["w"])
+    trainer.step(batch)
+    assert not np.array_equal(before, trainer.stage_params["0"]["w"])
 
 
 test_like_plain_jax = held_against_plain_jax(cases())
