@@ -89,6 +89,19 @@ def test_the_launcher_without_streams(tmp_path, marker, streams):
     assert (tmp_path / "runs/train/rank-0.log").read_text() == "here\n"
 
 
+@pytest.mark.parametrize("command", ["launch", "train"])
+def test_what_a_command_opens_never_takes_the_place_of_a_stream(tmp_path, command):
+    """Else what C++ prints would go into a file of the run."""
+    code = (
+        f"import os, sys; from rrfp_jax.commands import {command}; sys.argv = ['rrfp', '--help']\n"
+        f"{command}.main = lambda argv: open('number', 'w').write(str(os.open('/', os.O_RDONLY))) and 0\n"
+        f"{command}.run()"
+    )
+    closed = ["bash", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
+    assert subprocess.run(closed, cwd=tmp_path, env=ENV, timeout=LIMIT_SECONDS, check=False).returncode == 0
+    assert int((tmp_path / "number").read_text()) > 3
+
+
 class Odd(Exception):
     def __str__(self):
         raise RuntimeError("no text")
