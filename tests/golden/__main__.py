@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.golden.checkout import ROOT, environment, produced, worktree
 from tests.golden.comparing import accepted, report
-from tests.golden.producing import PRODUCERS
+from tests.golden.producing import PRODUCERS, wanted
 
 
 def main(arguments):
@@ -42,7 +42,8 @@ def main(arguments):
             turns.append((options.old, checkout, python, old, None))
         turns.append(("this checkout", ROOT, sys.executable, scratch / "new", old))
         failed = sides(turns, words, options.jobs)
-        lines, good = report(gathered(old), gathered(scratch / "new"), reasons)
+        both = [asked_for(gathered(folder), words) for folder in (old, scratch / "new")]
+        lines, good = report(*both, reasons, all_of_them=not words)
         print("\n".join(lines))
         return 0 if good and not failed else 1
 
@@ -61,9 +62,10 @@ def in_turns(producer, turns, words):
         began = time.perf_counter()
         said = produced(producer, checkout, python, folder, words, before)
         seconds = time.perf_counter() - began
-        print(f"{producer} of {name}: {seconds:.0f} s", file=sys.stderr, flush=True)
-        broken = gathered(folder, [producer])["failed"] if said is None else {producer: said}
-        for golden, text in broken.items():
+        read = {"failed": {producer: said}} if said is not None else json.loads(written(folder, producer))
+        used = read.get("cpu_seconds", "no")
+        print(f"{producer} of {name}: {seconds:.0f} s, {used} of CPU", file=sys.stderr, flush=True)
+        for golden, text in read["failed"].items():
             failed = True
             print(f"{golden} of {name} FAILED\n{text}", file=sys.stderr, flush=True)
     return failed
@@ -80,11 +82,19 @@ def gathered(folder, producers=PRODUCERS):
     """The goldens that were written to a folder."""
     found = {"goldens": {}, "failed": {}}
     for producer in producers:
-        file = folder / f"{producer}.json"
-        if file.exists():
-            read = json.loads(file.read_text())
+        if (folder / f"{producer}.json").exists():
+            read = json.loads(written(folder, producer))
             found = {part: found[part] | read[part] for part in found}
     return found
+
+
+def asked_for(found, words):
+    """Those goldens of a folder that have one of the words in their name."""
+    return {part: {name: own[name] for name in own if wanted(name, words)} for part, own in found.items()}
+
+
+def written(folder, producer):
+    return (folder / f"{producer}.json").read_text()
 
 
 if __name__ == "__main__":

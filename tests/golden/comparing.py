@@ -76,13 +76,14 @@ def fits(pattern, difference):
     return any(fnmatch.fnmatchcase(name, escaped) for name in names)
 
 
-def report(old, new, reasons, most=10):
+def report(old, new, reasons, most=10, all_of_them=True):
     """Compare two sets of goldens.
 
     Args:
         old, new: `{"goldens": ..., "failed": ...}`.
         reasons: by pattern, why a difference is intended.
         most: differences that are shown of one golden.
+        all_of_them: whether these are all goldens, so that a reason that fits none has had its day.
 
     Returns:
         Lines of a table, and whether all that differs is intended.
@@ -117,6 +118,6 @@ def report(old, new, reasons, most=10):
         lines += [f"    {one}" for one in open_ones[:most]]
         lines += [f"    ... and {len(open_ones) - most} more"] if len(open_ones) > most else []
         lines += [f"    accepted: {p} ({reasons[p]})" for p in dict.fromkeys(p for _, p in by if p)]
-    stale = [pattern for pattern in reasons if pattern not in used]
+    stale = [pattern for pattern in reasons if all_of_them and pattern not in used]
     lines += [f"--accept: {pattern!r} fits no difference: delete its line" for pattern in stale]
     return lines, good and not stale

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import resource
 import sys
 import time
 import traceback
@@ -77,6 +78,8 @@ def main(arguments):
     given = Given(folder.resolve(), options.before and options.before.resolve() / options.producer)
     table = importlib.import_module(f"tests.golden.{options.producer}").TABLE
     found = produce(options.producer, table, given, options.only.split())
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    found["cpu_seconds"] = round(sum(own.ru_utime + own.ru_stime for own in used))
     text = json.dumps(found, sort_keys=True, indent=0)
     (options.folder / f"{options.producer}.json").write_text(text)
     return 0

@@ -60,6 +60,11 @@ def test_an_accepted_difference_without_a_reason_is_refused():
         comparing.accepted("losses/tied")
 
 
+def test_a_reason_is_stale_only_if_all_goldens_are_compared():
+    lines, good = comparing.report(goldens(), goldens(), {"x": "because"}, all_of_them=False)
+    assert good and lines == []
+
+
 def test_a_golden_that_fails_is_neither_equal_nor_accepted():
     failed = {"goldens": {}, "failed": {"x": "Traceback\nValueError: no"}}
     lines, good = comparing.report(failed, failed, {"x": "because"})
@@ -84,6 +89,7 @@ def test_one_producer_is_equal_twice_and_a_changed_golden_is_found(tmp_path, cap
     assert list(found["goldens"]) == [ONE]
     assert command.main([f"--against={written}", f"--only={ONE}"]) == 0
     assert "equal" in capsys.readouterr().out
+    found["goldens"]["messages/bf"] = "not asked for"
     found["goldens"][ONE]["seed 3"][1]["dispatched"] = "F0"
     file.write_text(json.dumps(found))
     assert command.main([f"--against={written}", f"--only={ONE}"]) == 1
