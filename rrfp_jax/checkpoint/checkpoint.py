@@ -83,6 +83,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copied = threading.Event()
         self._saving: _Saving | None = None
+        self.complete: int | None = None  # step of the latest that was completed here, as all processes know
 
     # Saving.
 
@@ -140,6 +141,7 @@ class Checkpoints:
             if any(states):
                 self._give_up(saving.run.step, states)
             elif saving.commits:
+                self.complete = saving.run.step
                 if self._tells:
                     self._say(f"{what} is complete: {self._folder.final(saving.run.step)}")
             else:
@@ -198,7 +200,7 @@ class Checkpoints:
             raise TrainingError(
                 f"{reason}; free the disk, or let training go on without (on_error='continue')"
             )
-        self._say(f"{reason}; training goes on")
+        self._say(reason)
 
     # Restoring.
 

@@ -1,7 +1,8 @@
 """A folder of checkpoints, `<step>/` each: what is complete, intact, too old, or was never finished.
 
-A checkpoint is written in `.<step>.saving` and then renamed, so it is there in full or not at all. Its
-`rrfp.json`, written last, has the size and checksum of every other file.
+A checkpoint is written in `.<step>.saving` and then renamed, so it is there in full or not at all. An earlier
+one of the same step is `.<step>.replaced` between the two renames, and is found there. The file `rrfp.json`,
+written last, has the size and checksum of every other file.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ MANIFEST = "rrfp.json"
 STEP = re.compile("0|[1-9][0-9]{0,17}")
 """The name of a checkpoint: its step, in one way only."""
 
+REPLACED = re.compile(rf"\.({STEP.pattern})\.replaced")
+"""The name of a checkpoint while a new one of its step takes its place; it stays if a process dies then."""
+
 
 class CheckpointFolder:
     """The checkpoints in a folder, as one process sees them.
@@ -57,7 +61,9 @@ class CheckpointFolder:
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, in order."""
         with suppress(OSError):
-            return sorted(int(path.name) for path in self.path.iterdir() if STEP.fullmatch(path.name))
+            names = [path.name for path in self.path.iterdir()]
+            kept = [found[1] for name in names if (found := REPLACED.fullmatch(name))]
+            return sorted({int(name) for name in (*filter(STEP.fullmatch, names), *kept)})
         return []
 
     def other_things(self) -> list[str]:
@@ -74,14 +80,26 @@ class CheckpointFolder:
 
     def final(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
-        return self.path / str(step)
+        place, replaced = self.path / str(step), self._replaced(step)
+        return replaced if replaced.exists() and not place.exists() else place
+
+    def _replaced(self, step: int) -> Path:
+        return self.path / f".{step}.replaced"
 
     def staging(self, step: int) -> Path:
         """Where the checkpoint of a step is written."""
         return self.path / f".{step}.saving"
 
     def tidy(self) -> list[Path]:
-        """Remove checkpoints whose writing, or removal, was broken off; those of the first kind."""
+        """Remove checkpoints whose writing, or removal, was broken off; those of the first kind.
+
+        One that was about to be replaced gets its name back.
+        """
+        for path in self.path.glob(".*.replaced"):
+            place = self.path / path.name.split(".")[1]
+            with suppress(OSError):
+                path.rename(place)  # which fails if it has been replaced
+            self.discard(path)
         unfinished = sorted(self.path.glob(".*.saving"))
         for path in (*unfinished, *self.path.glob(".*.removed")):
             self.discard(path)
@@ -100,7 +118,7 @@ class CheckpointFolder:
         Raises:
             OSError: it cannot be written, or leaves are not where they should be.
         """
-        staging, final = self.staging(run.step), self.final(run.step)
+        staging, final, replaced = self.staging(run.step), self.path / str(run.step), self._replaced(run.step)
         for leaf in leaves.values():
             for path, (size, _) in leaf.files.items():
                 if (staging / path).stat().st_size != size:
@@ -111,9 +129,11 @@ class CheckpointFolder:
         sealed = {"crc32": _checksum(content), "content": content}
         write_file(staging / MANIFEST, json.dumps(sealed).encode())
         if final.exists():
-            _remove(final)
+            self.discard(replaced)
+            final.rename(replaced)
         staging.rename(final)
         _sync(self.path)
+        self.discard(replaced)
         for step in self.steps():
             if step > run.step:
                 move_away(self.final(step))

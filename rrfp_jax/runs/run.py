@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.data.contract import as_data, plan_step
 from rrfp_jax.data.documents import Documents
 from rrfp_jax.data.text import ByteText, bigram_loss
@@ -51,7 +50,8 @@ def train(config: RunConfig, signals: StopSignals, source: Path | None = None) -
         source: file of the config; None if there is none.
 
     Returns:
-        The exit status: 0 if it is done, or has saved itself for SIGTERM; 130 if it was interrupted.
+        The exit status: 0 if it is done, or has saved itself for SIGTERM; 130 if it was interrupted, or could
+        not save itself for SIGTERM; 1 if its last step could not be saved.
 
     Raises:
         UsageError: it cannot work, or a live run has its name; nothing has been written then.
@@ -131,17 +131,12 @@ class _Run:
         if last.stops:
             if files.trouble:
                 self._display.say(files.trouble)
-            return self._stopping.say_end(last.report.step)
-        _require_all_there(last.report.step + 1, self._lost(last.report.step + 1), files.trouble)
+            return self._stopping.say_end(last.report.step, saver.saved)
+        steps, lost = last.report.step + 1, ""
+        if config.checkpoint.wanted and not saver.saved and world.rank == 0:
+            lost = f"the checkpoint {folder / str(steps)} could not be written"
+        _require_all_there(steps, lost, files.trouble)
         return DONE
-
-    def _lost(self, steps: int) -> str:
-        """What is said if the last checkpoint is not there; "" if it is, or none is wanted."""
-        folder = checkpoints_of(self._config)
-        if not self._config.checkpoint.wanted or self._world.rank > 0:
-            return ""
-        there = CheckpointFolder(folder).steps()
-        return "" if steps in there else f"the checkpoint {folder / str(steps)} could not be written"
 
     def _made(self) -> tuple[Trainer, Any]:
         """The Trainer, and the validation data."""
@@ -217,7 +212,7 @@ def _run_paced(
                 break
     display.say(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
     if stopped_after is not None:
-        return stopping.say_end(stopped_after)
+        return stopping.say_end(stopped_after, saved=False)
     _require_all_there(config.steps, files.trouble)
     return DONE
 

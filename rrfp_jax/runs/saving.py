@@ -16,7 +16,7 @@ from typing import Any
 from rrfp_jax.checkpoint.checkpoint import NoneIntact
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import UsageError
-from rrfp_jax.files import move_away
+from rrfp_jax.files import move_away, read_whole
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runs.differences import differences
 from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
@@ -25,7 +25,10 @@ from rrfp_jax.train.report import Report
 from rrfp_jax.train.trainer import Trainer
 
 BEGAN = ".began-anew"
-"""What tells, in a launcher's folder, that the checkpoints of runs before were moved away."""
+"""A file that tells that the checkpoints of runs before were moved away, and by which job: in a launcher's
+folder or, without a launcher, among the run's own checkpoints."""
+
+JOB, LONGEST_JOB = "SLURM_JOB_ID", 100
 
 
 class Saver:
@@ -41,6 +44,7 @@ class Saver:
 
     Attributes:
         keeps: whether the state of the latest step is in the host's memory, equal on all processes.
+        saved: whether the latest checkpoint that was waited for has been written, equal on all processes.
     """
 
     def __init__(
@@ -54,11 +58,11 @@ class Saver:
     ) -> None:
         self._trainer, self._world, self._say = trainer, world, say
         self._settings, self._folder = settings, folder
-        self._memory, self.keeps = memory, False
+        self._memory, self.keeps, self.saved = memory, False, False
         held = CheckpointFolder(memory.states).steps() if memory is not None else []
         stored = CheckpointFolder(folder).steps() if settings.wanted else []
         self._is_held = bool(held) and held[-1] >= max(stored, default=0)
-        self._wants_stored = settings.wanted and (settings.resume or _began_before(world))
+        self._wants_stored = settings.wanted and (settings.resume or self._began_before())
         self._config: Mapping[str, Any] = {}
         self._saved_at: float | None = None  # on rank 0's clock, as the trace has it
 
@@ -126,11 +130,29 @@ class Saver:
     def _begin_anew(self) -> None:
         """Move earlier checkpoints away; once only, as those that follow are this run's own."""
         if self._world.rank == 0:
-            if self._folder.exists():
+            if self._folder.exists() and not _has_only_mark(self._folder):
                 self._say(f"earlier checkpoints are kept as {move_away(self._folder)}")
-            if self._world.folder is not None:
-                (self._world.folder / BEGAN).touch()
+            mark = self._mark
+            try:
+                mark.parent.mkdir(parents=True, exist_ok=True)
+                mark.write_text(os.environ.get(JOB, ""), encoding="utf-8")
+            except OSError as error:
+                self._say(
+                    f"{mark}: cannot be written ({error.strerror}): a requeued run would begin anew again"
+                )
         self._world.gather("earlier checkpoints to be moved away", None)
+
+    @property
+    def _mark(self) -> Path:
+        return (self._world.folder or self._folder) / BEGAN
+
+    def _began_before(self) -> bool:
+        """Whether an earlier attempt at this run has come so far that the checkpoints there are its own."""
+        try:
+            job = read_whole(self._mark, LONGEST_JOB).decode(errors="replace")
+        except OSError:
+            return False
+        return self._world.folder is not None or (started_again() and job == os.environ.get(JOB, ""))
 
     @property
     def _resumes(self) -> bool:
@@ -165,24 +187,24 @@ class Saver:
             self._save(wait=ends)
 
     def rescue(self) -> bool:
-        """Save the latest step now, and wait for that, if that is wanted; whether it is."""
+        """Save the latest step now, and wait for that, if that is wanted; whether it has been saved."""
         if self._settings.wanted:
             self._save(wait=True)
-        return self._settings.wanted
+        return self.saved
 
     def _save(self, wait: bool) -> None:
         self._trainer.save(
             self._folder,
             keep=self._settings.keep,
             on_error=self._settings.on_error,
-            wait=wait,
+            wait=False,
             config=self._config,
         )
+        self.saved = wait and self._trainer.finish_saving()
 
 
-def _began_before(world: World) -> bool:
-    """Whether an earlier attempt at this run has come so far that the checkpoints there are its own."""
-    return started_again() if world.folder is None else (world.folder / BEGAN).exists()
+def _has_only_mark(folder: Path) -> bool:
+    return folder.is_dir() and {*os.listdir(folder)} <= {BEGAN}
 
 
 def started_again() -> bool:

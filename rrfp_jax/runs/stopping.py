@@ -60,8 +60,13 @@ class Stopping:
 
         return StopsAfterStep(self._world, save_seconds(os.environ), say, leave=self._display.close)
 
-    def say_end(self, step: int) -> int:
-        """Say after which step the run has stopped, and how to go on; the exit status that goes with it."""
+    def say_end(self, step: int, saved: bool) -> int:
+        """Say after which step the run has stopped, and how to go on; the exit status that goes with it.
+
+        Args:
+            step: the last one.
+            saved: whether there is a checkpoint of it.
+        """
         why, latest = self._world.stop.agreed, self._latest()
         if why is Why.HANDS_OVER:
             self._display.say(f"stopped after step {step}, as lost ranks are replaced")
@@ -69,8 +74,9 @@ class Stopping:
         if latest is None:
             self._display.say(f"{why}: stopped after step {step}; nothing is saved")
             return INTERRUPTED
-        self._display.say(f"{why}: stopped after step {step}; resumes from {latest}\n{self._how()}")
-        return INTERRUPTED if why is Why.CTRL_C else DONE
+        which = "" if saved else ", which could not be saved"
+        self._display.say(f"{why}: stopped after step {step}{which}; resumes from {latest}\n{self._how()}")
+        return INTERRUPTED if why is Why.CTRL_C or not saved else DONE
 
     def _say_start(self) -> None:
         latest = self._latest()

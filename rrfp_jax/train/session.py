@@ -221,10 +221,14 @@ class Session(Startup):
         return self._stepper.saves.hold(folder, self._stepper.state(config))
 
     @one_thread("finish_saving")
-    def finish_saving(self) -> None:
-        """Wait for a checkpoint that is being written; raises as `save` does."""
+    def finish_saving(self) -> bool:
+        """Wait for a checkpoint that is being written; raises as `save` does.
+
+        Returns:
+            Whether the latest `save` has written its checkpoint; equal on all processes.
+        """
         with during(self.progress, "saving"):
-            self._stepper.saves.finish()
+            return self._stepper.saves.finish()
 
     @one_thread("restore")
     def restore(self, folder: str | Path, step: int | None = None, *, params_only: bool = False) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 
 from rrfp_jax.checkpoint.checkpoint import Checkpoints, OnError
-from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, filled, keyed, plain_key
 from rrfp_jax.checkpoint.manifest import RunState, StoredLayer
 from rrfp_jax.checkpoint.parts import Parts
@@ -102,7 +101,7 @@ class Saves:
             self._held = Checkpoints(folder, self._world, keep=1, on_error="continue", tells=False)
         self._held.save(run, self._leaves())
         self._held.advance(to_the_end=True)
-        return run.step in CheckpointFolder(folder).steps()
+        return self._held.complete == run.step
 
     def _leaves(self) -> list[tuple[Key, jax.Array]]:
         """What this process writes: of replicas that are alike, the first one's."""
@@ -112,10 +111,12 @@ class Saves:
         own = [own for own in self._engine.optimizers if own not in shared and own.stages[0].index < first]
         return leaves_of(stages, [*shared, *own])
 
-    def finish(self) -> None:
-        """Wait for the one under way."""
-        if self._latest is not None:
-            self._latest.advance(to_the_end=True)
+    def finish(self) -> bool:
+        """Wait for the one under way; whether the latest is complete."""
+        if self._latest is None:
+            return False
+        self._latest.advance(to_the_end=True)
+        return self._latest.complete is not None
 
     def step_begins(self) -> None:
         """Go on with the one under way."""

@@ -1,6 +1,9 @@
 """Which checkpoints are kept, how they are written beside training, and what happens without room."""
 
+import shutil
 import threading
+from contextlib import suppress
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,32 @@ from rrfp_jax.runtime.processes.world import World
 from tests.support import stored
 from tests.support.saved import ALL, save, specs
 
+CHANGES = ((Path, "rename"), (shutil, "rmtree"))
+
+
+class KilledError(BaseException):
+    """A process dies."""
+
+
+def seed_of_ten(folder):
+    """By the checkpoint of step 10, which is the only one."""
+    found = CheckpointFolder(folder)
+    assert found.steps() == [10]
+    return found.open(10)[0].seed
+
+
+def mortal(folder, left, change):
+    """A change of names that looks whether the checkpoint is intact, and at some time kills."""
+
+    def changes(*given, **how):
+        assert seed_of_ten(folder) in (1, 2)
+        if next(left, None) is None:
+            raise KilledError
+        return change(*given, **how)
+
+    return changes
+
+
 pytestmark = pytest.mark.usefixtures("unsynced")
 
 
@@ -30,6 +59,25 @@ class TestKeeping:
         save(made(), 10, seed=2)
         assert made().restore(specs(stored.leaves(ALL, 0))).run.seed == 2
         assert [path.name for path in made.folder.iterdir()] == ["10"]
+
+    @pytest.mark.parametrize("keep", [1, 3])
+    def test_whenever_saving_a_step_again_ends_an_intact_one_is_there(self, made, monkeypatch, keep):
+        """A process may die before or after any change of names; removing files takes long."""
+        for died_before in range(1, 20):
+            with monkeypatch.context() as patch:
+                save(made(keep=keep), 10, seed=1)
+                left = iter(range(died_before))
+                for owner, name in CHANGES:
+                    patch.setattr(owner, name, mortal(made.folder, left, getattr(owner, name)))
+                with suppress(KilledError, TrainingError):
+                    save(made(keep=keep), 10, seed=2)
+            assert seed_of_ten(made.folder) in (1, 2)
+            restored = made().restore(specs(stored.leaves(ALL, 0)))
+            assert restored.run.seed in (1, 2)
+            assert [path.name for path in made.folder.iterdir()] == ["10"]
+            if next(left, None) is not None:
+                return
+        raise AssertionError("it never came to its end")
 
     def test_a_run_that_goes_back_leaves_the_later_ones_aside(self, made):
         for step in (10, 20):
@@ -97,4 +145,4 @@ class TestWithoutRoom:
         (tmp_path / "file").touch()
         said = []
         save(Checkpoints(tmp_path / "file" / "checkpoints", World(), say=said.append), 1)
-        assert "Not a directory; there is no other; training goes on" in said[0]
+        assert "Not a directory; there is no other" in said[0]

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from rrfp_jax.checkpoint import checkpoint
 from rrfp_jax.commands.train import main
+from rrfp_jax.errors import DONE, FAILED, INTERRUPTED
 from rrfp_jax.runs import run as running
 from rrfp_jax.train.trainer import Trainer
 from tests.support.quickstart import arguments, with_texts
@@ -100,6 +102,46 @@ def test_sigterm_saves_and_is_a_good_end(train, tmp_path, monkeypatch):
     assert checkpoints(tmp_path) == [done]
     status, said, lines = train(steps=done + 1)
     assert f"resumes after {done} steps" in said and len(lines) == done + 1
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [
+        (signal.SIGTERM, INTERRUPTED, "SIGTERM: stopped after step"),
+        (signal.SIGINT, INTERRUPTED, "Ctrl-C: stopped after step"),
+        (None, FAILED, "rrfp-train: all 5 steps were trained, but the checkpoint"),
+    ],
+)
+def test_a_save_that_failed_does_not_count(train, tmp_path, monkeypatch, number, status, said, earlier):
+    add, write = running.RunFiles.add, checkpoint.write_leaf
+
+    def warned(self, report, line):
+        add(self, report, line)
+        if line["step"] == 2 and number:
+            os.kill(os.getpid(), number)
+
+    def full(folder, *given):
+        if earlier and folder.name == ".2.saving":
+            return write(folder, *given)
+        raise OSError(28, "No space left on device", "w")
+
+    monkeypatch.setattr(running.RunFiles, "add", warned)
+    monkeypatch.setattr(checkpoint, "write_leaf", full)
+    found, told, lines = train(steps=50 if number else 5)
+    assert found == status
+    (last,) = [line for line in told.splitlines() if line.startswith(said)]
+    if number is None:
+        assert last.endswith("run.checkpoints/5 could not be written")
+    elif earlier:
+        assert last.endswith(f", which could not be saved; resumes from {tmp_path}/run.checkpoints/2")
+    else:
+        assert last.endswith("nothing is saved")
+    if earlier:
+        monkeypatch.undo()
+        found, told, lines = train(steps=len(lines) + 1)
+        assert found == DONE and "resumes after 2 steps" in told
+        assert [line["step"] for line in lines] == list(range(len(lines)))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ class Notes:
         self.asked.append(folder.name)
         if folder.name in self._damaged:
             raise NoneIntact(f"{folder}: no checkpoint is intact")
-        self.steps_done = max((int(path.name) for path in folder.glob("*")), default=0)
+        self.steps_done = max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
         return self.steps_done > 0
 
 
@@ -30,8 +30,8 @@ def resumed(tmp_path):
     run, said = tmp_path / "run", []
     run.mkdir()
 
-    def resumed(damaged=(), memory=None, **settings):
-        trainer, world = Notes(damaged), SimpleNamespace(rank=0, folder=run, gather=lambda *about: None)
+    def resumed(damaged=(), memory=None, folder=run, **settings):
+        trainer, world = Notes(damaged), SimpleNamespace(rank=0, folder=folder, gather=lambda *about: None)
         lent = None if memory is None else HostMemory(memory, 1)
         settings = Checkpointing(every_steps=4, **settings)
         Saver(trainer, world, settings, tmp_path / "checkpoints", said.append, lent).resume()
@@ -67,3 +67,29 @@ def test_a_run_begins_anew_even_if_the_first_attempt_died_before(resumed, tmp_pa
     (tmp_path / "checkpoints" / "8").mkdir(parents=True)  # this run's own
     trainer, _ = resumed(resume=False)
     assert trainer.steps_done == 8
+
+
+@pytest.mark.parametrize("job", ["", "7"])
+def test_a_requeue_begins_anew_until_its_job_has(resumed, tmp_path, monkeypatch, job):
+    """Without a launcher: an earlier run's checkpoints are nobody's to go on from with resume=False."""
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    monkeypatch.setenv("RRFP_RESTARTS", "1")  # the first attempt was killed while it compiled
+    trainer, said = resumed(folder=None, resume=False)
+    assert trainer.asked == [] and said == [f"earlier checkpoints are kept as {tmp_path}/checkpoints.1"]
+    monkeypatch.setenv("RRFP_RESTARTS", "2")  # before it saved
+    trainer, said = resumed(folder=None, resume=False)
+    assert trainer.steps_done == 0 and len(said) == 1
+    (tmp_path / "checkpoints" / "8").mkdir()
+    assert resumed(folder=None, resume=False)[0].steps_done == 8
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", "8")
+        assert resumed(folder=None, resume=False)[0].steps_done == 0, "another job"
+    assert (tmp_path / "checkpoints.1" / "4").is_dir()
+
+
+def test_a_run_that_begins_anew_again_leaves_no_empty_folders(resumed, tmp_path):
+    for _ in range(2):
+        resumed(folder=None, resume=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "checkpoints"}
