@@ -30,8 +30,13 @@ such as a count of steps, has the same key on every stage, and the same value.
 
 
 def name_of(key: Key) -> str:
-    """A key as messages, and orbax's folders, have it: "params.3.attention.query"."""
+    """A key as messages have it: "params.3.attention.query"."""
     return ".".join(key)
+
+
+def folder_name(name: str) -> str:
+    """The name of a leaf's folder, in which a slash is "%2F" and a percent sign "%25"."""
+    return name.replace("%", "%25").replace("/", "%2F")
 
 
 def keyed(tree: Any, *prefix: str) -> list[tuple[Key, Any]]:
@@ -53,14 +58,12 @@ def keyed(tree: Any, *prefix: str) -> list[tuple[Key, Any]]:
 
 
 def why_unstorable(name: str) -> str:
-    """Why no folder can have the name of a leaf, as the end of a sentence; empty if one can."""
-    if "/" in name:
-        return "has a slash in it"
+    """Why no folder can be named after a leaf, as the end of a sentence; empty if one can."""
     if name in ("", ".", ".."):
         return "is no name of a folder"
     if not name.isprintable():
         return "has a character that cannot be printed"
-    length = len(os.fsencode(name))
+    length = len(os.fsencode(folder_name(name)))
     return f"has {length} bytes, of which a folder takes {LONGEST_NAME}" if length > LONGEST_NAME else ""
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from rrfp_jax.checkpoint.leaves import Key, name_of, why_unstorable
+from rrfp_jax.checkpoint.leaves import Key, folder_name, name_of, why_unstorable
 from rrfp_jax.checkpoint.parts import Place
 from rrfp_jax.json_files import Count, as_kind
 
@@ -201,7 +201,8 @@ def _wrong_file(name: str, leaf: Leaf, part_bytes: int) -> str:
     count = 1 + math.prod(leaf.grid)
     if count != len(leaf.files):  # before all places are counted up
         return f"has {len(leaf.files)} files instead of {count}"
-    header, parts = f"{name}/{HEADER}", {f"{name}/{file_of(place)}" for place in leaf.places}
+    folder = folder_name(name)
+    header, parts = f"{folder}/{HEADER}", {f"{folder}/{file_of(place)}" for place in leaf.places}
     for path, (size, _) in leaf.files.items():
         fits = size <= LARGEST_SMALL_FILE if path == header else path in parts and size == part_bytes
         if not fits:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rrfp_jax.checkpoint.leaves import Key, name_of
+from rrfp_jax.checkpoint.leaves import Key, folder_name, name_of
 from rrfp_jax.checkpoint.manifest import HEADER, Leaf, Written, file_of
 from rrfp_jax.checkpoint.parts import Parts, Place
 from rrfp_jax.files import opened
@@ -37,7 +37,7 @@ def write_leaf(folder: Path, key: Key, leaf: Parts) -> Leaf:
     Raises:
         OSError: they cannot be written.
     """
-    name, dtype = name_of(key), leaf.dtype
+    name, dtype = folder_name(name_of(key)), leaf.dtype
     (folder / name).mkdir(exist_ok=True)
     header = {
         "chunks": [max(1, n) for n in leaf.part],
@@ -78,7 +78,7 @@ def read_leaf(
     Raises:
         Damaged: a file is missing, too short or long, or has other bytes.
     """
-    shape, dtype, name = leaf.shape, np.dtype(leaf.dtype), name_of(leaf.key)
+    shape, dtype, name = leaf.shape, np.dtype(leaf.dtype), folder_name(name_of(leaf.key))
     part = shape if part is None else part
     places = [(0,) * len(shape)] if places is None else places
     stored = leaf.stored_part
@@ -128,10 +128,13 @@ def _overlap(
 
 
 def tree_metadata(keys: Iterable[Key], custom: Mapping[str, Any]) -> bytes:
-    """The content of `_METADATA`: a nested dict of arrays, and data of one's own."""
+    """The content of `_METADATA`: a nested dict of arrays, and data of one's own.
+
+    Orbax takes the names of folders from it, so slashes in keys are written as in these.
+    """
     tree = {
-        str(key): {
-            "key_metadata": [{"key": part, "key_type": 2} for part in key],  # 2: of a dict
+        str(tuple(map(folder_name, key))): {
+            "key_metadata": [{"key": folder_name(part), "key_type": 2} for part in key],  # 2: of a dict
             "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
         }
         for key in keys

@@ -47,14 +47,16 @@ def export(
             do not say of what kind their layers are.
         step: to take the checkpoint of another step than the latest intact one.
         modules: give, instead of its parameters, what can be called as the layer is, `module(carry, mb)`: the
-            user's own NNX module with its parameters, a Linen module that is bound to its variables, or a
-            function. As `mb` give an `rrfp.EvaluationBatch`, which has what layers read of one, such as
-            `mb.training`.
+            user's own NNX module with its parameters, after `module.eval()`; a Linen module that is bound to
+            its variables; a function; or the object that `make` of `rrfp.layer` returns. With `call=` it is
+            called as `call` does. As `mb` give an `rrfp.EvaluationBatch`, which has what layers read of one,
+            such as `mb.training`.
 
     Returns:
         For each layer, in the model's order: of an NNX layer an `nnx.State` (for `nnx.update`), of a Linen
-        layer {"params": ...} (for `apply`), of a function the parameters as its `init` gives them, from a
-        folder without `pipe` as nested dicts. Arrays are in the host's memory, and go to where they are used.
+        layer its variables, {"params": ...} (for `apply`), of a function the parameters as its `init` gives
+        them, from a folder without `pipe` as nested dicts, and of an object from `make` nested dicts. Arrays
+        are in the host's memory, and go to where they are used.
 
     Raises:
         UsageError: a Trainer that has not been started, no checkpoint, one of another model than `pipe`, or

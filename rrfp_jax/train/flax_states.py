@@ -39,7 +39,11 @@ def _state(kind: str, params: Params) -> Any:
         from flax import nnx
 
         return nnx.State(params)
-    return {"params": params} if kind == "linen" else params
+    if kind == "linen":
+        from rrfp_jax.runtime.model.linen_layers import variables_of
+
+        return variables_of(params)
+    return params
 
 
 def _on_host() -> Any:

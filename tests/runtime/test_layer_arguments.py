@@ -1,5 +1,7 @@
 """What a layer or its class does not take is said, with what to write instead."""
 
+import re
+
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
@@ -96,7 +98,7 @@ def refusal(make):
             "layer(Random): do not pass rngs: each stage makes its own",
         ),
         (lambda: rrfp.layer(Random, WIDTH, rngs=nnx.Rngs(0)), "do not pass rngs"),
-        (lambda: rrfp.layer(Wrong, WIDTH), "cannot take what layer 0 (<lambda>) gives"),  # a call inside
+        (lambda: rrfp.layer(Wrong, WIDTH), "failed when it was called with what layer 0"),  # inside
     ],
 )
 def test_what_a_layer_does_not_take_is_said(make, said):
@@ -115,3 +117,37 @@ def test_a_loss_that_takes_no_microbatch_is_refused():
     pipe = rrfp.Pipeline([rrfp.layer(tokens_only)], lambda carry: rrfp.Loss(0.0))
     with pytest.raises(rrfp.UsageError, match=r"the loss: must take \(carry, mb\); add mb"):
         pipe.shapes({"tokens": jax.ShapeDtypeStruct((2, WIDTH), np.int32)})
+
+
+class Unbuilt(Random):
+    def __init__(self, width, *, rngs):
+        raise RuntimeError("no such model")
+
+
+class Packaged(Random):
+    def __call__(self, x, mb):
+        return nnx.MultiHeadAttention(2, 3, rngs=nnx.Rngs(0))(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: rrfp.layer(Unbuilt, WIDTH),
+            r"layer 1 \(Unbuilt\) cannot be built: RuntimeError: no such model",
+        ),
+        (lambda: rrfp.layer(Unbuilt, WIDTH), r"no such model \(test_layer_arguments.py, line \d+\)$"),
+        (
+            lambda: rrfp.layer(Packaged, WIDTH),
+            r"layer 1 \(Packaged\) failed when it was called with what layer 0 \(<lambda>\) gives, "
+            r"float32\[2, 4\]: ValueError: .*\(test_layer_arguments.py, line \d+; "
+            r"raised in flax/nnx/nn/attention.py, line \d+\)",
+        ),
+        (
+            lambda: rrfp.layer(make=lambda key: {}["lost"], call=None),
+            r"layer 1 \(<lambda>\) cannot be built: KeyError: 'lost' \(test_layer_arguments.py, line \d+\)",
+        ),
+    ],
+)
+def test_which_step_failed_and_where_is_said(make, said):
+    assert re.search(said, refusal(make))

@@ -153,6 +153,8 @@ def named(tree):
             lambda: rrfp.layer(Attended, WIDTH, call=lambda module, x: module(x)),
             "must take (module, carry, mb); add mb",
         ),
+        (lambda: rrfp.layer(Attended, WIDTH), "it was called as module(carry, mb): if it takes"),
+        (lambda: rrfp.layer(nnx.BatchNorm, WIDTH), "takes a microbatch for something that is true or false"),
     ],
 )
 def test_what_does_not_fit_is_said(make, said):
@@ -160,3 +162,29 @@ def test_what_does_not_fit_is_said(make, said):
         pipe = rrfp.Pipeline([rrfp.layer(first), make()], loss)
         pipe.shapes({"x": jax.ShapeDtypeStruct((2, WIDTH), np.float32)})
     assert said in str(refused.value)
+
+
+class Huge(nnx.Module):
+    def __init__(self, rngs):
+        self.w = nnx.Param(jax.random.normal(rngs.params(), (10**7, 10**7)))
+        self.table = jnp.zeros((10**7, 10**7))
+
+    def __call__(self, x, mb):
+        return x + self.w[0, 0] + self.table[0, 0]
+
+
+@pytest.mark.parametrize(
+    "huge",
+    [
+        rrfp.layer(Huge),
+        rrfp.layer(
+            make=lambda key: {"w": jax.random.normal(key, (10**7, 10**7)), "t": jnp.arange(10**12)},
+            call=lambda own, x, mb: x + own["w"][0, 0] + own["t"][0],
+        ),
+    ],
+)
+def test_nothing_is_allocated_before_a_stage_needs_it(huge):
+    pipe = rrfp.Pipeline([rrfp.layer(first), huge, huge], loss)
+    shapes = pipe.shapes({"x": jax.ShapeDtypeStruct((2, WIDTH), np.float32)})
+    assert shapes[1].traced is shapes[2].traced  # repeats are traced, and compiled, once
+    assert len(pipe.constants({"1": shapes[1].params})) == 1

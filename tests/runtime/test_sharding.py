@@ -192,15 +192,28 @@ class Attention(nnx.Module):
         return {**carry, "x": x + self.down(nnx.gelu(self.up(x)))}
 
 
+class Foreign(nnx.Module):
+    """Written for a mesh with other axes."""
+
+    def __init__(self, rngs):
+        spread = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("fsdp", ("tp", "expert")))
+        self.up = nnx.Linear(16, 16, rngs=rngs, kernel_init=spread)
+
+    def __call__(self, carry, mb):
+        return {**carry, "x": carry["x"] + self.up(carry["x"])}
+
+
 class LinenBlock(linen.Module):
+    axes: tuple = (None, "tp")
+
     @linen.compact
     def __call__(self, carry, mb):
-        init = linen.with_partitioning(linen.initializers.lecun_normal(), (None, "tp"))
+        init = linen.with_partitioning(linen.initializers.lecun_normal(), self.axes)
         return {**carry, "x": carry["x"] + linen.Dense(16, kernel_init=init)(carry["x"])}
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("block", [Attention, LinenBlock])
+@pytest.mark.parametrize("block", [Attention, LinenBlock(), Foreign, LinenBlock(("fsdp", "tp"))])
 def test_metadata_of_flax_modules_counts(block, tp):
     first, *_, last = toy.layers()
     pipe = rrfp.Pipeline([first, rrfp.layer(block, repeat=2), last], toy.loss)

@@ -15,6 +15,11 @@ from typing import Any
 from rrfp_jax.errors import UsageError
 
 CARRY_AND_MB = ("carry", "mb")
+CALLED_WITHOUT_CALL = (
+    "it was called as module(carry, mb): if it takes other arguments, give rrfp.layer(..., "
+    "call=lambda module, carry, mb: module(...))"
+)
+"""What to do where an author's class takes something else as its second argument."""
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 OF_FLAX = ("rngs", "parent", "name")
 """Parameters of modules that nobody gives here."""
@@ -73,7 +78,10 @@ def calling(function: Callable[..., Any], takes: Sequence[str] = CARRY_AND_MB) -
         if signature is None or not _misfit(signature, takes, {}):
             raise
         who = "" if hasattr(function, "__name__") else "__call__ "
-        raise UsageError(f"{who}must take ({', '.join(takes)}); {_remedy(signature, takes)}") from error
+        other = ", or give call=lambda module, carry, mb: module(...)" if who else ""
+        raise UsageError(
+            f"{who}must take ({', '.join(takes)}); {_remedy(signature, takes)}{other}"
+        ) from error
 
 
 def init_takes_carry(init: Callable[..., Any]) -> bool:

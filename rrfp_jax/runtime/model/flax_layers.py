@@ -10,15 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
-from flax.core import meta, unfreeze
-from jax.sharding import AbstractMesh
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.random_keys import as_key, is_key, plain
 from rrfp_jax.runtime.model.built import instead_of_layer, kind_of
 from rrfp_jax.runtime.model.calls import building, signature_of
 from rrfp_jax.runtime.model.layers import Apply, Call, LayerSpec, MicrobatchView, Params
+from rrfp_jax.runtime.model.linen_layers import linen_layer
 from rrfp_jax.runtime.model.paths import leaf_paths
+from rrfp_jax.runtime.model.sharding import without_mesh
 from rrfp_jax.runtime.model.tree_layers import called
 from rrfp_jax.runtime.model.unchanged import unchanging
 
@@ -40,11 +40,11 @@ def layer_of(
             f"module without them, rrfp.layer(module.unbind()[0])"
         )
     if isinstance(factory, linen.Module):
-        return _linen_layer(name, factory, repeat, call)
+        return linen_layer(name, factory, call, repeat)
     if isinstance(factory, type) and issubclass(factory, linen.Module):
         with building(factory, args, kwargs, f"layer({name}): "):
             module = factory(*args, **kwargs)
-        return _linen_layer(name, module, repeat, call)
+        return linen_layer(name, module, call, repeat)
     if isinstance(factory, type) and issubclass(factory, nnx.Module):
         return _nnx_layer(name, factory, args, kwargs, repeat, call)
     if callable(factory) and not isinstance(factory, type) and _takes_rngs(factory):
@@ -112,7 +112,7 @@ class _NNXLayer:
         return self._filled(params, jax.random.key(0), training=False)
 
     def make_apply(self) -> Apply:
-        return unchanging(self._run, self._parts.constants)
+        return unchanging(self._run, self._parts.constants.__contains__)
 
     def _run(self, params: Params, carry: Any, mb: MicrobatchView) -> tuple[Any, Params]:
         """What the layer gives, and its parameters afterwards."""
@@ -138,7 +138,7 @@ class _NNXLayer:
     @cached_property
     def _parts(self) -> _Parts:
         found: list[_Parts] = []
-        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):  # metadata may name axes of any mesh
+        with without_mesh():
             jax.eval_shape(lambda key: found.append(self._split(key)[0]), jax.eval_shape(jax.random.key, 0))
         return found[0]
 
@@ -182,46 +182,8 @@ def _started(streams: nnx.State, key: jax.Array) -> nnx.State:
     filled = []
     for i, leaf in enumerate(leaves):
         if is_key(leaf):
-            keys = jax.random.split(jax.random.fold_in(key, i), leaf.shape)
-            filled.append(keys)
+            own = jax.random.fold_in(key, i)
+            filled.append(jax.random.split(own, leaf.shape) if leaf.shape else own)
         else:
             filled.append(jnp.zeros(leaf.shape, leaf.dtype))
     return jax.tree.unflatten(structure, filled)  # type: ignore[no-any-return]
-
-
-def _linen_layer(name: str, module: linen.Module, repeat: int, call: Call | None) -> LayerSpec:
-    def method(bound: linen.Module, carry: Any, mb: MicrobatchView) -> Any:
-        return called(bound, carry, mb, call)
-
-    def boxed(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
-        variables = unfreeze(module.init({"params": key, "dropout": key}, carry, mb, method=method))
-        params = variables.pop("params", {})
-        _refuse_state(sorted(variables))
-        return params
-
-    def init(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
-        return meta.unbox(boxed(key, carry, mb))  # type: ignore[no-any-return]
-
-    def partition(key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
-        return linen.get_partition_spec(jax.eval_shape(boxed, key, carry, mb))  # type: ignore[no-any-return]
-
-    def apply(params: Params, carry: Any, mb: MicrobatchView) -> Any:
-        # What a module asks for by another name than these, flax draws from "params".
-        rngs = {"dropout": mb.key, "params": mb.key}
-        return module.apply({"params": params}, carry, mb, rngs=rngs, method=method)
-
-    def fill(params: Params) -> Any:
-        return module.bind({"params": params})
-
-    return LayerSpec(name, init, lambda: apply, repeat, partition, "linen", fill=fill)
-
-
-def _refuse_state(variables: list[str]) -> None:
-    if variables:
-        raise UsageError(
-            f"holds state that is no parameter: {', '.join(variables)}. Step programs take "
-            f"parameters only: for randomness use mb.key (nnx.Dropout(rate)(x, rngs=nnx.Rngs(mb.key), "
-            f"deterministic=not mb.training)), for constant tables NumPy arrays that are no attributes (made "
-            f"in __call__, or outside the class), for normalisation a layer without running statistics "
-            f"(LayerNorm, RMSNorm, GroupNorm)"
-        )

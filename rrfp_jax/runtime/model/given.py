@@ -1,10 +1,7 @@
-"""What layers and losses may give, and where their own code raised."""
+"""What layers and losses may give."""
 
 from __future__ import annotations
 
-import sysconfig
-import traceback
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,9 +11,6 @@ import numpy as np
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Loss
 from rrfp_jax.runtime.model.metrics import numbers_of
-
-_PACKAGE = Path(__file__).parents[2]
-_LIBRARIES = tuple({str(_PACKAGE), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))})
 
 
 def check_carry(carry: Any) -> None:
@@ -68,14 +62,6 @@ def describe(tree: Any) -> str:
     if tree is None:
         return "None"
     return str(jax.tree.map(lambda leaf: _Bare(f"{leaf.dtype}{list(leaf.shape)}"), tree))
-
-
-def reason_of(error: Exception) -> str:
-    """An error in a user's code as one line: its type, its text, and where in that code it was raised."""
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
-    return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else text
 
 
 def _short(value: Any) -> str:

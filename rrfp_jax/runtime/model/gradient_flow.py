@@ -18,9 +18,9 @@ import jax
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.reach import is_differentiable, may_move, reached
-from rrfp_jax.runtime.model.given import reason_of
 from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
+from rrfp_jax.runtime.model.raised import reason_of
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.untrained import Step, places_of_cuts
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
-from rrfp_jax.runtime.model.sharding import Sharding
+from rrfp_jax.runtime.model.sharding import Sharding, here
 
 
 def sharding_of(
@@ -25,7 +25,7 @@ def sharding_of(
         UsageError: as `Library.sharding`.
     """
     metadata = {
-        ".".join(filter(None, [str(i), path])): spec
+        ".".join(filter(None, [str(i), path])): here(spec)
         for i, layer in enumerate(shapes)
         for path, spec in layer.partition.items()
     }

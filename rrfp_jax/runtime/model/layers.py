@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.runtime._jax import cast_like
-from rrfp_jax.runtime.model.calls import CARRY_AND_MB, calling, init_takes_carry
+from rrfp_jax.runtime.model.calls import CALLED_WITHOUT_CALL, CARRY_AND_MB, calling, init_takes_carry
 
 MOST_LAYERS = 2**16
 """Of a model, each of which is traced if it is unlike the one before it."""
@@ -66,6 +66,10 @@ class MicrobatchView(Mapping[str, Any]):
         self._layer = layer
         self.training = training
 
+    def with_training(self, training: bool) -> MicrobatchView:
+        """The same microbatch, to train on or to evaluate."""
+        return MicrobatchView(self._fields, self._ids, self._layer, training)
+
     @property
     def key(self) -> jax.Array:
         """The layer's random key for this microbatch."""
@@ -91,6 +95,9 @@ class MicrobatchView(Mapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
+
+    def __bool__(self) -> bool:
+        raise UsageError(f"takes a microbatch for something that is true or false; {CALLED_WITHOUT_CALL}")
 
     def __len__(self) -> int:
         return len(self._fields)

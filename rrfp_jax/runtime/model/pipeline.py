@@ -16,8 +16,9 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.purity import check_pure
 from rrfp_jax.runtime.model.built import instead_of_layer, instead_of_layers
 from rrfp_jax.runtime.model.calls import calling
-from rrfp_jax.runtime.model.given import check_carry, check_sums, describe, reason_of
+from rrfp_jax.runtime.model.given import check_carry, check_sums, describe
 from rrfp_jax.runtime.model.layers import MOST_LAYERS, Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
+from rrfp_jax.runtime.model.raised import named
 from rrfp_jax.runtime.model.sharding import WHOLE
 
 LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
@@ -164,7 +165,11 @@ class Pipeline:
         for index, spec in enumerate(self.layers):
             leaves, structure = jax.tree.flatten(carry)
             kind = id(spec), structure, tuple(leaves)
-            if kind not in known:
+            with named(
+                f"layer {index} ({spec.name})", "cannot compare what it gets with what its repeats get"
+            ):
+                is_known = kind in known
+            if not is_known:
                 known[kind] = self._shapes_of_layer(index, carry, fields)
             shapes.append(known[kind])
             carry = known[kind].carry_out
@@ -182,28 +187,22 @@ class Pipeline:
             loss = self.apply_loss(carry, MicrobatchView(fields, ids, len(self.layers)))
             return loss.total, loss.weight
 
-        try:
+        with named("the loss", self._called_with(len(self.layers), carry)):
             closed = jax.make_jaxpr(sums)(carry, dict(fields), IDS)
             check_pure(closed)
-        except UsageError as error:
-            raise UsageError(f"the loss: {error}") from None
-        except Exception as error:
-            raise UsageError(self._misfit(len(self.layers), carry, error)) from error
         return closed
 
     def _shapes_of_layer(self, index: int, carry: Any, fields: Specs) -> LayerShapes:
         """Specs of a layer that gets `carry`."""
         spec, mb = self.layers[index], MicrobatchView(fields, IDS, index)
         key = jax.eval_shape(jax.random.key, 0)
-        try:
+        who = f"layer {index} ({spec.name})"
+        with named(who, f"cannot be built{self._given(index, carry) if spec.kind == 'linen' else ''}"):
             params = jax.tree.map(_strong, jax.eval_shape(spec.init, key, carry, mb))
             partition = _partition(spec, key, carry, mb)
+        with named(who, self._called_with(index, carry)):
             closed, out, metrics = self._traced_layer(index, params, carry, fields)
             check_pure(closed)
-        except UsageError as error:
-            raise UsageError(f"layer {index} ({spec.name}): {error}") from None
-        except Exception as error:
-            raise UsageError(self._misfit(index, carry, error)) from error
         return LayerShapes(params, carry, out, closed, partition, metrics)
 
     def _traced_layer(
@@ -241,11 +240,14 @@ class Pipeline:
         mb = MicrobatchView(zeros(dict(fields)), zeros(IDS), index)
         return self.layers[index].init(key, zeros(shapes.carry_in), mb)
 
-    def _misfit(self, index: int, carry: Any, error: Exception) -> str:
-        names = [spec.name for spec in self.layers] + ["the loss"]
-        taker = f"layer {index} ({names[index]})" if index < len(self.layers) else "the loss"
-        giver = f"layer {index - 1} ({names[index - 1]}) gives" if index else "the first layer gets"
-        return f"{taker} cannot take what {giver}, {describe(carry)}: {reason_of(error)}"
+    def _called_with(self, index: int, carry: Any) -> str:
+        return f"failed when it was called{self._given(index, carry)}"
+
+    def _given(self, index: int, carry: Any) -> str:
+        """What a layer, or the loss, gets from the one before."""
+        if index == 0:
+            return " with what the first layer gets, None"
+        return f" with what layer {index - 1} ({self.layers[index - 1].name}) gives, {describe(carry)}"
 
 
 def _strong(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
@@ -23,6 +23,20 @@ TP = "tp"
 
 WHOLE = PartitionSpec()
 """Of what every device of a stage has."""
+
+
+def without_mesh() -> Any:
+    """Inside, axes in the metadata of parameters are names of any mesh."""
+    return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+
+
+def here(spec: PartitionSpec) -> PartitionSpec:
+    """A spec for any mesh as one for a stage's: whole where it names other axes."""
+
+    def own(names: Any) -> Any:
+        return TP if TP in (names if isinstance(names, tuple) else (names,)) else None
+
+    return PartitionSpec(*map(own, spec))
 
 
 @dataclass(frozen=True)
@@ -112,10 +126,7 @@ def _check(what: str, shape: Sequence[int], spec: PartitionSpec, tp: int) -> Non
     for i, names in enumerate(spec):
         axes = names if isinstance(names, tuple) else (names,)
         if wrong := [name for name in axes if name not in (None, TP)]:
-            raise UsageError(
-                f"{what}: {spec} names the axis {wrong[0]!r}; stages have one, 'tp': for parameters whose "
-                f"metadata name others give Pipeline(sharding={{pattern: PartitionSpec(...)}})"
-            )
+            raise UsageError(f"{what}: {spec} names the axis {wrong[0]!r}; stages have one, 'tp'")
         if TP in axes and shape and shape[i] % tp:
             raise UsageError(
                 f"{what}: dimension {i} cannot be shared evenly by tp={tp} devices as {spec} asks; take "

@@ -14,8 +14,9 @@ import numpy as np
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.random_keys import as_key, plain
-from rrfp_jax.runtime.model.calls import calling
+from rrfp_jax.runtime.model.calls import CALLED_WITHOUT_CALL, calling
 from rrfp_jax.runtime.model.layers import Apply, Call, LayerSpec, MicrobatchView, Params
+from rrfp_jax.runtime.model.raised import reason_of
 
 Path: TypeAlias = tuple[int | str, ...]
 
@@ -130,8 +131,13 @@ def called(module: Any, carry: Any, mb: MicrobatchView, call: Call | None) -> An
         UsageError: the object or `call` takes other arguments.
     """
     if call is None:
-        with calling(module):
-            return module(carry, mb)
+        try:
+            with calling(module):
+                return module(carry, mb)
+        except (TypeError, AttributeError) as error:
+            if type(mb).__name__ not in str(error):
+                raise
+            raise UsageError(f"{reason_of(error)}; {CALLED_WITHOUT_CALL}") from error
     with calling(call, CALL_TAKES):
         return call(module, carry, mb)
 

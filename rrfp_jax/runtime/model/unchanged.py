@@ -5,7 +5,7 @@ Transforms of flax return each variable of a module as an output of the transfor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -23,12 +23,12 @@ Run: TypeAlias = Callable[[Params, Any, MicrobatchView], tuple[Any, Params]]
 """(parameters, carry, microbatch) -> what a layer gives, and its parameters after the call."""
 
 
-def unchanging(run: Run, constants: Collection[str] = ()) -> Apply:
+def unchanging(run: Run, is_constant: Callable[[str], bool]) -> Apply:
     """The layer, which must leave its parameters as they are.
 
     Args:
         run: the layer.
-        constants: names of what is not trained.
+        is_constant: whether the parameter of a name is not trained.
 
     Raises:
         UsageError: when it is called, naming what it changes.
@@ -54,7 +54,7 @@ def unchanging(run: Run, constants: Collection[str] = ()) -> Apply:
             places = {name: i for i, name in enumerate(before)}
             for name, place in zip(doubtful, same, strict=True):
                 if place != places[name]:
-                    raise UsageError(_changes(name, name in constants))
+                    raise UsageError(_changes(name, is_constant(name)))
             checked.add(kind)
         return out
 
@@ -68,9 +68,9 @@ def _by_name(tree: Params) -> Mapping[str, Any]:
 def _changes(name: str, constant: bool) -> str:
     if constant:
         return (
-            f"changes its variable {name} when it is called, but layers cannot keep state from call to "
-            f"call: normalise by statistics that stay (use_running_average=True), or by none "
-            f"(LayerNorm, RMSNorm, GroupNorm)"
+            f"changes its variable {name} when it is called, but layers keep no state from call to call. "
+            f"In place of running statistics take those of a trained model (use_running_average=True), or "
+            f"LayerNorm, RMSNorm or GroupNorm"
         )
     return (
         f"changes its parameter {name} when it is called; only the optimizer changes parameters: compute "

@@ -1,0 +1,103 @@
+"""What a call gives back unchanged is known from its program, whatever transforms are around."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rrfp_jax.runtime.model.unchanged import inputs_of_outputs
+
+W, X = jnp.ones((3, 3)), jnp.ones(3)
+
+
+@jax.custom_jvp
+def own_jvp(w):
+    return w, 2 * w
+
+
+own_jvp.defjvp(lambda p, t: (own_jvp(*p), (t[0], 2 * t[0])))
+
+
+@jax.custom_vjp
+def own_vjp(w):
+    return w, 2 * w
+
+
+own_vjp.defvjp(lambda w: (own_vjp(w), None), lambda _, g: (g[0],))
+
+
+def remat(f):
+    return jax.checkpoint(f)
+
+
+def twice(w):
+    return w, 2 * w
+
+
+def looped(body, w):
+    return jax.lax.fori_loop(0, 3, lambda i, w: body(w), w)
+
+
+WAYS = {  # of a matrix and a vector; which input the output is
+    "itself": (lambda w, x: w, 0),
+    "another input": (lambda w, x: x, 1),
+    "computed": (lambda w, x: w + 0, None),
+    "jit": (lambda w, x: jax.jit(remat(twice))(w)[0], 0),
+    "jit, computed": (lambda w, x: jax.jit(remat(twice))(w)[1], None),
+    "remat": (lambda w, x: remat(jax.jit(twice))(w)[0], 0),
+    "custom_jvp": (lambda w, x: remat(own_jvp)(w)[0], 0),
+    "custom_vjp": (lambda w, x: remat(own_vjp)(w)[0], 0),
+    "custom_vjp, computed": (lambda w, x: remat(own_vjp)(w)[1], None),
+    "scan": (lambda w, x: jax.lax.scan(lambda c, _: (remat(twice)(c)[0], None), w, length=3)[0], 0),
+    "scan, computed": (
+        lambda w, x: jax.lax.scan(lambda c, _: (remat(twice)(c)[1], None), w, length=3)[0],
+        None,
+    ),
+    "rows of a scan": (lambda w, x: jax.lax.scan(lambda c, row: (c, remat(twice)(row)[0]), x, w)[1], 0),
+    "rows of a scan, backwards": (
+        lambda w, x: jax.lax.scan(lambda c, row: (c, remat(twice)(row)[0]), x, w, reverse=True)[1],
+        0,
+    ),
+    "rows of a scan, computed": (
+        lambda w, x: jax.lax.scan(lambda c, row: (c, remat(twice)(row)[1]), x, w)[1],
+        None,
+    ),
+    "carried into rows": (lambda w, x: jax.lax.scan(lambda c, row: (row, remat(twice)(c)[0]), x, w)[1], None),
+    "exchanged in a scan": (
+        lambda w, x: jax.lax.scan(lambda c, _: ((c[1], remat(twice)(c[0])[0]), None), (w, 2 * w), length=2)[
+            0
+        ][0],
+        None,
+    ),
+    "fori_loop": (lambda w, x: looped(lambda w: remat(twice)(w)[0], w), 0),
+    "fori_loop, computed": (lambda w, x: looped(lambda w: remat(twice)(w)[1], w), None),
+    "while": (
+        lambda w, x: jax.lax.while_loop(
+            lambda c: c[1].sum() < 9, lambda c: (remat(twice)(c[0])[0], 2 * c[1]), (w, x)
+        )[0],
+        0,
+    ),
+    "cond": (lambda w, x: jax.lax.cond(x.sum() > 0, lambda w: remat(twice)(w)[0], lambda w: w, w), 0),
+    "cond, computed": (lambda w, x: jax.lax.cond(x.sum() > 0, lambda w: 2 * w, lambda w: w, w), None),
+    "vmap": (lambda w, x: jax.vmap(lambda row: remat(twice)(row)[0], in_axes=1, out_axes=1)(w), 0),
+    "transposed": (lambda w, x: w.T, None),
+    "transposed, and back": (lambda w, x: jax.jit(jnp.transpose)(w.T), 0),
+    "barrier": (lambda w, x: jax.lax.optimization_barrier((w, x))[0], 0),
+    "another dtype": (lambda w, x: w.astype(jnp.bfloat16), None),
+    "a constant": (lambda w, x: jnp.ones((3, 3)), None),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_which_input_an_output_is(way):
+    function, expected = WAYS[way]
+    assert inputs_of_outputs(jax.make_jaxpr(function)(W, X)) == [expected]
+
+
+@pytest.mark.parametrize(("impl", "expected"), [("threefry2x32", 0), ("rbg", None)])
+def test_a_key_as_numbers_and_back(impl, expected):
+    def unwrapped(numbers):
+        key = jax.random.wrap_key_data(numbers, impl=impl)
+        return jax.random.key_data(key if expected == 0 else jax.random.fold_in(key, 1))
+
+    numbers = jax.random.key_data(jax.random.key(0, impl=impl))
+    assert inputs_of_outputs(jax.make_jaxpr(unwrapped)(numbers)) == [expected]
