@@ -7,7 +7,10 @@ looks first. Every process of a run reads the file, so this holds in all of them
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config import RunConfig
@@ -29,7 +32,7 @@ def load_config(path: str) -> RunConfig:
     folder = str(file.parent.absolute())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(f"_rrfp_config_{file.stem}", file)
+    spec = importlib.util.spec_from_file_location(_module_name(file), file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
@@ -52,3 +55,14 @@ def load_config(path: str) -> RunConfig:
     if not isinstance(config, RunConfig):
         raise UsageError(f"{name}: get_config() returned {type(config).__name__}, not a rrfp.RunConfig")
     return config
+
+
+def _module_name(file: Path) -> str:
+    """The name by which Python imports the file; one of ours if that name would lead elsewhere.
+
+    A worker that a data loader has spawned imports the file by this name, to find what it is to call.
+    """
+    found, known = PathFinder.find_spec(file.stem), sys.modules.get(file.stem)
+    places = [found and found.origin, *([getattr(known, "__file__", None)] if known is not None else [])]
+    leads_there = all(place and os.path.exists(place) and os.path.samefile(place, file) for place in places)
+    return file.stem if leads_there else f"_rrfp_config_{file.stem}"

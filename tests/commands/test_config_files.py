@@ -167,3 +167,26 @@ def test_types_that_cannot_be_told_are_left_alone(given):
 def test_types_that_can_be_told_are(given):
     with pytest.raises(rrfp.UsageError, match=f"{next(iter(given))}="):
         check_fields(Fields(**given))
+
+
+SPAWNS = """\
+import multiprocessing
+from configs.quickstart import get_config
+def double(x): return 2 * x
+if multiprocessing.parent_process() is None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print("doubled", pool.apply(double, [21]))
+"""
+
+
+@pytest.mark.parametrize("name", ["with_workers", "with-workers"])
+def test_what_spawned_workers_call_may_be_in_the_file(tmp_path, capfd, name):
+    (tmp_path / f"{name}.py").write_text(SPAWNS)
+    assert main([f"--config={tmp_path / name}.py", "--help"]) == 0
+    assert "doubled 42" in capfd.readouterr().out
+
+
+def test_a_file_that_is_called_like_a_module_takes_nothing_away(tmp_path):
+    (tmp_path / "json.py").write_text("from configs.quickstart import get_config")
+    assert main([f"--config={tmp_path / 'json.py'}", "--help"]) == 0
+    assert sys.modules["json"].loads("3") == 3
