@@ -64,7 +64,7 @@ def produced(producer, checkout, python, folder, words, before=None, limit=1200.
         timeout=limit,
         check=False,
     )
-    return done.stdout if done.returncode else None
+    return f"exit status {done.returncode}\n{done.stdout}" if done.returncode else None
 
 
 def variables(checkout):

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 
 import jax
 import jax.numpy as jnp
@@ -146,6 +147,16 @@ def test_a_refusal_is_its_type_and_its_sentence(expression, expected, tmp_path):
 
     kind, sentence = refusals.refusal(expression, {"rrfp": rrfp}, tmp_path)
     assert kind == expected[0] and sentence.startswith(expected[1])
+
+
+def test_an_expression_without_an_end_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(refusals, "LIMIT_SECONDS", 1)
+    before = refusals.signal.signal(refusals.signal.SIGALRM, refusals.no_end)
+    try:
+        found = refusals.refusal("sleep(60)", {"sleep": time.sleep}, tmp_path)
+    finally:
+        refusals.signal.signal(refusals.signal.SIGALRM, before)
+    assert found == ["TooLong", "no refusal"]
 
 
 def test_keys_and_assertions():
