@@ -107,12 +107,15 @@ class StageScheduler:
         return self._progress.ready_tasks()
 
     def awaited(self) -> str:
-        """What the stage waits for if it does not dispatch, for messages."""
+        """What the stage waits for if it does not dispatch, for messages; any thread may ask."""
         if self.finished:
             return "nothing: all dispatched"
         if self._hint is None:
             return f"{self._order[self.tasks - self._remaining]}, next in the fixed order"
-        if (task := self.view.anything()) is not None:
+        view = RunnableTasks(
+            self._progress, self._admissions, self._accumulator
+        )  # own: asking one is noted there
+        if (task := view.anything()) is not None:
             return f"nothing: {task} can run"
         ready = self.ready_tasks()
         if ready:

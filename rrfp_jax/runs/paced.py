@@ -97,6 +97,7 @@ class StandIn:
         where = SingleDeviceSharding(device)
         spec = jax.ShapeDtypeStruct((message_bytes,), jnp.uint8, sharding=where)
         self.buckets: Sequence[int] = [0] * microbatches
+        self.shapes: Sequence[int] = self.buckets
         self.meter = Meter([[_messages(message_bytes)] * chunks], self.buckets)
         self._source = jax.device_put(np.zeros(message_bytes, np.uint8), where)
         self._program = jax.jit(lambda x: x + 1, out_shardings=where).lower(spec).compile()

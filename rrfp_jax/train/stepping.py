@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, replace
@@ -204,9 +205,19 @@ class Stepper:
         return self.engine.reads(bucket, microbatch)
 
     def _work_of(self, split: Sequence[int]) -> Callable[[], Work | None]:
-        """Gives what the layers have to do, by the microbatches of the step that is the latest then."""
-        remat = self._settings.memory.remat
-        return cache(lambda: layer_work(self.engine, split, buckets_of(self._latest_plan), remat))
+        """Gives what the layers have to do, by the microbatches of the step that is the latest then.
+
+        A report that is kept keeps neither the Trainer nor its arrays: once they are gone, None is given.
+        """
+        remat, myself = self._settings.memory.remat, weakref.ref(self)
+
+        def work() -> Work | None:
+            own = myself()
+            if own is None:
+                return None
+            return layer_work(own.engine, split, buckets_of(own._latest_plan), remat)
+
+        return cache(work)
 
     def _prepare_evaluation(self, data: Data) -> None:
         plan = self.loader.plan(data, 0)

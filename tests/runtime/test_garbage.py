@@ -1,11 +1,19 @@
-"""Python's garbage collector while a step's tasks run."""
+"""Python's garbage collector while a step's tasks run, and what steps leave behind."""
 
 import gc
+import weakref
+from collections import Counter
 
 import pytest
 
+from rrfp_jax.core.hints import BF
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.driver import driver
 from rrfp_jax.runtime.driver.garbage import EVERY, FIRST, collect_together, no_collections
+from rrfp_jax.runtime.processes.world import World
 from rrfp_jax.runtime.stages.model_step import ModelStep
 from tests.support import toy
 
@@ -58,3 +66,45 @@ def test_who_has_forbidden_collections_is_obeyed(monkeypatch):
         collect_together(FIRST, 2)
     finally:
         gc.enable()
+
+
+def test_steps_are_counted_however_rounds_are(monkeypatch):
+    """Processes that share a stage, and transports, take numbers of rounds, too."""
+    counted, usual = [], World.next_round
+    monkeypatch.setattr(driver, "collect_together", lambda round, ranks: counted.append(round))
+    monkeypatch.setattr(World, "next_round", lambda world: usual(world) + usual(world))
+    trainer = toy.trainer()
+    for _ in range(3):
+        trainer.step(toy.microbatches(2))
+    assert counted == [1, 2, 3]
+
+
+def test_a_kept_report_keeps_no_trainer():
+    trainer = toy.trainer()
+    report = trainer.step(toy.microbatches(2))
+    gone = weakref.ref(trainer._engine)
+    del trainer
+    gc.collect()
+    assert gone() is None and report.recorded.work() is None and "step" in str(report)
+
+
+def test_durations_of_one_shape_are_none_of_another():
+    trainer = toy.trainer(2)
+    shapes = [
+        [{name: array[:, :length] for name, array in mb.items()} for mb in toy.microbatches(2)]
+        for length in (4, 6)
+    ]
+    for batch in shapes:
+        trainer.step(batch)
+    (queue, *_) = trainer._engine.driver._queues
+    by_task = Counter(cost[:-1] for cost in queue._usual)
+    assert set(by_task.values()) == {2}
+
+
+def test_a_question_of_another_thread_changes_nothing():
+    """The watchdog asks what a stage waits for; what it finds is not remembered for the main thread."""
+    rules = StepRules(placement=Placement(1), microbatches=2, schedule=BF())
+    scheduler = StageScheduler(0, rules)
+    key = scheduler.key()
+    assert scheduler.awaited() == "nothing: F0 can run"
+    assert scheduler.view.known is None and scheduler.key() == key

@@ -38,7 +38,7 @@ class Courier:
     phase = "budgeted"
 
     def __init__(self, footprints: Sequence[Chunks], buckets: Sequence[int], device: jax.Device) -> None:
-        self.buckets = buckets
+        self.buckets = self.shapes = buckets
         self.meter = Meter(footprints, buckets)
         self._footprints, self._device = footprints, device
         self._expected: dict[Task, int] = {}

@@ -56,7 +56,7 @@ class Driver:
         self.scheduler, self.agreement = scheduler, agreement
         self.transport: Transport = transport or LocalTransport()
         self.devices = devices
-        self._world = world
+        self._world, self._steps = world, 0
         self._stall_seconds = stall_seconds
         self._bell: Bell = world.mailbox or EventBell()
         firsts = taking_turns(devices)
@@ -85,7 +85,8 @@ class Driver:
                 `stall_seconds`.
         """
         round = self._world.next_round()
-        collect_together(round, self._world.size)
+        self._steps += 1  # rounds are also counted by whoever shares a stage
+        collect_together(self._steps, self._world.size)
         with interrupts_held() as interrupted, precise_timers(), no_collections(), ExitStack() as open_queues:
             for queue in self._queues:
                 open_queues.enter_context(queue)

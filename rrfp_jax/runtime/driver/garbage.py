@@ -19,7 +19,7 @@ def collect_together(round: int, ranks: int) -> None:
     """Collect all garbage if it is time for that; alone nobody waits, and it is left to Python.
 
     Args:
-        round: about to begin; its number is equal on all ranks.
+        round: how many rounds of tasks have begun, this one included; equal on all ranks.
         ranks: how many there are.
     """
     if ranks > 1 and round % EVERY == FIRST and gc.isenabled():

@@ -17,7 +17,8 @@ class StageStep(Protocol):
     """A stage's part in one step, as the driver drives it."""
 
     phase: str
-    buckets: Sequence[int]  # number of each microbatch's bucket
+    buckets: Sequence[int]  # number of each microbatch's bucket in this step
+    shapes: Sequence[int]  # its number among those of all steps
     meter: Meter  # told by the driver
 
     def receive(self, task: Task, arrays: Arrays) -> None:

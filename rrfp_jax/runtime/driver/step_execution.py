@@ -199,7 +199,7 @@ class StepExecution:
             raise self._failed(task, stage, error) from error
         ready = self._ready[stage].pop(task, self._began)
         bucket = part.buckets[task.microbatch]
-        cost = part.phase, stage, task.chunk, task.kind, bucket
+        cost = part.phase, stage, task.chunk, task.kind, part.shapes[task.microbatch]
         key = self._message(stage, task)
         queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key))
         part.meter.dispatched(task)

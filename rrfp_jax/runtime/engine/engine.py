@@ -81,6 +81,7 @@ class Engine:
         self.optimizers: Sequence[Optimizer] = ()
         self._reductions: Mapping[int, Reduction] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
+        self._numbers: dict[Bucket, int] = {}  # of every bucket that a step has had
         self._ties: Sequence[ties.Tie] = ()
         self._links: Links | None = None
         self._closing: weakref.finalize[..., Any]  # of `run_on`
@@ -204,6 +205,7 @@ class Engine:
         memory = self.memory.of_step(rules, buckets)
         distinct = list(dict.fromkeys(buckets))
         numbers = [distinct.index(bucket) for bucket in buckets]
+        lasting = [self._numbers.setdefault(bucket, len(self._numbers)) for bucket in buckets]
         of_bucket = [self.library.programs(bucket, phase) for bucket in distinct]
         programs = [of_bucket[number] for number in numbers]
         began = perf_counter()
@@ -213,7 +215,8 @@ class Engine:
         for stage_replica, stage in self.stages.items():
             own = [of[stage_replica] for of in of_bucket]
             share = self.layout.share(stage_replica, numbers)
-            parts[stage_replica] = ModelStep(stage, phase, own, share, inputs[stage_replica])
+            shapes = self.layout.share(stage_replica, lasting)
+            parts[stage_replica] = ModelStep(stage, phase, own, share, inputs[stage_replica], shapes)
         params = jax.tree.leaves([stage.leaves for stage in self.stages.values()])
         self.world.await_ready("the last update", params)  # which is neither idle time nor compute
         if phase == "train":

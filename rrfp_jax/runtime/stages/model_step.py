@@ -35,6 +35,7 @@ class ModelStep:
         programs: of each bucket, those of each chunk.
         buckets: the bucket of each microbatch.
         inputs: per microbatch, what its programs read: fields, then numbers; None where none reads it.
+        shapes: the number of each microbatch's bucket among those of all steps; None for `buckets`.
 
     Attributes:
         meter: counts what the stage holds for microbatches.
@@ -48,8 +49,10 @@ class ModelStep:
         programs: Sequence[Sequence[VirtualStagePrograms]],
         buckets: Sequence[int],
         inputs: Sequence[Sequence[jax.Array | None]],
+        shapes: Sequence[int] | None = None,
     ) -> None:
         self.stage, self.phase, self.buckets = stage, phase, buckets
+        self.shapes = buckets if shapes is None else shapes
         self.meter = Meter([[chunk.footprint for chunk in chunks] for chunks in programs], buckets)
         self.statistics: dict[tuple[int, int], jax.Array] = {}
         self._bound: dict[tuple[int, int, Kind], _Bound] = {}
