@@ -84,7 +84,7 @@ def parent(tmp_path):
     def run(text, *arguments, **more):
         with (tmp_path / "printed").open("w+") as printed:  # no pipe: children keep it
             process = subprocess.Popen(
-                [sys.executable, "-c", PROLOGUE + text, *map(str, arguments)],
+                [sys.executable, "-W", "ignore", "-c", PROLOGUE + text, *map(str, arguments)],
                 cwd=ROOT,
                 stdout=printed,
                 stderr=printed,
