@@ -16,6 +16,9 @@ from rrfp_jax.json_files import load_json
 
 T = TypeVar("T")
 
+MOST_BYTES = 2**30
+"""Of a paced message; every stage holds some of them."""
+
 
 def read_workload(path: Path, where: str) -> Workload:
     """The workload of a JSON file; messages begin with `where`.
@@ -51,7 +54,7 @@ class Pace:
         message_bytes: of every activation and gradient.
 
     Raises:
-        UsageError: no such file, one that is no workload, or messages of no bytes.
+        UsageError: no such file, one that is no workload, or messages of no bytes or more than 2**30.
     """
 
     workload: str = ""
@@ -61,6 +64,8 @@ class Pace:
         check_fields(self)
         if self.message_bytes < 1:
             raise UsageError(f"pace.message_bytes={self.message_bytes}: a message has at least one byte")
+        if self.message_bytes > MOST_BYTES:
+            raise UsageError(f"pace.message_bytes={self.message_bytes}: give at most {MOST_BYTES} bytes")
         if self.workload:
             self.table  # noqa: B018 (read now, so that a bad one is refused at once)
 

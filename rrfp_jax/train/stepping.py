@@ -223,6 +223,7 @@ class Stepper:
         plan = self.loader.plan(data, 0)
         buckets = declared_buckets(data) or buckets_of(plan)
         self._last_rules["evaluate"] = rules = self.rules(len(plan), "evaluate")
+        check_order(rules)
         self.engine.prepare(buckets, rules)
 
     def take(self, schedule: Schedule | Planned | Auto) -> None:

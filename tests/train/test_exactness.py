@@ -130,3 +130,16 @@ def test_gradients_between_placements_are_those_of_plain_jax(runs):
             gradient = trainer.value_and_grad(batch)[1]
             assert toy.worst_leaf(gradient, toy.reference(trainer.stage_params, batch)[1]) <= 1e-5
             trainer.step(batch)
+
+
+class OnlyTwo(GPipe):
+    """An order that lacks a task unless there are two microbatches."""
+
+    def order(self, stage, placement, microbatches):
+        return super().order(stage, placement, microbatches)[microbatches != 2 :]
+
+
+def test_an_order_that_misses_tasks_of_an_evaluation_is_refused_at_the_start():
+    trainer = toy.trainer(2, schedule=OnlyTwo(), data=toy.microbatches(2))
+    with pytest.raises(rrfp.UsageError, match="F0"):
+        trainer.start(toy.microbatches(3))

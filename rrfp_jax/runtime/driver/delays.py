@@ -30,6 +30,9 @@ from rrfp_jax.runtime.transport.protocol import (
 
 QueueFactory: TypeAlias = Callable[[str, Callable[[], None]], DeviceQueue]
 
+LONGEST_SECONDS = 3600
+"""Of a delay: nobody waits longer for a single message."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Delays:
@@ -46,7 +49,8 @@ class Delays:
         seed: of the jitter.
 
     Raises:
-        UsageError: an unknown level, a negative number, or a seed that does not fit 64 signed bits.
+        UsageError: an unknown level, a negative number, a delay above an hour, a bandwidth below a byte per
+            second, or a seed that does not fit 64 signed bits.
     """
 
     jitter: str = "J0"
@@ -66,6 +70,14 @@ class Delays:
         for name in ("late_readiness", "skew", "link_delay", "link_bandwidth"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UsageError(f"{name}={getattr(self, name)}: give a finite number, at least 0")
+        for name in ("late_readiness", "skew", "link_delay"):
+            if getattr(self, name) > LONGEST_SECONDS:
+                raise UsageError(f"{name}={getattr(self, name)}: in seconds; give at most {LONGEST_SECONDS}")
+        if 0 < self.link_bandwidth < 1:
+            raise UsageError(
+                f"link_bandwidth={self.link_bandwidth}: in bytes per second; give at least 1, or 0 for "
+                f"no limit"
+            )
         if self.delayed_link < -1:
             raise UsageError(
                 f"delayed_link={self.delayed_link}: give the number of a stage, or -1 for all links"
