@@ -196,6 +196,15 @@ class TestLayers:
         with refused(f"changes its variable {name} when it is called", "use_running_average", "LayerNorm"):
             make(pipe=pipe)
 
+    def test_scales_that_gradients_replace(self):
+        from flax.linen.fp8_ops import Fp8DotGeneral
+
+        first = rrfp.layer(lambda carry, mb: jnp.zeros((2, toy.WIDTH)))
+        dense = linen.Dense(toy.VOCABULARY, dot_general_cls=Fp8DotGeneral)
+        pipe = rrfp.Pipeline([first, rrfp.layer(dense, call=lambda module, x, mb: module(x))], toy.loss)
+        with refused("layer 1 (Dense)", "_overwrite_with_gradient", "dot_general_cls=None"):
+            make(1, pipe=pipe)
+
     def test_a_parameter_that_is_changed_in_the_call(self):
         first = rrfp.layer(lambda carry, mb: jnp.zeros((2, 8, toy.VOCABULARY)))
         with refused(

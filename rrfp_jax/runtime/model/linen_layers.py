@@ -14,7 +14,9 @@ import jax
 from flax import linen
 from flax.core import Scope, meta, unfreeze
 from flax.errors import FlaxError, InvalidRngError, ModifyScopeVariableError
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
+from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import live_part
 from rrfp_jax.runtime.model.layers import Apply, Call, LayerSpec, MicrobatchView, Params
 from rrfp_jax.runtime.model.paths import leaf_paths
@@ -102,6 +104,11 @@ class _LinenLayer:
                 raise error
 
         variables = _with_streams(anywhere, key, training=True)
+        if OVERWRITE_WITH_GRADIENT in variables:
+            raise UsageError(
+                f"keeps {OVERWRITE_WITH_GRADIENT}: float8 scales, which every step replaces by their "
+                f"gradients; no optimizer here does that: use dot_general_cls=None, or bfloat16"
+            )
         return {key: tree for key, tree in variables.items() if self._needs(key, variables, carry, mb)}
 
     def _needs(self, collection: str, variables: Variables, carry: Any, mb: MicrobatchView) -> bool:
