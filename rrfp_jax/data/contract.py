@@ -109,8 +109,8 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
     """The step's plan, checked.
 
     Raises:
-        UsageError: no microbatches, something else than `Microbatch`, or one that fits no bucket of data
-            that says which it has; names the nearest.
+        UsageError: no microbatches, something else than `Microbatch`, one without rows, or one that fits no
+            bucket of data that says which it has; names the nearest.
         TrainingError: the data raised something, or tried to end the process.
     """
     with called(f"step {step}: the data's plan({step})", TrainingError):
@@ -122,9 +122,21 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
             raise UsageError(
                 f"step {step}: microbatch {j} of the plan is of type {type(mb).__name__}, not rrfp.Microbatch"
             )
+        _check_rows(f"step {step}: microbatch {j}", mb)
     if declared := declared_buckets(data):
         check_buckets(step, plan, declared)
     return plan
+
+
+def _check_rows(where: str, mb: Microbatch) -> None:
+    """Refuse a microbatch in which every array is empty; some of several arrays may be."""
+    arrays = [(name, spec) for name, spec in mb.fields.items() if tuple(spec.shape)]
+    if arrays and not any(math.prod(spec.shape) for _, spec in arrays):
+        name, spec = arrays[0]
+        raise UsageError(
+            f"{where} has no rows: its field {name!r} is {np.dtype(spec.dtype).name}{list(spec.shape)}; "
+            f"leave the microbatch out"
+        )
 
 
 def declared_buckets(data: Data) -> list[Bucket]:

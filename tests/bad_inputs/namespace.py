@@ -150,7 +150,15 @@ def space():
     """The names of expressions."""
     return {
         **{name: getattr(rrfp, name) for name in ("data", "schedules", "simulate")},
-        **{"rrfp": rrfp, "Path": Path, "W": WORKLOAD, "BATCH": BATCH, "embed": toy.embed, "loss": toy.loss},
+        **{
+            "rrfp": rrfp,
+            "np": np,
+            "Path": Path,
+            "W": WORKLOAD,
+            "BATCH": BATCH,
+            "embed": toy.embed,
+            "loss": toy.loss,
+        },
         **{
             "corpus": corpus,
             "docs": docs,
