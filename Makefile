@@ -15,7 +15,7 @@ FAST := tests/core tests/sim tests/views tests/forecast tests/house/test_layerin
 	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,trainer.py refusals.py)
 
-.PHONY: train test test-fast test-durations golden odd-models gpu-compile lint format docs docs-serve rivals clean
+.PHONY: train test test-fast test-durations golden odd-models other-models gpu-compile lint format docs docs-serve rivals clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
@@ -55,6 +55,11 @@ format: $(VENV)/.installed
 gpu-compile: .venv-gpu/.installed
 	.venv-gpu/bin/python -m pytest tests/commands/test_compile.py $(ARGS)
 
+# Models that other people wrote, from packages in an environment of its own (1 GB, most of it what the project needs).
+other-models: .venv-models/.installed
+	RRFP_OTHER_MODELS=all .venv-models/bin/python -m pytest -W ignore tests/other_models $(ARGS)
+	RRFP_OTHER_MODELS=all .venv-models/bin/python -m pytest -W ignore tests/docs/test_blocks.py -k other-models
+
 # The documentation as a site: site/index.html. A warning fails it.
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
@@ -65,11 +70,17 @@ docs-serve: $(VENV)/.installed
 rivals: $(RIVALS)/.installed
 
 clean:
-	rm -rf $(VENV) $(RIVALS) .venv-gpu build site *.egg-info
+	rm -rf $(VENV) $(RIVALS) .venv-gpu .venv-models build site *.egg-info
 
 .venv-gpu/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cuda12]' pytest
+	touch $@
+
+.venv-models/.installed: pyproject.toml tests/other_models/requirements.txt
+	$(PYTHON) -m venv .venv-models
+	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check -e . pytest
+	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/other_models/requirements.txt
 	touch $@
 
 $(VENV)/.installed: pyproject.toml

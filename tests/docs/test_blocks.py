@@ -7,7 +7,9 @@ prints.
 """
 
 import importlib
+import os
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -15,6 +17,10 @@ from tests.docs.pages import PAGES, blocks_of, name_of, text_of
 
 SMALLER = {"steps(1000)": "steps(1)", "repeat=24": "repeat=2"}
 """Sizes that would take minutes."""
+
+
+NEEDED = {"docs/other-models.md": ("tunix", "transformers", "equinox", "keras_hub", "penzai", "haiku")}
+"""By page, packages that only the environment of `make other-models` has."""
 
 
 def python_blocks(page):
@@ -58,6 +64,9 @@ def not_said(printed, said):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
 def test_python_runs_and_prints_what_the_page_says(page, folder, capsys):
+    absent = [package for package in NEEDED.get(name_of(page), ()) if find_spec(package) is None]
+    if absent and os.environ.get("RRFP_OTHER_MODELS") != "all":
+        pytest.skip(f"needs {', '.join(absent)}: make other-models")
     names = {"__name__": "block"}
     for number, block in enumerate(python_blocks(page)):
         run(block, names, folder, f"{name_of(page)}: block {number}")
