@@ -80,30 +80,44 @@ def check_path(name: str, given: Any) -> None:
 
 
 def path_of(what: str, given: Any) -> Path:
-    """What was given as the path of a file.
+    """A path that a user gave, with `~` replaced as by `expanded`.
 
     Raises:
-        UsageError: it is none, or one that `check_path` refuses; the message begins with `what`.
+        UsageError: it is no path, or one that `check_path` or `expanded` refuses; begins with `what`.
     """
-    if not isinstance(given, (str, os.PathLike)) or not os.fspath(given):
-        raise UsageError(f"{what}={given!r}: give the path of a file")
+    if not isinstance(given, (str, os.PathLike)):
+        raise UsageError(f"{what}={shown(given)}: give the path of a file")
     check_path(what, given)
-    return Path(given)
+    return expanded(what, given)
 
 
-def expanded(what: str, path: str) -> Path:
+def expanded(what: str, path: str | os.PathLike[str]) -> Path:
     """A path with `~` and `~user` replaced by the home directory.
 
     Raises:
         UsageError: nobody has that name, or the home directory is not known.
     """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        user = printable(Path(path).parts[0])
-        raise UsageError(
-            f"{what}={printable(path)!r}: {user} is nobody's home here; give the path in full"
-        ) from None
+    home = os.path.expanduser(path)
+    if home.startswith("~"):
+        user, text = printable(Path(home).parts[0]), printable(os.fspath(path))
+        raise UsageError(f"{what}={text!r}: {user} is nobody's home here; give the path in full")
+    return Path(home)
+
+
+def output_of(what: str, given: Any) -> Path:
+    """The path of a file that is written later, looked at now.
+
+    Raises:
+        UsageError: see `path_of`; or it is a folder, its folder is absent, or no file can be written there.
+    """
+    file = path_of(what, given)
+    if not file.parent.is_dir():
+        raise UsageError(f"{file}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise UsageError(f"{file}: is a folder; give a file")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(f"{file}: cannot be written; give a file in another folder")
+    return file
 
 
 def check_not_read(what: str, output: Path, inputs: Iterable[Path]) -> None:

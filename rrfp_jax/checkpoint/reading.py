@@ -15,7 +15,7 @@ from rrfp_jax.checkpoint.leaves import Key
 from rrfp_jax.checkpoint.manifest import Leaf, RunState
 from rrfp_jax.checkpoint.orbax_files import Damaged, read_leaf
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_path
+from rrfp_jax.fields import path_of
 from rrfp_jax.printing import say
 
 
@@ -55,8 +55,7 @@ def intact(what: str, given: str | PathLike[str], step: int | None = None) -> It
     """
     if not isinstance(given, (str, PathLike)):
         raise UsageError(f"{what}({given!r}): give a folder of checkpoints, such as 'runs/checkpoints'")
-    check_path(f"{what}: folder", given)
-    path = Path(given)
+    path = path_of(f"{what}: folder", given)
     if STEP.fullmatch(path.name) and (path / MANIFEST).exists():
         path, step = path.parent, int(path.name)
     folder = CheckpointFolder(path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
-from rrfp_jax.fields import check_path, printable
+from rrfp_jax.fields import path_of, printable
 from rrfp_jax.printing import settle_streams, warn
 from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
 from rrfp_jax.runtime.processes.children import end_workers
@@ -77,17 +77,12 @@ def asks_for_usage(arguments: Sequence[str]) -> bool:
     return bool(HELP & set(arguments)) and not any(text.startswith("--config") for text in arguments)
 
 
-def check_output(file: Path) -> None:
-    """Refuse, before the work is done, a file that cannot be written after it.
-
-    Raises:
-        UsageError: it is a folder, or in none.
-    """
-    check_path("output", file)
-    if not file.parent.is_dir():
-        raise UsageError(f"{file}: there is no folder {file.parent}")
-    if file.is_dir():
-        raise UsageError(f"{file}: is a folder; give a file")
+def path_argument(text: str) -> Path:
+    """The `type` of an argument that is a path, which `~` may begin."""
+    try:
+        return path_of("path", text)
+    except UsageError as error:  # which argparse would take for any other ValueError
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def print_whole(text: str) -> None:

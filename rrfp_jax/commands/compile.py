@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, check_output, exit_status
+from rrfp_jax.commands.command_line import Parser, exit_status, path_argument
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.commands.plan import MEMORY_SHARE
 from rrfp_jax.errors import DONE, FAILED, UsageError
-from rrfp_jax.fields import check_not_read, check_path
+from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.forecast.accelerators import ACCELERATORS
 from rrfp_jax.forecast.compiler_targets import TARGETS, target_text
 from rrfp_jax.json_files import write_json
@@ -64,10 +64,7 @@ def _compile(arguments: Sequence[str]) -> int:
     if not 0 < options.memory_share <= 1:
         raise UsageError(f"--memory-share={options.memory_share}: give a share above 0, at most 1")
     if options.json is not None:
-        check_output(options.json)
-    for flag, folder in (("--out", options.out), ("--hlo", options.hlo)):
-        if folder is not None:
-            check_path(flag, folder)
+        output_of("--json", options.json)
     stages = None if options.stages is None else _numbers(options.stages)
     line = read_config_line(rest)
     if options.json is not None:
@@ -125,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
         "--processes", type=int, metavar="N", help="that the run will have (one for each device)"
     )
     parser.add_argument("--stages", metavar="N,...", help="compile only these (all)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for programs (where the run looks)")
+    parser.add_argument(
+        "--out", type=path_argument, metavar="FOLDER", help="for programs (where the run looks)"
+    )
     parser.add_argument(
         "--memory-share",
         type=float,
@@ -133,8 +132,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="X",
         help=f"part of the card's memory that JAX takes ({MEMORY_SHARE})",
     )
-    parser.add_argument("--hlo", type=Path, metavar="FOLDER", help="write every program's HLO here, as text")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
+    parser.add_argument(
+        "--hlo", type=path_argument, metavar="FOLDER", help="write every program's HLO here, as text"
+    )
+    parser.add_argument("--json", type=path_argument, metavar="FILE", help="write all figures here")
     return parser
 
 

@@ -40,8 +40,8 @@ def read_config_line(argv: Sequence[str]) -> ConfigLine:
             f"{'no' if not files else len(files)} {FLAG} given: name one run, such as "
             f"{FLAG}=configs/quickstart.py (--help tells more)"
         )
-    config_path(files[0])
-    return ConfigLine(files[0], tuple(text for text in rest if text not in HELP), bool(HELP & set(rest)))
+    file = str(config_path(files[0]))
+    return ConfigLine(file, tuple(text for text in rest if text not in HELP), bool(HELP & set(rest)))
 
 
 def joined(argv: Sequence[str]) -> list[str]:

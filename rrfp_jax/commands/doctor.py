@@ -6,11 +6,10 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, check_output, exit_status
+from rrfp_jax.commands.command_line import Parser, exit_status, path_argument
 from rrfp_jax.errors import DONE, FAILED, UsageError
-from rrfp_jax.fields import check_path
+from rrfp_jax.fields import output_of
 from rrfp_jax.json_files import write_json
 
 COMMAND = "rrfp-doctor"
@@ -44,18 +43,17 @@ def _examine(arguments: Sequence[str]) -> int:
         raise UsageError(f"--tp={options.tp}: give the ranks of a tensor-parallel group, 1 for none")
     if not 0 < options.limit < float("inf"):
         raise UsageError(f"--limit={options.limit}: give a number of seconds above 0")
-    check_path("--directory", options.directory)
     if options.json is not None:
-        check_output(options.json)
+        output_of("--json", options.json)
     from rrfp_jax.commands.preflight.examination import examine  # these import JAX
     from rrfp_jax.commands.preflight.meeting import meet
     from rrfp_jax.commands.preflight.surroundings import look
 
-    found = look(os.environ, folder=options.directory, tp=options.tp)
+    found = look(os.environ, folder=str(options.directory), tp=options.tp)
     place = found.place
     several = place is not None and place.processes > 1
     if place is not None and several and place.folder is None and not found.address_error:
-        meeting = meet(place, found.host, found.address, Path(options.directory), options.limit)
+        meeting = meet(place, found.host, found.address, options.directory, options.limit)
         found = dataclasses.replace(found, meeting=meeting)
     findings = examine(found)
     rank = 0 if place is None else place.rank
@@ -71,7 +69,9 @@ def _examine(arguments: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(COMMAND, DESCRIPTION, EPILOG)
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks in a tensor-parallel group (1)")
-    parser.add_argument("--directory", default="runs", metavar="DIR", help="where runs are kept (runs)")
+    parser.add_argument(
+        "--directory", type=path_argument, default="runs", metavar="DIR", help="where runs are kept (runs)"
+    )
     parser.add_argument(
         "--limit",
         type=float,
@@ -80,7 +80,10 @@ def _parser() -> Parser:
         help=f"for all tasks to call ({LIMIT_SECONDS:g})",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE.json", help="the findings of rank 0; of rank 2: FILE.json.2"
+        "--json",
+        type=path_argument,
+        metavar="FILE.json",
+        help="the findings of rank 0; of rank 2: FILE.json.2",
     )
     return parser
 

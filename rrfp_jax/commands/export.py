@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, print_whole
+from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, path_argument, print_whole
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.families.known import FAMILIES
-from rrfp_jax.fields import check_path
 
 COMMAND = "rrfp-export"
 
@@ -44,8 +43,6 @@ def _export(arguments: Sequence[str]) -> int:
     options = _parser().options(arguments)
     if options is None:
         return DONE
-    for name, path in (("RUN", options.run), ("--to", options.to)):
-        check_path(name, path)
     if options.step is not None and options.step < 0:
         raise UsageError(f"--step={options.step}: give the step of a checkpoint, at least 0")
     if options.first is not None and options.first < 0:
@@ -109,9 +106,12 @@ def _layers(paths: Sequence[str]) -> str:
 def _parser() -> Parser:
     parser = Parser(COMMAND, DESCRIPTION, EPILOG)
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="the run's folder, that of its checkpoints, or one of them"
+        "run",
+        type=path_argument,
+        metavar="RUN",
+        help="the run's folder, that of its checkpoints, or one of them",
     )
-    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    parser.add_argument("--to", type=path_argument, required=True, metavar="FOLDER", help="a new folder")
     parser.add_argument(
         "--as", dest="family", choices=FAMILIES, help="the family whose names and config.json are written"
     )

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from rrfp_jax.core.measure.cost_table import CostTable, workload_of
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_path, printable
+from rrfp_jax.fields import path_of, printable
 from rrfp_jax.json_files import Unreadable, load_json
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.families import by_name as family_by_name
@@ -45,8 +45,7 @@ def given_steps(
         family = family_by_name(source)
         return [family(stages, count, seed) for seed in range(seeds)]
     if isinstance(source, str | Path):
-        check_path("file", Path(source))
-        return _of_file(Path(source), microbatches, seeds, times)
+        return _of_file(path_of("file", source), microbatches, seeds, times)
     if not isinstance(source, Workload):
         source = Workload.from_json_object(dict(source) if isinstance(source, Mapping) else source)
     return [Step(source, source)] * times

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rrfp_jax.commands import local
-from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, leave
+from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, leave, path_argument
 from rrfp_jax.commands.config_line import FLAG, names_a_run
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.fields import check_name, check_path
+from rrfp_jax.fields import check_name
 from rrfp_jax.files import read_whole
 from rrfp_jax.printing import occupy_streams, warn
 
@@ -72,8 +72,7 @@ def _launch(arguments: Sequence[str]) -> int:
             f"-n {options.n}: a run needs at least one process, and one machine runs at most {MOST_PROCESSES}"
         )
     name = stem if options.name is None else options.name
-    check_path("--directory", options.directory)
-    check_name("--name", name, options.directory)
+    check_name("--name", name, str(options.directory))
     if options.replace_after is not None:
         raise UsageError(
             f"{local.REPLACE_AFTER}={options.replace_after} with a script: only a named run keeps its state "
@@ -86,7 +85,7 @@ def _launch(arguments: Sequence[str]) -> int:
     from rrfp_jax.launcher.supervisor import Patience
 
     patience = Patience.of(os.environ)
-    folder = RunFolder(Path(options.directory), name)
+    folder = RunFolder(options.directory, name)
     if earlier := folder.begin():
         warn(f"{COMMAND}: an earlier run is kept as {earlier}")
     argv = [sys.executable, *command]
@@ -108,7 +107,11 @@ def _parser() -> Parser:
     parser.add_argument("-n", type=int, metavar="N", help="number of processes")
     parser.add_argument("--name", help="of the run (default: the script's name)")
     parser.add_argument(
-        "--directory", default="runs", metavar="DIR", help="where runs are kept (default: runs)"
+        "--directory",
+        type=path_argument,
+        default="runs",
+        metavar="DIR",
+        help="where runs are kept (default: runs)",
     )
     parser.add_argument(
         "--max-restarts",

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, check_output, exit_status
+from rrfp_jax.commands.command_line import Parser, exit_status, path_argument
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.fields import check_not_read
+from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.json_files import write_json
 from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
@@ -61,7 +61,7 @@ def _plan(arguments: Sequence[str]) -> int:
         if (value := getattr(options, name)) is not None and not 0 < value <= 1:
             raise UsageError(f"--{name.replace('_', '-')}={value}: give a share above 0, at most 1")
     if options.json is not None:
-        check_output(options.json)
+        output_of("--json", options.json)
     link = None if options.link is None else _link(options.link)
     line = read_config_line(rest)
     if options.json is not None:
@@ -143,7 +143,7 @@ def _parser() -> Parser:
         metavar="X",
         help=f"part of the device's memory that JAX takes ({MEMORY_SHARE}; as told, of a measured one)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
+    parser.add_argument("--json", type=path_argument, metavar="FILE", help="write all figures here")
     return parser
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, check_output, exit_status, print_whole
+from rrfp_jax.commands.command_line import Parser, exit_status, path_argument, print_whole
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.fields import check_not_read, check_path
+from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.files import written_whole
 
 COMMAND = "rrfp-report"
@@ -42,16 +41,13 @@ def _report(arguments: Sequence[str]) -> int:
     options = _parser().options(arguments)
     if options is None:
         return DONE
-    for run in (options.run, options.other):
-        if run is not None:
-            check_path("RUN", run)
     from rrfp_jax.explain.explanation import explain  # after --help, which is to be quick
     from rrfp_jax.explain.run_folder import READ, read_run
     from rrfp_jax.json_files import Unreadable
 
     folder = options.run if options.run.is_dir() else options.run.parent
     file = folder / ("report.html" if options.other is None else TWO) if options.out is None else options.out
-    check_output(file)
+    output_of("output", file)
     for given in (options.run, options.other or options.run):
         check_not_read("--out", file, [given, *(given / name for name in READ)])
     try:
@@ -83,13 +79,13 @@ def _report(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(COMMAND, DESCRIPTION, EPILOG)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, or a trace.json")
+    parser.add_argument("run", type=path_argument, metavar="RUN", help="the run's folder, or a trace.json")
     parser.add_argument(
-        "other", type=Path, nargs="?", metavar="RUN2", help="another one, to be compared with it"
+        "other", type=path_argument, nargs="?", metavar="RUN2", help="another one, to be compared with it"
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path_argument,
         metavar="FILE.html",
         help=f"where the page goes (RUN/report.html; of two, RUN/{TWO})",
     )

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, check_output, exit_status, print_whole
+from rrfp_jax.commands.command_line import Parser, exit_status, path_argument, print_whole
 from rrfp_jax.commands.given_steps import given_steps
 from rrfp_jax.commands.simulation import PLANNED, POLICIES, Comparison, simulate
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS
 from rrfp_jax.core.measure.jitter import LEVELS
 from rrfp_jax.core.schedules import NAMED, RANKED
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.fields import check_not_read
+from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.json_files import write_json
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.links import NETWORKS
@@ -57,14 +57,14 @@ def _simulate(arguments: Sequence[str]) -> int:
         raise UsageError("give one of --workload=FILE.json and --family=NAME (--help tells more)")
     policies = list(dict.fromkeys(options.policy or POLICIES))
     outputs = [path for path in (options.out, options.trace, options.plot) if path is not None]
-    for path in outputs:  # before the work is done
-        check_output(path)
-    if len({path.resolve() for path in outputs}) < len(outputs):
+    for file in outputs:  # before the work is done
+        output_of("output", file)
+    if len({file.resolve() for file in outputs}) < len(outputs):
         raise UsageError("two outputs have the same name: give each a file of its own")
     source = _source(options)
     orders = [Path(policy.removeprefix(RANKED).removeprefix(CSV)) for policy in policies]
-    for path in outputs:
-        check_not_read("output", path, [*orders, *filter(None, [options.workload])])
+    for file in outputs:
+        check_not_read("output", file, [*orders, *filter(None, [options.workload])])
     if options.plot is not None:
         stages = options.stages or STAGES
         if options.workload is not None:
@@ -119,7 +119,7 @@ def _parser() -> Parser:
     step = parser.add_argument_group("the step")
     step.add_argument(
         "--workload",
-        type=Path,
+        type=path_argument,
         metavar="FILE.json",
         help="seconds of every task and transfer; or what a run left: RUN/trace.json, RUN/costs.json",
     )
@@ -137,9 +137,11 @@ def _parser() -> Parser:
     step.add_argument("--links", default="parallel", metavar="KIND", help=f"{', '.join(NETWORKS)} (parallel)")
     _add_schedules(parser)
     outputs = parser.add_argument_group("besides the table")
-    outputs.add_argument("--out", type=Path, metavar="FILE.json", help="makespan, order and figures")
-    outputs.add_argument("--trace", type=Path, metavar="FILE.json", help="for ui.perfetto.dev")
-    outputs.add_argument("--plot", type=Path, metavar="FILE", help="a picture: .svg, .html, .png or .pdf")
+    outputs.add_argument("--out", type=path_argument, metavar="FILE.json", help="makespan, order and figures")
+    outputs.add_argument("--trace", type=path_argument, metavar="FILE.json", help="for ui.perfetto.dev")
+    outputs.add_argument(
+        "--plot", type=path_argument, metavar="FILE", help="a picture: .svg, .html, .png or .pdf"
+    )
     return parser
 
 

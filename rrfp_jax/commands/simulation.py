@@ -21,7 +21,7 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import RANKED, Schedule, by_name, name_of
 from rrfp_jax.core.step_rules import usual_limit
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import shown
+from rrfp_jax.fields import output_of, shown
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare, outcome_of
@@ -79,7 +79,7 @@ class Comparison(Mapping[str, Outcome]):
             UsageError: no way to write there.
         """
         steps = {name: [outcome.recorded] for name, outcome in self.items()}
-        write_trace(path, steps, clock="virtual")
+        write_trace(output_of("path", path), steps, clock="virtual")
 
     def timeline(self) -> Timeline:
         """The first step of each schedule, as a picture that notebooks show; `.save("a.png")` writes it."""

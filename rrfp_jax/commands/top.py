@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, exit_status, print_whole
+from rrfp_jax.commands.command_line import Parser, exit_status, path_argument, print_whole
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.fields import check_path
 
 COMMAND = "rrfp-top"
 
@@ -42,7 +40,6 @@ def _top(arguments: Sequence[str]) -> int:
         return DONE
     if not LEAST_SECONDS <= options.every <= MOST_SECONDS:
         raise UsageError(f"--every={options.every}: give seconds, from {LEAST_SECONDS} to {MOST_SECONDS:.0f}")
-    check_path("RUN", options.run)
     folder = options.run if options.run.name not in ("", "..") else options.run.resolve()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is no folder: give that of a run, as runs/NAME")
@@ -68,7 +65,9 @@ def _top(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(COMMAND, DESCRIPTION, EPILOG)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; it need not be there yet")
+    parser.add_argument(
+        "run", type=path_argument, metavar="RUN", help="the run's folder; it need not be there yet"
+    )
     parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (1)")
     parser.add_argument("--once", action="store_true", help="print one frame, and end")
     return parser

@@ -7,9 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, print_whole
+from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, path_argument, print_whole
 from rrfp_jax.errors import DONE, FAILED, UsageError
-from rrfp_jax.fields import check_path
 from rrfp_jax.files import read_whole, staged
 
 COMMAND = "rrfp-why"
@@ -43,7 +42,6 @@ def _why(arguments: Sequence[str]) -> int:
     options = _parser().options(arguments)
     if options is None:
         return DONE
-    check_path("RUN", options.run)
     run: Path = options.run
     from rrfp_jax.launcher.why.looking import Look, absent_ranks  # after --help, which is to be quick
     from rrfp_jax.launcher.why.telling import told
@@ -96,7 +94,9 @@ def _its_end(folder: Path) -> str:
 
 def _parser() -> Parser:
     parser = Parser(COMMAND, DESCRIPTION, EPILOG)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, such as runs/quickstart")
+    parser.add_argument(
+        "run", type=path_argument, metavar="RUN", help="the run's folder, such as runs/quickstart"
+    )
     return parser
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rrfp_jax.data.files import find_files, size_of
 from rrfp_jax.data.optional import imported
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, expanded
 from rrfp_jax.files import opened_binary
 
 Raw: TypeAlias = "bytes | str | NDArray[Any]"
@@ -258,8 +258,9 @@ def hugging_face(path: str, field: str = "text", split: str = "train") -> Exampl
         UsageError: `datasets` is not installed; no dataset there, or it lacks the split or the field.
     """
     datasets = imported("datasets", f"the dataset {path}")
+    folder = expanded("path", path)
     try:
-        found = datasets.load_from_disk(path)
+        found = datasets.load_from_disk(str(folder))
     except Exception as error:  # the package raises no narrower one
         raise UsageError(f"{path}: no dataset written by save_to_disk ({error})") from error
     if isinstance(found, datasets.DatasetDict):
@@ -268,7 +269,7 @@ def hugging_face(path: str, field: str = "text", split: str = "train") -> Exampl
         found = found[split]
     if field not in found.column_names:
         raise UsageError(f"{path}: no field {field!r}; there are {', '.join(found.column_names)}")
-    return Examples(found, field, f"{Path(path).name}/{split}")
+    return Examples(found, field, f"{folder.name}/{split}")
 
 
 def _raw(example: Any, field: str) -> Raw:

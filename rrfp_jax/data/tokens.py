@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from rrfp_jax.data.sources import BadDocument
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, expanded
 from rrfp_jax.files import opened
 
 
@@ -41,7 +41,7 @@ class TokenFile:
     @functools.cached_property
     def names(self) -> Sequence[str]:
         """`file:index`."""
-        return [f"{Path(self.path).name}:{i}" for i in range(len(self.sizes))]
+        return [f"{self._path.name}:{i}" for i in range(len(self.sizes))]
 
     @functools.cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -59,15 +59,19 @@ class TokenFile:
     @property
     def files(self) -> Sequence[Path]:
         """That are read."""
-        return [Path(self.path), self._offsets_path]
+        return [self._path, self._offsets_path]
+
+    @property
+    def _path(self) -> Path:
+        return expanded("path", self.path)
 
     @property
     def _offsets_path(self) -> Path:
-        return Path(self.offsets) if self.offsets else offsets_path(Path(self.path))
+        return expanded("offsets", self.offsets) if self.offsets else offsets_path(self._path)
 
     @functools.cached_property
     def _tokens(self) -> Any:  # a np.memmap
-        return _mapped(Path(self.path), self.dtype, "tokens")
+        return _mapped(self._path, self.dtype, "tokens")
 
     @functools.cached_property
     def _offsets(self) -> NDArray[np.int64]:

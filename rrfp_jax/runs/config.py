@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, check_name, check_path
+from rrfp_jax.fields import check_fields, check_name, path_of
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.group.agreement import Terms
@@ -96,7 +96,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_path("directory", self.directory)
+        object.__setattr__(self, "directory", str(path_of("directory", self.directory)))
         check_name("name", self.name, self.directory)
         if isinstance(self.split, str):  # as a tuple, of which command lines make others
             object.__setattr__(self, "split", (self.split,))

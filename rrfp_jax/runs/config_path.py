@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_path
+from rrfp_jax.fields import path_of
 
 
 def config_path(given: str) -> Path:
@@ -15,8 +15,7 @@ def config_path(given: str) -> Path:
         UsageError: it is no Python file.
     """
     name = f"--config={given}"
-    check_path("--config", given)
-    file = Path(given)
+    file = path_of("--config", given)
     if not file.is_file():
         raise UsageError(f"{name}: no such file; give a Python file with get_config(), see configs/")
     if file.suffix != ".py":

@@ -202,6 +202,8 @@ class RunFiles:
         self._try(STEP_FILE, self._latest.flush)
         lost = self._metrics.missing
         troubles = [f"{self.folder / METRICS} lacks the lines of {lost} steps"] if lost else []
+        with suppress(OSError):  # somebody may have moved it away
+            self.folder.mkdir(parents=True, exist_ok=True)
         for name, write in self._writes.items():
             try:
                 write(self.folder / name)

@@ -12,7 +12,7 @@ import numpy as np
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_numbers, check_path
+from rrfp_jax.fields import check_numbers, path_of
 from rrfp_jax.runtime.autodiff.remat import check_remat
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.group.agreement import Terms
@@ -101,7 +101,7 @@ class Execution:
                 f"'runs/.executables', or None to compile at every start"
             )
         if folder is not None:
-            check_path("executables", folder)
+            object.__setattr__(self, "executables", path_of("executables", folder))
 
 
 def group_of(kind: type[Group], flat: Any) -> Group:

@@ -21,7 +21,7 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.fields import LARGEST, check_path, shown
+from rrfp_jax.fields import LARGEST, path_of, shown
 from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.engine import Engine
@@ -94,8 +94,7 @@ def folder_of(call: str, given: Any) -> Path:
         raise UsageError(
             f"Trainer.{call}({given!r}): give a folder of checkpoints, such as 'runs/checkpoints'"
         )
-    check_path(f"Trainer.{call}: folder", given)
-    path = Path(given)
+    path = path_of(f"Trainer.{call}: folder", given)
     if path.exists() and not path.is_dir():
         raise UsageError(f"Trainer.{call}({str(given)!r}): is a file; give a folder of checkpoints")
     return path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rrfp_jax.core.csv_order import read_csv
 from rrfp_jax.core.deadlock import check_can_end
@@ -14,7 +13,7 @@ from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import RANKED, Schedule, by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_path, printable
+from rrfp_jax.fields import path_of, printable
 from rrfp_jax.files import read_whole
 from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
@@ -52,7 +51,7 @@ def read_schedule(given: Schedule | Planned | Auto | str) -> Schedule | Planned 
     if isinstance(given, Planned):
         if not isinstance(given.costs, str):
             return given
-        return replace(given, costs=read_costs(Path(given.costs), f"costs={given.costs}"))
+        return replace(given, costs=read_costs(given.costs, f"costs={given.costs}"))
     return given if isinstance(given, Auto) else schedule_of(given)
 
 
@@ -80,9 +79,9 @@ def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:
 
 
 def _order_in(given: str) -> FixedOrder:
-    check_path("schedule", given)
+    file = path_of("schedule", given.removeprefix(CSV))
     try:
-        order = read_csv(read_whole(given.removeprefix(CSV), LARGEST_ORDER).decode())
+        order = read_csv(read_whole(file, LARGEST_ORDER).decode())
         rules = StepRules(placement=order.placement, microbatches=order.microbatches, schedule=order)
         check_can_end(rules)
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from rrfp_jax.core.measure.cost_table import CostTable
 from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, check_path, printable
+from rrfp_jax.fields import check_fields, path_of, printable
 from rrfp_jax.json_files import load_json
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ MOST_BYTES = 2**30
 """Of a paced message; every stage holds some of them."""
 
 
-def read_workload(path: Path, where: str) -> Workload:
+def read_workload(path: str | Path, where: str) -> Workload:
     """The workload of a JSON file; messages begin with `where`.
 
     Raises:
@@ -29,15 +29,15 @@ def read_workload(path: Path, where: str) -> Workload:
     return _read(path, where, Workload.from_json_object, "workload")
 
 
-def read_costs(path: Path, where: str) -> CostTable:
+def read_costs(path: str | Path, where: str) -> CostTable:
     """The cost table of a JSON file; see `read_workload`."""
     return _read(path, where, CostTable.from_json_object, "cost table")
 
 
-def _read(path: Path, where: str, parse: Callable[[object], T], what: str) -> T:
-    check_path("file", path)
+def _read(path: str | Path, where: str, parse: Callable[[object], T], what: str) -> T:
+    file = path_of("file", path)
     try:
-        return parse(load_json(path))
+        return parse(load_json(file))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -72,7 +72,7 @@ class Pace:
     @cached_property
     def table(self) -> Workload:
         """The workload."""
-        return read_workload(Path(self.workload), f"pace.workload={self.workload}")
+        return read_workload(self.workload, f"pace.workload={self.workload}")
 
     @property
     def stages(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_path
+from rrfp_jax.fields import path_of
 from rrfp_jax.files import opened
 from rrfp_jax.json_files import Unreadable, read_json
 from rrfp_jax.runtime.programs.initial import InitFunction
@@ -85,9 +85,7 @@ def _listed(files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[
     if not isinstance(given, Sequence) or not all(isinstance(path, (str, PathLike)) for path in given):
         raise UsageError(f"files={files!r}: give a safetensors file, several, or a folder with them")
     found: list[Path] = []
-    for path in given:
-        check_path("files", path)
-    for path in map(Path, given):
+    for path in [path_of("files", own) for own in given]:
         found += _in_folder(path) if path.is_dir() else [path]
     if not found:
         raise UsageError(f"files={files!r}: no *.safetensors file is there")

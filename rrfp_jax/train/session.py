@@ -14,6 +14,7 @@ from rrfp_jax.core.measure.cost_table import measured
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, InMemory, as_data, load_step
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import output_of
 from rrfp_jax.json_files import write_json
 from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, during
@@ -171,16 +172,17 @@ class Session(Startup):
         return report
 
     def write_trace(self, path: str | Path) -> None:
-        """The latest steps as a trace that Perfetto opens; `UsageError` if it cannot be written."""
-        write_trace(path, {"run": self._stepper.recorded})
+        """The latest steps as a trace that Perfetto opens; `UsageError` if they cannot be written."""
+        write_trace(output_of("path", path), {"run": self._stepper.recorded})
 
     def write_costs(self, path: str | Path) -> None:
         """What tasks and transfers took in the latest steps, by bucket, for `schedules.Planned`; JSON.
 
-        Nothing is written before the first step. Raises as `write_trace` does.
+        Before the first step nothing is written, but the path is checked. Raises as `write_trace` does.
         """
+        file = output_of("path", path)
         if (table := measured(self._stepper.recorded)) is not None:
-            write_json(path, table.as_json_object(), indent=1)
+            write_json(file, table.as_json_object(), indent=1)
 
     # Saving.
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from xml.etree import ElementTree
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import path_of
+from rrfp_jax.fields import output_of
 from rrfp_jax.files import written_whole
 from rrfp_jax.views.picture import DPI, THICK, Panel, TimeAxis, figure
 from rrfp_jax.views.tips import tips
@@ -39,7 +39,7 @@ class Timeline:
         Raises:
             UsageError: another format, too many stages, or no way to write there.
         """
-        path = path_of("picture", path)
+        path = output_of("picture", path)
         check_picture(path, sum(panel.trace.stages for panel in self.panels))
         try:
             with written_whole(path) as part:

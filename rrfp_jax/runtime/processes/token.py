@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.fields import printable
+from rrfp_jax.fields import expanded, printable
 from rrfp_jax.files import OTHERS_READ, OTHERS_WRITE, open_own
 
 NAME, FILE = "RRFP_TOKEN", "RRFP_TOKEN_FILE"
@@ -47,7 +47,7 @@ def take_token(environment: MutableMapping[str, str]) -> bytes | None:
     if text := environment.pop(NAME, ""):
         return _checked(text, NAME)
     if path := environment.get(FILE, ""):
-        return _checked(_read(Path(path)), f"{FILE}={path}")
+        return _checked(_read(expanded(FILE, path)), f"{FILE}={path}")
     return None
 
 

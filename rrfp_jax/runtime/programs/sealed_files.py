@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
+from rrfp_jax.fields import expanded
 from rrfp_jax.files import OTHERS_READ, OTHERS_WRITE, open_own, require_own
 
 KEY_FILE = "RRFP_KEY_FILE"
@@ -135,7 +136,8 @@ def user_key(environment: Mapping[str, str]) -> bytes:
     """
     path = None
     try:
-        path = Path(environment.get(KEY_FILE) or Path.home() / ".rrfp" / "programs.key")
+        given = environment.get(KEY_FILE)
+        path = expanded(KEY_FILE, given) if given else Path.home() / ".rrfp" / "programs.key"
         with suppress(FileNotFoundError):
             return _read_key(path)
         _make_key(path)
