@@ -83,6 +83,8 @@ WAYS = {  # of a matrix and a vector; which input the output is
     "transposed, and back": (lambda w, x: jax.jit(jnp.transpose)(w.T), 0),
     "barrier": (lambda w, x: jax.lax.optimization_barrier((w, x))[0], 0),
     "another dtype": (lambda w, x: w.astype(jnp.bfloat16), None),
+    "reduced": (lambda w, x: jax.lax.reduce(w, jnp.float32(0), lambda a, b: a, (0,)), None),
+    "reduced over no axis": (lambda w, x: jax.lax.reduce(w, jnp.float32(0), lambda a, b: a + b, ()), None),
     "a constant": (lambda w, x: jnp.ones((3, 3)), None),
 }
 

@@ -99,20 +99,25 @@ def _held(known: Mapping[Any, Value], atom: Any) -> Value:
 
 
 def _of_equation(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
-    rule = _RULES.get(equation.primitive.name)
-    if rule is not None:
-        return rule(equation, read)
-    bodies = list(jaxprs_in_params(equation.params))
-    if len(bodies) == 1 and len(bodies[0].invars) == len(read):
-        found = _outputs(bodies[0], read)  # a call
-        if len(found) == len(equation.outvars):
-            return found
-    return _other(equation, read)
+    return _RULES.get(equation.primitive.name, _other)(equation, read)
 
 
 def _other(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
     """Of an equation that computes."""
     return [object() for _ in equation.outvars]
+
+
+def _call(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """Of an equation that runs one program on its inputs."""
+    bodies = list(jaxprs_in_params(equation.params))
+    fits = len(bodies) == 1 and _kinds(bodies[0]) == _kinds(equation)
+    return _outputs(bodies[0], read) if fits else _other(equation, read)
+
+
+def _kinds(program: Any) -> Any:
+    """Shapes and dtypes of what a program or an equation takes and gives."""
+    avals = [[atom.aval for atom in atoms] for atoms in (program.invars, program.outvars)]
+    return [[(getattr(a, "shape", a), getattr(a, "dtype", a)) for a in some] for some in avals]
 
 
 def _same(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
@@ -158,7 +163,15 @@ def _unwrap(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
     return [read[0][1] if isinstance(read[0], tuple) and read[0][0] == "key" else object()]
 
 
+_CALLS = (
+    *("jit", "pjit", "call", "core_call", "closed_call", "core_closed_call", "checkpoint", "remat2", "remat"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call", "remat_opt"),
+    *("compute_on", "xla_metadata_call"),
+)
+"""Names of primitives that call a program, in any version of JAX."""
+
 _RULES: Mapping[str, Callable[[JaxprEqn, Sequence[Value]], Sequence[Value]]] = {
+    **dict.fromkeys(_CALLS, _call),
     "copy": _same,
     "copy_p": _same,
     "optimization_barrier": _same,
