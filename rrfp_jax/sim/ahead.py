@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import NoneType
 
 from rrfp_jax.core.hints import BF, Hint
@@ -44,7 +45,11 @@ class Planned:
 
     def __post_init__(self) -> None:
         number = self.evaluations
-        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MOST_EVALUATIONS:
+        if (
+            not isinstance(number, Integral)
+            or isinstance(number, bool)
+            or not 0 <= number <= MOST_EVALUATIONS
+        ):
             raise ValueError(
                 f"evaluations={number!r}: give a number of simulations, from 0 to {MOST_EVALUATIONS:,}"
             )

@@ -66,8 +66,11 @@ def check_types(
             )
     if optimizer is not None:
         check_transformation(optimizer)
-    if split not in (None, "auto") and (isinstance(split, str) or not isinstance(split, Sequence)):
-        raise UsageError(f"split={split!r}: give 'auto', or a list with the number of layers of each stage")
+    several = isinstance(split, Sequence) and not isinstance(split, str)
+    if not (split is None or several or (isinstance(split, str) and split == "auto")):
+        raise UsageError(
+            f"split={shown(split)}: give 'auto', or a list with the number of layers of each stage"
+        )
     if init is not None and not callable(init):
         raise UsageError(f"init={shown(init)}: give a function init(path, spec) -> array, or leave it out")
     if on_step is not None and not callable(on_step):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, shown
 from rrfp_jax.json_files import Count
 
 
@@ -70,12 +70,18 @@ def loss_scale_of(given: Any) -> LossScale:
     """
     if isinstance(given, LossScale):
         return given
-    if given == "dynamic":
+    if isinstance(given, str) and given == "dynamic":
         return LossScale()
     try:
         if isinstance(given, (bool, np.bool_)):
             raise TypeError
         value = 1.0 if given is None else float(given)
     except (TypeError, ValueError):
-        raise UsageError(f"loss_scale={given!r}: give None, a number above 0, or 'dynamic'") from None
-    return LossScale(value=float(np.float32(value)), dynamic=False)  # as stages have it
+        raise UsageError(f"loss_scale={shown(given)}: give None, a number above 0, or 'dynamic'") from None
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(value))  # as stages have it
+    if 0 < value < math.inf and not 0 < rounded < math.inf:
+        raise UsageError(
+            f"loss_scale={shown(given)}: is no number that float32 holds; give a nearer one to 1"
+        )
+    return LossScale(value=rounded, dynamic=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, TypeAlias
 
 from rrfp_jax.core.memory.footprint import Chunks, least_room, order_peaks, step_budgets
@@ -176,11 +177,11 @@ def parse_setting(given: object) -> Setting:
     Raises:
         UsageError: anything else.
     """
-    if given is None or given == "auto":
+    if given is None or (isinstance(given, str) and given == "auto"):
         return given  # type: ignore[return-value]
     found: float = -1
-    if isinstance(given, int) and not isinstance(given, bool):
-        found = given
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        found = int(given)
     elif isinstance(given, str):
         number = given.rstrip("kKMGiB ")
         unit = UNITS.get(given[len(number) :].strip())
