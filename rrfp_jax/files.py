@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         return
     if exists and not os.access(place, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    part = place.with_name(f".{place.name}.{os.getpid()}.part")
+    part = place.with_name(f".{secrets.token_hex(8)}.part")  # `path` may have the longest name
     try:
         yield part
         if exists:

@@ -97,9 +97,11 @@ class CheckpointFolder:
         """
         for path in self.path.glob(".*.replaced"):
             place = self.path / path.name.split(".")[1]
-            with suppress(OSError):
-                path.rename(place)  # which fails if it has been replaced
-            self.discard(path)
+            if place.exists():
+                self.discard(path)
+            else:
+                with suppress(OSError):  # `final` finds it under this name, too
+                    path.rename(place)
         unfinished = sorted(self.path.glob(".*.saving"))
         for path in (*unfinished, *self.path.glob(".*.removed")):
             self.discard(path)

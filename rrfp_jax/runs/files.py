@@ -90,9 +90,9 @@ class KeptLines:
         """Add the lines that wait; raises as `add` does."""
         if not os.fstat(self._file).st_nlink:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            new = self._opened(os.O_CREAT)
-            os.close(self._file)
-            self._file, self._dropped, self._there = new, self._dropped + self._there, 0
+            removed, self._file = self._file, self._opened(os.O_CREAT)
+            self._dropped, self._there = self._dropped + self._there, 0
+            os.close(removed)
             raise FileNotFoundError(errno.ENOENT, "somebody has removed it")
         while self._waiting:
             size, rest = os.fstat(self._file).st_size, self._waiting[0]
@@ -155,12 +155,14 @@ class RunFiles:
         if self._world.rank > 0:
             return self
         try:
-            self._take_place()
-            descriptor = self._use.enter_context(used_folder(self.folder))
-            self._use.enter_context(children_giving_up(partial(os.close, descriptor)))
-            self.write("config.json", as_json(self._config) | {ORIGIN: origin_of(self._source)})
-            lines = _lines_before(self._done, self.folder, self._say)
-            self._metrics = KeptLines(self.folder / METRICS, lines)
+            with ExitStack() as use:
+                self._take_place()
+                descriptor = use.enter_context(used_folder(self.folder))
+                use.enter_context(children_giving_up(partial(os.close, descriptor)))
+                self.write("config.json", as_json(self._config) | {ORIGIN: origin_of(self._source)})
+                lines = _lines_before(self._done, self.folder, self._say)
+                self._metrics = KeptLines(self.folder / METRICS, lines)
+                self._use = use.pop_all()
         except OSError as error:
             reason = f"{self.folder}: cannot be written: {error.strerror}; set --config.directory"
             raise UsageError(reason) from error
@@ -198,19 +200,22 @@ class RunFiles:
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         if self._world.rank > 0:
             return
-        self._try(METRICS, self._metrics.flush)
-        self._try(STEP_FILE, self._latest.flush)
-        lost = self._metrics.missing
-        troubles = [f"{self.folder / METRICS} lacks the lines of {lost} steps"] if lost else []
-        with suppress(OSError):  # somebody may have moved it away
-            self.folder.mkdir(parents=True, exist_ok=True)
-        for name, write in self._writes.items():
+        with self._use:
+            self._try(METRICS, self._metrics.flush)
+            self._try(STEP_FILE, self._latest.flush)
+            lost = self._metrics.missing
+            troubles = [f"{self.folder / METRICS} lacks the lines of {lost} steps"] if lost else []
+            with suppress(OSError):  # somebody may have moved it away
+                self.folder.mkdir(parents=True, exist_ok=True)
+            for name, write in self._writes.items():
+                try:
+                    write(self.folder / name)
+                except UsageError as refused:
+                    troubles.append(str(refused))
             try:
-                write(self.folder / name)
-            except UsageError as refused:
-                troubles.append(str(refused))
-        self._metrics.close()
-        self._use.close()
+                self._metrics.close()
+            except OSError as failed:  # a network file system may tell only now what it did not write
+                troubles.append(f"{self.folder / METRICS} may lack lines: {failed.strerror}")
         self.trouble = "; ".join(troubles)
         if kind is not None:
             how = "interrupted" if kind is KeyboardInterrupt else "broken off"

@@ -17,6 +17,7 @@ from rrfp_jax.commands import plan, report, sim
 from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.data.sources import BadDocument
 from rrfp_jax.errors import REFUSED
+from rrfp_jax.files import written_whole
 from rrfp_jax.json_files import write_json
 from rrfp_jax.views.trace_file import write_trace
 from tests.bad_inputs.namespace import timeline
@@ -236,6 +237,13 @@ def test_written_files_keep_links_modes_and_readers(tmp_path):
         assert reader.read() == "before"
     assert link.is_symlink() and target.read_text() == "[1]\n" and target.stat().st_mode & 0o777 == 0o600
     assert sorted(tmp_path.iterdir()) == [link, target]
+
+
+def test_a_file_of_the_longest_name_can_be_written(tmp_path):
+    for text in ("first", "second"):
+        with written_whole(tmp_path / ("n" * 255)) as part:
+            part.write_text(text)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["second"]
 
 
 def workload(folder):

@@ -1,9 +1,11 @@
 """Which checkpoints are kept, how they are written beside training, and what happens without room."""
 
+import errno
 import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +116,17 @@ class TestAsynchronous:
             checkpoints.copied()
         checkpoints.advance(to_the_end=True)
         assert CheckpointFolder(made.folder).steps() == [1, 2]
+
+    def test_tidying_keeps_the_only_checkpoint_if_it_cannot_be_renamed(self, made, monkeypatch):
+        save(made(), 40)
+        (made.folder / "40").rename(made.folder / ".40.replaced")
+        folder = CheckpointFolder(made.folder)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+            folder.tidy()
+        assert folder.steps() == [40] and folder.open(40)
+        folder.tidy()
+        assert [path.name for path in made.folder.iterdir()] == ["40"]
 
 
 class TestWithoutRoom:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -195,6 +196,7 @@ def test_a_folder_that_somebody_removes(tmp_path, files, capsys):
 LIMITED = """
 import json, resource, sys
 from pathlib import Path
+from unittest.mock import Mock
 from rrfp_jax.runs.files import KeptLines
 kept, line = KeptLines(Path(sys.argv[1]), []), "x" * 1500 + "\\n"
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, -1))
@@ -223,6 +225,27 @@ def test_a_disk_that_is_full_when_a_step_is_kept_for_those_who_look(tmp_path, fi
         add(made, [0])
     assert lines(tmp_path) == LINES[:1] and not made.trouble
     assert "latest-step: cannot be written: No space left on device; training" in capsys.readouterr().out
+
+
+def test_a_file_system_that_fails_when_lines_are_closed(tmp_path, files, monkeypatch):
+    def close(self):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt), files() as made:
+        patched.setattr(files_module.KeptLines, "close", close)
+        raise KeyboardInterrupt
+    assert made.trouble == f"{tmp_path}/run/metrics.jsonl may lack lines: Input/output error"
+    with files():
+        pass  # no lock is left
+
+
+def test_a_run_that_cannot_begin_leaves_no_lock(files, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(rrfp.UsageError, match="Input/output"):
+        patched.setattr(files_module, "KeptLines", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        with files():
+            pytest.fail("it has no lines")
+    with files():
+        pass
 
 
 def test_a_live_runs_folder_is_not_taken_away(tmp_path, files):
