@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from rrfp_jax.errors import TrainingError, UsageError, text_of
-from rrfp_jax.printing import warn
+from rrfp_jax.printing import settle_streams, warn
 
 OURS = str(Path(__file__).parent)
 
@@ -44,14 +43,15 @@ class called:
 
     def _end_child(self, raised: BaseException | None) -> NoReturn:
         """End a child that the user's code has forked, and that came back as if it were this process."""
-        if raised is not None and not isinstance(raised, SystemExit):
-            traceback.print_exception(raised)
-        code = 1 if raised is None else getattr(raised, "code", 1)
-        if raised is None:
-            warn(f"{self.what} forked a child that has returned: end it by os._exit(0)")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else int(code is not None))
+        code = raised.code if isinstance(raised, SystemExit) else 1
+        try:
+            if raised is None:
+                warn(f"{self.what} forked a child that has returned: end it by os._exit(0)")
+            elif not isinstance(raised, SystemExit):
+                traceback.print_exception(raised)
+            settle_streams()
+        finally:
+            os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _sentence(raised: BaseException) -> str:

@@ -16,7 +16,7 @@ from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageEr
 from rrfp_jax.fields import path_of, printable
 from rrfp_jax.printing import settle_streams, warn
 from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
-from rrfp_jax.runtime.processes.children import end_workers
+from rrfp_jax.runtime.processes.children import exit_now
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
 
@@ -133,9 +133,10 @@ def interruptible(command: str, body: Callable[[], int]) -> Callable[[], int]:
 
 def leave(status: int) -> None:
     """End a launcher now, without waiting for what the config that it has read may have started."""
-    settle_streams()
-    end_workers(also_waited_for=True)
-    os._exit(status)
+    try:
+        settle_streams()
+    finally:
+        exit_now(status, also_waited_for=True)
 
 
 def _plain(said: object) -> str:

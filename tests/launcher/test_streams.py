@@ -130,15 +130,44 @@ def test_last_words_that_no_file_takes_are_printed_for_the_launcher(tmp_path, mo
     report(world, words)
     line = capfd.readouterr().err
     tmp_path.mkdir()
-    (tmp_path / "line").write_text(f"before\n{line}after\n")
+    (tmp_path / "line").write_text(f"before{line}after\n")
     shown, code = [], f"print(open({str(tmp_path / 'line')!r}).read(), end='')"
     rank = RankProcess(1, [sys.executable, "-c", code], ENV, tmp_path / "log", shown.append)
     assert until(lambda: not rank.read())
     rank.close()
     assert shown == [b"before\n", b"after\n"] and list(rank.tail) == ["before", "after"]
-    assert rank.words == words_in(line.encode())
+    assert rank.words == words_in(line.lstrip("\n").encode())
     assert (rank.words.sentence, rank.words.traceback is None) == (words.sentence, long)
     assert (tmp_path / "log").read_text() == "before\nafter\n" and not read_all(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "from rrfp_jax.commands.command_line import leave; leave(3)",
+        "from rrfp_jax.runtime.lifecycle.failure import end\n"
+        "from rrfp_jax.runtime.processes.world import World\n"
+        "end(World(), 3)",
+        "import threading; from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once\n"
+        "answer = ends_at_once('x')\n"
+        "thread = threading.Thread(target=answer.heed, args=[2]); thread.start(); thread.join()",
+    ],
+    ids=["leave", "end", "ends_at_once"],
+)
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "multiprocessing.active_children = fails",
+        "sys.stdout = sys.stderr = type('Odd', (), {'write': len, 'flush': fails})()",
+    ],
+    ids=["workers", "stream"],
+)
+def test_a_failed_process_never_ends_as_if_all_were_well(end, odd):
+    code = f"import multiprocessing, sys\ndef fails(*_): raise RuntimeError\n{odd}\n{end}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENV, capture_output=True, timeout=LIMIT_SECONDS, check=False
+    )
+    assert done.returncode == (130 if "ends_at_once" in end else 3)
 
 
 def test_a_deleted_working_directory(tmp_path, monkeypatch, capsys):

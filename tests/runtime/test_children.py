@@ -69,9 +69,12 @@ time.sleep(1.0)  # for a heartbeat
 CALLS = """
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.user_code import called
-with called("step 3: the data's load()", TrainingError):
-    pid = os.fork()
-    if pid == 0: THEN
+try:
+    with called("step 3: the data's load()", TrainingError):
+        pid = os.fork()
+        if pid == 0: THEN
+except Exception:
+    os.write(1, b"goes on")
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
@@ -148,8 +151,11 @@ def test_ranks_learn_of_a_death_though_a_child_lives_or_has_ended_in_any_way(par
         ("pass", 1, "step 3: the data's load() forked a child that has returned"),
         ("sys.exit(3)", 3, ""),
         ("raise ValueError('in it')", 1, "ValueError: in it"),
+        ("sys.stdout = None", 1, "forked a child that has returned"),
+        ("sys.stdout = None; raise ValueError('in it')", 1, "ValueError: in it"),
     ],
 )
 def test_a_child_does_not_go_on_as_the_run(parent, then, status, said):
     ended, printed = parent(CALLS.replace("THEN", then))
     assert ended == 0 and printed.splitlines()[-1] == str(status) and said in printed
+    assert "goes on" not in printed

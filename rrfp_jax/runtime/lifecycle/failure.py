@@ -6,7 +6,6 @@ out waits for processes that may be gone.
 
 from __future__ import annotations
 
-import os
 import traceback
 from time import monotonic, sleep
 
@@ -22,7 +21,7 @@ from rrfp_jax.errors import (
 )
 from rrfp_jax.printing import settle_streams, warn
 from rrfp_jax.runtime.lifecycle.last_words import LastWords, Why
-from rrfp_jax.runtime.processes.children import end_workers
+from rrfp_jax.runtime.processes.children import exit_now
 from rrfp_jax.runtime.processes.mailbox import Failed, Mailbox
 from rrfp_jax.runtime.processes.world import World
 
@@ -73,7 +72,7 @@ def report(world: World, words: LastWords) -> None:
         try:
             words.write(world.folder_descriptor)  # the launcher tells it, once for all ranks
         except OSError:
-            warn(words.line())
+            warn(f"\n{words.line()}")  # a line of its own, whatever was printed before
     elif words.kind != "interrupted" or world.size > 1:  # whoever interrupts one process knows it
         text = [words.traceback or "", f"{world.describe(world.rank)}: {words.sentence}\n"]
         text += [f"  it waited for {item}\n" for item in words.waiting]
@@ -96,12 +95,13 @@ def flush(mailbox: Mailbox, seconds: float) -> None:
 
 def end(world: World, status: int) -> None:
     """End this process now, without the ways out that wait for others."""
-    if world.mailbox is not None:
-        flush(world.mailbox, FLUSH_SECONDS)
-        world.mailbox.read()  # what is unread would reset the connections: our words could be lost
-    settle_streams()
-    end_workers()
-    os._exit(status)
+    try:
+        if world.mailbox is not None:
+            flush(world.mailbox, FLUSH_SECONDS)
+            world.mailbox.read()  # what is unread would reset the connections: our words could be lost
+        settle_streams()
+    finally:
+        exit_now(status)
 
 
 def fail(world: World, error: BaseException) -> None:

@@ -13,11 +13,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from rrfp_jax.errors import INTERRUPTED
 from rrfp_jax.printing import warn
-from rrfp_jax.runtime.processes.children import end_workers
+from rrfp_jax.runtime.processes.children import exit_now
 from rrfp_jax.runtime.processes.signals import Signals, collected_signals
 
 
@@ -47,8 +48,10 @@ class EndsAtOnce:
 
     def heed(self, number: int) -> None:
         """Say so, and end."""
-        self._say()
-        self._end()
+        try:
+            self._say()
+        finally:
+            self._end()
 
     def left(self) -> float | None:
         """None: there is no limit."""
@@ -140,8 +143,4 @@ def ends_at_once(command: str, end: Callable[[], None] | None = None) -> EndsAtO
             text = "Ctrl-C while starting: ends; the same command starts it again"
             warn(f"{command}: {text}")
 
-    def leave() -> None:
-        end_workers()
-        os._exit(INTERRUPTED)
-
-    return EndsAtOnce(say, end or leave)
+    return EndsAtOnce(say, end or partial(exit_now, INTERRUPTED))

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 _given_up: list[Callable[[], object]] = []
 
@@ -30,16 +31,20 @@ def children_giving_up(act: Callable[[], object]) -> Iterator[None]:
             _given_up.remove(act)
 
 
-def end_workers(*, also_waited_for: bool = False) -> None:
-    """End the workers that `multiprocessing` would end with this process, which skips Python's way out.
+def exit_now(status: int, *, also_waited_for: bool = False) -> NoReturn:
+    """End this process without Python's way out, and the workers that `multiprocessing` would end with it.
 
     Args:
-        also_waited_for: those, too, that Python would wait for.
+        status: with which it ends, whatever goes wrong.
+        also_waited_for: end those workers, too, that Python would wait for.
     """
-    if (multiprocessing := sys.modules.get("multiprocessing")) is not None:
-        for worker in multiprocessing.active_children():
-            if worker.daemon or also_waited_for:
-                worker.terminate()
+    try:
+        if (multiprocessing := sys.modules.get("multiprocessing")) is not None:
+            for worker in multiprocessing.active_children():
+                if worker.daemon or also_waited_for:
+                    worker.terminate()
+    finally:
+        os._exit(status)
 
 
 def _give_up() -> None:
