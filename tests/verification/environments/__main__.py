@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     if not cases:
         sys.exit(f"--only={options.only}: no case has these words in its name; --list names all")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored in the background
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else ignored under nohup
     rows: list[tuple[Case, Outcome]] = []
     print("case                                               status  seconds  sentence")
     with tempfile.TemporaryDirectory() as kept:
