@@ -43,7 +43,7 @@ def transformer_encoder(dropout):
         ),
         rrfp.layer(nnx.LayerNorm, width, call=lambda m, x, mb: m(x)),
     ]
-    return Model(whole=whole, layers=layers, data=data, loss=cross_entropy)
+    return Model(drops=True, whole=whole, layers=layers, data=data, loss=cross_entropy)
 
 
 def diffusion_transformer(dropout):
@@ -89,7 +89,7 @@ def diffusion_transformer(dropout):
         ),
         rrfp.layer(without(*ends), call=lambda m, s, mb: m.unpatchify(m.final_layer(s["x"], s["c"]))),
     ]
-    return Model(whole=whole, layers=layers, data=data, loss=squares)
+    return Model(drops=True, whole=whole, layers=layers, data=data, loss=squares)
 
 
 test_steps, test_evaluation = held(

@@ -54,7 +54,7 @@ def vision_transformer(dropout):
         ],
         rrfp.layer(make=lambda key: ends(make(key)), call=rows(classify)),
     ]
-    return Model(whole=whole, layers=layers, data=images((3, 16, 16), 5), loss=cross_entropy)
+    return Model(drops=True, whole=whole, layers=layers, data=images((3, 16, 16), 5), loss=cross_entropy)
 
 
 test_steps, test_evaluation = held([vision_transformer], package="equimo", framework="Equinox")

@@ -66,7 +66,7 @@ def gpt2_backbone(dropout):
     )
     whole = whole_of(model, built, lambda x, params: x @ params[table].T)
     tied = {f"0.{place:03}": "-1.000"}
-    return Model(whole=whole, layers=layers, data=tokens(31, 8), loss=cross_entropy, tied=tied)
+    return Model(drops=True, whole=whole, layers=layers, data=tokens(31, 8), loss=cross_entropy, tied=tied)
 
 
 test_steps, test_evaluation = held([gpt2_backbone], package="keras_hub", framework="Keras")

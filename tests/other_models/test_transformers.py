@@ -41,7 +41,7 @@ def gpt2_language_model(dropout):
         rrfp.layer(nn.Embed, 31, 16, call=lambda m, x, mb: m.attend(x)),
     ]
     tied = {"0.wte.embedding": "-1.embedding"}
-    return Model(whole=whole, layers=layers, data=data, loss=cross_entropy, tied=tied)
+    return Model(drops=True, whole=whole, layers=layers, data=data, loss=cross_entropy, tied=tied)
 
 
 def bert_classifier(dropout):
@@ -93,7 +93,7 @@ def bert_classifier(dropout):
         ),
         rrfp.layer(bert.FlaxBertForSequenceClassificationModule, config, call=classify),
     ]
-    return Model(whole=whole, layers=layers, data=data, loss=cross_entropy)
+    return Model(drops=True, whole=whole, layers=layers, data=data, loss=cross_entropy)
 
 
 test_steps, test_evaluation = held(

@@ -41,7 +41,7 @@ def vision_transformer(dropout):
         rrfp.layer(nnx.LayerNorm, 16, call=lambda m, x, mb: m(x)[:, 0]),
         rrfp.layer(nnx.Linear, 16, 5, call=lambda m, x, mb: m(x)),
     ]
-    return Model(whole=whole, layers=layers, data=images((16, 16, 3), 5), loss=cross_entropy)
+    return Model(drops=True, whole=whole, layers=layers, data=images((16, 16, 3), 5), loss=cross_entropy)
 
 
 test_steps, test_evaluation = held([vision_transformer], package="vitax", framework="NNX")
