@@ -113,6 +113,26 @@ class KeptLines:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | how, 0o644)
 
 
+def check_place(config: RunConfig) -> None:
+    """Refuse a run that could not keep its files; nothing is compiled yet.
+
+    Raises:
+        UsageError: naming the file that is where a folder must be, or the folder that cannot be written.
+    """
+    folder = Path(config.directory) / config.name
+    parent = folder.parent
+    while not parent.exists():
+        parent = parent.parent
+    saved = [folder.with_name(f"{folder.name}.checkpoints")] if config.checkpoint.wanted else []
+    for place in (parent, *saved):
+        if place.exists() and not place.is_dir():
+            raise UsageError(
+                f"{folder}: {place} is no folder; set --config.directory, or move that file away"
+            )
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{folder}: {parent} cannot be written; set --config.directory")
+
+
 class RunFiles:
     """What rank 0 writes: the config, the ledger, a line per step, trace and costs of the latest steps.
 
@@ -145,11 +165,6 @@ class RunFiles:
         self._config, self._world, self._writes, self._source = config, world, writes, source
         self._steps, self._done = 0, done
         self._latest = StepFile(self.folder)
-        parent = Path(config.directory)
-        while not parent.exists():
-            parent = parent.parent
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise UsageError(f"{self.folder}: {parent} cannot be written; set --config.directory")
 
     def __enter__(self) -> RunFiles:
         if self._world.rank > 0:

@@ -21,7 +21,7 @@ from rrfp_jax.progress import during
 from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
-from rrfp_jax.runs.files import RunFiles
+from rrfp_jax.runs.files import RunFiles, check_place
 from rrfp_jax.runs.loop import Loop
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runs.saving import Saver
@@ -58,6 +58,7 @@ def train(config: RunConfig, signals: StopSignals, source: Path | None = None) -
         TrainingError: it broke off. The files are complete then, too.
     """
     world = join()
+    check_place(config)
     world.stop.forget()  # an earlier run of this process
     with Display(config.steps, silent=world.rank > 0) as display:
         stopping = Stopping(config, world, display)

@@ -7,9 +7,11 @@ import threading
 from hashlib import sha256
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
-from rrfp_jax.runtime.programs.executables import ENDING
+from rrfp_jax.runtime.programs.executables import ENDING, Executables
 from rrfp_jax.runtime.programs.sealed_files import KEY_FILE, SEAL, NotSealed, SealedFiles, user_key
 from tests.attacks.conftest import NAME, STRANGER
 
@@ -238,3 +240,21 @@ class TestTheKey:
         (tmp_path / "file").touch()
         with pytest.raises(NotSealed, match=f"{why}.*{KEY_FILE}"):
             user_key({KEY_FILE: str(tmp_path / where)})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize(("owner", "mode"), [(STRANGER, 0o777), (STRANGER, 0o700), (0, 0o775), (0, 0o777)])
+def test_programs_in_a_folder_that_is_not_safe_are_compiled_anew(store, own, owner, mode, jax_keeps_nothing):
+    """With the kernel's own owners and modes, and a real program."""
+    lowered = jax.jit(lambda x: x + 1, keep_unused=True).lower(np.float32(0))
+    Executables(store.folder, own).compiled(lowered, jax.devices()[:1])
+    before = {path.name: path.read_bytes() for path in store.folder.iterdir()}
+    os.chown(store.folder, owner, -1)
+    store.folder.chmod(mode)
+    said = []
+    programs = Executables(store.folder, own, said.append)
+    programs.compiled(lowered, jax.devices()[:1])
+    programs.remove_unused()
+    assert (programs.compiles, programs.loads) == (1, 0) and len(before) == 2
+    assert len(said) == 1 and "compiled anew: its folder" in said[0] and "is not safe, " in said[0]
+    assert {path.name: path.read_bytes() for path in store.folder.iterdir()} == before

@@ -15,8 +15,12 @@ import pytest
 import rrfp_jax as rrfp
 from configs.quickstart import get_config
 from rrfp_jax.runs import files as files_module
+from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runs.files import RunFiles
+from rrfp_jax.runs.run import train
+from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
 from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.train.trainer import Trainer
 from tests.support.watched import step_of, told
 
 LINES = [f"{json.dumps({'step': step, 'loss': 1.5})}\n" for step in range(4)]
@@ -251,3 +255,30 @@ def test_a_run_that_cannot_begin_leaves_no_lock(files, monkeypatch):
 def test_a_live_runs_folder_is_not_taken_away(tmp_path, files):
     with files(), pytest.raises(rrfp.UsageError, match="another live run is there"), files():
         pytest.fail("both live")
+
+
+@pytest.mark.parametrize("file", ["runs", "runs/run.checkpoints"])
+def test_a_file_in_the_place_of_a_folder_is_refused_before_anything_is_compiled(tmp_path, monkeypatch, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("a few words")
+    monkeypatch.setattr(Trainer, "start", lambda *args, **kwargs: pytest.fail("it was not refused"))
+    config = replace(
+        get_config(),
+        name="run",
+        directory=str(tmp_path / "runs"),
+        checkpoint=Checkpointing(every_steps=1, resume=False),
+    )
+    with (
+        heard_signals(answer=ends_at_once("test")) as signals,
+        pytest.raises(rrfp.UsageError, match=f"{file} is no folder; set --config.directory"),
+    ):
+        train(config, signals)
+    assert (tmp_path / file).read_text() == "a few words"
+
+
+def test_a_folder_in_the_place_of_a_file_is_moved_away_with_its_run(tmp_path, files):
+    (tmp_path / "run" / "metrics.jsonl" / "own").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").mkdir()
+    with files():
+        assert lines(tmp_path) == []
+    assert (tmp_path / "run.1" / "metrics.jsonl" / "own").is_dir()
