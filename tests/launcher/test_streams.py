@@ -205,12 +205,16 @@ def test_a_clock_that_is_set_back_while_ranks_end(tmp_path, monkeypatch):
 
 
 ENDS = f"""
-import atexit, os, sys, threading, time
+import atexit, os, socket, sys, threading, time
 sys.path.insert(0, {str(ROOT)!r})
 from rrfp_jax.runtime.lifecycle.overtime import limit_overtime
 from rrfp_jax.runtime.processes.world import World
-limit_overtime(World(), float(sys.argv[1]))
+from rrfp_jax.runtime.lifecycle.farewell import Farewell
+from rrfp_jax.runtime.processes.mailbox import Mailbox
+ours, theirs = socket.socketpair()
+world = World(0, 2, Mailbox(0, {{1: ours}}))
 def upload(): time.sleep(60)
+limit_overtime(World() if sys.argv[2:] else world, float(sys.argv[1]))
 """
 
 
@@ -227,6 +231,7 @@ def upload(): time.sleep(60)
         ("threading.Thread(target=upload, daemon=True).start()", "1", 0, ""),
         ("threading.Timer(1.0, print, ['heard']).start()", "20", 0, ""),
         ("threading.Timer(1.0, os._exit, [7]).start(); sys.exit(3)", "inf", 7, ""),
+        ("Farewell._leave_service = lambda _: time.sleep(3); Farewell(world)", "1", 0, ""),
     ],
 )
 def test_what_outlasts_the_work(tmp_path, code, limit, status, who):
@@ -242,6 +247,15 @@ def test_what_outlasts_the_work(tmp_path, code, limit, status, who):
         assert ended.startswith(f"rank 0: its work is done, but {who}") and "not ended within 1 s" in ended
     else:
         assert done.stderr == ""
+
+
+def test_a_process_that_nobody_waits_for_lasts_as_long_as_its_threads(tmp_path):
+    (tmp_path / "script.py").write_text(f"{ENDS}threading.Timer(7.0, print, ['heard']).start()")
+    command = [sys.executable, tmp_path / "script.py", "1", "alone"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    assert (done.returncode, done.stdout) == (0, "heard\n")
+    assert done.stderr.startswith("rank 0: its work is done; it waits for the thread Thread-")
+    assert done.stderr.count("\n") == 1 and done.stderr.endswith(" to end\n")
 
 
 def test_the_launcher_does_not_wait_for_threads_of_the_config(tmp_path, marker):

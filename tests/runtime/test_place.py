@@ -166,9 +166,9 @@ def test_how_long_to_wait_for_the_others(text, seconds):
     assert join_seconds({"RRFP_JOIN_SECONDS": text}) == seconds
 
 
-@pytest.mark.parametrize("text", ["-1", "nan", "soon"])
+@pytest.mark.parametrize("text", ["-1", "nan", "soon", "0", "4.9"])
 def test_no_time_for_threads_that_outlast_the_work(text):
-    assert exit_seconds({}) == 300.0 and exit_seconds({"RRFP_EXIT_SECONDS": "0"}) == 0.0
+    assert exit_seconds({}) == 300.0 and exit_seconds({"RRFP_EXIT_SECONDS": "5"}) == 5.0
     with pytest.raises(UsageError, match=f"RRFP_EXIT_SECONDS={text}: give the seconds that threads and exit"):
         exit_seconds({"RRFP_EXIT_SECONDS": text})
 

@@ -67,6 +67,7 @@ class Farewell:
 
     def _say_goodbye(self) -> None:
         """At Python's end, after the main thread's."""
+        self._world.leaving.says_goodbye = True
         self._world.recorder.phase("ended")
         if self._coordinator is not None:
             self._outlive_others()
@@ -80,6 +81,7 @@ class Farewell:
             self._coordinator.close()
         self._watchdog.stop()
         self._mailbox.close()
+        self._world.leaving.says_goodbye = False  # exit handlers that were there before follow
 
     def _outlive_others(self) -> None:
         """Wait until all other processes have ended; one that is silent for too long counts as lost."""

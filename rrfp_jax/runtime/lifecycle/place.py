@@ -29,6 +29,9 @@ JOIN_SECONDS = 300.0
 EXIT_SECONDS = 300.0
 """So long users' threads and exit handlers may outlast the work. RRFP_EXIT_SECONDS changes it."""
 
+SHORTEST_EXIT_SECONDS = 5.0
+"""Loggers take so long to send what they have."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -113,10 +116,11 @@ def exit_seconds(environment: Mapping[str, str]) -> float:
     """RRFP_EXIT_SECONDS, or the default: how long a process whose work is done waits for users' threads.
 
     Raises:
-        UsageError: it is no number, or negative.
+        UsageError: it is no number, or too short.
     """
-    what = "the seconds that threads and exit handlers of your own have once the work is done, at least 0"
-    return _seconds(environment, "RRFP_EXIT_SECONDS", EXIT_SECONDS, 0.0, what)
+    what = "the seconds that threads and exit handlers of your own have once the work is done, at least "
+    what += f"{SHORTEST_EXIT_SECONDS:g}"
+    return _seconds(environment, "RRFP_EXIT_SECONDS", EXIT_SECONDS, SHORTEST_EXIT_SECONDS, what)
 
 
 def _seconds(environment: Mapping[str, str], name: str, usual: float, least: float, what: str) -> float:

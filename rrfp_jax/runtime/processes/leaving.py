@@ -10,9 +10,14 @@ END_SECONDS = 10.0
 
 
 class Leaving:
-    """What is to be done when this process leaves its run, and who may end it."""
+    """What is to be done when this process leaves its run, and who may end it.
+
+    Attributes:
+        says_goodbye: whether this process is taking its leave of the others, and may wait for them.
+    """
 
     def __init__(self) -> None:
+        self.says_goodbye = False
         self._acts: list[Callable[[], None]] = []
         self._ending = threading.Lock()
 
