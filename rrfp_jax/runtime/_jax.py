@@ -142,11 +142,17 @@ def scan_like(
 
 def provide_cpu_devices(count: int) -> None:
     """Ask for `count` virtual CPU devices if JAX has no backend yet and nobody else has asked for some."""
-    asked = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not in_use() and not cpu_devices_asked_by():
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def cpu_devices_asked_by() -> str:
+    """The setting that asks for a number of virtual CPU devices; "" if none does."""
+    flag = "xla_force_host_platform_device_count"
+    if flag in os.environ.get("XLA_FLAGS", ""):
+        return f"XLA_FLAGS=--{flag}"
     wanted: int = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009 (JAX's types lack it)
-    if xla_bridge.backends_are_initialized() or asked or wanted > 0:
-        return
-    jax.config.update("jax_num_cpu_devices", count)
+    return "jax_num_cpu_devices (JAX_NUM_CPU_DEVICES in the environment)" if wanted > 0 else ""
 
 
 def place_in_run() -> tuple[int, int] | None:

@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "rrfp_jax"
 
 ARROWS = {
+    "authors": set(),
     "errors": set(),
     "files": set(),
     "json_files": {"fields", "files"},
@@ -36,14 +37,14 @@ ARROWS = {
     "data": {"core", "json_files", "user_code"},
     # The runtime: what one process knows of others ...
     "runtime._jax": set(),
-    "runtime.processes": {"core", "json_files", "printing", "runtime._jax"},
+    "runtime.processes": {"authors", "core", "json_files", "printing", "runtime._jax"},
     "runtime.lifecycle": {"runtime.processes"},
     "runtime.transport": {"runtime.lifecycle"},
     "runtime.group": {"runtime.processes"},
     # ... what a stage computes, and where ...
     "runtime.sizes": set(),
     "runtime.autodiff": {"errors", "random_keys", "runtime._jax", "runtime.sizes"},
-    "runtime.model": {"core", "fields", "runtime.autodiff"},
+    "runtime.model": {"authors", "core", "fields", "runtime.autodiff"},
     "runtime.programs": {"files", "printing", "progress", "runtime.model"},
     "runtime.mesh": {"runtime.programs", "runtime.lifecycle"},
     "runtime.stages": {"runtime.mesh", "runtime.programs", "runtime.transport"},

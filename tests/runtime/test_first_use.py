@@ -23,11 +23,11 @@ def package(tmp_path):
     return folder.parent
 
 
-def run(package, folder, text, *command):
-    """Run a script; its exit status, and what it said last."""
+def run(package, folder, text, *command, **settings):
+    """Run a script with environment variables; its exit status, and what it said last."""
     (folder / "script.py").write_text(text)
     environment = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
-    environment |= {"PYTHONPATH": f"{package}:{ROOT}", "JAX_PLATFORMS": "cpu"}
+    environment |= {"PYTHONPATH": f"{package}:{ROOT}", "JAX_PLATFORMS": "cpu"} | settings
     done = subprocess.run(
         [sys.executable, *command, "script.py"],
         cwd=folder,
@@ -45,7 +45,7 @@ CASES = {
     "after rrfp_jax": (IMPORTS + USES, DIRECT + "HERE/script.py:2 (`import early_user`); "),
     "after both": ("import jax\n" + IMPORTS + USES, DIRECT + "HERE/script.py:3 (`import early_user`); "),
     "by the script": (IMPORTS + "import jax\nx = jax.numpy.ones(3)\n", "by HERE/script.py:3 (`x = jax."),
-    "before rrfp_jax": (USES + IMPORTS, "by what ran before `import rrfp_jax`; import that first, and this "),
+    "before rrfp_jax": (USES + IMPORTS, "by code that ran before `import rrfp_jax` (put that import first, "),
 }
 
 
@@ -55,6 +55,23 @@ def test_one_process_is_told_who_used_jax_first(package, tmp_path, text, says):
     says = says.replace("LIB", str(package)).replace("HERE", str(tmp_path))
     assert status == 1 and "Mesh(pp=3) needs 3 devices and this process has 1 (cpu): JAX was used" in said
     assert says in said and "call jax.config.update('jax_num_cpu_devices', 3) before that" in said
+
+
+def test_a_script_in_a_folder_named_like_a_package_is_named(package, tmp_path):
+    (folder := tmp_path / "jax").mkdir()
+    text, says = CASES["by the script"]
+    _, said = run(package, folder, text + MAKES)
+    assert says.replace("HERE", str(folder)) in said
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("XLA_FLAGS", "--xla_force_host_platform_device_count=2"), ("JAX_NUM_CPU_DEVICES", "2")],
+)
+def test_whoever_asked_for_too_few_devices_is_named(package, tmp_path, variable, value):
+    status, said = run(package, tmp_path, IMPORTS + MAKES, **{variable: value})
+    assert status == 1 and "this process has 2 (cpu): " in said and "asks for so many: ask for 3, or" in said
+    assert variable in said and "JAX was used" not in said
 
 
 LAUNCH = ("-m", "rrfp_jax.commands.launch", "-n", "2")

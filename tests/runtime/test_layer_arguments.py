@@ -1,6 +1,7 @@
 """What a layer or its class does not take is said, with what to write instead."""
 
 import re
+from pathlib import Path
 
 import flax.linen as linen
 import jax
@@ -10,6 +11,7 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.model.raised import reason_of
 from tests.runtime.test_layers import WIDTH, Table, head, head_init, tokens_only
 from tests.support import toy
 
@@ -151,3 +153,19 @@ class Packaged(Random):
 )
 def test_which_step_failed_and_where_is_said(make, said):
     assert re.search(said, refusal(make))
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (str(Path(jax.__file__).parent) + "typing/checked.py", "; raised in jaxtyping/checked.py, line 1"),
+        (str(Path(rrfp.__file__).parent) + "_models/block.py", "(block.py, line 1"),
+        (rrfp.__file__, "(test_layer_arguments.py, line "),
+        (jax.__file__, "(test_layer_arguments.py, line "),
+    ],
+)
+def test_code_whose_folder_only_begins_like_one_of_ours_or_jax_is_named(file, said):
+    exec(compile("def fail(): raise ValueError('no')", file, "exec"), space := {})
+    with pytest.raises(ValueError, match="no") as raised:
+        space["fail"]()
+    assert said in reason_of(raised.value)

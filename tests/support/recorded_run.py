@@ -2,6 +2,7 @@
 
 import time
 
+from rrfp_jax.authors import OURS
 from rrfp_jax.core.hints import BFW
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Kind, Placement, Task
@@ -10,7 +11,7 @@ from rrfp_jax.launcher.why.verdict import judge
 from rrfp_jax.runtime.lifecycle import testimony
 from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
 from rrfp_jax.runtime.processes.round_board import ARRIVED, COMING, OFFERED, PRODUCED
-from rrfp_jax.runtime.processes.stacks import OURS, Frame, Thread
+from rrfp_jax.runtime.processes.stacks import Frame, Thread
 
 AWAIT_READY = (Frame(f"{OURS}runtime/processes/collectives.py", 95, "await_ready"),)
 DRIVER = (Frame(f"{OURS}runtime/processes/mailbox.py", 155, "sleep"), Frame("train.py", 80, "<module>"))

@@ -13,7 +13,7 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement, Shape
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, shown
-from rrfp_jax.runtime._jax import first_use, provide_cpu_devices
+from rrfp_jax.runtime._jax import cpu_devices_asked_by, first_use, in_use, provide_cpu_devices
 from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.processes.first_use import first_used
@@ -235,17 +235,20 @@ class Mesh:
 
     def _own_devices(self, count: int) -> list[jax.Device]:
         """The devices of this process's stages, in the order of the mesh."""
+        was_used = in_use()
         if not self.share_devices:
             provide_cpu_devices(count)
         devices = _local_devices()
         if len(devices) < count and not self.share_devices:
-            cause = (
-                "JAX was used before the mesh was made, so no virtual CPU devices could be added: "
-                f"{first_used(first_use())}; call jax.config.update('jax_num_cpu_devices', {count}) before "
-                f"that (in a notebook: restart the kernel first)"
-                if devices[0].platform == "cpu"
-                else "use fewer stages, or more processes"
-            )
+            cause = "use fewer stages, or more processes"
+            if devices[0].platform == "cpu" and was_used:
+                cause = (
+                    "JAX was used before the mesh was made, so no virtual CPU devices could be added: "
+                    f"{first_used(first_use())}; call jax.config.update('jax_num_cpu_devices', {count}) "
+                    f"before that (in a notebook: restart the kernel first)"
+                )
+            elif devices[0].platform == "cpu":
+                cause = f"{cpu_devices_asked_by()} asks for so many: ask for {count}"
             raise UsageError(
                 f"{self._named} needs {count} devices and this process has {len(devices)} "
                 f"({devices[0].platform}): {cause}, or let stages share a device: "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from rrfp_jax.authors import is_of
 from rrfp_jax.runtime.processes.stacks import Frame
 
 PASSED_OVER = ("jax", "jaxlib", "flax")
@@ -55,15 +55,11 @@ def first_used(stack: Sequence[tuple[str, int, str]] | None) -> str:
     """
     frames = [Frame(*one) for one in stack or ()]
     frames = [one for one in frames if one.whose != "ours" and not one.file.startswith("<frozen")]
-    direct = next((one for one in frames if not _is_passed_over(one.file)), None)
+    direct = next((one for one in frames if not any(is_of(one.file, name) for name in PASSED_OVER)), None)
     users = next((one for one in frames if one.whose == "user"), direct)
     if direct is None or users is None:
-        return "by what ran before `import rrfp_jax`; import that first, and this message names the line"
+        return "by code that ran before `import rrfp_jax` (put that first, and this message names the line)"
     return f"by {_line(direct)}" + ("" if users == direct else f", reached from {_line(users)}")
-
-
-def _is_passed_over(file: str) -> bool:
-    return any(f"{os.sep}{name}{os.sep}" in file for name in PASSED_OVER)
 
 
 def _line(frame: Frame) -> str:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Literal, NamedTuple, TypeAlias
 
-Whose: TypeAlias = Literal["user", "ours", "library"]
+from rrfp_jax.authors import author_of
 
-OURS = str(Path(__file__).parents[2]) + "/"
-LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-LIBRARY = re.compile(r"<frozen |<string>|/(site|dist)-packages/|.*/(site|dist)-packages/")
+Whose: TypeAlias = Literal["user", "ours", "library"]
 
 LOADER = "rrfp-load"
 """The name of the thread that loads the next step's data."""
@@ -37,9 +33,8 @@ class Frame(NamedTuple):
     @property
     def whose(self) -> Whose:
         """Who has written it."""
-        if self.file.startswith(OURS):
-            return "ours"
-        return "library" if self.file.startswith(LIBRARIES) or LIBRARY.match(self.file) else "user"
+        author = author_of(self.file)
+        return author if author in ("user", "ours") else "library"
 
     def __str__(self) -> str:
         return f"{self.function} ({self.file}:{self.line})"
