@@ -170,23 +170,8 @@ def read_end(path: str | Path, most: int) -> tuple[bytes, bool]:
         return os.pread(descriptor, most, begin), begin == 0
 
 
-@contextmanager
-def used_folder(folder: Path) -> Iterator[int]:
-    """Inside, `is_used` is true of a folder, also once it has another name; without locks it never is.
-
-    The value is the descriptor that holds the lock, which a forked child would hold, too.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with suppress(OSError):  # its file system has none
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def is_used(folder: Path) -> bool | None:
-    """Whether a living process is inside `used_folder` with a folder; None if that cannot be told."""
+    """Whether a living process has a folder in use (`name_lock.used_folder`); None if that cannot be told."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.files import is_used, move_away, used_folder
-from rrfp_jax.runtime.processes.name_lock import is_held
+from rrfp_jax.files import is_used, move_away
+from rrfp_jax.runtime.processes.name_lock import is_held, used_folder
 
 ATTEMPT = (
     *("rank-*.log", "flight-*", "last-words-*.json", "diagnosis.txt"),

@@ -8,7 +8,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,13 +16,13 @@ import msgspec
 
 from rrfp_jax import printing
 from rrfp_jax.errors import UsageError
-from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named, read_whole, used_folder
+from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named, read_whole
 from rrfp_jax.json_files import LARGEST_LINES, Count, Unreadable, as_kind, parse_json, read_json
 from rrfp_jax.live.step_file import NAME as STEP_FILE
 from rrfp_jax.live.step_file import Reported, StepFile
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runs.origin import origin_of
-from rrfp_jax.runtime.processes.children import children_giving_up
+from rrfp_jax.runtime.processes.name_lock import used_folder
 from rrfp_jax.runtime.processes.world import World
 
 METRICS = "metrics.jsonl"
@@ -172,8 +171,7 @@ class RunFiles:
         try:
             with ExitStack() as use:
                 self._take_place()
-                descriptor = use.enter_context(used_folder(self.folder))
-                use.enter_context(children_giving_up(partial(os.close, descriptor)))
+                use.enter_context(used_folder(self.folder))
                 self.write("config.json", as_json(self._config) | {ORIGIN: origin_of(self._source)})
                 lines = _lines_before(self._done, self.folder, self._say)
                 self._metrics = KeptLines(self.folder / METRICS, lines)

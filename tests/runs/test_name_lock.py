@@ -11,12 +11,12 @@ import sys
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.files import is_used, used_folder
+from rrfp_jax.files import is_used
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.runs.run import train
 from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
 from rrfp_jax.runtime.processes import name_lock
-from rrfp_jax.runtime.processes.name_lock import is_held, name_held
+from rrfp_jax.runtime.processes.name_lock import is_held, name_held, used_folder
 from rrfp_jax.runtime.processes.world import World
 from tests.scripts.toy_run import ToyRun
 

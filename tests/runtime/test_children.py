@@ -58,6 +58,14 @@ with lent_folder(Path(sys.argv[1]).parent) as folder:
     child()
     die()
 """
+STAGES = """
+from rrfp_jax.launcher.folders import RunFolder
+place = Path(sys.argv[1])
+folder = RunFolder(place.parent, "trial")
+folder.staging.rename(place)
+child()
+die()
+"""
 IN_A_RUN = """
 from rrfp_jax.runtime.lifecycle.farewell import Farewell
 from rrfp_jax.runtime.processes.mailbox import Mailbox
@@ -124,7 +132,7 @@ def test_a_parent_hears_no_signals_of_its_children_and_ends_without_them(parent,
     assert parent(LISTENS.replace("INSIDE", inside)) == (0, "[] 1\n")
 
 
-@pytest.mark.parametrize("holds", [LOCKS, LENDS])
+@pytest.mark.parametrize("holds", [LOCKS, LENDS, STAGES])
 def test_locks_end_with_their_holder_whoever_it_has_forked(parent, tmp_path, holds):
     place = tmp_path / "place"
     assert parent(holds, place)[0] == -signal.SIGKILL

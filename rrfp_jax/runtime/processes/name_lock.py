@@ -2,7 +2,7 @@
 
 The lock is the kernel's (`flock`), which takes it back when a process dies: a killed run is in nobody's way.
 The file says who has it, and is removed at the end. If somebody deletes it meanwhile, a second run is refused
-by the lock on the run's folder (`files.used_folder`).
+by the lock on the run's folder (`used_folder`).
 """
 
 from __future__ import annotations
@@ -105,6 +105,19 @@ def is_held(folder: Path) -> bool:
 
 def _lock_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
+
+
+@contextmanager
+def used_folder(folder: Path) -> Iterator[None]:
+    """Inside, `is_used` is true of a folder, also once it has another name; without locks it never is."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # its file system has none
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
+            yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
