@@ -45,7 +45,7 @@ CASES = {
     "after rrfp_jax": (IMPORTS + USES, DIRECT + "HERE/script.py:2 (`import early_user`); "),
     "after both": ("import jax\n" + IMPORTS + USES, DIRECT + "HERE/script.py:3 (`import early_user`); "),
     "by the script": (IMPORTS + "import jax\nx = jax.numpy.ones(3)\n", "by HERE/script.py:3 (`x = jax."),
-    "before rrfp_jax": (USES + IMPORTS, "by code that ran before `import rrfp_jax` (put that import first, "),
+    "before rrfp_jax": (USES + IMPORTS, "by code that ran before `import rrfp_jax` (put that first, "),
 }
 
 

@@ -163,6 +163,7 @@ def test_which_step_failed_and_where_is_said(make, said):
         (rrfp.__file__, "(test_layer_arguments.py, line "),
         (jax.__file__, "(test_layer_arguments.py, line "),
     ],
+    ids=["jaxtyping", "rrfp_jax_models", "rrfp_jax", "jax"],
 )
 def test_code_whose_folder_only_begins_like_one_of_ours_or_jax_is_named(file, said):
     exec(compile("def fail(): raise ValueError('no')", file, "exec"), space := {})

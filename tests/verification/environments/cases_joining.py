@@ -52,7 +52,7 @@ CASES = [
         shell=SCRIPT,
         at_import=EARLY,
         status=2,
-        says=["by code that ran before `import rrfp_jax` \\(put that import first, and this"],
+        says=["by code that ran before `import rrfp_jax` \\(put that first, and this"],
         tracebacks=2,
     ),
     Case(name="join: script joins, then uses JAX", shell=SCRIPT, at_import=JOINS + EARLY, says=["trained 8"]),
