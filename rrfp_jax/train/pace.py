@@ -54,7 +54,7 @@ class Pace:
         message_bytes: of every activation and gradient.
 
     Raises:
-        UsageError: no such file, one that is no workload, or messages of no bytes or more than 2**30.
+        UsageError: no such file, one that is no workload, or messages of no bytes or more than 1 GiB.
     """
 
     workload: str = ""
