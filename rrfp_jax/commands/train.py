@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status
 from rrfp_jax.commands.config_line import read_config_line
-from rrfp_jax.errors import DONE
+from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.fields import printable
 from rrfp_jax.printing import occupy_streams, settle_streams
 from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
 
@@ -47,9 +49,21 @@ def _train(argv: Sequence[str]) -> int:
             return DONE
         world = join()  # before the file is read, which may use JAX
         with signals.answered_by(ends_at_once(COMMAND, lambda: fail(world, KeyboardInterrupt()))):
+            before = _settings()
             config = configured(line, USAGE)
+        if changed := sorted(name for name, _ in before ^ _settings()):
+            names = printable(", ".join(dict.fromkeys(changed)))
+            raise UsageError(
+                f"{printable(line.file)}: sets {names}, but this process has joined its run already: set such "
+                f"variables in the shell, before the command"
+            )
         assert config is not None
         return train(config, signals, Path(line.file))
+
+
+def _settings() -> set[tuple[str, str]]:
+    """The environment variables of this package, with their values."""
+    return {(name, value) for name, value in os.environ.items() if name.startswith("RRFP_")}
 
 
 def run() -> None:

@@ -1,5 +1,6 @@
 """Config files that raise, miss something or hold what cannot be: a sentence, and their own traceback."""
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -37,6 +38,10 @@ FILES = {
     "recursion": ("def get_config():\n    return get_config()", r"get_config\(\) raised RecursionError"),
     "nothing": ("def get_config():\n    pass", r"get_config\(\) returned NoneType"),
     "number": ("get_config = 3", r"has no function get_config\(\)"),
+    "bind": (
+        f"{START}\nimport os\nos.environ['RRFP_BIND'] = '127.0.0.1'\nget_config = quickstart",
+        "own.py: sets RRFP_BIND, but this process has joined its run already: set such variables in the shell",
+    ),
     "class": (
         f"{START}\ndef get_config():\n    return type(quickstart())()",
         r"get_config\(\) raised TypeError",
@@ -70,7 +75,8 @@ def search_path(monkeypatch):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_does_not_work_gets_one_sentence_and_its_own_traceback(name, tmp_path, capsys):
+def test_a_file_that_does_not_work_gets_a_sentence_and_its_own_traceback(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     text, said = FILES[name]
     file = tmp_path / "own.py"
     file.write_text(text)
