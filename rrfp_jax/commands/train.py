@@ -54,8 +54,8 @@ def _train(argv: Sequence[str]) -> int:
         if changed := sorted(name for name, _ in before ^ _settings()):
             names = printable(", ".join(dict.fromkeys(changed)))
             raise UsageError(
-                f"{printable(line.file)}: sets {names}, but this process has joined its run already: set such "
-                f"variables in the shell, before the command"
+                f"{printable(line.file)}: sets {names}, but this process has joined its run already: set "
+                f"such variables in the shell, before the command"
             )
         assert config is not None
         return train(config, signals, Path(line.file))

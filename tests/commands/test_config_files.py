@@ -40,7 +40,7 @@ FILES = {
     "number": ("get_config = 3", r"has no function get_config\(\)"),
     "bind": (
         f"{START}\nimport os\nos.environ['RRFP_BIND'] = '127.0.0.1'\nget_config = quickstart",
-        "own.py: sets RRFP_BIND, but this process has joined its run already: set such variables in the shell",
+        "own.py: sets RRFP_BIND, but this process has joined its run already: set such variables",
     ),
     "class": (
         f"{START}\ndef get_config():\n    return type(quickstart())()",
