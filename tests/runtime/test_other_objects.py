@@ -55,6 +55,27 @@ class Affine:
         return x
 
 
+class Flagged(Attended):
+    def __call__(self, x, on=False):
+        return self.inner(x)
+
+
+class Worded(nnx.Module):
+    """Has keywords that `rrfp.layer` has, too."""
+
+    def __init__(self, width, *, split=None, make="a", init=abs, call="b", rngs, **others):
+        given = (split, make, init(-1), call, others)
+        self.inner = nnx.Linear(width, width, use_bias=given != (4, None, -2, "x", {"combine": 3}), rngs=rngs)
+
+    def __call__(self, x, mb):
+        return self.inner(x)
+
+
+class Renamed(nnx.Module):
+    def __call__(self, x, batch):
+        return x.reshape(batch.shape)
+
+
 def kernels_alone(affine):
     return {"first": affine.kernels[0], "second": affine.kernels[1]}, affine
 
@@ -132,6 +153,52 @@ def named(tree):
     ]
 
 
+class AtSign(linen.Module):
+    @linen.compact
+    def __call__(self, x, mb):
+        scale, shift = (self.param(name, linen.initializers.ones, (WIDTH,)) for name in ("@scale", "shift"))
+        return x * scale + shift + self.variable("table", "@scale", lambda: jnp.ones(WIDTH)).value
+
+
+def carried(carry, mb=None):
+    return mb["x"] if mb else carry
+
+
+def rows(module, x, mb):
+    return x @ module["w"][0] + module["table"]
+
+
+def listed(key):
+    return {"w": [jax.random.normal(key, (WIDTH, WIDTH))], "table": jnp.arange(WIDTH)}
+
+
+WORDS = {"split": 4, "make": None, "init": lambda x: 2 * x, "call": "x", "combine": 3}
+LISTED = rrfp.layer(
+    make=listed,
+    call=rows,
+    split=lambda made: (made["w"], {"table": made["table"]}),
+    combine=lambda params, static: {"w": params, **static},
+)
+
+
+@pytest.mark.parametrize(
+    ("layer", "paths"),
+    [
+        (rrfp.layer(carried), []),
+        (LISTED, ["0", "table"]),
+        (rrfp.layer(Worded, WIDTH, **WORDS), ["inner.kernel"]),
+        (rrfp.layer(lambda rngs, **own: Worded(WIDTH, rngs=rngs, **own), **WORDS), ["inner.kernel"]),
+        (rrfp.layer(AtSign), ["@params.@scale", "@table.@scale", "shift"]),
+    ],
+    ids=["whether there is a microbatch", "a list, and a dict", "keywords", "keywords of a function", "@"],
+)
+def test_it_trains(layer, paths):
+    layers = [rrfp.layer(first), layer, rrfp.layer(Attended, WIDTH, call=attend)]
+    trainer = toy.trainer(2, pipe=rrfp.Pipeline(layers, loss), data=BATCH)
+    trainer.step(BATCH)
+    assert [path for path, _ in named(trainer.stage_params["1"])] == paths
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -154,7 +221,12 @@ def named(tree):
             "must take (module, carry, mb); add mb",
         ),
         (lambda: rrfp.layer(Attended, WIDTH), "it was called as module(carry, mb): if it takes"),
-        (lambda: rrfp.layer(nnx.BatchNorm, WIDTH), "takes a microbatch for something that is true or false"),
+        (
+            lambda: rrfp.layer(nnx.BatchNorm, WIDTH),
+            "takes use_running_average: Optional[bool] = None as its second argument; it was called as",
+        ),
+        (lambda: rrfp.layer(Flagged, WIDTH), "takes on=False as its second argument; it was called as"),
+        (lambda: rrfp.layer(Renamed), "has no attribute 'shape'; it was called as module(carry, mb)"),
     ],
 )
 def test_what_does_not_fit_is_said(make, said):

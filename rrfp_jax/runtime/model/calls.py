@@ -7,9 +7,10 @@ whether it is about this one.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, formatannotation
 from typing import Any
 
 from rrfp_jax.errors import UsageError
@@ -21,6 +22,9 @@ CALLED_WITHOUT_CALL = (
 )
 """What to do where an author's class takes something else as its second argument."""
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+FLAGS = ("train", "training", "is_training", "deterministic", "use_running_average")
+"""What authors call an argument that is true or false."""
+BOOL = re.compile(r"bool( ?\| ?None)?|None ?\| ?bool|([\w.]+\.)?Optional\[bool\]")
 OF_FLAX = ("rngs", "parent", "name")
 """Parameters of modules that nobody gives here."""
 
@@ -82,6 +86,20 @@ def calling(function: Callable[..., Any], takes: Sequence[str] = CARRY_AND_MB) -
         raise UsageError(
             f"{who}must take ({', '.join(takes)}); {_remedy(signature, takes)}{other}"
         ) from error
+
+
+def second_argument(function: Any) -> Parameter | None:
+    """What a call's second positional argument goes to; None if nothing of that name is known."""
+    signature = signature_of(function)
+    places = [p for p in signature.parameters.values() if p.kind in POSITIONAL] if signature else []
+    return places[1] if len(places) > 1 else None
+
+
+def is_flag(parameter: Parameter) -> bool:
+    """Whether an argument is true or false, so that a microbatch in its place would silently be true."""
+    hint = parameter.annotation
+    text = hint if isinstance(hint, str) else formatannotation(hint)
+    return parameter.name in FLAGS or isinstance(parameter.default, bool) or bool(BOOL.fullmatch(text))
 
 
 def init_takes_carry(init: Callable[..., Any]) -> bool:

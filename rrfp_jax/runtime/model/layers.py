@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.runtime._jax import cast_like
-from rrfp_jax.runtime.model.calls import CALLED_WITHOUT_CALL, CARRY_AND_MB, calling, init_takes_carry
+from rrfp_jax.runtime.model.calls import CARRY_AND_MB, calling, init_takes_carry, signature_of
 
 MOST_LAYERS = 2**16
 """Of a model, each of which is traced if it is unlike the one before it."""
@@ -96,9 +96,6 @@ class MicrobatchView(Mapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
 
-    def __bool__(self) -> bool:
-        raise UsageError(f"takes a microbatch for something that is true or false; {CALLED_WITHOUT_CALL}")
-
     def __len__(self) -> int:
         return len(self._fields)
 
@@ -165,6 +162,9 @@ class LayerSpec:
     constants: Callable[[Params], Collection[str]] = field(default=lambda params: (), kw_only=True)
 
 
+_ABSENT: Any = inspect.Parameter.empty
+
+
 def layer(
     factory: Any = None,
     /,
@@ -172,9 +172,9 @@ def layer(
     repeat: int = 1,
     init: Callable[..., Any] | None = None,
     call: Call | None = None,
-    make: Callable[[jax.Array], Any] | None = None,
-    split: Callable[[Any], tuple[Any, Any]] | None = None,
-    combine: Callable[[Any, Any], Any] | None = None,
+    make: Callable[[jax.Array], Any] | None = _ABSENT,
+    split: Callable[[Any], tuple[Any, Any]] | None = _ABSENT,
+    combine: Callable[[Any, Any], Any] | None = _ABSENT,
     **kwargs: Any,
 ) -> LayerSpec:
     """Describe one layer, or `repeat` equal ones with their own parameters, without building anything.
@@ -205,20 +205,20 @@ def layer(
             trained.
         combine: for `make`: the inverse of `split`, `combine(params, static) -> object`. Without `combine`
             both must be trees like the object, each with None where the other has a leaf.
-        **kwargs: see `args`.
+        **kwargs: see `args`. A class that has keywords named `init`, `make`, `split` or `combine` itself gets
+            those, and its own `call` unless that is a function.
 
     Raises:
         UsageError: something that is none of these, such as an NNX module that is already built; a repeat
             below 1 or beyond 65,536; an `init`, `call`, `make`, `split` or `combine` that is no function, or
             that stands beside what it is not for.
     """
+    given = {"init": init, "call": call, "make": make, "split": split, "combine": combine}
+    own, authors = _ours_and_theirs(factory, given)
+    init, call, make, split, combine = own.values()
+    kwargs |= authors
     name = getattr(make or factory, "__name__", type(make or factory).__name__)
-    if not isinstance(repeat, int) or isinstance(repeat, bool) or not 1 <= repeat <= MOST_LAYERS:
-        raise UsageError(
-            f"layer({name}, repeat={shown(repeat)}): a layer must stand there at least once, and at most "
-            f"{MOST_LAYERS:,} times"
-        )
-    _check_functions(name, {"init": init, "call": call, "make": make, "split": split, "combine": combine})
+    _check(name, repeat, own)
     if make is not None:
         if factory is not None or args or kwargs or init is not None:
             raise UsageError(
@@ -251,6 +251,22 @@ def layer(
     )
 
 
+def _ours_and_theirs(factory: Any, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Our keywords, None for those absent; and those for an author's class, or function of `rngs`."""
+    present = {name: value for name, value in given.items() if value is not _ABSENT}
+    signature = signature_of(factory) if callable(factory) else None
+    theirs = {}
+    if signature is not None and (isinstance(factory, type) or "rngs" in signature.parameters):
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        ours = {"init": given["init"] is None, "call": given["call"] is None or callable(given["call"])}
+        theirs = {
+            name: value
+            for name, value in present.items()
+            if not ours.get(name) and (takes_any or name in signature.parameters)
+        }
+    return {name: None if name in theirs else present.get(name) for name in given}, theirs
+
+
 _CALLED: Mapping[str, str] = {
     "init": "a function of a random key, init(key)",
     "call": "a function call(module, carry, mb)",
@@ -260,7 +276,12 @@ _CALLED: Mapping[str, str] = {
 }
 
 
-def _check_functions(name: str, given: Mapping[str, Any]) -> None:
+def _check(name: str, repeat: Any, given: Mapping[str, Any]) -> None:
+    if not isinstance(repeat, int) or isinstance(repeat, bool) or not 1 <= repeat <= MOST_LAYERS:
+        raise UsageError(
+            f"layer({name}, repeat={shown(repeat)}): a layer must stand there at least once, and at most "
+            f"{MOST_LAYERS:,} times"
+        )
     for what, value in given.items():
         if value is not None and not callable(value):
             raise UsageError(f"layer({name}, {what}={shown(value)}): give {_CALLED[what]}")

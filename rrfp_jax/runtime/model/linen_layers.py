@@ -28,7 +28,10 @@ Variables: TypeAlias = dict[str, Any]
 """By collection."""
 
 _COLLECTION = "@"
-"""What the names of collections other than "params" begin with among a layer's parameters."""
+"""What the names of collections other than "params" begin with among a layer's parameters.
+
+Those of "params" that begin with it themselves lie in "@params".
+"""
 
 _PARAMS, _DROPOUT = "params", "dropout"
 
@@ -47,20 +50,25 @@ def linen_layer(name: str, module: linen.Module, call: Call | None, repeat: int)
 
 def variables_of(params: Params) -> Variables:
     """A layer's parameters as flax has them, by collection."""
-    others = {key: tree for key, tree in params.items() if is_constant(str(key))}
-    own = {key: tree for key, tree in params.items() if key not in others}
-    return {_PARAMS: own, **{key.removeprefix(_COLLECTION): tree for key, tree in others.items()}}
+    own = {key: tree for key, tree in params.items() if not str(key).startswith(_COLLECTION)}
+    others = {key.removeprefix(_COLLECTION): tree for key, tree in params.items() if key not in own}
+    return {**others, _PARAMS: own | others.get(_PARAMS, {})}
 
 
 def params_of(variables: Mapping[str, Any]) -> Params:
     """The inverse of `variables_of`."""
-    others = {f"{_COLLECTION}{key}": tree for key, tree in variables.items() if key != _PARAMS}
-    return {**variables.get(_PARAMS, {}), **others}
+    own = variables.get(_PARAMS, {})
+    marked = {key: tree for key, tree in own.items() if str(key).startswith(_COLLECTION)}
+    others = {key: tree for key, tree in variables.items() if key != _PARAMS}
+    others |= {_PARAMS: marked} if marked else {}
+    return {key: tree for key, tree in own.items() if key not in marked} | {
+        f"{_COLLECTION}{key}": tree for key, tree in others.items()
+    }
 
 
 def is_constant(path: str) -> bool:
     """Whether a parameter of this path in its layer is of another collection than "params"."""
-    return path.startswith(_COLLECTION)
+    return path.startswith(_COLLECTION) and not path.startswith(f"{_COLLECTION}{_PARAMS}.")
 
 
 def constants(params: Params) -> Collection[str]:

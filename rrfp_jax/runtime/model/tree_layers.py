@@ -14,9 +14,8 @@ import numpy as np
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.random_keys import as_key, plain
-from rrfp_jax.runtime.model.calls import CALLED_WITHOUT_CALL, calling
+from rrfp_jax.runtime.model.calls import CALLED_WITHOUT_CALL, calling, is_flag, second_argument
 from rrfp_jax.runtime.model.layers import Apply, Call, LayerSpec, MicrobatchView, Params
-from rrfp_jax.runtime.model.raised import reason_of
 
 Path: TypeAlias = tuple[int | str, ...]
 
@@ -89,14 +88,15 @@ def tree_layer(
 
     def arrays(key: jax.Array) -> tuple[Params, _Parts]:
         params, static = parting.split(make(key))
-        trained = _named(params)
         rest, structure = jax.tree_util.tree_flatten_with_path(static)
         kept = [(_path(path), leaf) for path, leaf in rest if isinstance(leaf, jax.Array)]
         others = {i: leaf for i, (_, leaf) in enumerate(rest) if not isinstance(leaf, jax.Array)}
-        constants = frozenset(".".join(map(str, path)) for path, _ in kept)
-        specs = [(path, jax.typeof(leaf)) for path, leaf in (*trained, *kept)]
+        trained = _named(params)
+        leaves = _comparable([*trained, *kept])
+        constants = frozenset(".".join(map(str, path)) for path, _ in leaves[len(trained) :])
+        specs = [(path, jax.typeof(leaf)) for path, leaf in leaves]
         parts = _Parts(specs, constants, jax.tree.structure(params), structure, others)
-        return _nested([(path, plain(leaf)) for path, leaf in (*trained, *kept)]), parts
+        return _nested([(path, plain(leaf)) for path, leaf in leaves]), parts
 
     @cache
     def parts() -> _Parts:
@@ -130,16 +130,21 @@ def called(module: Any, carry: Any, mb: MicrobatchView, call: Call | None) -> An
     Raises:
         UsageError: the object or `call` takes other arguments.
     """
-    if call is None:
-        try:
-            with calling(module):
-                return module(carry, mb)
-        except (TypeError, AttributeError) as error:
-            if type(mb).__name__ not in str(error):
-                raise
-            raise UsageError(f"{reason_of(error)}; {CALLED_WITHOUT_CALL}") from error
-    with calling(call, CALL_TAKES):
-        return call(module, carry, mb)
+    if call is not None:
+        with calling(call, CALL_TAKES):
+            return call(module, carry, mb)
+    second = second_argument(module)
+    named_mb = second is not None and second.name == "mb"
+    if second is not None and not named_mb and is_flag(second):
+        raise UsageError(f"takes {second} as its second argument; {CALLED_WITHOUT_CALL}")
+    try:
+        with calling(module):
+            return module(carry, mb)
+    except (TypeError, AttributeError) as error:
+        if named_mb or type(error) not in (TypeError, AttributeError):
+            raise
+        told = type(error)(f"{str(error).partition(chr(10))[0]}; {CALLED_WITHOUT_CALL}")
+        raise told.with_traceback(error.__traceback__) from error
 
 
 def _partition(tree: Any) -> tuple[Any, Any]:
@@ -168,6 +173,19 @@ def _path(entries: Sequence[Any]) -> Path:
         key if type(key) is int else jax.tree_util.keystr((entry,), simple=True)
         for key, entry in zip(keys, entries, strict=True)
     )
+
+
+def _comparable(leaves: Sequence[tuple[Path, Any]]) -> list[tuple[Path, Any]]:
+    """Leaves whose paths have text for a whole number that meets text in one dict: JAX sorts its keys."""
+    texts = {
+        tuple(map(str, path[:i])) for path, _ in leaves for i, key in enumerate(path) if isinstance(key, str)
+    }
+
+    def alike(path: Path) -> Path:
+        written = tuple(map(str, path))
+        return tuple(written[i] if written[:i] in texts else key for i, key in enumerate(path))
+
+    return [(alike(path), leaf) for path, leaf in leaves]
 
 
 def _nested(leaves: Sequence[tuple[Path, Any]]) -> Params:
