@@ -100,7 +100,7 @@ def expanded(what: str, path: str | os.PathLike[str]) -> Path:
     home = os.path.expanduser(path)
     if home.startswith("~"):
         user, text = printable(Path(home).parts[0]), printable(os.fspath(path))
-        raise UsageError(f"{what}={text!r}: {user} is nobody's home here; give the path in full")
+        raise UsageError(f"{what}={text!r}: no user here has the home {user}; give the path in full")
     return Path(home)
 
 

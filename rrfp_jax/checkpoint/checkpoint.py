@@ -83,7 +83,9 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copied = threading.Event()
         self._saving: _Saving | None = None
-        self.complete: int | None = None  # step of the latest that was completed here, as all processes know
+        self.complete: int | None = (
+            None  # step of the latest checkpoint completed here; the same on all processes
+        )
 
     # Saving.
 

@@ -100,7 +100,7 @@ class TextFiles:
 
     @property
     def files(self) -> Iterable[Path]:
-        """That are read."""
+        """The files that are read."""
         return (path for _, path, *_ in self._spans)
 
     @functools.cached_property
@@ -196,7 +196,7 @@ class JsonLines:
 
     @property
     def files(self) -> Iterable[Path]:
-        """That are read."""
+        """The files that are read."""
         return (path for _, path, *_ in self._lines)
 
     @functools.cached_property

@@ -58,7 +58,7 @@ class TokenFile:
 
     @property
     def files(self) -> Sequence[Path]:
-        """That are read."""
+        """The files that are read."""
         return [self._path, self._offsets_path]
 
     @property

@@ -151,14 +151,14 @@ PATHS = {
 
 @pytest.mark.parametrize("kind", PATHS)
 def test_a_home_that_nobody_has(kind):
-    said = f"^path='{HOMELESS}': ~nobody-of-this-name is nobody's home here; give the path in full$"
+    said = f"^path='{HOMELESS}': no user here has the home ~nobody-of-this-name; give the path in full$"
     with pytest.raises(rrfp.UsageError, match=said):
         PATHS[kind]()
 
 
 def test_a_home_that_nobody_has_for_images(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a", "images": ["b.png"]}\n')
-    with pytest.raises(rrfp.UsageError, match=f"folder='{HOMELESS}': ~nobody-of-this-name is nobody's home"):
+    with pytest.raises(rrfp.UsageError, match=f"folder='{HOMELESS}': no user here has the home ~nobody"):
         data.ImageLines(str(tmp_path / "a.jsonl"), folder=HOMELESS).read(0)
 
 

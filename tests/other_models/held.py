@@ -165,7 +165,7 @@ def apart(found, expected, floor=0.0):
     """The largest difference of two arrays, relative to the largest value expected, or to `floor`."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     assert found.shape == expected.shape
-    assert np.isfinite(expected).all()
+    assert np.isfinite(expected).all() and np.isfinite(found).all()
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), floor))
 
 

@@ -103,7 +103,7 @@ def _of_equation(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
 
 
 def _other(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
-    """Of an equation that computes."""
+    """New values, one for each output of an equation that computes."""
     return [object() for _ in equation.outvars]
 
 

@@ -12,10 +12,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "bugs.md"
 HEAD = """\
 # Bugs that this runtime cannot have, and the test that shows it
 
-{published} bugs below were published by users and authors of other systems; the others are ours to avoid.
-Each bug was put into this code, in memory, and the test beside it failed. `python -m
-tests.verification.mutants` does that again, and with `--page` writes this page from the same table
-(`tests/verification/mutation`).
+{published} of the bugs below were published by users and authors of other systems; the rest are mistakes that
+could as easily have been made here. Each bug was put into this code, in memory, and the test beside it
+failed. `python -m tests.verification.mutants` does that again, and with `--page` writes this page from the
+same table (`tests/verification/mutation`).
 """
 
 COLUMNS = (
