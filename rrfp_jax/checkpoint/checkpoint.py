@@ -83,9 +83,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copied = threading.Event()
         self._saving: _Saving | None = None
-        self.complete: int | None = (
-            None  # step of the latest checkpoint completed here; the same on all processes
-        )
+        self.complete: int | None = None  # step of the latest checkpoint completed here; all processes agree
 
     # Saving.
 
