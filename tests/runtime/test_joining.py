@@ -91,3 +91,26 @@ def test_ranks_whose_coordinator_is_gone_frozen_or_alone_end_by_themselves():
         for reason, one in ranks.items():
             _, said = one.communicate(timeout=90.0)
             assert one.returncode == 1 and reason in said and "127.0.0.1:" in said, said
+
+
+WORKERS = """
+import multiprocessing
+import rrfp_jax as rrfp
+rrfp.join(); rrfp.join()
+from rrfp_jax.runtime.lifecycle.join import join
+def joined(_): return join.cache_info().currsize
+if __name__ == "__main__":
+    with multiprocessing.get_context("METHOD").Pool(1) as pool:
+        print(joined(0), *pool.map(joined, [0]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_of_a_rank_that_import_its_script_join_nothing(tmp_path, method):
+    script = tmp_path / "script.py"
+    script.write_text(WORKERS.replace("METHOD", method))
+    place = {"RRFP_COORDINATOR": "127.0.0.1:9", "RRFP_PROCESSES": "1", "RRFP_RANK": "0"}
+    environment = {**os.environ, **place, "PYTHONPATH": str(ROOT), "RRFP_FOLDER": str(tmp_path)}
+    command = [sys.executable, script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90.0, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 0\n"), done.stderr

@@ -19,7 +19,7 @@ from rrfp_jax.runtime.lifecycle.failure import fail
 from rrfp_jax.runtime.lifecycle.farewell import Farewell
 from rrfp_jax.runtime.lifecycle.joining import Joining
 from rrfp_jax.runtime.lifecycle.overtime import limit_overtime
-from rrfp_jax.runtime.lifecycle.place import Place, exit_seconds, join_seconds, silence_seconds
+from rrfp_jax.runtime.lifecycle.place import Place, exit_seconds, join_seconds, named_place, silence_seconds
 from rrfp_jax.runtime.processes.address import NO_PORT
 from rrfp_jax.runtime.processes.coordinator import Coordinator
 from rrfp_jax.runtime.processes.first_use import first_used
@@ -47,6 +47,9 @@ CLOCK_ROUNDS = 10
 CONNECT_SECONDS = 60.0
 """Limit for all processes to have connected to each other, once all have been started."""
 
+TAKEN = "RRFP_TAKEN"
+"""The place in a run that a process has taken, in the environment of the workers that it starts."""
+
 
 @functools.cache
 def join() -> World:
@@ -61,7 +64,14 @@ def join() -> World:
     limit = exit_seconds(os.environ)
     world = _joined()
     limit_overtime(world, limit)
+    if world.folder is not None or world.size > 1:
+        os.environ[TAKEN] = named_place(os.environ)
     return world
+
+
+def is_taken() -> bool:
+    """Whether this process's place in a run has been taken: by itself, or by the rank whose worker it is."""
+    return os.environ.get(TAKEN) == named_place(os.environ)
 
 
 def _joined() -> World:

@@ -91,6 +91,12 @@ def _folder(environment: Mapping[str, str]) -> Path | None:
     return Path(text)
 
 
+def named_place(environment: Mapping[str, str]) -> str:
+    """What the environment says of a place, in a text that no other place of any run has."""
+    names = (*NAMES, "RRFP_FOLDER", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")
+    return " ".join(environment.get(name, "-") for name in names)
+
+
 def silence_seconds(environment: Mapping[str, str]) -> float:
     """RRFP_SILENCE_SECONDS, or the default: after how long a silence a process is given up.
 

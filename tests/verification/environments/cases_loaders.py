@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.verification.environments.case import ALONE, LAUNCHED, STEPS, Case
+from tests.verification.environments.case import ALONE, LAUNCHED, SCRIPT, STEPS, Case
 from tests.verification.environments.loading import WAYS
 
 USE = "from tests.verification.environments import loading\n"
@@ -39,6 +39,12 @@ def _cases(where: str, shell: str) -> list[Case]:
 CASES = [
     *_cases("rank", LAUNCHED),
     *_cases("alone", ALONE),
+    Case(
+        name="loader, script that joins: spawn, pool closed",
+        shell=SCRIPT,
+        at_import=f"import rrfp_jax as rrfp\nrrfp.join()\n{USE}loading.use('spawn, pool closed')",
+        says=["trained 8 steps"],
+    ),
     Case(
         name="loader, launcher: pool kept",
         at_import=IN_THE_LAUNCHER,

@@ -57,12 +57,13 @@ def get_config():
 SCRIPT = """
 from tests.support import toy
 
-moment("build")
-trainer = toy.trainer(2)
-for report in trainer.steps({steps}):
-    after(report.step)
-if trainer.is_main:
-    print("trained", report.step + 1, "steps", flush=True)
+if __name__ == "__main__":
+    moment("build")
+    trainer = toy.trainer(2)
+    for report in trainer.steps({steps}):
+        after(report.step)
+    if trainer.is_main:
+        print("trained", report.step + 1, "steps", flush=True)
 """
 
 
