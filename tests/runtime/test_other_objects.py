@@ -1,6 +1,7 @@
 """Objects that other people wrote as layers: how they are called, taken apart, and given back."""
 
 import dataclasses
+import functools
 
 import flax.linen as linen
 import jax
@@ -69,6 +70,39 @@ class Worded(nnx.Module):
 
     def __call__(self, x, mb):
         return self.inner(x)
+
+
+class Hidden(nnx.Module):
+    """Keeps an array where it is no attribute."""
+
+    def __init__(self, hide):
+        self.act = hide(jnp.arange(WIDTH) * 2)
+
+    def __call__(self, x, mb):
+        return self.act(x)
+
+
+HIDDEN = {
+    "closure": lambda array: lambda x, mb=None: x * array,
+    "partial": lambda array: functools.partial(lambda array, x, mb=None: x * array, array),
+    "jit": lambda array: jax.jit(lambda x, mb=None: x * array),
+}
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda hide: rrfp.layer(Hidden, hide),
+        lambda hide: rrfp.layer(make=lambda key: hide(jnp.arange(WIDTH) * 2)),
+    ],
+    ids=["nnx", "make"],
+)
+def test_arrays_that_nobody_finds_are_refused(layer, hide):
+    pipe = rrfp.Pipeline([rrfp.layer(first), layer(HIDDEN[hide])], loss)
+    said = r"layer 1 .*: keeps an array, int32\[4\], in a function .* or compute it with NumPy"
+    with pytest.raises(rrfp.UsageError, match=said):
+        pipe.shapes({"x": jax.ShapeDtypeStruct((2, WIDTH), np.float32)})
 
 
 class Renamed(nnx.Module):

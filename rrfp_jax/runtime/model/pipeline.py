@@ -203,6 +203,7 @@ class Pipeline:
         with named(who, self._called_with(index, carry)):
             closed, out, metrics = self._traced_layer(index, params, carry, fields)
             check_pure(closed)
+            _check_constants(closed)
         return LayerShapes(params, carry, out, closed, partition, metrics)
 
     def _traced_layer(
@@ -248,6 +249,17 @@ class Pipeline:
         if index == 0:
             return " with what the first layer gets, None"
         return f" with what layer {index - 1} ({self.layers[index - 1].name}) gives, {describe(carry)}"
+
+
+def _check_constants(closed: ClosedJaxpr) -> None:
+    """Refuse a layer that holds a value of the trace in which it was built, beside its parameters."""
+    for value in closed.consts:
+        if isinstance(value, jax.core.Tracer):
+            raise UsageError(
+                f"keeps an array, {describe(value.aval)}, in a function or in an object that JAX does not "
+                f"look into, but layers are built while JAX traces, where no array has values: make it an "
+                f"attribute of the module, or a leaf of what make= returns; or compute it with NumPy"
+            )
 
 
 def _strong(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
