@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import Literal, TextIO
+from typing import Any, TextIO
 
 CANNOT_PRINT = (AttributeError, OSError, ValueError)
 """Raised for streams that are None, broken or full, and closed."""
@@ -16,12 +16,12 @@ CANNOT_PRINT = (AttributeError, OSError, ValueError)
 
 def say(text: str, end: str = "\n") -> None:
     """Print lines to standard output at once, in one piece: another thread may be printing, too."""
-    _write("stdout", f"{text}{end}")
+    _write(sys.stdout, f"{text}{end}")
 
 
 def warn(text: str, end: str = "\n") -> None:
     """The same to standard error."""
-    _write("stderr", f"{text}{end}")
+    _write(sys.stderr, f"{text}{end}")
 
 
 def is_terminal() -> bool:
@@ -59,8 +59,25 @@ def settle_streams() -> None:
             _let_go(stream)
 
 
-def _write(name: Literal["stdout", "stderr"], text: str) -> None:
-    stream: TextIO = getattr(sys, name)
+class Lenient:
+    """A stream for those who print by themselves, such as rich: what cannot be printed is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text at once; how long it is."""
+        _write(self._stream, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing: all is written at once."""
+
+
+def _write(stream: TextIO, text: str) -> None:
     try:
         try:
             stream.write(text)

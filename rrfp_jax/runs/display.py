@@ -7,16 +7,16 @@ Both count alike: "step 0" is the first one, as in `metrics.jsonl`.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from rrfp_jax import printing
-from rrfp_jax.printing import is_terminal
+from rrfp_jax.printing import Lenient, is_terminal
 from rrfp_jax.progress import Doing
 from rrfp_jax.runs.paced import PacedReport
 from rrfp_jax.train.report import Evaluation, Report
@@ -44,7 +44,7 @@ class Display:
                 TimeRemainingColumn(),
                 TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
                 expand=True,
-                console=Console(),
+                console=Console(file=cast(TextIO, Lenient(sys.stdout))),
             )
             self._task = self._live.add_task(self._latest, total=steps)
             self._lasting = Lasting(self._describe, self._ended, LIVE_AFTER, LIVE_EVERY)
@@ -70,8 +70,7 @@ class Display:
         if self._live is None:
             printing.say(text)
         else:
-            with suppress(*printing.CANNOT_PRINT):
-                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def tell(self, doing: Doing) -> None:
         """Show what lasts; a listener."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.status import Status
 
 from rrfp_jax import printing
-from rrfp_jax.printing import is_terminal
+from rrfp_jax.printing import Lenient, is_terminal
 from rrfp_jax.progress import LIVE, MARK, Progress
 from rrfp_jax.views.lasting import Lasting
 
@@ -58,7 +58,7 @@ def _on_terminal() -> Lasting:
     def show(text: str) -> None:
         nonlocal status
         if status is None:
-            status = Status(text, console=Console())
+            status = Status(text, console=Console(file=cast(TextIO, Lenient(sys.stdout))))
             status.start()
         status.update(text)
 

@@ -1,8 +1,14 @@
 """What lasts, as plain lines and as a line that is written over."""
 
+import os
+import sys
 import time
 
+import pytest
+
+from rrfp_jax import printing
 from rrfp_jax.progress import Doing, during
+from rrfp_jax.runs.display import Display
 from rrfp_jax.views import lasting, progress_line
 from rrfp_jax.views.lasting import Lasting, text_of
 
@@ -56,3 +62,29 @@ def test_where_there_is_no_terminal_lines_are_plain(monkeypatch, capsys):
     for now in range(3):
         listener(Doing("validating", now, 2, "" if now == 2 else f"{now / 2:.0%}"))
     assert capsys.readouterr().out == "validating 1/2, 50%\nvalidating 2/2: done after 2.0 s\n"
+
+
+def on_a_display(leave):
+    with Display(2) as display:
+        leave()
+        display.tell(Doing("saving", 0, 2))
+        display.say("text")
+
+
+def in_a_script(leave):
+    listener = progress_line.shown_progress()
+    listener(Doing("saving", 0, 3))
+    leave()
+    for done in (1, 2, 3):
+        listener(Doing("saving", done, 3))
+
+
+@pytest.mark.parametrize("show", [on_a_display, in_a_script])
+def test_a_terminal_that_goes_away_ends_no_run(show, monkeypatch):
+    monkeypatch.setattr(progress_line, "LIVE_AFTER", 0.0)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich still believes in it
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        show(lambda: os.close(ours))
+        printing.settle_streams()
