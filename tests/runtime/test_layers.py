@@ -227,16 +227,16 @@ class TestWhatAMicrobatchHolds:
 
 
 @pytest.mark.parametrize(
-    "carried",
+    ("carried", "frozen"),
     [
-        lambda x: (x, None, {"i": jnp.arange(3), "m": x > 0, "u": x.astype(jnp.uint8)}),
-        lambda x: {"late": 2 * x, "early": [x, jnp.zeros((2, 0))], "whole": x[0]},
-        lambda x: {"i": x.astype(jnp.int32)},
-        lambda x: None,
+        (lambda x: (x, None, {"i": jnp.arange(3), "m": x > 0, "u": x.astype(jnp.uint8)}), []),
+        (lambda x: {"late": 2 * x, "early": [x, jnp.zeros((2, 0))], "whole": x[0]}, []),
+        (lambda x: {"i": x.astype(jnp.int32)}, ["0.w"]),  # no gradient reaches the first layer
+        (lambda x: None, ["0.w"]),
     ],
     ids=["integers-and-none", "nested", "integers-only", "none"],
 )
-def test_any_pytree_is_carried_between_stages(carried):
+def test_any_pytree_is_carried_between_stages(carried, frozen):
     def first(params, carry, mb):
         return carried(params["w"] * mb["x"])
 
@@ -251,7 +251,8 @@ def test_any_pytree_is_carried_between_stages(carried):
     def init(key):
         return {"w": jnp.full((), 3.0)}
 
-    pipe = rrfp.Pipeline([rrfp.layer(first, init=init), rrfp.layer(last, init=init)], loss)
+    layers = [rrfp.layer(first, init=init), rrfp.layer(last, init=init)]
+    pipe = rrfp.Pipeline(layers, loss, frozen=frozen)
     batch = [{"x": np.full(2, 5.0, np.float32)}] * 2
     assert toy.trainer(2, pipe=pipe, data=batch).check().ok
 
