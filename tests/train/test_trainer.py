@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
@@ -87,23 +86,6 @@ def test_metrics_may_not_take_the_names_of_reports(name):
 
     with pytest.raises(rrfp.UsageError, match=f"the loss: Loss metric '{name}'"):
         toy.trainer(2, pipe=toy.pipeline(loss))
-
-
-def test_arrays_that_are_plain_attributes_are_refused():
-    class Tabled(nnx.Module):
-        def __init__(self, rngs):
-            self.table = jnp.ones(toy.WIDTH)
-
-        def __call__(self, carry, mb):
-            return carry * self.table
-
-    layers = [
-        rrfp.layer(toy.embed, init=toy.embed_init),
-        rrfp.layer(lambda c, mb: c["x"]),
-        rrfp.layer(Tabled),
-    ]
-    with pytest.raises(rrfp.UsageError, match=r"layer 2 .Tabled.*table.*NumPy arrays"):
-        toy.trainer(1, pipe=rrfp.Pipeline([*layers, toy.layers()[-1]], toy.loss))
 
 
 def test_layers_know_whether_they_train():
