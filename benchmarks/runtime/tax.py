@@ -31,6 +31,7 @@ from configs.quickstart import loss, pipeline
 from models import gpt
 from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.data import contract
+from rrfp_jax.runtime.model.layers import MicrobatchView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,8 @@ class Tax:
         """The model's summed loss, written out."""
         carry: Any = None
         for index in range(len(self.pipe)):
-            carry, _ = self.pipe.apply_layer(index, params[str(index)], carry, mb)
+            view = MicrobatchView(mb, (0, 0, 0), index)
+            carry, _ = self.pipe.apply_layer(index, params[str(index)], carry, view)
         return loss(carry, mb).total  # type: ignore[no-any-return]
 
     def _fused_step(self, params: Any, sums: Any, mb: Any) -> tuple[Any, Any]:
