@@ -8,7 +8,6 @@ import collections
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -27,6 +26,10 @@ def outcomes(name, stages=STAGES):
         return _streams(outside.STREAMS[name](), composed.batch(), stages)
     model = composed.model(name)
     return _trained(model, composed.batch(), stages)
+
+
+def named_outcomes(name):
+    return name, outcomes(name)
 
 
 def _trained(model, batch, stages):
@@ -165,15 +168,16 @@ def main():
     if given.only:
         names = [int(name) if name.isdigit() else name for name in given.only]
     began, counts, models = time.monotonic(), collections.Counter(), 0
-    pool = ProcessPoolExecutor(given.workers, get_context("spawn"), initializer=begin, max_tasks_per_child=40)
-    with pool:
-        running = {pool.submit(outcomes, name): name for name in names}
-        for future in as_completed(running):
+    # A Pool: the executor of Python 3.11 stands still when all its processes have done their share.
+    with get_context("spawn").Pool(given.workers, begin, maxtasksperchild=40) as pool:
+        for name, found in pool.imap_unordered(named_outcomes, names):
             models += 1
-            for stages, outcome, text in future.result():
+            for stages, outcome, text in found:
                 counts[outcome] += 1
                 if outcome not in ("equal", "rightly refused"):
-                    print(f"model {running[future]}, {stages} stages: {outcome}: {text[:300]}", flush=True)
+                    print(f"model {name}, {stages} stages: {outcome}: {text[:300]}", flush=True)
+            if models % 20 == 0:
+                print(f"{models} of {len(names)} models, {time.monotonic() - began:.0f} s", flush=True)
     runs, seconds = sum(counts.values()), time.monotonic() - began
     print(
         f"{models} models, {runs} runs in {seconds:.0f} s: "
