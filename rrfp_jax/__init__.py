@@ -7,7 +7,7 @@ without JAX.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rrfp_jax.runtime.processes.first_use import look_on
+from rrfp_jax.runtime.run.stacks import look_on
 
 if TYPE_CHECKING:
     from rrfp_jax import data, loggers, schedules, weights

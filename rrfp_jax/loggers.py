@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from rrfp_jax.data.optional import imported
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import path_of, shown
-from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.run.join import join
 from rrfp_jax.train.report import Evaluation, Report
 
 __all__ = ["Logger", "figures_of", "prometheus", "tensorboard", "wandb"]

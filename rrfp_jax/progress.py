@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 LIVE, MARK = "RRFP_LIVE", "\x1e"
 """A launcher on a terminal sets this variable for its ranks. Then a line that begins with the mark, ASCII's
-record separator, is a live line: the next one is written over it (`launcher/screen.py`)."""
+record separator, is a live line: the next one is written over it (`launcher/supervisor.py`)."""
 
 
 @dataclass(frozen=True)

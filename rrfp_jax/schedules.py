@@ -9,10 +9,9 @@ from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B,
 from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Placement, Task
-from rrfp_jax.core.v_blocks import VZB, VHalf, VMin
-from rrfp_jax.core.v_orders import ZBV, DualPipeV
-from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.core.v_orders import VZB, ZBV, DualPipeV, VHalf, VMin
 from rrfp_jax.sim.choice import Auto
+from rrfp_jax.sim.planned import Planned
 
 __all__ = [
     "BACKWARD",

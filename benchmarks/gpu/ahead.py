@@ -31,9 +31,8 @@ from rrfp_jax.commands.compiling import chosen_run
 from rrfp_jax.forecast.accelerators import CPU
 from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runs.config import RunConfig
-from rrfp_jax.runtime.memory.ledger import StageLedger
-from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.sealed_files import KEY_FILE
+from rrfp_jax.runtime.programs.executables import KEY_FILE, Executables
+from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.train.ahead import compile_ahead
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.trainer import Trainer

@@ -33,7 +33,7 @@ from rrfp_jax.commands.overrides import configured
 from rrfp_jax.commands.plan import MEMORY_SHARE
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.accelerators import ACCELERATORS
-from rrfp_jax.runtime.programs.absent import ENVIRONMENT, PLUGINS, is_there
+from rrfp_jax.runtime.programs.compiler import ENVIRONMENT, PLUGINS, is_there
 
 PAGE = REPOSITORY / "docs" / "gpu-programs.md"
 

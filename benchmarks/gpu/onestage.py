@@ -16,15 +16,15 @@ import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Unavailable
 from benchmarks.gpu.work import median_seconds
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import LayerSpec
 from rrfp_jax.runtime.model.pipeline import IDS
-from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.gradients import wide
-from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
-from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.stages.step import ModelStep
 
 T = TypeVar("T")
 

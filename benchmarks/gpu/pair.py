@@ -22,8 +22,8 @@ import numpy as np
 from benchmarks.gpu.work import QUICK_SIZES, SIZES, Bench, milliseconds, seconds_until_ready
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.lifecycle.join import join
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.join import join
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
 from rrfp_jax.runtime.transport.protocol import Key
 

@@ -25,8 +25,8 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.work import Busy, milliseconds, seconds_until_ready
 from benchmarks.runtime.host_cost import STAGES, empty_microbatches, empty_pipeline, host_cost
 from benchmarks.runtime.plain_loop import load_step, run_plainly
-from rrfp_jax.runtime.driver.device import LEAD_SECONDS, DeviceQueue
-from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.runtime.engine.device import LEAD_SECONDS, DeviceQueue
+from rrfp_jax.runtime.engine.loop import Driver
 
 WIDTHS, QUICK_WIDTHS = (1024, 2048, 4096, 8192), (32, 128)
 LEADS, QUICK_LEADS = (0.0, 1e-4, 2e-4, 5e-4, LEAD_SECONDS, 2e-3, 5e-3, 1.0), (0.0, LEAD_SECONDS)

@@ -17,7 +17,7 @@ from typing import IO, Any
 from benchmarks.gpu.findings import write_json
 from benchmarks.gpu.parts import Part
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
+from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY
 
 REPOSITORY = Path(__file__).parent.parent.parent
 RESULTS, LOG = "results.json", "log.txt"

@@ -21,7 +21,7 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.harness import Aim
 from benchmarks.runtime.tax import Tax, TaxCase
 from models import gpt
-from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.trace.records import StepTrace
 
 MESH = rrfp.Mesh(pp=4, share_devices=True)
 # Few wide blocks, one a stage, instead of many narrow ones: as many parameters, and a quarter to compile.

@@ -31,9 +31,9 @@ from benchmarks.studies.measured import (
     square_weight,
 )
 from benchmarks.studies.simulated import FITS, Figures, figures_of
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.sim.families import ACTIVATION_BYTES, FORWARD_SECONDS, TRANSFER_SECONDS, Step, noisy
+from rrfp_jax.trace.costs import constant
 
 PAGE = REPOSITORY / "docs" / "rivals.md"
 

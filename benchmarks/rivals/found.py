@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.metrics import peak_bytes
-from rrfp_jax.core.measure.trace import StepTrace
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import Workload, WorkloadCosts
+from rrfp_jax.trace.records import StepTrace, peak_bytes
 
 
 class Found(NamedTuple):

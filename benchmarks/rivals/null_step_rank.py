@@ -22,7 +22,7 @@ import optax
 
 import rrfp_jax as rrfp
 from benchmarks.rivals import tiny
-from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.transport.choice import TransportName
 
 

@@ -23,13 +23,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rrfp_jax.core.hints import Hint, HintView
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.trace import StepTrace
-from rrfp_jax.core.measure.workload import Table, Workload
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Direction, Placement, Task
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import Table, Workload, WorkloadCosts
+from rrfp_jax.trace.records import StepTrace
 
 SLACK = 2
 """That neighbours have where links take no time."""

@@ -20,11 +20,10 @@ from statistics import fmean
 from benchmarks.harness import REPOSITORY, Aim, finish, parse, put_figures
 from benchmarks.markdown import table
 from benchmarks.rivals.slackness import adapted, measured
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import Workload, log_normal
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import Workload, WorkloadCosts, log_normal
 
 PAGE = REPOSITORY / "docs" / "rivals.md"
 

@@ -25,12 +25,10 @@ from torch.distributed.pipelining import PipelineStage
 
 from benchmarks.rivals.found import found_in
 from benchmarks.rivals.torch_pipelines import RIVALS, on_ranks, step
-from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
-from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
-from rrfp_jax.runtime.driver.device import LEAD_SECONDS
-from rrfp_jax.runtime.driver.timers import precise_timers
+from rrfp_jax.runtime.engine.device import LEAD_SECONDS, precise_timers
+from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts
+from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
 
 MESSAGE_BYTES = 2**16
 """As `pace.message_bytes` is if nothing else is said."""

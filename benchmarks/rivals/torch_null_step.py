@@ -24,7 +24,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from benchmarks.rivals import tiny
 from benchmarks.rivals.torch_pipelines import RIVALS, on_ranks, step
-from rrfp_jax.runtime.driver.timers import precise_timers
+from rrfp_jax.runtime.engine.device import precise_timers
 
 
 def timed(name: str, rank: int) -> tuple[float, float]:

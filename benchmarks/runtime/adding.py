@@ -30,8 +30,7 @@ from benchmarks.runtime.halved import Halved
 from benchmarks.runtime.hlo_traffic import traffic_of
 from benchmarks.runtime.split_backward import POSITIONS, virtual_stage
 from models.gpt import GPTConfig
-from rrfp_jax.runtime.programs.adding import adding
-from rrfp_jax.runtime.programs.gradients import wide_dtype
+from rrfp_jax.runtime.programs.gradients import adding, wide_dtype
 
 MICROBATCHES = 3
 KINDS = {"B": "backward", "W": "weight"}

@@ -19,23 +19,22 @@ from typing import Any
 
 from benchmarks.runtime.exposure import MemberStep, exposures
 from benchmarks.runtime.watched import Watched
-from rrfp_jax.core.group.group import GroupProtocol
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.trace import Part
-from rrfp_jax.core.measure.workload import log_normal
+from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runs.paced import StandIn
-from rrfp_jax.runtime.driver.delays import Delays
-from rrfp_jax.runtime.driver.driver import Driver
 from rrfp_jax.runtime.engine.links import agreement_of, transport_of
-from rrfp_jax.runtime.group.agreement import CarrierName, Terms
-from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.engine.loop import Driver
+from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.processes.world import START_SECONDS
+from rrfp_jax.runtime.run.consensus import CarrierName, Terms
+from rrfp_jax.runtime.run.join import join
+from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.transport.protocol import Transport
+from rrfp_jax.trace.costs import WorkloadCosts, log_normal
+from rrfp_jax.trace.records import Part
 
 STAGES, MICROBATCHES, LIMIT, STEPS, MESSAGE_BYTES = 2, 12, 4, 7, 4096
 """The first step is left out: how far ahead to decide is not known yet."""

@@ -24,9 +24,8 @@ from flax import nnx
 import rrfp_jax as rrfp
 from models import gpt
 from rrfp_jax.data.contract import as_data, buckets_of, declared_buckets, plan_step
-from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
-from rrfp_jax.runtime.model.run_layers import run_layers
-from rrfp_jax.runtime.programs import compiling, executables, library
+from rrfp_jax.runtime.model.pipeline import IDS, Pipeline, run_layers
+from rrfp_jax.runtime.programs import compiler, executables, library
 
 STAGES = 4
 
@@ -189,7 +188,7 @@ class _Here:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """While it is open, programs are made one after the other."""
-    place = vars(compiling)
+    place = vars(compiler)
     kept, place["ThreadPoolExecutor"] = place["ThreadPoolExecutor"], _Here
     try:
         yield

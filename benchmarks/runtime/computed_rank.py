@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 import rrfp_jax as rrfp
 from configs.quickstart import pipeline
 from models import gpt
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.run.join import join
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.trace_file import write_trace
 
 RANKS, WARM_UP = 2, 1

@@ -19,8 +19,8 @@ from statistics import median
 from benchmarks.harness import SIMULATED, Aim, Compared, finish, parse, put_figures
 from benchmarks.markdown import table
 from benchmarks.runtime.paced import PacedCase
-from rrfp_jax.core.measure.metrics import peak_bytes
-from rrfp_jax.core.measure.workload import log_normal
+from rrfp_jax.trace.costs import log_normal
+from rrfp_jax.trace.records import peak_bytes
 
 SCHEDULES = ("zb-v", "ranked:zb-v", "bfw", "1f1b")
 REFERENCE = SCHEDULES[0]

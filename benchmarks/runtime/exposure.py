@@ -7,10 +7,10 @@ from math import inf
 from typing import NamedTuple
 
 from rrfp_jax.core.events import Arrived, Chosen
-from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Input
+from rrfp_jax.trace.records import TaskRecord
 
 
 class MemberStep(NamedTuple):

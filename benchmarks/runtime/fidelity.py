@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.harness import Aim, finish, parse, percent_longer
 from benchmarks.runtime.paced import PacedCase
-from rrfp_jax.core.measure.workload import log_normal
+from rrfp_jax.trace.costs import log_normal
 
 SCHEDULES = ("1f1b", "gpipe", "bf", "bfw", "zb-h1")
 LIMIT = 8

@@ -15,8 +15,8 @@ from jax.extend.core import jaxprs_in_params
 
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program
-from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
+from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.sizes import nbytes
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu.pair import Line
-from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.transport.choice import TransportName
 
 SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24, "64 MiB": 2**26}

@@ -15,8 +15,8 @@ import rrfp_jax as rrfp
 from benchmarks.harness import median_and_p99
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
-from rrfp_jax.runtime.driver.step_execution import StepExecution
-from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.engine.loop import StepExecution
+from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.runtime.transport.local import LocalTransport
 

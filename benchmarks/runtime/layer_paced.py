@@ -12,11 +12,10 @@ import numpy as np
 import optax
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.measure import jitter
 from rrfp_jax.core.tasks import FORWARD
-from rrfp_jax.runtime.driver.delays import Delays, QueueFactory
-from rrfp_jax.runtime.driver.device import Running
-from rrfp_jax.runtime.driver.paced import JitteredQueue
+from rrfp_jax.runtime.engine.device import Running
+from rrfp_jax.runtime.engine.pacing import Delays, JitteredQueue, QueueFactory
+from rrfp_jax.trace import jitter
 
 WIDTH, ROWS = 16, 8
 

@@ -17,18 +17,15 @@ from typing import Any
 
 import rrfp_jax as rrfp
 from configs import gpt_lengths
-from rrfp_jax.core.buckets import bucket_name
-from rrfp_jax.core.measure.cost_table import CostTable, measured
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import ListedOrder
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import StepRules, bucket_name
 from rrfp_jax.data.contract import Arrays, Microbatch, buckets_of
 from rrfp_jax.runs.paced import PacedRun
-from rrfp_jax.runtime.lifecycle.join import join
-from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.runtime.run.join import join
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.planned import Planned
+from rrfp_jax.trace.costs import CostTable, Workload, WorkloadCosts, measured
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.pace import Pace, read_costs
 

@@ -26,14 +26,14 @@ from benchmarks.markdown import table
 from benchmarks.runtime.paced import PacedCase, PacedTimes
 from configs.qwen3_4b_vit_bigg import get_config
 from rrfp_jax import Mesh
-from rrfp_jax.core.measure.idleness import Cause, shares, stage_times
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS
 from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.layer_times import LayerTimes
+from rrfp_jax.trace.costs import Workload
+from rrfp_jax.trace.idleness import Cause, shares, stage_times
 from rrfp_jax.train.auto_split import estimate_of
 
 PAGE = REPOSITORY / "docs" / "multimodal.md"
@@ -51,7 +51,7 @@ CAUSES = {
     "turn": (Cause.TURN,),
     "host": (Cause.HOST, Cause.GROUP),
 }
-"""Columns of the table; see `rrfp_jax.core.measure.idleness`."""
+"""Columns of the table; see `rrfp_jax.trace.idleness`."""
 
 
 @dataclass(frozen=True, kw_only=True)

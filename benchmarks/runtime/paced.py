@@ -14,16 +14,15 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness import output_of
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.trace import StepTrace
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.explain.explanation import TimedStep
 from rrfp_jax.explain.run_folder import read_run
-from rrfp_jax.runtime.driver.device import LEAD_SECONDS
+from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import Workload, WorkloadCosts
+from rrfp_jax.trace.records import StepTrace
 
 STEPS = 4
 RUN_SECONDS = 300.0

@@ -9,7 +9,7 @@ import jax
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
-from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.stages.step import ModelStep
 
 
 def load_step(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> list[ModelStep]:

@@ -29,7 +29,7 @@ from benchmarks.runtime.layer_paced import trainer
 from benchmarks.runtime.paced import PacedCase
 from benchmarks.studies.virtual_training import Machine, train
 from rrfp_jax.sim import families
-from rrfp_jax.sim.rebalance import MOST
+from rrfp_jax.sim.splits import MOST
 
 LAYERS, STAGES, MICROBATCHES, SECONDS = 16, 4, 12, 0.004
 EVEN = (4, 4, 4, 4)

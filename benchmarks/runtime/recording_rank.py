@@ -20,16 +20,15 @@ from typing import Any
 import numpy as np
 
 from configs import quickstart
-from rrfp_jax.core.measure.trace import Part, StepTrace
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runs.paced import PacedRun
-from rrfp_jax.runtime.driver import step_execution
-from rrfp_jax.runtime.engine import step_run
-from rrfp_jax.runtime.lifecycle.join import join
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
-from rrfp_jax.runtime.processes.round_board import RoundBoard
+from rrfp_jax.runtime.engine import engine as step_run
+from rrfp_jax.runtime.engine import loop as step_execution
+from rrfp_jax.runtime.run.join import join
+from rrfp_jax.runtime.run.recorder import FlightRecorder, RoundBoard
+from rrfp_jax.trace.costs import constant
+from rrfp_jax.trace.records import Part, StepTrace
 from rrfp_jax.train.pace import Pace
 
 MODES = ("on", "off", "timed")

@@ -18,8 +18,8 @@ import optax
 import rrfp_jax as rrfp
 from configs.quickstart import pipeline
 from models import gpt
-from rrfp_jax.runtime.lifecycle.host_memory import lent_folder
-from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.run.host_memory import lent_folder
+from rrfp_jax.runtime.run.join import join
 
 MODES = ("none", "waiting", "beside", "memory")
 STEPS = 8

@@ -29,9 +29,9 @@ from benchmarks.runtime.plain_loop import load_step, run_plainly
 from configs.decoders import RandomTokens
 from configs.quickstart import loss, pipeline
 from models import gpt
-from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.data import contract
 from rrfp_jax.runtime.model.layers import MicrobatchView
+from rrfp_jax.trace.records import StepTrace
 
 
 @dataclass(frozen=True, kw_only=True)

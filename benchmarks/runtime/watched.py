@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 
-from rrfp_jax.core.group.messages import Decision
-from rrfp_jax.core.measure.trace import TaskRecord
-from rrfp_jax.runtime.group.agreement import KINDS
-from rrfp_jax.runtime.group.carrier import Carrier, Plain
+from rrfp_jax.core.group import Decision
+from rrfp_jax.runtime.run.consensus import KINDS, Carrier, Plain
+from rrfp_jax.trace.records import TaskRecord
 
 
 class Watched:

@@ -16,7 +16,7 @@ from statistics import median
 
 from benchmarks.harness import Aim, finish, parse
 from benchmarks.runtime.blocks import EVEN, MICROBATCHES, Paced
-from rrfp_jax.sim.recut import Layers
+from rrfp_jax.sim.splits import Layers
 from rrfp_jax.sim.what_if import what_ifs
 
 LENGTHS = (0.4, 0.6, 2.2, 0.8, 1.0, 0.4, 1.4, 1.2, 0.6, 2.0, 0.4, 0.8, 1.6, 0.6, 1.2, 0.8)

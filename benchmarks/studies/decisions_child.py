@@ -27,7 +27,7 @@ def found(*names: str) -> Any:
 
 def told(rules: Any, costs: Any) -> tuple[list[list[Any]], int]:
     """What each stage's scheduler is told in a simulated step, and how many tasks there are."""
-    device: Any = found("sim.device")
+    device: Any = found("sim.device", "sim.engine")
     scheduler: Any = found("core.scheduler").StageScheduler
     events: list[list[Any]] = [[] for _ in range(STAGES)]
 
@@ -58,11 +58,11 @@ def seconds(rules: Any, events: Sequence[Sequence[Any]]) -> float:
 
 def main(names: Sequence[str]) -> None:
     """Print microseconds a task by name, the least of several times, all in turns."""
-    workload = found("core.measure.workload", "core.workload").log_normal(
+    workload = found("trace.costs", "core.measure.workload", "core.workload").log_normal(
         STAGES, MICROBATCHES, forward=0.01, sigma=0.3, shared=0.5, seed=0, transfer=0.001
     )
     placement = found("core.tasks").Placement(STAGES, 2, "v")
-    costs = found("core.measure.costs", "core.costs").WorkloadCosts(workload, placement)
+    costs = found("trace.costs", "core.measure.costs", "core.costs").WorkloadCosts(workload, placement)
     cases = {}
     for name in names:
         rules = found("core.step_rules", "core.rules").StepRules(

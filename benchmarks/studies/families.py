@@ -27,7 +27,6 @@ from benchmarks.studies.measured import CELLS, SIZES, UNKNOWN, MeasuredCell
 from benchmarks.studies.pictures import ratios
 from benchmarks.studies.simulated import FITS, FIXED, HINTS, Figures, figures_of
 from rrfp_jax.core.hints import BF
-from rrfp_jax.core.measure.costs import WorkloadCosts
 from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
@@ -36,6 +35,7 @@ from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.compare import byte_budgets
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.planned import Plan, plan
+from rrfp_jax.trace.costs import WorkloadCosts
 
 PROOF = REPOSITORY / "docs" / "proof.md"
 IMAGES = PROOF.parent / "images"

@@ -41,7 +41,6 @@ from itertools import pairwise
 from benchmarks.studies.cells import Cell
 from benchmarks.studies.paper.layer_flops import per_token
 from benchmarks.studies.paper.published import LANGUAGE
-from rrfp_jax.core.measure.workload import Workload, constant
 from rrfp_jax.sim.families import (
     ACTIVATION_BYTES,
     FAMILIES,
@@ -55,6 +54,7 @@ from rrfp_jax.sim.families import (
     noisy,
     varied,
 )
+from rrfp_jax.trace.costs import Workload, constant
 
 STEPS = 2
 STAGE_FORWARD = 1.55

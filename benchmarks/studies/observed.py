@@ -20,14 +20,14 @@ from itertools import chain, pairwise
 from statistics import median
 from typing import NamedTuple
 
-from rrfp_jax.core.measure.costs import TableCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.replayed import Place, replay_of
-from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.recut import Layers
+from rrfp_jax.sim.splits import Layers
+from rrfp_jax.trace.costs import TableCosts
+from rrfp_jax.trace.records import StepTrace
+from rrfp_jax.trace.replayed import Place, replay_of
+from rrfp_jax.trace.work import RecordedStep
 
 DRAWS = 15
 """Simulations for a prediction."""

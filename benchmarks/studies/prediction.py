@@ -27,8 +27,7 @@ from benchmarks.runtime.computed import ROUNDS, sitting
 from benchmarks.runtime.paced import run_paced
 from benchmarks.studies.observed import Observed
 from benchmarks.studies.pictures import simulated_against
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.work import LayerWork, Work
+from rrfp_jax.trace.work import LayerWork, RecordedStep, Work
 from rrfp_jax.views.trace_reading import read_trace
 
 PROOF = REPOSITORY / "docs" / "proof.md"

@@ -28,14 +28,12 @@ from statistics import quantiles
 from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
 from benchmarks.markdown import table
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import Table, Workload, log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.sim.families import FORWARD_SECONDS, SHARED, SIGMA
-from rrfp_jax.sim.links import Links
+from rrfp_jax.trace.costs import Table, Workload, WorkloadCosts, log_normal
 
 LINKS: Mapping[str, Callable[[random.Random], float]] = {
     "measured": lambda draw: draw.lognormvariate(-(0.5**2) / 2, 0.5),

@@ -15,12 +15,11 @@ from time import process_time
 from typing import Any
 
 from benchmarks.harness import Aim, finish, parse
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import Workload, log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import Workload, WorkloadCosts, log_normal
 
 STAGES, LIMIT = 8, 32
 SCHEDULES = ("bf", "1f1b", "bfw")

@@ -29,8 +29,6 @@ from benchmarks.studies.cells import CELLS, Cell
 from benchmarks.studies.pareto import plot
 from rrfp_jax.commands.simulation import PLANNED
 from rrfp_jax.core.hints import BF
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.metrics import peak_bytes
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
@@ -38,6 +36,8 @@ from rrfp_jax.sim.compare import byte_budgets
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.planned import plan
+from rrfp_jax.trace.costs import WorkloadCosts
+from rrfp_jax.trace.records import peak_bytes
 
 FIXED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "v-zb", "v-half", "v-min", "dualpipe-v")
 HINTS = ("bfw", "ranked:zb-v", "ranked:v-zb", "ranked:v-half", "ranked:v-min", "ranked:zb-h2")

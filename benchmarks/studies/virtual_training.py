@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
-from rrfp_jax.core.measure.jitter import LEVELS
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.work import LayerWork, Work
-from rrfp_jax.core.measure.workload import Workload
+from benchmarks.studies.layered import LayeredCosts
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import FORWARD_SECONDS, Family
-from rrfp_jax.sim.layered import LayeredCosts
-from rrfp_jax.sim.rebalance import FIRST, Balance, Look, Move
+from rrfp_jax.sim.splits import FIRST, Balance, Look, Move
+from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts
+from rrfp_jax.trace.jitter import LEVELS
+from rrfp_jax.trace.work import LayerWork, RecordedStep, Work
 
 SEEN = 20
 """Steps that a look sees at most, as a Trainer's."""

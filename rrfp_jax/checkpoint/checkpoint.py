@@ -26,8 +26,8 @@ from rrfp_jax.checkpoint.orbax_files import Damaged, joined, write_leaf
 from rrfp_jax.checkpoint.parts import Parts, Place, shards_to_write
 from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Chosen, Restored, read_all, refusal_of
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
-from rrfp_jax.runtime.processes.world import START_SECONDS, World
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS
+from rrfp_jax.runtime.run.world import START_SECONDS, World
 
 RUNNING = "running"
 

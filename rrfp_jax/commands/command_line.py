@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
 from rrfp_jax.fields import path_of, printable
 from rrfp_jax.printing import settle_streams, warn
-from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
-from rrfp_jax.runtime.processes.children import exit_now
+from rrfp_jax.runtime.run.proc import exit_now
+from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
 
@@ -96,14 +96,14 @@ def print_whole(text: str) -> None:
 def exit_status(command: str, body: Callable[[], int]) -> int:
     """What a command's body returns; if it raises one of our errors, that in one line, and its status.
 
-    One of several processes ends as `runtime/lifecycle/farewell.py` has it instead. Warnings are lines alike.
+    One of several processes ends as `runtime/run/exits.py` has it instead. Warnings are lines alike.
     """
     usual, warnings.formatwarning = warnings.formatwarning, partial(_warned, command)
     try:
         _require_working_directory()
         return body()
     except (UsageError, TrainingError, KeyboardInterrupt) as error:
-        joined = sys.modules.get("rrfp_jax.runtime.lifecycle.join")  # importing it would import JAX
+        joined = sys.modules.get("rrfp_jax.runtime.run.join")  # importing it would import JAX
         if joined is not None and joined.in_company():
             raise
         said = "interrupted" if isinstance(error, KeyboardInterrupt) else error

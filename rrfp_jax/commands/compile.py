@@ -69,7 +69,7 @@ def _compile(arguments: Sequence[str]) -> int:
     line = read_config_line(rest)
     if options.json is not None:
         check_not_read("--json", options.json, [Path(line.file)])
-    from rrfp_jax.runtime.programs.absent import ENVIRONMENT, require_gpu_compiler  # these import JAX
+    from rrfp_jax.runtime.programs.compiler import ENVIRONMENT, require_gpu_compiler  # these import JAX
 
     os.environ.update(ENVIRONMENT)
     require_gpu_compiler()

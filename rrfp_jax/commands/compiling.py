@@ -20,11 +20,11 @@ from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.runs.compiled_ahead import MadeFor
 from rrfp_jax.runs.config import RunConfig
-from rrfp_jax.runtime.memory.ledger import BucketLedger, StageLedger
-from rrfp_jax.runtime.programs.absent import absent_gpus
+from rrfp_jax.runtime.programs.compiler import absent_gpus
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.sim.ahead import base_of
+from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger
 from rrfp_jax.sim.choice import Auto
+from rrfp_jax.sim.planned import base_of
 from rrfp_jax.train.ahead import AheadOfTime, CompiledRun, CompiledStage, compile_ahead
 from rrfp_jax.train.auto_schedule import predict
 from rrfp_jax.train.auto_split import AUTO, estimate_of

@@ -7,13 +7,12 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rrfp_jax.core.measure.cost_table import CostTable, workload_of
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import path_of, printable
 from rrfp_jax.json_files import Unreadable, load_json
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.families import by_name as family_by_name
+from rrfp_jax.trace.costs import CostTable, Workload, workload_of
 from rrfp_jax.views.trace_reading import read_trace
 
 MICROBATCHES = 32

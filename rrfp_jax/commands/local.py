@@ -18,10 +18,10 @@ from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.printing import occupy_streams
-from rrfp_jax.runtime.lifecycle.host_memory import lent_folder
+from rrfp_jax.runtime.run.host_memory import lent_folder
 
 if TYPE_CHECKING:
-    from rrfp_jax.launcher.elastic import Elastic
+    from rrfp_jax.launcher.restarts import Elastic
     from rrfp_jax.runs.config import RunConfig
 
 COMMAND = "launch.local"
@@ -111,7 +111,7 @@ def _elastic(
     if seconds is None:
         yield None
         return
-    from rrfp_jax.launcher.elastic import Elastic
+    from rrfp_jax.launcher.restarts import Elastic
     from rrfp_jax.runs.fewer_replicas import ranks_of_replicas
     from rrfp_jax.runs.latest_state import save_latest
     from rrfp_jax.runs.stopping import checkpoints_of

@@ -13,7 +13,7 @@ from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.json_files import write_json
-from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
+from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY
 
 COMMAND = "rrfp-plan"
 

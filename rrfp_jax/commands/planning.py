@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rrfp_jax.core.buckets import bucket_name
+from rrfp_jax.core.step_rules import bucket_name
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.accelerators import Accelerator, Link
@@ -20,8 +20,8 @@ from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices, Forecast
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.runs.config import RunConfig
-from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.sim.choice import Auto
+from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.train.auto_schedule import predict
 from rrfp_jax.train.auto_split import AUTO, REMEDY, estimate_of
 from rrfp_jax.train.named import read_schedule

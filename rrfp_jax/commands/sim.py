@@ -11,14 +11,14 @@ from rrfp_jax.commands.command_line import Parser, exit_status, path_argument, p
 from rrfp_jax.commands.given_steps import given_steps
 from rrfp_jax.commands.simulation import PLANNED, POLICIES, Comparison, simulate
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS
-from rrfp_jax.core.measure.jitter import LEVELS
 from rrfp_jax.core.schedules import NAMED, RANKED
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.json_files import write_json
+from rrfp_jax.sim.engine import NETWORKS
 from rrfp_jax.sim.families import FAMILIES
-from rrfp_jax.sim.links import NETWORKS
 from rrfp_jax.sim.planned import EVALUATIONS
+from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.train.named import AUTO, CSV
 from rrfp_jax.views.timeline import check_picture
 

@@ -14,20 +14,19 @@ from typing import TYPE_CHECKING, Any
 from rrfp_jax.commands.given_steps import MICROBATCHES, Source, given_steps
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.hints import Hint
-from rrfp_jax.core.measure.costs import Costs
-from rrfp_jax.core.measure.jitter import Level
-from rrfp_jax.core.measure.jitter import by_name as jitter_by_name
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import RANKED, Schedule, by_name, name_of
 from rrfp_jax.core.step_rules import usual_limit
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of, shown
-from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.compare import Change, Outcome, Settings, compare, outcome_of
 from rrfp_jax.sim.disturbances import Jittered
-from rrfp_jax.sim.links import Links
-from rrfp_jax.sim.planned import EVALUATIONS
+from rrfp_jax.sim.engine import Links
+from rrfp_jax.sim.planned import EVALUATIONS, Planned
+from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.jitter import Level
+from rrfp_jax.trace.jitter import by_name as jitter_by_name
 from rrfp_jax.train.named import AUTO, CSV, schedule_of
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
@@ -184,7 +183,7 @@ def simulate(
             `byte_limit`. 0 for no limit. Fixed orders hold what they hold.
         byte_limit: the same in bytes, for workloads that say what microbatches hold.
         chunks: a stage, for schedules that are defined for several.
-        links: "parallel", "serial" or "synchronous" transfers (`rrfp_jax/sim/links.py`).
+        links: "parallel", "serial" or "synchronous" transfers (`rrfp_jax/sim/engine.py`).
         accumulation, spare_gradients: as for a `Trainer`.
         jitter: delays injected as in the paper, J0 (none) to J3, paired by seed.
         evaluations: simulations that a planner may spend on each step.

@@ -13,7 +13,7 @@ from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.printing import occupy_streams, settle_streams
-from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
+from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals
 
 COMMAND = "rrfp-train"
 
@@ -41,8 +41,8 @@ def _train(argv: Sequence[str]) -> int:
     with heard_signals(signal.SIGINT, answer=ends_at_once(COMMAND)) as signals:
         from rrfp_jax.commands.overrides import configured  # these import JAX
         from rrfp_jax.runs.run import train
-        from rrfp_jax.runtime.lifecycle.failure import fail
-        from rrfp_jax.runtime.lifecycle.join import join
+        from rrfp_jax.runtime.run.exits import fail
+        from rrfp_jax.runtime.run.join import join
 
         if line.asks_help:
             configured(line, USAGE)

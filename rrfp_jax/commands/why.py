@@ -43,8 +43,7 @@ def _why(arguments: Sequence[str]) -> int:
     if options is None:
         return DONE
     run: Path = options.run
-    from rrfp_jax.launcher.why.looking import Look, absent_ranks  # after --help, which is to be quick
-    from rrfp_jax.launcher.why.telling import told
+    from rrfp_jax.launcher.why.inquiry import Look, absent_ranks, told  # after --help, which is to be quick
     from rrfp_jax.launcher.why.verdict import judge
 
     folder, ranks = _living(run)
@@ -67,7 +66,7 @@ def _living(run: Path) -> tuple[Path, Sequence[int]]:
 
     There may be several: killed launchers leave theirs, and a new one begins beside what a run has left.
     """
-    from rrfp_jax.launcher.why.looking import living_ranks
+    from rrfp_jax.launcher.why.inquiry import living_ranks
 
     folders = [*([run] if any(run.glob("flight-*")) else []), *staged(run)]
     found = [living_ranks(folder) for folder in folders]

@@ -32,7 +32,7 @@ class Room(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The device can take one more task now, and the stage's group runs `task` next (core/group/group.py).
+    """The device can take one more task now, and the stage's group runs `task` next (core/group.py).
 
     Not kept: told while the task is waiting, it does nothing and must be told again. Illegal under a fixed
     order.

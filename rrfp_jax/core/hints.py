@@ -6,7 +6,7 @@ that only answers questions: for the best runnable task of a direction, or about
 not runnable now is not in it, so a hint cannot wait for one.
 
 Two may choose nothing though a task is runnable (`Hint.waits`): a ranking that reserves (`ranked.py`; it
-never holds back the stage's lowest unfinished microbatch), and the drain (`drain.py`).
+never holds back the stage's lowest unfinished microbatch), and the drain (`Drain`, below).
 
 Within a direction, ties go as in the paper's appendix A: forward the lowest chunk first, backward the
 highest, then the lowest microbatch.
@@ -17,9 +17,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from rrfp_jax.core.tasks import Direction, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Placement, Task
 
 DIRECTIONS = tuple(Direction)
 
@@ -205,3 +205,67 @@ class FPriority(_Priority):
     """A runnable F before any B (paper, Table 7)."""
 
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
+
+
+HELD = {FORWARD: 1, BACKWARD: -1, INPUT: 0, WEIGHT: -1}
+"""What a dispatched task adds to the forwards without a backward."""
+
+
+class DrainState(NamedTuple):
+    """The hint's own state, how many forwards have no backward, and the order to drain in from here on."""
+
+    inner: Any
+    held: int
+    order: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class Drain(Hint):
+    """A hint that is overruled while a stage holds too much.
+
+    Raises:
+        ValueError: a limit below 1.
+    """
+
+    hint: Hint
+    limit: int
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ValueError(f"limit={self.limit}: a stage must be able to hold one microbatch")
+
+    @property
+    def waits(self) -> bool:
+        """Yes: several chunks wait for the next task of their order."""
+        return True
+
+    def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
+        """As the hint."""
+        return self.hint.split(stage, placement, microbatches)
+
+    def start(self, stage: int, placement: Placement, microbatches: int) -> DrainState:
+        """With nothing held; one chunk needs no order."""
+        order: list[Task] = []
+        if placement.chunks > 1:
+            split = set(self.split(stage, placement, microbatches))
+            for j in range(microbatches):
+                order += [Task(FORWARD, c, j) for c in range(placement.chunks)]
+                for c in reversed(range(placement.chunks)):
+                    kinds = (INPUT, WEIGHT) if (c, j) in split else (BACKWARD,)
+                    order += [Task(kind, c, j) for kind in kinds]
+        return DrainState(self.hint.start(stage, placement, microbatches), 0, tuple(order))
+
+    def choose(self, state: DrainState, ready: HintView) -> tuple[Task, DrainState] | None:
+        """As the hint below the limit; at it, what drains."""
+        inner, held, order = state
+        if held < self.limit:
+            choice = self.hint.choose(inner, ready)
+        elif not order:
+            choice = self.hint.choose(inner, Only(ready, lambda task: task.kind is not FORWARD))
+        else:
+            order = order[next(at for at, task in enumerate(order) if not ready.was_dispatched(task)) :]
+            choice = (order[0], inner) if order[0] in ready else None
+        if choice is None:
+            return None
+        task, inner = choice
+        return task, DrainState(inner, held + HELD[task.kind], order)

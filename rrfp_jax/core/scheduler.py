@@ -17,20 +17,179 @@ charged whole, and in a forward-only pass, a microbatch is in flight from its fi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from bisect import insort
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 from rrfp_jax.core.accumulation import Accumulator
 from rrfp_jax.core.admission import Admission, ByChunk, Whole
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, IllegalEvent, Room, ScheduleError
 from rrfp_jax.core.hints import Only
-from rrfp_jax.core.log import KEPT, EventLog
 from rrfp_jax.core.orders import FixedOrder, planned_order
-from rrfp_jax.core.progress import Progress
-from rrfp_jax.core.runnable import RunnableTasks
+from rrfp_jax.core.progress import Progress, Row
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Direction, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Direction, Kind, Task
 from rrfp_jax.core.transitions import ADDS, ADMITTED, DISPATCHED, FORWARD_ONLY, FUSED, READY
+
+KEPT = 4096
+"""Entries of a stage. A microbatch leaves about four on each chunk: two inputs and two tasks."""
+
+QUOTED = 12
+"""Of the latest events, as many as a message quotes."""
+
+
+class EventLog:
+    """A ring of events and the tasks dispatched on them, the oldest first.
+
+    Attributes:
+        entries: an arrival; or a task, after the event that led to its dispatch unless that is plain room.
+    """
+
+    __slots__ = ("entries",)
+
+    def __init__(self, kept: int | None = KEPT) -> None:
+        self.entries: deque[Event | Task] = deque(maxlen=kept)
+
+    def __iter__(self) -> Iterator[tuple[Event, Task | None]]:
+        """Events with what was dispatched on them."""
+        event: Event = ROOM
+        for entry in self.entries:
+            if isinstance(entry, Arrived):
+                yield entry, None
+            elif isinstance(entry, Task):
+                yield event, entry
+                event = ROOM
+            else:
+                event = entry
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing can have been dropped."""
+        return len(self.entries) != self.entries.maxlen
+
+    def recently(self) -> str:
+        """The latest events in words."""
+        return _in_words(list(self)[-QUOTED:])
+
+    def story(self, microbatch: int) -> str:
+        """What is kept of one microbatch, in words."""
+        return _in_words(entry for entry in self if _microbatch(*entry) == microbatch)
+
+
+def _microbatch(event: Event, task: Task | None) -> int | None:
+    if isinstance(event, Arrived):
+        return event.input.microbatch
+    return None if task is None else task.microbatch
+
+
+def _in_words(entries: Iterable[tuple[Event, Task | None]]) -> str:
+    words = (str(event) if task is None else f"dispatched {task}" for event, task in entries)
+    return ", ".join(words) or "nothing yet"
+
+
+class RunnableTasks:
+    """The view of a stage that its hint gets: see `hints.HintView`.
+
+    Attributes:
+        known: a task found to be runnable since the last dispatch, or None. It saves a second look at what a
+            hint has just been told of, and changes no answer: only a dispatch can take a task's permission.
+    """
+
+    def __init__(self, progress: Progress, admissions: Sequence[Admission], accumulator: Accumulator) -> None:
+        self._progress, self._admissions, self._accumulator = progress, admissions, accumulator
+        self._ranked, self._rows = progress.ranked, progress.rows
+        self._all_rows = [row for rows in progress.ranked.values() for row in rows]
+        self.known: Task | None = None
+
+    def first(self, direction: Direction) -> Task | None:
+        """The best runnable task of a direction in tie order."""
+        for row in self._ranked[direction]:
+            if row.ready:
+                task = row.tasks[row.lowest]
+                found = task if self._permits(*task) else self._first_beyond(row)
+                if found is not None:
+                    self.known = found
+                    return found
+        return None
+
+    def runnable(self, direction: Direction) -> Iterator[Task]:
+        """All runnable tasks of a direction in tie order."""
+        return (task for task in chain(*self._ranked[direction]) if self._permits(*task))
+
+    def heads(self, rank: Mapping[Task, int]) -> Iterator[Task]:
+        """The lowest runnable task of every direction and chunk, by rank."""
+        found = []
+        for row in self._all_rows:
+            if row.ready:
+                task = row.tasks[row.lowest]
+                found.append((rank[task], task, row))
+        found.sort()  # by rank, no two of which are equal
+        while found:
+            _, task, row = found.pop(0)
+            if self._permits(*task):
+                self.known = task
+                yield task
+            elif (beyond := self._first_beyond(row)) is not None:
+                insort(found, (rank[beyond], beyond, row))
+
+    def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
+        """Whether a part of an order could follow if an F were dispatched before it."""
+        return all(admission.leaves_room(task, order, start, stop) for admission in self._admissions)
+
+    def was_dispatched(self, task: Task) -> bool:
+        """Whether a task of this stage is past."""
+        return self._progress.state(task) == DISPATCHED
+
+    def past(self, order: Sequence[Task], at: int) -> int:
+        """Where the first task of an order stands, from `at` on, that is not past."""
+        rows, end = self._rows, len(order)
+        while at < end:
+            kind, chunk, microbatch = order[at]
+            if rows[kind][chunk].states[microbatch] != DISPATCHED:
+                break
+            at += 1
+        return at
+
+    def __contains__(self, task: Task) -> bool:
+        if task is self.known:
+            return True
+        kind, chunk, microbatch = task
+        row = self._rows[kind][chunk]
+        if row.states[microbatch] != READY or row.tasks[microbatch] != task:
+            return False
+        if not self._permits(kind, chunk, microbatch):
+            return False
+        self.known = task
+        return True
+
+    def anything(self) -> Task | None:
+        """Some runnable task, or None."""
+        return next((task for way in Direction if (task := self.first(way)) is not None), None)
+
+    def _permits(self, kind: Kind, chunk: int, microbatch: int) -> bool:
+        """Whether a ready task is also admitted, or has a place for its gradient."""
+        if ADDS[kind]:
+            return self._accumulator.accepts(chunk, microbatch)
+        if ADMITTED[kind]:
+            for admission in self._admissions:  # a call of all takes twice as long
+                if not admission.admits(chunk, microbatch):
+                    return False
+        return True
+
+    def _first_beyond(self, row: Row) -> Task | None:
+        """The lowest runnable task of a row whose lowest ready one is refused."""
+        for task in row:
+            if self._permits(*task):
+                return task
+            if ADMITTED[task.kind]:
+                if any(admission.refuses_beyond(*task[1:]) for admission in self._admissions):
+                    return None
+            elif not row.mixed:
+                return None  # see Accumulator.accepts
+        return None
+
 
 _new = tuple.__new__  # a named tuple's own takes twice as long
 
@@ -258,3 +417,28 @@ class StageScheduler:
         assert self._accumulator.parked <= self._accumulator.spare
         if self.finished:
             assert not self.ready_tasks() and self.in_flight == 0 and self._accumulator.parked == 0
+
+
+def check_can_end(rules: StepRules) -> None:
+    """Run the step without time: whatever a stage can do it does, until all is done or nobody can go on.
+
+    Durations cannot matter: a fixed order has no choice, so whoever waits for ever here waits for ever. A
+    stage waits for the input of its next task, or, if that is a B or W, for a place for its gradient: then
+    its own order parks more gradients than there are spare buffers.
+
+    Raises:
+        ValueError: an incomplete order, or orders that wait for ever, saying who for what.
+    """
+    stages = [StageScheduler(stage, rules) for stage in range(rules.placement.stages)]
+    todo = list(range(len(stages)))
+    while todo:
+        stage = todo.pop()
+        while dispatch := stages[stage].handle(ROOM):
+            destination = rules.placement.destination(stage, dispatch.task)
+            if destination is not None:
+                stages[destination[0]].handle(Arrived(destination[1]))
+                todo.append(destination[0])
+    stuck = [f"stage {s.stage} waits for {s.awaited()}" for s in stages if not s.finished]
+    if stuck:
+        title = rules.schedule.title if isinstance(rules.schedule, FixedOrder) else str(rules.schedule)
+        raise ValueError(f"{title} must deadlock: {'; '.join(stuck)}")

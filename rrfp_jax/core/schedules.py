@@ -7,8 +7,7 @@ from typing import TypeAlias
 from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint
 from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
 from rrfp_jax.core.ranked import Ranked
-from rrfp_jax.core.v_blocks import VZB, VHalf, VMin
-from rrfp_jax.core.v_orders import ZBV, DualPipeV
+from rrfp_jax.core.v_orders import VZB, ZBV, DualPipeV, VHalf, VMin
 
 Schedule: TypeAlias = Hint | FixedOrder
 

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation, most_parked
-from rrfp_jax.core.drain import Drain
-from rrfp_jax.core.hints import Hint
+from rrfp_jax.core.hints import Drain, Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.progress import Names, all_tasks
 from rrfp_jax.core.schedules import Schedule
@@ -50,7 +49,7 @@ class StepRules:
             forward-only pass), L microbatches; by chunk, L times the chunks of a stage, in chunks of any
             microbatches. For the drain it is L chunks, which a stage of several may exceed by their number.
         backpressure: what keeps a hint within the limit: admission (core/admission.py) or, for comparison,
-            the paper's drain (core/drain.py).
+            the paper's drain (core/hints.py).
         spare_gradients: gradients that may be parked on a stage until their turn comes.
         forward_only: evaluation: no backward; a microbatch leaves when its last F on the stage is dispatched.
 
@@ -149,3 +148,12 @@ def charges_of(rules: StepRules, budget: Budget | None) -> list[Charges]:
         rest = [[0] * microbatches] * (chunks - 1)
         found = [([[sum(own) for own in zip(*costs, strict=True)], *rest], most) for costs, most in found]
     return found
+
+
+Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
+"""The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
+
+
+def bucket_name(bucket: Bucket) -> str:
+    """A bucket as text: "labels int32[4,128] tokens int32[4,128]"."""
+    return " ".join(f"{name} {dtype}[{','.join(map(str, shape))}]" for name, shape, dtype in bucket)

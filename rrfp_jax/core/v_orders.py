@@ -1,4 +1,27 @@
-"""Fixed orders for two chunks a stage in a V, whose first stage has the model's first and last layers."""
+"""Fixed orders for two chunks a stage in a V, whose first stage has the model's first and last layers.
+
+V-Min, V-Half, V-ZB: orders that hold a third, half, or all of what 1F1B holds (arXiv:2405.15362).
+
+Theory of operation. Let every task of a chunk take one unit of time. Microbatch j does on every stage what
+microbatch 0 does there, `PERIOD` units later for each microbatch in between. A stage has six tasks of each,
+so it is busy all the time. What microbatch 0 does when is the *building block*. It goes down the V and up
+again, forward and then backward:
+
+    F0  stage 0 to p - 1, `down` units from one to the next          I1  the same
+    F1  stage p - 1 to 0, `up` units from one to the next            I0  the same
+
+and may wait for some units before F1, I1 and I0. Two things are asked of a block. No two of a stage's tasks
+may fall on the same unit of a period. And microbatches should be released soon: what a stage holds is the sum
+of its chunks' times from F to W, over the period. Those times are about 2 p (down + up) in all, so that with
+p stages it holds about p (down + up) / 6 microbatches.
+
+    block     down  up   holds at most, in microbatches
+    V-Min     1     1    (p + 4) // 3
+    V-Half    1     2    (p + 2) // 2
+    V-ZB      3     3    p
+
+A chunk's W falls on one of the two units that the others leave free, whichever comes sooner after its I.
+"""
 
 from __future__ import annotations
 
@@ -138,3 +161,96 @@ class DualPipeV(VOrder):
             due.append(task._replace(kind=WEIGHT))
             yield task
         yield from due
+
+
+PERIOD = 6
+"""Units of a period: F, I and W of two chunks."""
+
+
+class _Block(VOrder):
+    """The order that repeats a building block; `slopes` are the units from stage to stage, down and up."""
+
+    slopes: ClassVar[tuple[int, int]]
+
+    def _tasks(self, stage: int, stages: int, microbatches: int) -> Iterator[Task]:
+        block = self._block(stage, stages)
+        units = sorted(
+            (unit + PERIOD * j, kind, chunk, j)
+            for (kind, chunk), unit in block.items()
+            for j in range(microbatches)
+        )
+        for _, kind, chunk, j in units:
+            yield Task(kind, chunk, j)
+
+    def _block(self, stage: int, stages: int) -> dict[tuple[Kind, int], int]:
+        """When microbatch 0's tasks run on a stage, in units."""
+        down, up = self.slopes
+        turning, starting, returning = self._waits(stages)
+        last = stages - 1
+        up_at_0 = (down + up) * last + 1 + turning
+        back_at_0 = up_at_0 + 1 + starting
+        end_at_0 = back_at_0 + (down + up) * last + 1 + returning
+        block = {
+            (FORWARD, 0): down * stage,
+            (FORWARD, 1): up_at_0 - up * stage,
+            (INPUT, 1): back_at_0 + down * stage,
+            (INPUT, 0): end_at_0 - up * stage,
+        }
+        return block | _weights(block)
+
+    def _waits(self, stages: int) -> tuple[int, int, int]:
+        """Units to wait before F1, I1 and I0, for which no two tasks of a stage meet."""
+        raise NotImplementedError
+
+
+def _weights(block: dict[tuple[Kind, int], int]) -> dict[tuple[Kind, int], int]:
+    """Both W's on the free units of the period, as early as possible together."""
+    free = sorted(set(range(PERIOD)) - {unit % PERIOD for unit in block.values()})
+    after = [block[INPUT, chunk] + 1 for chunk in (0, 1)]
+    choices = [
+        [first + (unit - first) % PERIOD for first, unit in zip(after, units, strict=True)]
+        for units in (free, free[::-1])
+    ]
+    best = min(choices, key=sum)
+    return {(WEIGHT, chunk): best[chunk] for chunk in (0, 1)}
+
+
+@dataclass(frozen=True)
+class VMin(_Block):
+    """Two chunks in a V at about a third of 1F1B's memory: `(stages + 4) // 3` microbatches."""
+
+    name: ClassVar[str] = "V-Min"
+    slopes: ClassVar[tuple[int, int]] = (1, 1)
+
+    def _waits(self, stages: int) -> tuple[int, int, int]:
+        # I1 follows F1 on the first stage, 2 p units after F0: where p is a multiple of 3 they would meet.
+        return 0, 2 if stages % 3 == 0 else 0, 0
+
+
+@dataclass(frozen=True)
+class VHalf(_Block):
+    """Two chunks in a V at about half of 1F1B's memory: `(stages + 2) // 2` microbatches."""
+
+    name: ClassVar[str] = "V-Half"
+    slopes: ClassVar[tuple[int, int]] = (1, 2)
+
+    def _waits(self, stages: int) -> tuple[int, int, int]:
+        # F1 and I0 approach F0 and I1 by 3 units a stage, so F0 and I1 must be 3 units apart in the period:
+        # I1 runs on the first stage 3 p units after F0, and the waits before it.
+        return 1, 0 if stages % 2 else 3, 0
+
+
+@dataclass(frozen=True)
+class VZB(_Block):
+    """Two chunks in a V at 1F1B's memory, spread evenly: a message may take two units without delay.
+
+    That is as long as a forward of both chunks. So as a hint it is a little ahead of ZB-V, which packs its
+    tasks closer, where transfers are as long or longer.
+    """
+
+    name: ClassVar[str] = "V-ZB"
+    slopes: ClassVar[tuple[int, int]] = (3, 3)
+
+    def _waits(self, stages: int) -> tuple[int, int, int]:
+        # All four tasks keep their distance from stage to stage: 0, 1, 2 and 3 units in the period.
+        return 0, 0, 0

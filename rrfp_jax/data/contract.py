@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import jax
 import numpy as np
 
-from rrfp_jax.core.buckets import Bucket
+from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.user_code import called

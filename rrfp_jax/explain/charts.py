@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import altair as alt
 
-from rrfp_jax.core.measure.idleness import Cause, stage_times
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.explain.explanation import Explanation
 from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.explain.plot import CAUSES, WIDTH, Plot, colours, milliseconds, row_height, thinned
+from rrfp_jax.trace.idleness import Cause, stage_times
+from rrfp_jax.trace.work import RecordedStep
 
 LABELS = 320
 """Pixels left of bars for what they are."""

@@ -12,12 +12,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rrfp_jax.core.measure.idleness import shares, stage_times
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.explain.main_cause import Finding, main_cause
 from rrfp_jax.explain.meaning import MEANING
-from rrfp_jax.sim.recut import Layers
+from rrfp_jax.sim.splits import Layers
 from rrfp_jax.sim.what_if import TRUSTED_ERROR, WhatIfs, what_ifs
+from rrfp_jax.trace.idleness import shares, stage_times
+from rrfp_jax.trace.work import RecordedStep
 
 MOST_TASKS = 40_000
 """Tasks of the steps whose what-ifs are simulated, the latest steps first: that takes some ten seconds."""

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import altair as alt
 
-from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.explain.plot import WIDTH, Plot, milliseconds, row_height, thinned
+from rrfp_jax.trace.records import StepTrace
 
 
 class Cell(NamedTuple):

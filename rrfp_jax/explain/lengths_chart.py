@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.tasks import Kind
 from rrfp_jax.explain.plot import WIDTH, Plot, colours, milliseconds, thinned
 from rrfp_jax.explain.tails import quantile
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.picture import COLOURS, NAMES
 
 

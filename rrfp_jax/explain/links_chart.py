@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import altair as alt
 
-from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.core.tasks import Direction
 from rrfp_jax.explain.plot import WIDTH, Plot, colours, milliseconds, thinned
 from rrfp_jax.explain.tails import quantile
+from rrfp_jax.trace.records import StepTrace
 
 FIGURES = {"took, median": "#0072b2", "took, p95": "#d55e00", "slack, median": "#009e73"}
 

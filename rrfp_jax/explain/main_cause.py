@@ -6,11 +6,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rrfp_jax.core.measure.idleness import Cause as Idleness
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.explain import sentence
 from rrfp_jax.explain.sentence import NOTEWORTHY, ways_of
-from rrfp_jax.sim.recut import Layers
+from rrfp_jax.sim.splits import Layers
+from rrfp_jax.trace.idleness import Cause as Idleness
+from rrfp_jax.trace.work import RecordedStep
 
 UNDONE = (
     *("stage", "stages", "uneven", "split", "link", "links", "jitter", "lengths"),

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import altair as alt
 
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.step_rules import charges_of
 from rrfp_jax.core.tasks import FORWARD, INPUT
 from rrfp_jax.explain.plot import WIDTH, Plot, Row, milliseconds, row_height, thinned
+from rrfp_jax.trace.work import RecordedStep
 
 MOST_CELLS = 20_000
 MOST_TIMES = 250

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import altair as alt
 
-from rrfp_jax.core.measure.idleness import Cause
+from rrfp_jax.trace.idleness import Cause
 
 WIDTH = 1000
 """Of a chart, in pixels."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.tasks import Kind
 from rrfp_jax.explain import charts
 from rrfp_jax.explain.explanation import Explanation
@@ -19,6 +18,7 @@ from rrfp_jax.explain.plot import Plot
 from rrfp_jax.explain.run_folder import Run
 from rrfp_jax.explain.tails import tails
 from rrfp_jax.explain.timeline_chart import drawn_stages, timeline
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.picture import NAMES
 
 MOST_TAILS = 40

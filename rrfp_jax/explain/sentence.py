@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
 
-from rrfp_jax.core.measure.idleness import Cause
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.explain.meaning import MEANING
-from rrfp_jax.sim.recut import Layers, Recut
-from rrfp_jax.sim.variants import Link
+from rrfp_jax.sim.splits import Layers, Recut
+from rrfp_jax.sim.what_if import Link
+from rrfp_jax.trace.idleness import Cause
+from rrfp_jax.trace.work import RecordedStep
 
 NOTEWORTHY = 0.03
 """A smaller share of the time is not worth a sentence."""

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.tasks import Kind
+from rrfp_jax.trace.records import StepTrace, TaskRecord
 
 MOST_LATE = 4
 """Microbatches that are named of each tail."""

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from rrfp_jax.core.measure.critical_path import critical_path
-from rrfp_jax.core.measure.idleness import idleness
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.explain.plot import WIDTH, Plot, Row, colours, milliseconds, row_height, thinned
+from rrfp_jax.trace.idleness import critical_path, idleness
+from rrfp_jax.trace.records import TaskRecord
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.picture import COLOURS, DELAY, DELAY_COLOUR, NAMES
 
 LEAST_IDLE = 1e-3

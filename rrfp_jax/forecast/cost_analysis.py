@@ -25,8 +25,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from rrfp_jax.forecast.fusion import SCAN, Group, fused_groups, without_last
 from rrfp_jax.forecast.temporaries import Temporaries, temporaries_of
-from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
-from rrfp_jax.runtime.autodiff.traced import spec_of
+from rrfp_jax.runtime.autodiff.traced import inline, spec_of, without_barriers
 from rrfp_jax.runtime.sizes import nbytes
 
 

@@ -7,25 +7,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 
-from rrfp_jax.core.buckets import Bucket, bucket_name
-from rrfp_jax.core.measure.metrics import peak_of_order
-from rrfp_jax.core.measure.trace import StepTrace
-from rrfp_jax.core.memory.footprint import order_peaks
+from rrfp_jax.core.footprint import order_peaks
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.forecast import Devices, Forecast, StageForecast, device_bytes
 from rrfp_jax.forecast.layer_times import LayerTimes
 from rrfp_jax.forecast.model_costs import LayerState, ModelCosts
 from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
-from rrfp_jax.runtime.memory.budget import MARGIN, StepMemory, memory_of_step
-from rrfp_jax.runtime.memory.ledger import BucketLedger, StageLedger, parked_bytes
-from rrfp_jax.runtime.model.split import layers_of_chunks
+from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.runtime.sizes import in_words
+from rrfp_jax.runtime.stages.memory import (
+    MARGIN,
+    BucketLedger,
+    StageLedger,
+    StepMemory,
+    memory_of_step,
+    parked_bytes,
+)
 from rrfp_jax.runtime.transport.choice import foreseen_slot_bytes
 from rrfp_jax.sim.choice import Candidate
-from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.links import Links
+from rrfp_jax.sim.engine import Links, simulate
+from rrfp_jax.trace.records import StepTrace, peak_of_order
 
 TRANSFERS: Links = "serial"
 """How they share what is between neighbours."""

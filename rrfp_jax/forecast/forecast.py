@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from rrfp_jax.forecast.accelerators import Accelerator, Link
-from rrfp_jax.runtime.memory.budget import Setting
-from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.stages.memory import Setting, StageLedger
 from rrfp_jax.runtime.transport.choice import TransportName
 
 NO_LINK = Link(bytes_per_second=inf, latency=0.0)

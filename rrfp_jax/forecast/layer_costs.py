@@ -15,19 +15,19 @@ import jax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh
 
-from rrfp_jax.core.buckets import Bucket
-from rrfp_jax.core.memory.footprint import Footprint
+from rrfp_jax.core.footprint import Footprint
+from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
 from rrfp_jax.forecast.placed_programs import placed_programs
 from rrfp_jax.forecast.temporaries import temporaries_of
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
-from rrfp_jax.runtime.model.gradient_flow import Border
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding
+from rrfp_jax.runtime.model.untrained import Border
 from rrfp_jax.runtime.programs.library import specs_of
-from rrfp_jax.runtime.programs.liveness import Liveness, footprint_of, program_of
+from rrfp_jax.runtime.programs.stage_programs import Liveness, footprint_of, program_of
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rrfp_jax.core.buckets import Bucket
-from rrfp_jax.core.measure.costs import TableCosts
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Task
 from rrfp_jax.forecast.accelerators import Accelerator, Link
 from rrfp_jax.forecast.model_costs import ModelCosts
+from rrfp_jax.trace.costs import TableCosts
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from rrfp_jax.forecast.accelerators import Accelerator
 from rrfp_jax.forecast.cost_analysis import program_cost
-from rrfp_jax.runtime.programs.compiling import Compiler
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
+from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.sizes import memory_limit
 
 REPEATS = 15

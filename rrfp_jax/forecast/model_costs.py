@@ -11,24 +11,21 @@ import jax
 import optax
 from jax.sharding import AbstractMesh
 
-from rrfp_jax.core.buckets import Bucket
+from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.core.tasks import Kind
 from rrfp_jax.forecast.layer_costs import LayerCost, joined, layer_costs
 from rrfp_jax.forecast.placed_programs import spread, stage_of
 from rrfp_jax.forecast.propagation import layout_of
-from rrfp_jax.runtime.memory.ledger import BucketLedger
-from rrfp_jax.runtime.model.gradient_flow import gradient_flow
-from rrfp_jax.runtime.model.layer_sharding import sharding_of
-from rrfp_jax.runtime.model.paths import leaf_paths
-from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
-from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
+from rrfp_jax.runtime.model.pipeline import IDS, Pipeline, sharding_of
+from rrfp_jax.runtime.model.roles import Roles, leaf_paths
 from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.model.untrained import refuse_untrained
+from rrfp_jax.runtime.model.untrained import gradient_flow, refuse_untrained
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import specs_of
-from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
 from rrfp_jax.runtime.sizes import nbytes
-from rrfp_jax.runtime.stages.whole_optimizer import WholeOptimizer
+from rrfp_jax.runtime.stages.memory import BucketLedger
+from rrfp_jax.runtime.stages.optimizer import WholeOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)

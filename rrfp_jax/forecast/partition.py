@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rrfp_jax.core.cuts import least_largest
+from rrfp_jax.trace.layers import least_largest
 
 
 @dataclass(frozen=True, kw_only=True)

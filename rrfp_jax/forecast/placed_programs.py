@@ -14,12 +14,11 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.forecast.per_device import per_device
 from rrfp_jax.forecast.propagation import Layout, layouts
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated
-from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
-from rrfp_jax.runtime.autodiff.traced import SCALE, Program
+from rrfp_jax.runtime.autodiff.traced import SCALE, Program, inline, without_barriers
+from rrfp_jax.runtime.mesh.stage_mesh import AXES
 from rrfp_jax.runtime.model.sharding import TP, WHOLE
 from rrfp_jax.runtime.programs.gradients import where, wide
-from rrfp_jax.runtime.programs.liveness import program_of
-from rrfp_jax.runtime.programs.stage_mesh import AXES
+from rrfp_jax.runtime.programs.stage_programs import program_of
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import on_the_way
 

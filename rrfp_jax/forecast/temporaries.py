@@ -39,7 +39,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from rrfp_jax.forecast.fusion import FUSED, SCAN, Group, fused_groups, read, without_last
-from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
+from rrfp_jax.runtime.autodiff.traced import inline, without_barriers
 from rrfp_jax.runtime.sizes import nbytes
 
 PLACED = frozenset(["scatter-add", "scatter", "dynamic_update_slice"])

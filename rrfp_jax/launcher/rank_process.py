@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from rrfp_jax.progress import MARK
-from rrfp_jax.runtime.lifecycle.last_words import WORDS, LastWords, words_in
-from rrfp_jax.runtime.processes.proc import is_stopped
+from rrfp_jax.runtime.run.exits import WORDS, LastWords, words_in
+from rrfp_jax.runtime.run.proc import is_stopped
 
 UNSHOWN = re.compile(rb"[%s%s][^\n]*\n" % (MARK.encode(), WORDS.encode()))
 """Lines that are written over, or for the launcher alone, are not kept; one that two chunks share is."""

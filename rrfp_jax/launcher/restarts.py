@@ -3,14 +3,75 @@
 A run that fails at the same place each time would do so for ever. So restarts must bring it further: to a
 training step that no attempt before had begun. After an attempt that did, the next one follows soon. After
 one that did not, it follows later; after three of those in a row there is none.
+
+What each attempt at a run runs on: always all ranks, or replicas that are lost and replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
 
 from rrfp_jax.errors import FAILED
+from rrfp_jax.runtime.run.host_memory import HostMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What an attempt runs on.
+
+    Attributes:
+        replicas: of the model.
+        slots: by rank, its slot.
+    """
+
+    replicas: int
+    slots: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """The slots of a run on this machine.
+
+    Attributes:
+        needs: by number of replicas that the run can have, of how many ranks; the most are those of the whole
+            run, which has as many slots.
+        lost: those out of use.
+    """
+
+    needs: Mapping[int, int]
+    lost: frozenset[int] = frozenset()
+
+    @property
+    def count(self) -> int:
+        """Of all slots."""
+        return max(self.needs.values())
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """For the next attempt: as many replicas as what is left has room for; None for not even one."""
+        left = [slot for slot in range(self.count) if slot not in self.lost]
+        possible = [replicas for replicas, ranks in self.needs.items() if ranks <= len(left)]
+        if not possible:
+            return None
+        most = max(possible)
+        return Assignment(replicas=most, slots=tuple(left[: self.needs[most]]))
+
+    def without(self, assignment: Assignment, ranks: Collection[int]) -> Slots:
+        """After these ranks of an attempt were lost."""
+        return replace(self, lost=self.lost | {assignment.slots[rank] for rank in ranks})
+
+    def never(self, replicas: int) -> Slots:
+        """Without this number of replicas, which is not the whole run's."""
+        return replace(self, needs={n: ranks for n, ranks in self.needs.items() if n != replicas})
+
+    def whole(self) -> Slots:
+        """After all that were lost were replaced, or if the run is to begin with all of them again."""
+        return replace(self, lost=frozenset())
+
 
 BACK_OFF_SECONDS = (1.0, 5.0, 30.0)
 """Wait before a restart, after none, one and two restarts in a row that brought the run no further."""
@@ -65,3 +126,184 @@ def _fruitless(reached: Sequence[int]) -> int:
     for number in range(1, len(reached)):
         count = 0 if reached[number] > max(reached[:number]) else count + 1
     return count
+
+
+Say: TypeAlias = Callable[[str], None]
+
+LEAST_WAIT = 1.0
+"""Seconds until those who were lost again at once are brought back."""
+
+
+class Whole:
+    """A run that needs all its ranks in every attempt.
+
+    Args:
+        count: of ranks.
+
+    Attributes:
+        is_elastic: whether an attempt may have fewer, and hand over.
+    """
+
+    is_elastic = False
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    @property
+    def slots(self) -> Sequence[int]:
+        """By rank of the present attempt, or else of the next, the slot of the machine that it has."""
+        return range(self._count)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What its ranks are told."""
+        return {}
+
+    def begin(self) -> None:
+        """An attempt begins.
+
+        Raises:
+            OSError: what the ranks are to be lent cannot be had.
+        """
+
+    def look(self, say: Say) -> None:
+        """Ask the ranks to hand over once the time has come; to be called again and again.
+
+        Args:
+            say: tells that they cannot be asked.
+        """
+
+    def lost(self, ranks: Collection[int], stepped: bool, wait: float) -> str:
+        """Some ranks of the attempt were lost, if any; what follows, as the end of a sentence.
+
+        Args:
+            ranks: that were lost.
+            stepped: whether the attempt had come to a training step.
+            wait: until the next one (s).
+        """
+        return ""
+
+    def handed_over(self) -> str:
+        """The ranks have made room for all replicas; what follows, as the end of a sentence."""
+        raise AssertionError("nobody was asked to")
+
+    def refused(self) -> str:
+        """The run cannot be had with so few replicas; what follows, or nothing if it has all of them."""
+        return ""
+
+    def end(self, status: int, say: Say) -> bool:
+        """No attempt follows; whether the latest state is on disk, which perhaps no rank could see to.
+
+        Args:
+            status: with which the run ends.
+            say: tells what is saved or lost.
+        """
+        return False
+
+
+class Elastic(Whole):
+    """The replicas of a run, from attempt to attempt.
+
+    Args:
+        needs: see `Slots`.
+        seconds: from the first loss until all are replaced.
+        folder: in the host's memory, for the states.
+        save: is called with that at the end; see `Whole.end`.
+    """
+
+    is_elastic = True
+
+    def __init__(
+        self,
+        needs: Mapping[int, int],
+        seconds: float,
+        folder: Path,
+        save: Callable[[HostMemory, int, Say], bool],
+    ) -> None:
+        super().__init__(max(needs.values()))
+        self._slots, self._seconds = Slots(needs=needs), seconds
+        self._folder, self._save = folder, save
+        self._wait = seconds  # doubles as long as those who are brought back are lost at once
+        self._replace_at, self._asked = float("inf"), False
+        self._tried: frozenset[int] = frozenset()  # slots that were brought back the last time
+        self._assignment = self._found()
+
+    @property
+    def slots(self) -> Sequence[int]:
+        """See `Whole`."""
+        return self._assignment.slots
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """See `Whole`."""
+        return self._memory.environment
+
+    def begin(self) -> None:
+        """See `Whole`; an earlier request to hand over is taken back."""
+        self._asked = False
+        self._memory.make()
+        self._memory.forget()
+
+    def look(self, say: Say) -> None:
+        """See `Whole`."""
+        if self._asked or time.monotonic() < self._replace_at:
+            return
+        self._asked = True
+        try:
+            self._memory.ask()
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}"
+            say(f"the ranks cannot be asked to hand over: {why}; replicas come back after the next loss")
+
+    def lost(self, ranks: Collection[int], stepped: bool, wait: float) -> str:
+        """See `Whole`."""
+        before, self._slots = self._slots, self._slots.without(self._assignment, ranks)
+        if self._is_whole and stepped:
+            self._wait = self._seconds
+        elif self._tried & (self._slots.lost - before.lost):
+            self._wait = max(2 * self._wait, LEAST_WAIT)
+        now = time.monotonic()
+        if self._slots.lost:
+            self._replace_at = min(self._replace_at, now + self._wait)
+        later = self._replace_at - (now + wait)
+        if later <= 0 or self._slots.assignment is None:
+            self._bring_back()
+        self._assignment = self._found()
+        whole, left = max(self._slots.needs), self._assignment.replicas
+        if self._is_whole:
+            return f" with all {whole} replicas"
+        return f" with {left} of {whole} replicas, with all again {later:.0f} s later"
+
+    def handed_over(self) -> str:
+        """See `Whole`."""
+        self._bring_back()
+        return f"goes on with all {self._assignment.replicas} replicas"
+
+    def refused(self) -> str:
+        """See `Whole`."""
+        if self._is_whole:
+            return ""
+        self._slots = self._slots.never(self._assignment.replicas)
+        return f"not with fewer replicas, then: {self.handed_over()}"
+
+    def end(self, status: int, say: Say) -> bool:
+        """See `Whole`."""
+        return self._save(self._memory, status, say)
+
+    @property
+    def _memory(self) -> HostMemory:
+        return HostMemory(self._folder, self._assignment.replicas)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._assignment.replicas == max(self._slots.needs)
+
+    def _bring_back(self) -> None:
+        self._tried, self._replace_at = self._slots.lost, float("inf")
+        self._slots = self._slots.whole()
+        self._assignment = self._found()
+
+    def _found(self) -> Assignment:
+        found = self._slots.assignment
+        assert found is not None  # else all have been brought back
+        return found

@@ -13,20 +13,16 @@ from pathlib import Path
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError
 from rrfp_jax.files import shown_path
-from rrfp_jax.launcher.diagnosis import Diagnosis, diagnose
-from rrfp_jax.launcher.elastic import Elastic, Whole
+from rrfp_jax.launcher.exit_report import Diagnosis, RankEnd, diagnose
 from rrfp_jax.launcher.folders import RunFolder, remove_answers, set_attempt_aside
-from rrfp_jax.launcher.rank_end import RankEnd
-from rrfp_jax.launcher.restarts import NO_STEP, after_attempt
-from rrfp_jax.launcher.screen import Screen
-from rrfp_jax.launcher.supervisor import ASKS_WHY, PASSED_ON, Patience, Supervisor, recording_of
+from rrfp_jax.launcher.restarts import NO_STEP, Elastic, Whole, after_attempt
+from rrfp_jax.launcher.supervisor import ASKS_WHY, PASSED_ON, Patience, Screen, Supervisor, recording_of
 from rrfp_jax.printing import warn
-from rrfp_jax.runtime.lifecycle.last_words import read_all
-from rrfp_jax.runtime.processes import token
-from rrfp_jax.runtime.processes.command import NAME, typed_command
-from rrfp_jax.runtime.processes.coordinator import Coordinator, reserved_port
-from rrfp_jax.runtime.processes.gpus import gpu_environment
-from rrfp_jax.runtime.processes.signals import Signals, collected_signals
+from rrfp_jax.runtime.run import token
+from rrfp_jax.runtime.run.coordinator import Coordinator, reserved_port
+from rrfp_jax.runtime.run.exits import read_all
+from rrfp_jax.runtime.run.place import NAME, gpu_environment, typed_command
+from rrfp_jax.runtime.run.signals import Signals, collected_signals
 
 THREADS_FLAG = "--xla_cpu_multi_thread_eigen"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +16,53 @@ from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
-from rrfp_jax.launcher.screen import Screen
 from rrfp_jax.launcher.why.inquiry import Inquiry
 from rrfp_jax.launcher.why.verdict import Verdict
-from rrfp_jax.runtime.lifecycle.place import SILENCE_SECONDS, silence_seconds
-from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
-from rrfp_jax.runtime.processes.flight_recorder import read as read_recording
-from rrfp_jax.runtime.processes.recording import Recording
-from rrfp_jax.runtime.processes.signals import Signals
+from rrfp_jax.printing import CANNOT_PRINT, is_terminal, write_bytes
+from rrfp_jax.progress import LIVE, MARK
+from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
+from rrfp_jax.runtime.run.recorder import Recording
+from rrfp_jax.runtime.run.recorder import read as read_recording
+from rrfp_jax.runtime.run.signals import SAVE_SECONDS, Signals, save_seconds
+
+CLEAR = b"\r\x1b[K"
+
+
+class Screen:
+    """The launcher's stdout. When it is gone the run goes on; its logs have it all."""
+
+    def __init__(self) -> None:
+        self._live = b""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ranks are told, so that they write live lines where these can be seen."""
+        return {LIVE: "1"} if is_terminal() else {}
+
+    def show(self, rank: int, line: bytes) -> None:
+        """A line that a rank has printed, ended or not."""
+        text = line.removesuffix(b"\n")
+        if text.startswith(MARK.encode()):
+            self.live(text.removeprefix(MARK.encode()))
+        else:
+            write_bytes(self._cleared() + b"[%d] " % rank + text + b"\n" + self._live)
+
+    def live(self, text: bytes = b"") -> None:
+        """Another live line, cut to the width of the terminal; without a text there is none any more."""
+        if text or self._live:
+            before, self._live = self._cleared(), text[: _columns() - 1]
+            write_bytes(before + self._live)
+
+    def _cleared(self) -> bytes:
+        return CLEAR if self._live else b""
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80  # 0 if nobody has told it
+    except CANNOT_PRINT:  # no terminal, or no file at all
+        return 80
+
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 ASKS_WHY = signal.SIGUSR1

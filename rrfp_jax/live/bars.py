@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from rrfp_jax.core.measure.idleness import Cause
 from rrfp_jax.live.figures import COMPUTE, DELAYED, StageRow
+from rrfp_jax.trace.idleness import Cause
 
 
 @dataclass(frozen=True)

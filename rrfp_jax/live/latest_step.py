@@ -9,8 +9,8 @@ from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
-from rrfp_jax.core.measure.idleness import StageTime, stage_times
-from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.trace.idleness import StageTime, stage_times
+from rrfp_jax.trace.records import StepTrace
 
 
 class Edge(NamedTuple):

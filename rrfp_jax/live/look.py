@@ -18,9 +18,9 @@ from rrfp_jax.files import read_end, staged
 from rrfp_jax.json_files import Count, Seconds, Unreadable, as_kind, parse_json, read_json
 from rrfp_jax.live.latest_step import LatestStep
 from rrfp_jax.live.step_file import NAME, read_step
-from rrfp_jax.runtime.processes import flight_recorder
-from rrfp_jax.runtime.processes.name_lock import hold_on
-from rrfp_jax.runtime.processes.recording import Recording
+from rrfp_jax.runtime.run import recorder as flight_recorder
+from rrfp_jax.runtime.run.name_lock import hold_on
+from rrfp_jax.runtime.run.recorder import Recording
 
 LATEST_BYTES = 2**18
 """Of `metrics.jsonl` that are read, from its end: hundreds of steps of a few stages, ten of 512."""

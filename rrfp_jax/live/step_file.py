@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import RECORD, Part, StepTrace
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.files import read_whole
 from rrfp_jax.json_files import Count, Seconds, Unreadable, as_kind, parse_json
 from rrfp_jax.live.latest_step import LatestStep
+from rrfp_jax.trace.records import RECORD, Part, StepTrace
+from rrfp_jax.trace.work import RecordedStep
 
 NAME = "latest-step"
 

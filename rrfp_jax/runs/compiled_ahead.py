@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from rrfp_jax.json_files import Unreadable, read_json, write_json
-from rrfp_jax.runtime.programs.request import COMPILER_VARIABLES, compiler_of, flags_for
+from rrfp_jax.runtime.programs.executables import COMPILER_VARIABLES, compiler_of, flags_for
 
 NAME = "ahead-{}.json"
 """Of the file beside the programs, by the run's name."""

@@ -15,12 +15,12 @@ import optax
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_name, path_of
 from rrfp_jax.runs.checkpointing import Checkpointing
-from rrfp_jax.runtime.driver.delays import Delays
-from rrfp_jax.runtime.group.agreement import Terms
+from rrfp_jax.runtime.engine.pacing import Delays
+from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy, group_of
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.settings import Execution, MemoryPolicy, group_of
+from rrfp_jax.runtime.run.consensus import Terms
 from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.train.auto_split import AUTO
 from rrfp_jax.train.pace import Pace

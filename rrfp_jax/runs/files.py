@@ -22,8 +22,8 @@ from rrfp_jax.live.step_file import NAME as STEP_FILE
 from rrfp_jax.live.step_file import Reported, StepFile
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runs.origin import origin_of
-from rrfp_jax.runtime.processes.name_lock import used_folder
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.name_lock import used_folder
+from rrfp_jax.runtime.run.world import World
 
 METRICS = "metrics.jsonl"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import DONE
-from rrfp_jax.runtime.lifecycle.host_memory import HostMemory, outlives_launcher
+from rrfp_jax.runtime.run.host_memory import HostMemory, outlives_launcher
 
 
 def save_latest(

@@ -12,9 +12,9 @@ from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runs.saving import Saver
-from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
-from rrfp_jax.runtime.processes.stop import Why
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.host_memory import HostMemory
+from rrfp_jax.runtime.run.interrupts import Why
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.report import VALIDATION, Evaluation, Report
 from rrfp_jax.train.trainer import Trainer
 from rrfp_jax.user_code import called

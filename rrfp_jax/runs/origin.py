@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.runtime.processes.command import typed_command
+from rrfp_jax.runtime.run.place import typed_command
 
 PACKAGES = ("rrfp_jax", "jax", "jaxlib", "flax", "optax")
 

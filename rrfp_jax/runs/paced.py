@@ -15,27 +15,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from rrfp_jax.core.footprint import Footprint, Meter
 from rrfp_jax.core.hints import Hint
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import Part, StepTrace
-from rrfp_jax.core.measure.workload import Workload
-from rrfp_jax.core.memory.footprint import Footprint
-from rrfp_jax.core.memory.meter import Meter
 from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import UsageError
 from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
 from rrfp_jax.printing import say
 from rrfp_jax.runs.config import RunConfig
-from rrfp_jax.runtime.driver.device import LEAD_SECONDS
-from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.runtime.engine.links import agreement_of, told_links_of
+from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.processes.world import START_SECONDS
-from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
-from rrfp_jax.sim.ahead import Planned, base_of
+from rrfp_jax.runtime.run.world import START_SECONDS
+from rrfp_jax.runtime.transport.nixl.slots import Foreseen
 from rrfp_jax.sim.choice import Auto, Candidate, choose
+from rrfp_jax.sim.planned import Planned, base_of
+from rrfp_jax.trace.costs import Workload, WorkloadCosts
+from rrfp_jax.trace.records import Part, StepTrace
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.report import summary_of_idleness

@@ -26,14 +26,14 @@ from rrfp_jax.runs.loop import Loop
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runs.saving import Saver
 from rrfp_jax.runs.stopping import Stopping, checkpoints_of
-from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
-from rrfp_jax.runtime.lifecycle.join import join
-from rrfp_jax.runtime.lifecycle.stop_signals import StopSignals
-from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.processes.name_lock import name_held
-from rrfp_jax.runtime.processes.stop import Why
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.host_memory import HostMemory
+from rrfp_jax.runtime.run.interrupts import Why
+from rrfp_jax.runtime.run.join import join
+from rrfp_jax.runtime.run.name_lock import name_held
+from rrfp_jax.runtime.run.signals import StopSignals
+from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.train.reference import stage_table
 from rrfp_jax.train.report import Evaluation
 from rrfp_jax.train.trainer import Trainer

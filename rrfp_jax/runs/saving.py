@@ -19,8 +19,8 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.files import move_away, read_whole
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runs.differences import differences
-from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.host_memory import HostMemory
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.trainer import Trainer
 

@@ -12,13 +12,12 @@ from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.saving import started_again
-from rrfp_jax.runtime.lifecycle.failure import fail
-from rrfp_jax.runtime.lifecycle.host_memory import FOLDER
-from rrfp_jax.runtime.lifecycle.preemption import StopsAfterStep, save_seconds
-from rrfp_jax.runtime.lifecycle.stop_signals import EndsAtOnce
-from rrfp_jax.runtime.processes.command import NAME, typed_command, without_flag
-from rrfp_jax.runtime.processes.stop import Why
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.exits import fail
+from rrfp_jax.runtime.run.host_memory import FOLDER
+from rrfp_jax.runtime.run.interrupts import Why
+from rrfp_jax.runtime.run.place import NAME, typed_command, without_flag
+from rrfp_jax.runtime.run.signals import EndsAtOnce, StopsAfterStep, save_seconds
+from rrfp_jax.runtime.run.world import World
 
 RESUME = "--config.checkpoint.resume"
 

@@ -1,6 +1,6 @@
 """Every use of JAX internals, in one place. Tried on jax 0.10.2 (Python 3.11) and 0.12.0.1 (3.12).
 
-There is one more in `processes/_service.py`, which is a program of its own.
+There is one more in `run/_service.py`, which is a program of its own.
 """
 
 from __future__ import annotations

@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rrfp_jax.core.hints import Hint
-from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.links import Links
+from rrfp_jax.sim.engine import Links, simulate
+from rrfp_jax.trace.costs import Costs
 
 CANDIDATES = (
     *("ranked:zb-v", "ranked:v-zb", "ranked:v-half", "ranked:v-min"),

@@ -8,25 +8,21 @@ from statistics import fmean, median
 from typing import TypeAlias
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import BF
-from rrfp_jax.core.measure.cost_table import workload_of
-from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
-from rrfp_jax.core.measure.idleness import Cause, StageTime, shares, stage_times
-from rrfp_jax.core.measure.metrics import peak_bytes, peak_in_flight
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import StepTrace
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
-from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.sim.families import Step
-from rrfp_jax.sim.links import Links
 from rrfp_jax.sim.planned import EVALUATIONS, plan
+from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts, workload_of
+from rrfp_jax.trace.idleness import Cause, StageTime, shares, stage_times
+from rrfp_jax.trace.records import StepTrace, peak_bytes, peak_in_flight
+from rrfp_jax.trace.work import RecordedStep
 
 Change: TypeAlias = Callable[[Costs, int], Costs]
 """What else a step costs besides its workload, such as jitter, by the step's number; it only adds."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from rrfp_jax.core.measure.costs import Costs
-from rrfp_jax.core.measure.jitter import Jitter, Level
 from rrfp_jax.core.tasks import Task
+from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.jitter import Jitter, Level
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Straggler(Disturbed):
 
 @dataclass(frozen=True)
 class Jittered(Disturbed):
-    """Injected jitter, as the runtime applies it on paced devices (core/measure/jitter.py; paper, 7.6)."""
+    """Injected jitter, as the runtime applies it on paced devices (trace/jitter.py; paper, 7.6)."""
 
     level: Level
     seed: int

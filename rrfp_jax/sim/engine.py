@@ -3,23 +3,202 @@
 All events of an instant are applied before any stage is given room at that instant; then those whose state
 has changed are given room, in index order. Times are plain sums: end = start + duration, arrival = end +
 transfer.
+
+How an output gets from the device that has computed it to the stage that needs it.
+
+    parallel      each transfer begins when its task has ended, beside all others
+    serial        each directed link carries one transfer after another, in the order in which tasks end
+    synchronous   send and receive by rendezvous, as in classic 1F1B implementations
+
+In the synchronous model a transfer begins when its task has ended *and* the receiver's device is not
+computing. Until it is over, neither device computes. So a stage that has an output to pass on waits until its
+neighbour has finished its task. A neighbour that has finished takes what is offered before it computes on. A
+device that does not compute takes any number of transfers at once, whatever its schedule waits for. That is
+kinder than blocking calls posted in a fixed order: nobody deadlocks, and two stages can exchange tensors.
+Compare one schedule under "synchronous" and "parallel" to see the share of communication in a gain; compare
+two schedules under "parallel" to see that of order.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from operator import attrgetter
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from rrfp_jax.core.events import ROOM, Arrived
-from rrfp_jax.core.measure.costs import Costs
-from rrfp_jax.core.measure.trace import RECORD, Part, StepTrace
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
-from rrfp_jax.sim.agenda import Agenda
-from rrfp_jax.sim.device import Device, connect
-from rrfp_jax.sim.links import NETWORKS, Links
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Kind, Task
+from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.records import RECORD, Part, StepTrace
+
+Whom = TypeVar("Whom")
+
+Happening: TypeAlias = Callable[[float, Whom, Any], None]
+"""What is called with the time, whom it concerns, and what was entered with it."""
+
+
+class Agenda(Generic[Whom]):
+    """A heap of events, which concern devices, or whatever else there is several of."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Happening[Whom], Whom, Any]] = []
+        self._entries = 0
+
+    def add(self, at: float, happens: Happening[Whom], whom: Whom, what: Any) -> None:
+        """Have `happens(at, whom, what)` called."""
+        self._entries += 1
+        heappush(self._heap, (at, self._entries, happens, whom, what))
+
+    def __iter__(self) -> Iterator[float]:
+        """Go from instant to instant; each is given when all of its events have happened.
+
+        Events added for an instant that has been given make it come again.
+        """
+        heap = self._heap
+        while heap:
+            now, _, happens, whom, what = heappop(heap)
+            happens(now, whom, what)
+            if not heap or heap[0][0] != now:
+                yield now
+
+
+Routes: TypeAlias = "Mapping[Kind, Sequence[tuple[Device, Sequence[Arrived]] | None]]"
+
+
+class Device:
+    """What one stage's device does.
+
+    Attributes:
+        stage: whose it is.
+        scheduler: of the stage.
+        tasks: how many it has that have not ended.
+        held: how many transfers keep it from computing.
+        waiting: what has to happen as soon as it does not compute, if links are synchronous.
+        free: when it ends the last of its tasks (s).
+        busy: for how long it has computed, to the end of the last of its tasks (s).
+        room: from when on another task may be queued behind the running one (s).
+        ready: when each task became ready, `[kind or direction][chunk][microbatch]` (s).
+        routes: where outputs go, `[kind][chunk]`: the device, and the event there, by microbatch.
+    """
+
+    __slots__ = ("busy", "free", "held", "ready", "room", "routes", "scheduler", "stage", "tasks", "waiting")
+
+    def __init__(self, stage: int, rules: StepRules, budget: Budget | None) -> None:
+        self.stage = stage
+        self.scheduler = StageScheduler(stage, rules, budget)
+        self.tasks = self.held = 0
+        self.free = self.busy = self.room = 0.0
+        self.waiting: list[Callable[[float], None]] = []
+        chunks, microbatches = rules.placement.chunks, rules.microbatches
+        forward, backward, weight = ([[0.0] * microbatches for _ in range(chunks)] for _ in range(3))
+        self.ready: dict[Kind | Direction, list[list[float]]] = {
+            **{FORWARD: forward, BACKWARD: backward, INPUT: backward, WEIGHT: weight}
+        }
+        self.routes: Routes = {}
+
+
+def connect(devices: Sequence[Device], rules: StepRules) -> None:
+    """Give every device its routes."""
+    placement, chunks = rules.placement, range(rules.placement.chunks)
+    arrivals = {
+        kind.direction: [[Arrived(task.input) for task in row] for row in rules.names[kind]]
+        for kind in (FORWARD, BACKWARD)
+    }
+
+    def route(stage: int, task: Task) -> tuple[Device, Sequence[Arrived]] | None:
+        destination = placement.destination(stage, task)
+        if destination is None:
+            return None
+        to, (direction, chunk, _) = destination
+        return devices[to], arrivals[direction][chunk]
+
+    for device in devices:
+        device.routes = {kind: [route(device.stage, Task(kind, c, 0)) for c in chunks] for kind in Kind}
+
+
+Links: TypeAlias = Literal["parallel", "serial", "synchronous"]
+
+Receive: TypeAlias = Callable[[float, Device, Arrived], None]
+"""What happens when an output has arrived at a device at a time."""
+
+Freed: TypeAlias = Callable[[float, Device], None]
+"""What happens when a transfer no longer keeps a device from computing."""
+
+
+class Network(Protocol):
+    """Carries outputs; all times in seconds."""
+
+    def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
+        """`task` has ended on a device, and another one needs its output."""
+
+
+class Parallel:
+    """Every transfer for itself."""
+
+    def __init__(self, costs: Costs, agenda: Agenda[Device], receive: Receive, freed: Freed) -> None:
+        self._transfer, self._add, self._receive = costs.transfer, agenda.add, receive
+
+    def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
+        """See `Network.send`."""
+        arrives = now + self._transfer(sender.stage, task)
+        if arrives == now:
+            self._receive(now, receiver, arrival)
+        else:
+            self._add(arrives, self._receive, receiver, arrival)
+
+
+class Serial:
+    """One transfer after another on each directed link."""
+
+    def __init__(self, costs: Costs, agenda: Agenda[Device], receive: Receive, freed: Freed) -> None:
+        self._costs, self._agenda, self._receive = costs, agenda, receive
+        self._free: dict[tuple[int, int], float] = defaultdict(float)  # when each link is
+
+    def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
+        """See `Network.send`."""
+        link = sender.stage, receiver.stage
+        begins = max(now, self._free[link])
+        self._free[link] = begins + self._costs.occupancy(sender.stage, task)
+        arrives = begins + self._costs.transfer(sender.stage, task)
+        self._agenda.add(arrives, self._receive, receiver, arrival)
+
+
+class Synchronous:
+    """Rendezvous of two devices that do not compute."""
+
+    def __init__(self, costs: Costs, agenda: Agenda[Device], receive: Receive, freed: Freed) -> None:
+        self._costs, self._agenda, self._receive, self._freed = costs, agenda, receive, freed
+
+    def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
+        """See `Network.send`."""
+
+        def begin(now: float) -> None:
+            receiver.held += 1
+            self._agenda.add(now + self._costs.transfer(sender.stage, task), end, receiver, arrival)
+
+        def end(now: float, receiver: Device, arrival: Arrived) -> None:
+            for device in (sender, receiver):
+                device.held -= 1
+                self._freed(now, device)
+            self._receive(now, receiver, arrival)
+
+        sender.held += 1
+        if receiver.tasks:
+            receiver.waiting.append(begin)
+        else:
+            begin(now)
+
+
+NETWORKS: dict[str, Callable[[Costs, Agenda[Device], Receive, Freed], Network]] = {
+    "parallel": Parallel,
+    "serial": Serial,
+    "synchronous": Synchronous,
+}
 
 
 def simulate(

@@ -29,8 +29,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.workload import Workload, constant, log_normal
+from rrfp_jax.trace.costs import Workload, constant, log_normal
+from rrfp_jax.trace.work import RecordedStep
 
 FORWARD_SECONDS = 0.010
 ACTIVATION_BYTES = 64 * 2**20

@@ -15,26 +15,92 @@ of simulations, each under the rules of the step. Nothing in it depends on the c
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from operator import attrgetter
+from types import NoneType
+from typing import TypeAlias
 
 from rrfp_jax.core.accumulation import Accumulator
-from rrfp_jax.core.deadlock import check_can_end
-from rrfp_jax.core.hints import BF
-from rrfp_jax.core.measure.costs import Costs
-from rrfp_jax.core.measure.metrics import peak_charge
-from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
+from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
 from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
 from rrfp_jax.core.transitions import ADDS
-from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.links import Links
-from rrfp_jax.sim.moves import Rows, relabelled, reranked
+from rrfp_jax.sim.engine import Links, simulate
+from rrfp_jax.trace.costs import Costs, CostTable
+from rrfp_jax.trace.records import StepTrace, TaskRecord, peak_charge
+
+Rows: TypeAlias = Sequence[Sequence[Task]]
+"""The order of each stage."""
+
+
+def relabelled(rows: Rows, rng: random.Random) -> Rows:
+    """Microbatches change places, in all stages alike: two of them, or one goes elsewhere in their sequence.
+
+    The distance is near or far alike, because gradients that are added in order allow only near ones.
+    """
+    sequence = [task.microbatch for task in rows[0] if task[:2] == (FORWARD, 0)]
+    new, here = sequence[:], rng.randrange(len(sequence))
+    distance = round(len(sequence) ** rng.random()) * rng.choice((-1, 1))
+    there = min(max(here + distance, 0), len(sequence) - 1)
+    if rng.random() < 0.5:
+        new[here], new[there] = new[there], new[here]
+    else:
+        new.insert(there, new.pop(here))
+    label = dict(zip(sequence, new, strict=True))
+    return [[Task(kind, chunk, label[j]) for kind, chunk, j in row] for row in rows]
+
+
+def reranked(rows: Rows, starts: Sequence[Sequence[float]], span: float, rng: random.Random) -> Rows:
+    """Tasks that start in some stretch of time are moved: each by itself, or all of a microbatch alike.
+
+    The result is meant as a ranking: as an order it may be one that nobody can follow.
+
+    Args:
+        rows: what is dispatched.
+        starts: when its tasks start (s).
+        span: how long the step takes (s).
+        rng: where the randomness comes from.
+    """
+    centre, half = rng.uniform(0.0, span), span * math.exp(rng.uniform(-3.0, 0.0))
+    distance = span * math.exp(rng.uniform(-6.0, -2.0))
+    alike = rng.choice((_own, _of_microbatch, _of_direction))
+    moves: dict[object, float] = {}
+
+    def place(stage: int, task: Task, start: float) -> float:
+        if abs(start - centre) > half:
+            return start
+        key = alike(stage, task)
+        if key not in moves:
+            moves[key] = rng.gauss(0.0, distance)
+        return start + moves[key]
+
+    moved = []
+    for stage, (tasks, times) in enumerate(zip(rows, starts, strict=True)):
+        places = [place(stage, task, start) for task, start in zip(tasks, times, strict=True)]
+        moved.append([tasks[at] for at in sorted(range(len(tasks)), key=places.__getitem__)])
+    return moved
+
+
+def _own(stage: int, task: Task) -> object:
+    return stage, task
+
+
+def _of_microbatch(stage: int, task: Task) -> object:
+    return task.microbatch
+
+
+def _of_direction(stage: int, task: Task) -> object:
+    return task.kind is FORWARD, task.microbatch
+
 
 EVALUATIONS = 200
 """Simulations that a plan takes unless told otherwise."""
@@ -206,3 +272,101 @@ class _Planner:
                         return f"has no place for a gradient on stage {stage}"
                     accumulator.add(chunk, microbatch)
         return None
+
+
+MOST_EVALUATIONS = 1_000_000
+"""Simulations for one step: hours of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """The best fixed order that the simulator finds for what a step's tasks take, followed strictly.
+
+    It is found on every process before each step, by a number of simulations and not by a time, so that it is
+    the same everywhere. It keeps to the step's limits in flight, by count and in bytes, as a hint does.
+
+    Attributes:
+        costs: what tasks and transfers take by bucket, or the JSON file with it (`docs/simulator.md`); None
+            for the medians of the run's own latest steps.
+        base: what is followed in forward-only passes, and in steps with a bucket that has not been measured
+            yet. Plans split the backwards that it splits, and no others.
+        evaluations: simulations that a plan may take; those of the first candidates are made in any case.
+
+    Raises:
+        ValueError: a field of another type, or `evaluations` below 0.
+    """
+
+    costs: CostTable | str | None = None
+    base: Schedule = field(default_factory=BF)
+    evaluations: int = EVALUATIONS
+
+    def __post_init__(self) -> None:
+        number = self.evaluations
+        if (
+            not isinstance(number, Integral)
+            or isinstance(number, bool)
+            or not 0 <= number <= MOST_EVALUATIONS
+        ):
+            raise ValueError(
+                f"evaluations={number!r}: give a number of simulations, from 0 to {MOST_EVALUATIONS:,}"
+            )
+        if not isinstance(self.base, (Hint, FixedOrder)):
+            raise ValueError(f"base={self.base!r}: give a schedule, such as BF()")
+        if not isinstance(self.costs, (CostTable, str, NoneType)):
+            raise ValueError(f"costs={self.costs!r}: give the name of a file, or None for measured ones")
+
+    @property
+    def hint(self) -> Hint:
+        """The base as a hint: what it ranks first, within the limits."""
+        return self.base if isinstance(self.base, Hint) else Ranked(self.base)
+
+    def plan(self, rules: StepRules, costs: Costs, budgets: Sequence[Budget | None] | None = None) -> Plan:
+        """The order for a step.
+
+        Args:
+            rules: of the step; their own schedule does not matter.
+            costs: of its tasks and transfers.
+            budgets: in bytes, per stage.
+        """
+        candidates: dict[str, Schedule] = {} if self.hint in NAMED.values() else {"base": self.hint}
+        for name, schedule in NAMED.items():
+            if isinstance(schedule, FixedOrder):
+                candidates[name] = _SplitAlike(schedule, self.hint)
+            elif _splits(schedule, rules) == _splits(self.hint, rules):
+                candidates[name] = schedule
+        return plan(rules, costs, candidates=candidates, evaluations=self.evaluations, budgets=budgets)
+
+
+def base_of(schedule: Schedule | Planned) -> Schedule:
+    """A schedule itself; of planned orders, what is followed where there are none."""
+    return schedule.base if isinstance(schedule, Planned) else schedule
+
+
+@dataclass(frozen=True)
+class _SplitAlike(FixedOrder):
+    """A fixed order in which those backwards are split that another schedule splits."""
+
+    inner: FixedOrder
+    hint: Hint
+
+    def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
+        """W follows I at once where a B is taken apart; B is where I was where they are joined."""
+        split = self.hint.split(stage, placement, microbatches)
+        return [
+            own
+            for task in self.inner.order(stage, placement, microbatches)
+            for own in _spelled(task, (task.chunk, task.microbatch) in split)
+        ]
+
+
+def _spelled(task: Task, split: bool) -> Sequence[Task]:
+    if split and task.kind is BACKWARD:
+        return task._replace(kind=INPUT), task._replace(kind=WEIGHT)
+    if not split and task.kind is INPUT:
+        return (task._replace(kind=BACKWARD),)
+    return () if not split and task.kind is WEIGHT else (task,)
+
+
+def _splits(hint: Hint, rules: StepRules) -> list[Collection[tuple[int, int]]]:
+    stages = range(rules.placement.stages)
+    return [set(hint.split(stage, rules.placement, rules.microbatches)) for stage in stages]

@@ -5,16 +5,256 @@ The replay of the step as it was says how far to trust the others: see `WhatIfs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import NamedTuple, TypeAlias
 
-from rrfp_jax.core.measure.metrics import peak_charge, peak_in_flight
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.replayed import Place, replay_of
-from rrfp_jax.core.measure.trace import StepTrace
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.schedules import by_name, name_of
+from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Task
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.recut import Layers
-from rrfp_jax.sim.variants import FEW_SCHEDULES, SCHEDULES, SLOWEST, Variant, variants
+from rrfp_jax.sim.splits import Layers
+from rrfp_jax.trace.costs import Costs, TableCosts, recorded
+from rrfp_jax.trace.records import StepTrace, peak_charge, peak_in_flight
+from rrfp_jax.trace.replayed import Place, replay_of
+from rrfp_jax.trace.work import RecordedStep
+
+SCHEDULES = (
+    *("bf", "bfw", "1f1b", "zb-h1", "ranked:zb-h1", "zb-h2", "ranked:zb-h2"),
+    *("zb-v", "ranked:zb-v", "v-half", "ranked:v-half"),
+)
+"""That are tried instead of a step's own; those that its placement does not allow are left out."""
+
+FEW_SCHEDULES = ("bf", "bfw", "zb-h1", "ranked:zb-v")
+"""Of these, the ones that are tried with large steps."""
+
+SLOWEST = 3
+"""So many stages, and so many links, are each tried by itself: those that are slowest beside the others."""
+
+SLOW = 1.05
+"""A stage that takes so many times as long for the same work is called slow."""
+
+Link: TypeAlias = tuple[int, int]
+"""From one stage to another."""
+
+
+class Variant(NamedTuple):
+    """A step with one thing different.
+
+    Attributes:
+        change: in words, such as "stage 2 as fast as the others".
+        kind: what is changed: "stage", "stages", "uneven", "split", "jitter", "lengths", "link", "links",
+            "injected", "host", "in flight", "bytes" or "schedule".
+        subject: which stage, link (or two of them) or schedule, or by how much; None where there is one
+            change of the kind.
+        costs: of its tasks and transfers.
+        step: with its rules and budgets.
+    """
+
+    change: str
+    kind: str
+    subject: Hashable
+    costs: Costs
+    step: RecordedStep
+
+
+def variants(
+    step: RecordedStep,
+    costs: TableCosts,
+    schedules: Sequence[str] = SCHEDULES,
+    layers: Layers | None = None,
+    slowest: int = SLOWEST,
+) -> Iterator[Variant]:
+    """All that is tried with a step.
+
+    Args:
+        step: with a backward.
+        costs: of its tasks and transfers.
+        schedules: by name.
+        layers: what they take; None if that is not known, or the step has another placement.
+        slowest: how many stages, and links, are each tried by itself.
+    """
+    yield from _speeds(step, costs, layers, slowest)
+    if layers is not None:
+        for recut in layers.recuts():
+            yield Variant(recut.change, "split", recut, *layers.recut(step, costs, recut.split))
+    yield from _injected(step, costs)
+    yield from _lengths(step, costs, slowest)
+    yield Variant("no time of the host", "host", None, recorded(step.trace), step)
+    yield from _links(step, costs, slowest)
+    yield from _limits(step, costs)
+    yield from _schedules(step, costs, schedules)
+
+
+def _schedules(step: RecordedStep, costs: TableCosts, names: Sequence[str]) -> Iterator[Variant]:
+    """Other schedules on the same placement; in place of a fixed order, hints that hold as much as it did."""
+    rules, own = step.rules, name_of(step.rules.schedule)
+    placement, held = rules.placement, max(peak_in_flight(step.trace))
+    for name in names:
+        schedule = by_name(name)
+        if name == own or schedule.placement_for(placement.stages, placement.chunks) != placement:
+            continue
+        change, limit = f"schedule {name}", rules.limit
+        if step.fixed_order and not isinstance(schedule, FixedOrder):
+            change, limit = f"schedule {name} with as many microbatches in flight, {held}", held
+        other = replace(step, rules=replace(rules, schedule=schedule, limit=limit))
+        yield Variant(change, "schedule", name, _Halves(costs), other)
+
+
+def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None, slowest: int) -> Iterator[Variant]:
+    """Stages as fast as others; what differs between their tasks stays.
+
+    If it is known what layers have to do, a stage that takes long for that is slow, and one that has more to
+    do is not.
+    """
+    busy = [0.0] * step.trace.stages
+    for (stage, _), seconds in costs.durations.items():
+        busy[stage] += seconds
+    if len(busy) < 2 or not all(busy):
+        return
+
+    def scaled(factors: Sequence[float]) -> TableCosts:
+        return replace(costs, durations={(s, t): x * factors[s] for (s, t), x in costs.durations.items()})
+
+    slowness = [1.0] * len(busy) if layers is None else layers.shares.slowness
+    mean = fmean(busy)
+    equal = [mean / own for own in busy] if layers is None else [1 / own for own in slowness]
+    if layers is None or max(slowness) > SLOW:
+        yield Variant("all stages equally fast", "stages", None, scaled(equal), step)
+    usual = [median(busy[:stage] + busy[stage + 1 :]) for stage in range(len(busy))]
+    longest = sorted(
+        (own / others, stage) for stage, (own, others) in enumerate(zip(busy, usual, strict=True))
+    )
+    for ratio, stage in longest[-slowest:]:
+        slow = slowness[stage] > SLOW
+        factor = slowness[stage] if slow else ratio
+        if factor > 1:
+            kind = "stage" if slow or layers is None else "uneven"
+            what = f"stage {stage} as fast as the others"
+            change = what if kind == "stage" else f"{what}, with as much to do"
+            factors = [1 / factor if s == stage else 1.0 for s in range(len(busy))]
+            yield Variant(change, kind, stage, scaled(factors), step)
+
+
+def _injected(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
+    """Without the delays that were injected on purpose, if there are any."""
+    durations, transfers = dict(costs.durations), dict(costs.transfers)
+    for record in step.trace.records:
+        durations[record.stage, record.task] -= record.delayed
+        sender = step.trace.sender(record) if record.late else None
+        if sender is not None and (sender.stage, sender.task) in transfers:
+            transfers[sender.stage, sender.task] = max(
+                transfers[sender.stage, sender.task] - record.late, 0.0
+            )
+    if any(record.delayed or record.late for record in step.trace.records):
+        yield Variant("no injected delays", "injected", None, TableCosts(durations, transfers), step)
+
+
+def _lengths(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Variant]:
+    """Without jitter, and without the differences of lengths.
+
+    A task takes the usual time of its stage and kind, which is the median, times a factor of its bucket,
+    times a rest. The factor is the median, over the bucket's tasks of that kind on all stages, of what they
+    take beside their usual times. The rest is jitter.
+    """
+    groups, ratios = defaultdict(list), defaultdict(list)
+    for (stage, (kind, chunk, _)), seconds in costs.durations.items():
+        groups[stage, kind, chunk].append(seconds)
+    usual = {group: median(found) for group, found in groups.items()}
+    for (stage, (kind, chunk, j)), seconds in costs.durations.items():
+        own = usual[stage, kind, chunk]
+        ratios[kind, step.buckets[j]].append(seconds / own if own else 1.0)
+    factors = {key: median(found) for key, found in ratios.items()}
+    mean = {
+        kind: fmean(factors[kind, name] for name in step.buckets if (kind, name) in factors)
+        for kind in {kind for kind, _ in factors}
+    }
+    steady, even = {}, {}
+    for (stage, task), seconds in costs.durations.items():
+        kind, chunk, j = task
+        factor = factors[kind, step.buckets[j]]
+        steady[stage, task] = usual[stage, kind, chunk] * factor
+        even[stage, task] = seconds * mean[kind] / factor if factor else seconds
+    no_jitter = "no jitter: tasks of equal lengths take equal times"
+    yield Variant(no_jitter, "jitter", None, replace(costs, durations=steady), step)
+    excess = [0.0] * step.trace.stages
+    for (stage, task), seconds in costs.durations.items():
+        excess[stage] += abs(seconds - steady[stage, task])
+    for stage in sorted(range(len(excess)), key=excess.__getitem__)[-slowest:]:
+        alone = {own: (steady if own[0] == stage else costs.durations)[own] for own in steady}
+        yield Variant(f"no jitter on stage {stage}", "jitter", stage, replace(costs, durations=alone), step)
+    yield Variant("microbatches of equal lengths", "lengths", None, replace(costs, durations=even), step)
+
+
+def _links(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Variant]:
+    """Links as fast as others, or all of them faster; what differs between their messages stays."""
+    by_link: dict[Link, list[float]] = defaultdict(list)
+    for (stage, task), seconds in costs.transfers.items():
+        by_link[_link(step, stage, task)].append(seconds)
+    usual = {link: median(found) for link, found in by_link.items()}
+
+    def scaled(factors: Mapping[Link, float]) -> TableCosts:
+        transfers = {(s, t): x * factors[_link(step, s, t)] for (s, t), x in costs.transfers.items()}
+        return replace(costs, transfers=transfers)
+
+    excess: dict[Link, float] = {}  # over the other links
+    factors = dict.fromkeys(usual, 1.0)
+    for link, own in usual.items():
+        others = [seconds for other, seconds in usual.items() if other not in (link, link[::-1])]
+        if others and own > median(others):
+            excess[link], factors[link] = own - median(others), median(others) / own
+    for link in sorted(excess, key=excess.__getitem__)[-slowest:]:
+        change = f"the link from stage {link[0]} to {link[1]} as fast as the others"
+        yield Variant(change, "link", link, scaled(dict.fromkeys(usual, 1.0) | {link: factors[link]}), step)
+    both = {link: excess[link] + excess[link[::-1]] for link in excess if link < link[::-1] in excess}
+    for link in sorted(both, key=both.__getitem__)[-slowest:]:
+        there_and_back = {way: factors[way] for way in (link, link[::-1])}
+        change = f"the links between stages {link[0]} and {link[1]} as fast as the others"
+        costs_then = scaled(dict.fromkeys(usual, 1.0) | there_and_back)
+        yield Variant(change, "link", (link, link[::-1]), costs_then, step)
+    if usual:
+        yield Variant("all links twice as fast", "links", 0.5, scaled(dict.fromkeys(usual, 0.5)), step)
+        yield Variant("no time in transfers", "links", 0.0, scaled(dict.fromkeys(usual, 0.0)), step)
+
+
+def _link(step: RecordedStep, stage: int, task: Task) -> Link:
+    destination = step.rules.placement.destination(stage, task)
+    assert destination is not None, f"{task} of stage {stage} sends nothing"
+    return stage, destination[0]
+
+
+def _limits(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
+    """More in flight, as far as there is a limit; a fixed order holds what it holds."""
+    rules, budgets = step.rules, step.budgets
+    if step.fixed_order:
+        return
+    if rules.limit is not None and rules.limit < rules.microbatches:
+        more = replace(step, rules=replace(rules, limit=rules.limit + 1))
+        yield Variant("one microbatch more in flight", "in flight", 1, costs, more)
+        free = replace(step, rules=replace(rules, limit=None))
+        yield Variant("no limit on microbatches in flight", "in flight", None, costs, free)
+    if budgets and any(budgets):
+        larger = [budget and replace(budget, limit=budget.limit * 3 // 2, most=None) for budget in budgets]
+        yield Variant("1.5 times the bytes", "bytes", 1.5, costs, replace(step, budgets=larger))
+
+
+@dataclass(frozen=True)
+class _Halves(Costs):
+    """Costs of fused backwards for schedules that split them: each half takes half of it."""
+
+    inner: TableCosts
+
+    def duration(self, stage: int, task: Task) -> float:
+        if task.kind in (INPUT, WEIGHT) and (stage, task) not in self.inner.durations:
+            return self.inner.duration(stage, task._replace(kind=BACKWARD)) / 2
+        return self.inner.duration(stage, task)
+
+    def transfer(self, stage: int, task: Task) -> float:
+        kinds = (task.kind,) if task.kind not in (BACKWARD, INPUT) else (BACKWARD, INPUT)
+        return max(self.inner.transfer(stage, task._replace(kind=kind)) for kind in kinds)
+
 
 TRUSTED_ERROR = 0.05
 """Above this error of the replay nothing is predicted, as in ByteDance's SMon (arXiv:2505.05713)."""

@@ -15,28 +15,26 @@ from typing import Any
 import jax
 import optax
 
-from rrfp_jax.core.buckets import Bucket, bucket_name
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.core.tasks import Kind
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, load_repeatedly, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
-from rrfp_jax.runtime.memory.budget import memory_of_step
-from rrfp_jax.runtime.memory.ledger import BucketLedger, StageLedger, parked_bytes
 from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
-from rrfp_jax.runtime.model.split import layers_of_chunks
-from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool, compiled_for
+from rrfp_jax.runtime.model.roles import layers_of_chunks
+from rrfp_jax.runtime.programs.compiler import Compiler, compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import Library
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import placed_params
 from rrfp_jax.runtime.sizes import in_words, nbytes, temporary_bytes
+from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger, memory_of_step, parked_bytes
 from rrfp_jax.runtime.stages.staging import LastingPrograms, Staging
-from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, compile_copiers, slot_bytes
+from rrfp_jax.runtime.transport.nixl.slots import Foreseen, compile_copiers, slot_bytes
 from rrfp_jax.train.checks import check_order, rows_program
 from rrfp_jax.train.settings import Settings
 

@@ -8,14 +8,13 @@ import optax
 
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data
-from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.setup import Setup
+from rrfp_jax.runtime.engine.engine import Engine, Setup
+from rrfp_jax.runtime.engine.settings import check_jax_settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.settings import check_jax_settings
-from rrfp_jax.sim.ahead import Planned, base_of
 from rrfp_jax.sim.choice import Auto
+from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.train.auto_schedule import auto_schedule
 from rrfp_jax.train.auto_split import auto_split
 from rrfp_jax.train.hint_exchange import HintExchange

@@ -16,28 +16,28 @@ import numpy as np
 import optax
 
 from rrfp_jax.checkpoint.leaves import keyed
-from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import LARGEST, path_of, shown
 from rrfp_jax.runtime._jax import cast_like
-from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.engine.pacing import Delays
+from rrfp_jax.runtime.engine.settings import is_whole
 from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.model.built import instead_of_layers, kind_of
+from rrfp_jax.runtime.model.calls import instead_of_layers, kind_of
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
-from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
+from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.model.untrained import refuse_untrained
-from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
+from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.initial import KnowsItsModel
 from rrfp_jax.runtime.programs.library import specs_of
-from rrfp_jax.runtime.settings import is_whole
 from rrfp_jax.runtime.sizes import as_sent, nbytes
-from rrfp_jax.runtime.stages.whole_optimizer import check_transformation
+from rrfp_jax.runtime.stages.optimizer import check_transformation
 from rrfp_jax.train.report import REPORTED, VALIDATION
 
 SUM_TOLERANCE = 0.02

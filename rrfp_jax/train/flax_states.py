@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.mesh.stage_mesh import transfers_meant
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.programs.stage_mesh import transfers_meant
 
 
 def flax_states(layers: Sequence[Any], params: Params, modules: bool) -> list[Any]:
@@ -40,7 +40,7 @@ def _state(kind: str, params: Params) -> Any:
 
         return nnx.State(params)
     if kind == "linen":
-        from rrfp_jax.runtime.model.linen_layers import variables_of
+        from rrfp_jax.runtime.model.flax_layers import variables_of
 
         return variables_of(params)
     return params

@@ -12,7 +12,7 @@ from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, filled, keyed
 from rrfp_jax.checkpoint.parts import Place, shards_to_write
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.processes.world import START_SECONDS
+from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.train.snapshot import leaves_of
 
 

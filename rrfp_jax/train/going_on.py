@@ -14,7 +14,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.processes.world import START_SECONDS, World
+from rrfp_jax.runtime.run.world import START_SECONDS, World
 from rrfp_jax.train.snapshot import check_seed, standing_of
 
 

@@ -6,16 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
-from rrfp_jax.core.buckets import Bucket, bucket_name
-from rrfp_jax.core.measure.cost_table import measured
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.schedules import Schedule, name_of
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.errors import UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.sim.choice import Auto, Candidate, choose
+from rrfp_jax.trace.costs import WorkloadCosts, measured
+from rrfp_jax.trace.work import RecordedStep
 
 
 class HintExchange:

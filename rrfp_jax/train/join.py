@@ -24,7 +24,7 @@ def join() -> None:
             what is needed, or nonsense.
         TrainingError: the other processes cannot be reached.
     """
-    from rrfp_jax.runtime.lifecycle.join import is_taken, join
+    from rrfp_jax.runtime.run.join import is_taken, join
 
     if not is_taken():
         join()

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import jax
 
-from rrfp_jax.core.buckets import Bucket
-from rrfp_jax.core.measure.work import LayerWork, Work
+from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.core.tasks import BACKWARD
 from rrfp_jax.forecast.accelerators import CPU, Accelerator, accelerator_of_kind
 from rrfp_jax.forecast.layer_costs import LayerCost, layer_costs
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.programs.gradients import wide
-from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
 from rrfp_jax.runtime.sizes import nbytes
+from rrfp_jax.trace.work import LayerWork, Work
 
 SAME = 1.05
 """The last layer has the loss as well. It is called as others of its name if that adds no more than this."""

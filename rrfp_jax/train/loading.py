@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from time import perf_counter
 
-from rrfp_jax.core.buckets import Bucket
+from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.data.contract import Arrays, Data, Microbatch, bucket_of, load_checked, plan_step
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import adopt, settings_here
-from rrfp_jax.runtime.processes.stacks import LOADER
-from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.stacks import LOADER
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS
+from rrfp_jax.runtime.run.world import World
 
 
 class Loader:

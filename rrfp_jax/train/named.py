@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rrfp_jax.core.csv_order import read_csv
-from rrfp_jax.core.deadlock import check_can_end
 from rrfp_jax.core.hints import BFW, Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import RANKED, Schedule, by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import path_of, printable
 from rrfp_jax.files import read_whole
-from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
+from rrfp_jax.sim.planned import Planned
 from rrfp_jax.train.pace import read_costs
 
 CSV = "csv:"

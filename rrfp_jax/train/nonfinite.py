@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.json_files import Count
-from rrfp_jax.runtime.stages.sums import Sums
+from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.settings import OnNonfinite
 

@@ -8,11 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from rrfp_jax.core.measure.cost_table import CostTable
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, path_of, printable
 from rrfp_jax.json_files import load_json
+from rrfp_jax.trace.costs import CostTable, Workload
 
 T = TypeVar("T")
 

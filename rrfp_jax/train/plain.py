@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.model.layers import MicrobatchView, Params
-from rrfp_jax.runtime.model.paths import leaf_paths
 from rrfp_jax.runtime.model.pipeline import Pipeline
-from rrfp_jax.runtime.model.roles import LeafRoles, Roles
-from rrfp_jax.runtime.programs.stage_mesh import tracing_alone
+from rrfp_jax.runtime.model.roles import LeafRoles, Roles, leaf_paths
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`rebalance="suggest"` and `"auto"`: another split between steps, by what steps have taken.
 
-Rank 0 decides (`sim/rebalance.py`) and says so to all. Under "auto" every process then compiles for the new
+Rank 0 decides (`sim/splits.py`) and says so to all. Under "auto" every process then compiles for the new
 split beside its steps. Once all have, layers move, before the same step everywhere.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from rrfp_jax.core.measure.recorded_step import RecordedStep
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.recut import Compiling, Ready
-from rrfp_jax.sim.rebalance import FIRST, MOST, Balance, Look, Move, Verdict
+from rrfp_jax.runtime.engine.resplit import Compiling, Ready
+from rrfp_jax.sim.splits import FIRST, MOST, Balance, Look, Move, Verdict
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.train.settings import Rebalance
 
 

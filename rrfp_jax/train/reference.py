@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rrfp_jax.runtime.memory.ledger import BucketLedger, StageLedger
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.paths import leaf_path
 from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.model.roles import leaf_path
+from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger
 from rrfp_jax.train.plain import PlainStep
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "complex64": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import StepTrace
 from rrfp_jax.errors import UsageError
 from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
 from rrfp_jax.runtime.model.metrics import Reduced, figures
-from rrfp_jax.runtime.stages.sums import Sums
+from rrfp_jax.runtime.stages.step import Sums
+from rrfp_jax.trace.records import StepTrace
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from rrfp_jax.checkpoint.checkpoint import OnError
-from rrfp_jax.core.measure.cost_table import measured
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, InMemory, as_data, load_step
 from rrfp_jax.errors import UsageError
@@ -18,11 +17,12 @@ from rrfp_jax.fields import output_of
 from rrfp_jax.json_files import write_json
 from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, during
+from rrfp_jax.runtime.mesh.stage_mesh import transfers_meant
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.programs.stage_mesh import transfers_meant
-from rrfp_jax.runtime.stages.sums import Sums
-from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.sim.choice import Auto
+from rrfp_jax.sim.planned import Planned
+from rrfp_jax.trace.costs import measured
 from rrfp_jax.train.checks import check_count, check_losses, folder_of
 from rrfp_jax.train.gathering import whole_params
 from rrfp_jax.train.going_on import Found, look_at, say_none

@@ -11,7 +11,7 @@ from rrfp_jax.core.step_rules import StepRules, usual_limit
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_numbers
-from rrfp_jax.runtime.settings import Execution, MemoryPolicy, is_positive, is_whole
+from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy, is_positive, is_whole
 from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 
 OnNonfinite: TypeAlias = Literal["stop", "skip"]

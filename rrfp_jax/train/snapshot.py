@@ -15,8 +15,8 @@ from rrfp_jax.checkpoint.restoring import Chosen
 from rrfp_jax.errors import UsageError
 from rrfp_jax.json_files import as_kind
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.model.paths import leaf_paths
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.model.roles import leaf_paths
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.train.nonfinite import Standing

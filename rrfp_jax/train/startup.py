@@ -11,9 +11,9 @@ from rrfp_jax.data.contract import Data, Microbatch, as_data, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.memory.ledger import StageLedger
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.train.checks import check_model, check_order
 from rrfp_jax.train.flax_states import flax_states
 from rrfp_jax.train.gathering import whole_params

@@ -6,17 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from rrfp_jax.core.buckets import Bucket, bucket_name
-from rrfp_jax.core.measure.cost_table import CostTable, measured
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import Microbatch
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.stages.sums import Sums
-from rrfp_jax.sim.ahead import Planned
+from rrfp_jax.runtime.stages.step import Sums
+from rrfp_jax.sim.planned import Planned
+from rrfp_jax.trace.costs import CostTable, WorkloadCosts, measured
+from rrfp_jax.trace.work import RecordedStep
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,18 @@ from time import perf_counter
 from typing import Any
 
 from rrfp_jax.checkpoint.manifest import RunState
-from rrfp_jax.core.buckets import Bucket
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.work import Work
 from rrfp_jax.core.schedules import Schedule, name_of
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.engine.agreed import as_text
-from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.recut import Ready
-from rrfp_jax.runtime.processes.interrupts import interrupts_held
-from rrfp_jax.runtime.processes.world import START_SECONDS
+from rrfp_jax.runtime.engine.engine import Engine, as_text
+from rrfp_jax.runtime.engine.resplit import Ready
 from rrfp_jax.runtime.programs.library import Phase
-from rrfp_jax.sim.ahead import Planned, base_of
+from rrfp_jax.runtime.run.interrupts import interrupts_held
+from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.sim.choice import Auto
+from rrfp_jax.sim.planned import Planned, base_of
+from rrfp_jax.trace.work import RecordedStep, Work
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.layer_work import layer_work

@@ -9,18 +9,18 @@ from typing import Any
 import optax
 
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.group.group import GroupProtocol
+from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import as_data
-from rrfp_jax.runtime.driver.delays import Delays
-from rrfp_jax.runtime.group.agreement import CarrierName, Terms
+from rrfp_jax.runtime.engine.pacing import Delays
+from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.settings import Execution, MemoryPolicy
+from rrfp_jax.runtime.run.consensus import CarrierName, Terms
 from rrfp_jax.runtime.transport.choice import TransportName
-from rrfp_jax.sim.ahead import Planned
 from rrfp_jax.sim.choice import Auto
+from rrfp_jax.sim.planned import Planned
 from rrfp_jax.train.assembly import assemble
 from rrfp_jax.train.checks import check_types
 from rrfp_jax.train.loss_scale import LossScale

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rrfp_jax.core.measure.idleness import Cause
+from rrfp_jax.trace.idleness import Cause
 
 IDLE = {
     "idle: nothing is ready": ("#eeeeee", ""),

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rrfp_jax.core.measure.idleness import Cause, Idle, idleness
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
+from rrfp_jax.trace.idleness import Cause, Idle, idleness
+from rrfp_jax.trace.records import StepTrace, TaskRecord
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.causes import DRAWN_AS, IDLE, NOTHING, WAITS
 
 COLOURS = {FORWARD: "#0072b2", BACKWARD: "#d55e00", INPUT: "#e69f00", WEIGHT: "#009e73"}

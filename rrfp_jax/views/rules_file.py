@@ -9,14 +9,13 @@ from typing import Annotated, Any
 import msgspec
 
 from rrfp_jax.core.accumulation import Accumulation
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import StepTrace
-from rrfp_jax.core.measure.work import LayerWork, Work
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.schedules import NAMED, RANKED, Schedule, by_name, name_of
 from rrfp_jax.core.step_rules import Backpressure, Budget, StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.json_files import Count, Seconds
+from rrfp_jax.trace.records import StepTrace
+from rrfp_jax.trace.work import LayerWork, RecordedStep, Work
 
 RECORDED = "recorded"
 """In the place of a schedule's name: one that has none, and is read as the order in which tasks ran."""

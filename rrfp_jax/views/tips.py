@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from rrfp_jax.core.measure.idleness import Cause, Idle
-from rrfp_jax.core.measure.trace import TaskRecord
+from rrfp_jax.trace.idleness import Cause, Idle
+from rrfp_jax.trace.records import TaskRecord
 from rrfp_jax.views.picture import Panel, told
 
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.json_files import write_json
+from rrfp_jax.trace.records import StepTrace, TaskRecord
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.rules_file import rules_text
 
 TRACED_STEPS = 20

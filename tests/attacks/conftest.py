@@ -2,8 +2,7 @@
 
 import pytest
 
-from rrfp_jax.runtime.programs.executables import ENDING
-from rrfp_jax.runtime.programs.sealed_files import KEY_FILE, SealedFiles
+from rrfp_jax.runtime.programs.executables import ENDING, KEY_FILE, SealedFiles
 
 NAME = "0" * 64 + ENDING
 STRANGER = 12345

@@ -13,8 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.sealed_files import KEY_FILE, SealedFiles
+from rrfp_jax.runtime.programs.executables import KEY_FILE, Executables, SealedFiles
 from tests.attacks.conftest import NAME, STRANGER
 from tests.support import programs
 

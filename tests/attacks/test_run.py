@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rrfp_jax.runtime.processes.coordinator import reserved_port
-from rrfp_jax.runtime.processes.handshake import GREETING, MAGIC, NUMBER, PROOF, proof
+from rrfp_jax.runtime.run.coordinator import reserved_port
+from rrfp_jax.runtime.run.handshake import GREETING, MAGIC, NUMBER, PROOF, proof
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 240.0

@@ -11,8 +11,15 @@ import jax
 import numpy as np
 import pytest
 
-from rrfp_jax.runtime.programs.executables import ENDING, Executables
-from rrfp_jax.runtime.programs.sealed_files import KEY_FILE, SEAL, NotSealed, SealedFiles, user_key
+from rrfp_jax.runtime.programs.executables import (
+    ENDING,
+    KEY_FILE,
+    SEAL,
+    Executables,
+    NotSealed,
+    SealedFiles,
+    user_key,
+)
 from tests.attacks.conftest import NAME, STRANGER
 
 

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.group.store_carrier import StoreCarrier
-from rrfp_jax.runtime.processes.frames import encoded
-from rrfp_jax.runtime.processes.sealed_store import SEAL, SealedStore
+from rrfp_jax.runtime.run.consensus import StoreCarrier
+from rrfp_jax.runtime.run.frames import encoded
+from rrfp_jax.runtime.run.token import SEAL, SealedStore
 
 TOKEN, OTHER = b"token of the run", b"another token"
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.processes.token import SharedToken, new_token, take_token
+from rrfp_jax.runtime.run.token import SharedToken, new_token, take_token
 
 TOKEN = "0123456789abcdef" * 4
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from rrfp_jax.runtime import _jax
-from rrfp_jax.runtime.lifecycle.join import join
-from rrfp_jax.runtime.processes import handshake
+from rrfp_jax.runtime.run import handshake
+from rrfp_jax.runtime.run.join import join
 
 call = handshake._call
 

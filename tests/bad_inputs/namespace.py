@@ -17,22 +17,22 @@ import rrfp_jax.weights
 from configs.quickstart import get_config
 from rrfp_jax.commands import doctor, export, launch, local, plan, report, sim, top, train, why
 from rrfp_jax.core.hints import BF
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.json_files import read_json
 from rrfp_jax.runs.checkpointing import Checkpointing
-from rrfp_jax.runtime.driver.delays import Delays
-from rrfp_jax.runtime.group.agreement import Terms
-from rrfp_jax.runtime.lifecycle.join import Place, silence_seconds
-from rrfp_jax.runtime.lifecycle.last_words import LastWords
-from rrfp_jax.runtime.lifecycle.preemption import save_seconds
-from rrfp_jax.runtime.processes.slurm import SlurmStep
-from rrfp_jax.runtime.processes.token import take_token
-from rrfp_jax.runtime.settings import Execution, MemoryPolicy
+from rrfp_jax.runtime.engine.pacing import Delays
+from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy
+from rrfp_jax.runtime.run.consensus import Terms
+from rrfp_jax.runtime.run.exits import LastWords
+from rrfp_jax.runtime.run.join import Place, silence_seconds
+from rrfp_jax.runtime.run.place import SlurmStep
+from rrfp_jax.runtime.run.signals import save_seconds
+from rrfp_jax.runtime.run.token import take_token
+from rrfp_jax.trace.costs import constant
+from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.pace import Pace, read_costs, read_workload

@@ -14,11 +14,11 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax import data
 from rrfp_jax.commands import plan, report, sim
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.data.sources import BadDocument
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.files import written_whole
 from rrfp_jax.json_files import write_json
+from rrfp_jax.trace.costs import constant
 from rrfp_jax.views.trace_file import write_trace
 from tests.bad_inputs.namespace import timeline
 

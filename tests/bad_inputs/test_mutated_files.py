@@ -13,10 +13,6 @@ from hypothesis import strategies as st
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.csv_order import write_csv
-from rrfp_jax.core.measure.cost_table import CostTable
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
@@ -26,10 +22,12 @@ from rrfp_jax.live.frame import Screen, frame
 from rrfp_jax.live.look import latest_lines
 from rrfp_jax.live.step_file import NAME, read_step
 from rrfp_jax.runs.files import _lines_of
-from rrfp_jax.runtime.lifecycle.last_words import LastWords
-from rrfp_jax.runtime.lifecycle.last_words import read_all as read_last_words
-from rrfp_jax.runtime.processes import flight_recorder
+from rrfp_jax.runtime.run import recorder as flight_recorder
+from rrfp_jax.runtime.run.exits import LastWords
+from rrfp_jax.runtime.run.exits import read_all as read_last_words
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import CostTable, WorkloadCosts, log_normal
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.train.named import schedule_of
 from rrfp_jax.train.pace import read_costs, read_workload
 from rrfp_jax.views.trace_file import write_trace

@@ -14,7 +14,7 @@ import pytest
 from benchmarks import gpu_check
 from benchmarks.gpu import run_part, supervise
 from benchmarks.gpu.parts import PARTS, Part
-from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
+from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY
 from tests.support.kept import with_cache
 
 REPOSITORY = Path(__file__).parents[2]

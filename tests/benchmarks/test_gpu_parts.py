@@ -21,9 +21,9 @@ from benchmarks.gpu import (
 )
 from models import gpt
 from models.decoder import Block
-from rrfp_jax.core.measure.trace import Part as TracePart
-from rrfp_jax.core.measure.trace import StepTrace, TaskRecord
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.trace.records import Part as TracePart
+from rrfp_jax.trace.records import StepTrace, TaskRecord
 
 
 class TestJudgement:

@@ -9,14 +9,12 @@ from benchmarks.runtime.computed import Row, swapped
 from benchmarks.runtime.computed_rank import CASES, LENGTHS, microbatches
 from benchmarks.studies.observed import Observed
 from benchmarks.studies.prediction import Pair, aims_of, markdown, paced_runs, pairs
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import Part
-from rrfp_jax.core.measure.work import LayerWork, Work
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import WorkloadCosts, constant
+from rrfp_jax.trace.records import Part
+from rrfp_jax.trace.work import LayerWork, RecordedStep, Work
 
 STAGES, HOP = 4, 0.3
 SHORT, LONG = "0.5", "2"

@@ -4,8 +4,7 @@ import pytest
 
 from benchmarks.runtime.recording import judged
 from benchmarks.runtime.recording_rank import RECORDING, Account, recording
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
-from rrfp_jax.runtime.processes.round_board import RoundBoard
+from rrfp_jax.runtime.run.recorder import FlightRecorder, RoundBoard
 from tests.support import toy
 
 

@@ -18,14 +18,13 @@ from benchmarks.rivals.found import Found, found_in
 from benchmarks.rivals.null_step import aims_of as null_aims
 from benchmarks.rivals.slackness import adapted, measured, warm_ups
 from benchmarks.studies.measured import LMSYS
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.metrics import peak_of_order
-from rrfp_jax.core.measure.workload import constant, log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import ACTIVATION_BYTES, FORWARD_SECONDS
+from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
+from rrfp_jax.trace.records import peak_of_order
 
 STAGES, MICROBATCHES = 2, 6
 WORKLOAD = log_normal(STAGES, MICROBATCHES, forward=0.002, sigma=0.3, shared=0.5, seed=1)

@@ -5,10 +5,9 @@ import pytest
 from benchmarks.studies.scale.carriers import Processors, Socket, Store
 from benchmarks.studies.scale.costs import MessageCosts
 from benchmarks.studies.scale.groups import Grouped, simulate
-from rrfp_jax.core.group.group import recipients
-from rrfp_jax.core.group.messages import ArrivalReport, Decision
+from rrfp_jax.core.group import ArrivalReport, Decision, recipients
 from rrfp_jax.core.tasks import FORWARD, Task
-from rrfp_jax.sim.agenda import Agenda
+from rrfp_jax.sim.engine import Agenda
 
 NOTHING = {"store_ways": [0.0], "socket_ways": [0.0], "set": 0, "get": 0, "driver": 0, "post": 0, "take": 0}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rrfp_jax.checkpoint.checkpoint import Checkpoints
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.world import World
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.checkpoint.orbax_files import joined, read_leaf, tree_metadata, write_leaf
 from rrfp_jax.checkpoint.parts import Parts
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.world import World
 from tests.support import stored
 from tests.support.saved import ALL, save, specs
 from tests.train.test_processes import command

@@ -17,7 +17,7 @@ from rrfp_jax.checkpoint.checkpoint import Checkpoints
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.world import World
 from tests.support import stored
 from tests.support.saved import ALL, save, specs
 

@@ -10,10 +10,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.initial import InitialParams
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.weights import Tensor, pretrained
 from tests.support import toy
 

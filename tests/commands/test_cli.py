@@ -20,7 +20,7 @@ from rrfp_jax.commands.train import main
 from rrfp_jax.runs.config import fields_of
 from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.display import Display
-from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
 from rrfp_jax.train.report import Report
 from tests.support.kept import with_cache
 from tests.support.quickstart import CONFIG, arguments, with_texts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax.commands.train import main
-from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
 from tests.support.quickstart import CONFIG, arguments, with_texts
 
 

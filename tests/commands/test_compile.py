@@ -11,12 +11,12 @@ import pytest
 
 from configs import quickstart
 from rrfp_jax.commands.compile import main
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.forecast.accelerators import ACCELERATORS
 from rrfp_jax.forecast.compiler_targets import TARGETS, target_text
 from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
-from rrfp_jax.runtime.programs import absent
+from rrfp_jax.runtime.programs import compiler as absent
 from rrfp_jax.runtime.programs.executables import ENDING
+from rrfp_jax.trace.costs import constant
 from tests.support.plans import ROOT
 
 QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
@@ -89,7 +89,7 @@ def test_targets_are_cards_that_plans_know_and_agree_with_their_sheets():
 
 
 def test_a_run_says_why_it_finds_no_programs(tmp_path, monkeypatch):
-    monkeypatch.setattr("rrfp_jax.runtime.programs.request.version", lambda name: "1.2.3")
+    monkeypatch.setattr("rrfp_jax.runtime.programs.executables.version", lambda name: "1.2.3")
     h100 = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
     here = MadeFor.of(h100, 4, {})
     assert why_compiled(tmp_path, "quickstart", here) is None

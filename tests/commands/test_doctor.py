@@ -13,9 +13,7 @@ from rrfp_jax.commands.preflight.examination import CHECKS, examine
 from rrfp_jax.commands.preflight.findings import Finding
 from rrfp_jax.commands.preflight.nixl_probe import ways_in
 from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Nixl, Surroundings, found_place
-from rrfp_jax.runtime.lifecycle.place import Place
-from rrfp_jax.runtime.processes.address import Address
-from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY
+from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, Address, Place
 from tests.launcher.test_slurm_step import BATCH, JOB, LAST, STEP
 
 PLACE = Place(Address("n1", 7000), 4, 0, folder=None)

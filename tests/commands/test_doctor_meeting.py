@@ -4,8 +4,7 @@ import socket
 import threading
 
 from rrfp_jax.commands.preflight.meeting import meet
-from rrfp_jax.runtime.lifecycle.place import Place
-from rrfp_jax.runtime.processes.address import Address
+from rrfp_jax.runtime.run.place import Address, Place
 
 
 def free_port():

@@ -14,17 +14,17 @@ import rrfp_jax as rrfp
 from configs import gpt3_large, gpt_lengths, llama3_70b, quickstart, qwen3_4b
 from rrfp_jax.commands.plan import main
 from rrfp_jax.commands.planning import plan_run
-from rrfp_jax.core.buckets import bucket_name
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import name_of
+from rrfp_jax.core.step_rules import bucket_name
 from rrfp_jax.data.contract import as_data, buckets_of, plan_step
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS
 from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.model_costs import ModelCosts
-from rrfp_jax.runtime.model.split import layers_of_chunks
+from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.sim.choice import CANDIDATES
+from rrfp_jax.trace.costs import constant
 from rrfp_jax.train.named import schedule_of
 from tests.support import toy
 from tests.support.plans import ROOT, tiny

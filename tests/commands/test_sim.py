@@ -12,14 +12,12 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.commands.sim import main
-from rrfp_jax.core.measure.cost_table import measured
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.workload import constant, log_normal
 from rrfp_jax.core.schedules import NAMED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal, measured
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.trace_file import write_trace
 
 ROOT = Path(__file__).parents[2]

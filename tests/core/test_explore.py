@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rrfp_jax.core.group.unanimous import Unanimous
+from rrfp_jax.core.group import Unanimous
 from rrfp_jax.core.hints import BF, BFW
 from rrfp_jax.core.orders import ZBH1
 from rrfp_jax.core.progress import Row

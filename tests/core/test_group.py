@@ -3,8 +3,7 @@
 import pytest
 
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, IllegalEvent, Room
-from rrfp_jax.core.group.group import Alone, member, partners, recipients
-from rrfp_jax.core.group.messages import ArrivalReport, Decision, Proposal
+from rrfp_jax.core.group import Alone, ArrivalReport, Decision, Proposal, member, partners, recipients
 from rrfp_jax.core.hints import BF, BPriority
 from rrfp_jax.core.orders import OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler

@@ -5,15 +5,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.critical_path import critical_path
-from rrfp_jax.core.measure.idleness import Cause, Idle, idleness, shares, stage_times
-from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import WorkloadCosts, log_normal
+from rrfp_jax.trace.idleness import Cause, Idle, critical_path, idleness, shares, stage_times
 from tests.support.steps import steps
 from tests.support.traces import record, trace_of
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rrfp_jax.core.measure.jitter import LEVELS, Jitter, Level, by_name, uniforms
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Kind, Task
+from rrfp_jax.trace.jitter import LEVELS, Jitter, Level, by_name, uniforms
 
 ALWAYS = Level("always", probability=1.0, base=0.0, alpha=1.0)
 TASKS = [  # (step, stage, task)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rrfp_jax.core.measure.layer_fit import Seen, fitted_shares
-from rrfp_jax.core.measure.work import LayerWork, Work
 from rrfp_jax.core.tasks import Placement
+from rrfp_jax.trace.layers import Seen, fitted_shares
+from rrfp_jax.trace.work import LayerWork, Work
 
 FOUR = Placement(4, 1)
 EVEN = (4, 4, 4, 4)

@@ -4,11 +4,10 @@ import pytest
 
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, IllegalEvent, Room, ScheduleError
 from rrfp_jax.core.hints import BF, Hint
-from rrfp_jax.core.log import QUOTED
-from rrfp_jax.core.replay import ReplayError, replay
-from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.scheduler import QUOTED, StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
+from tests.support.replay import ReplayError, replay
 from tests.support.small_step import B, F
 
 

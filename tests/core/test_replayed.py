@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core.measure.costs import TableCosts
-from rrfp_jax.core.measure.replayed import replay_of
-from rrfp_jax.core.measure.trace import Part, StepTrace
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Kind, Task
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import TableCosts
+from rrfp_jax.trace.records import Part, StepTrace
+from rrfp_jax.trace.replayed import replay_of
 from tests.support.spoilt import rules
 from tests.support.steps import steps
 

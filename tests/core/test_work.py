@@ -2,9 +2,9 @@
 
 import pytest
 
-from rrfp_jax.core.cuts import least_largest
-from rrfp_jax.core.measure.work import LayerWork, Work, layer_shares
 from rrfp_jax.core.tasks import Placement
+from rrfp_jax.trace.layers import least_largest
+from rrfp_jax.trace.work import LayerWork, Work, layer_shares
 
 FOUR = Placement(4, 1)
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import Workload, constant, log_normal
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+from rrfp_jax.trace.costs import Workload, WorkloadCosts, constant, log_normal
 
 TIMES = st.floats(0, 1e6)
 

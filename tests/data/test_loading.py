@@ -9,7 +9,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.data.contract import InMemory, bucket_of
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.loading import Loader
 from tests.support import toy
 from tests.train.test_processes import command, interrupted_at

@@ -5,9 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.metrics import peak_charge
-from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import Direction
 from rrfp_jax.explain.heatmap import heatmap, slowdowns, slowest
@@ -18,6 +15,8 @@ from rrfp_jax.explain.memory_chart import held, memory, said
 from rrfp_jax.explain.run_folder import StepLine
 from rrfp_jax.explain.tails import MOST_LATE, quantile, tails
 from rrfp_jax.explain.timeline_chart import MOST_TASKS, drawn_stages, timeline
+from rrfp_jax.trace.costs import WorkloadCosts
+from rrfp_jax.trace.records import Part, peak_charge
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rules, spoilt
 
 COSTS = WorkloadCosts(EVEN, rules().placement)

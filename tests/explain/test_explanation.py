@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.trace import Part
-from rrfp_jax.core.measure.work import LayerWork, Work
 from rrfp_jax.explain.explanation import TimedStep, explain
 from rrfp_jax.explain.main_cause import main_cause
 from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.sim.disturbances import Disturbed, Straggler
+from rrfp_jax.trace.costs import WorkloadCosts
+from rrfp_jax.trace.records import Part
+from rrfp_jax.trace.work import LayerWork, Work
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rows, rules, spoilt
 
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from rrfp_jax.forecast.per_device import COLLECTIVE, per_device
 from rrfp_jax.forecast.placed_programs import stage_of
 from rrfp_jax.forecast.propagation import layouts
-from rrfp_jax.runtime.autodiff.inline import inline, without_barriers
+from rrfp_jax.runtime.autodiff.traced import inline, without_barriers
 
 TP, ROWS, WIDTH, INSIDE = 4, 8, 16, 32
 

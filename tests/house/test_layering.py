@@ -31,36 +31,32 @@ ARROWS = {
     "random_keys": set(),
     "families": {"fields"},
     "core": set(),
-    "sim": {"core"},
-    "schedules": {"core", "sim"},
-    "views": {"core", "json_files", "printing", "progress"},
-    "data": {"core", "json_files", "user_code"},
+    "trace": {"core"},
+    "sim": {"trace"},
+    "schedules": {"sim"},
+    "views": {"json_files", "printing", "progress", "trace"},
+    "data": {"json_files", "trace", "user_code"},
     # The runtime: what one process knows of others ...
     "runtime._jax": set(),
-    "runtime.processes": {"authors", "core", "json_files", "printing", "runtime._jax"},
-    "runtime.lifecycle": {"runtime.processes"},
-    "runtime.transport": {"runtime.lifecycle"},
-    "runtime.group": {"runtime.processes"},
-    # ... what a stage computes, and where ...
+    "runtime.run": {"authors", "trace", "json_files", "printing", "runtime._jax"},
+    "runtime.transport": {"runtime.run"},
+    # ... what a stage computes ...
     "runtime.sizes": set(),
     "runtime.autodiff": {"errors", "random_keys", "runtime._jax", "runtime.sizes"},
     "runtime.model": {"authors", "core", "fields", "runtime.autodiff"},
-    "runtime.programs": {"files", "printing", "progress", "runtime.model"},
-    "runtime.mesh": {"runtime.programs", "runtime.lifecycle"},
-    "runtime.stages": {"runtime.mesh", "runtime.programs", "runtime.transport"},
-    "runtime.memory": {"runtime.stages"},
-    # ... and when: the driver knows of a stage only what it asks of one.
-    "runtime.driver": {"runtime.group", "runtime.mesh", "runtime.transport"},
-    "runtime.settings": {"runtime.driver", "runtime.memory"},
-    "runtime.engine": {"runtime.settings"},
+    "runtime.mesh": {"runtime.model", "runtime.run"},
+    "runtime.programs": {"files", "printing", "progress", "runtime.mesh", "runtime.model"},
+    "runtime.stages": {"runtime.programs", "runtime.transport", "trace"},
+    # ... and when.
+    "runtime.engine": {"runtime.stages"},
     # What is made of it.
-    "forecast": {"runtime.memory", "runtime.programs", "sim"},
-    "checkpoint": {"json_files", "printing", "progress", "random_keys", "runtime.processes"},
+    "forecast": {"runtime.stages", "sim"},
+    "checkpoint": {"json_files", "printing", "progress", "random_keys", "runtime.run"},
     "explain": {"sim", "views"},
     "train": {"checkpoint", "data", "explain", "families", "fields", "forecast", "runtime.engine", "views"},
-    "live": {"core", "json_files", "runtime.processes"},
+    "live": {"json_files", "runtime.run", "trace"},
     "runs": {"live", "train"},
-    "launcher": {"progress", "runtime.group", "runtime.lifecycle"},
+    "launcher": {"progress", "runtime.run"},
     "commands": {"families", "fields", "launcher", "runs"},
     # What users import.
     "weights": {"train"},
@@ -84,18 +80,18 @@ MANY_ARGUMENTS: dict[str, str] = {
     "data/image_documents.py:ImageDocuments": "what users type, flat",
     "families/family.py:Family": "a record, one field a fact",
     "runs/config.py:RunConfig": "what users type, flat",
-    "runtime/driver/device.py:Running": "a record, one field a figure",
-    "runtime/memory/ledger.py:StageLedger": "a record, one field a figure",
-    "runtime/processes/recording.py:Recording": "a record, one field a fact",
-    "runtime/processes/round_board.py:RecordedRound": "a record, one field a fact",
-    "runtime/stages/sums.py:Sums": "a record, one field a figure",
+    "runtime/engine/device.py:Running": "a record, one field a figure",
+    "runtime/stages/memory.py:StageLedger": "a record, one field a figure",
+    "runtime/run/recorder.py:Recording": "a record, one field a fact",
+    "runtime/run/recorder.py:RecordedRound": "a record, one field a fact",
+    "runtime/stages/step.py:Sums": "a record, one field a figure",
     "train/report.py:Report": "a record, one field a figure",
     "train/trainer.py:Trainer": "what users type, flat",
 }
 """What is longer, and why; a test fails when one of them no longer is."""
 
 PRIVATE_JAX = re.compile(r"jax\._(?!_)|jax\.(lib|interpreters)\b|jaxlib\b")
-MAY_USE_PRIVATE_JAX = {PACKAGE / "runtime" / "_jax.py", PACKAGE / "runtime" / "processes" / "_service.py"}
+MAY_USE_PRIVATE_JAX = {PACKAGE / "runtime" / "_jax.py", PACKAGE / "runtime" / "run" / "_service.py"}
 OWN = ("rrfp_jax", "configs", "launch", "benchmarks", "tests")
 
 
@@ -267,10 +263,10 @@ def above(room):
         (above("core"), "def f():\n    from rrfp_jax.errors import UsageError"),
         (above("runtime.engine"), "from rrfp_jax.train.report import Report"),
         (above("runtime.engine"), "from rrfp_jax import sim"),
-        (above("runtime.driver"), "from rrfp_jax.runtime.stages.stage import Stage"),
+        (above("runtime.programs"), "from rrfp_jax.runtime.stages.stage import Stage"),
         (above("runtime.model"), "from rrfp_jax.runtime import programs"),
         (above("launcher"), "from rrfp_jax.train.report import Report"),
-        (above("sim"), "from rrfp_jax.runtime.driver.driver import Driver"),
+        (above("sim"), "from rrfp_jax.runtime.engine.loop import Driver"),
         (above("sim"), "import numpy"),
         (above("train"), "import rrfp_jax"),
         (above("train"), "from rrfp_jax import UsageError"),

@@ -31,7 +31,7 @@ READERS = {
 WRITING = re.compile(r"O_WRONLY|O_RDWR|O_DIRECTORY|['\"](?:[wax]b?\+?)['\"]")
 
 OPEN_NO_FILES = {
-    "runtime/processes/handshake.py": "a door",
+    "runtime/run/handshake.py": "a door",
     "checkpoint/checkpoint.py": "a checkpoint, which folder.py reads",
 }
 
@@ -50,14 +50,14 @@ RUNS = re.compile(
 
 MAY_RUN = {
     ("runtime/programs/executables.py", "Executables._load", "pickle.loads"),
-    ("runtime/programs/serialized.py", "Serialized.loaded", "serialize_executable.deserialize_and_load"),
+    ("runtime/programs/executables.py", "Serialized.loaded", "serialize_executable.deserialize_and_load"),
     ("runtime/_jax.py", "load_for.Mover.persistent_load", "self.backend.deserialize_executable"),
     ("runs/config_file.py", "load_config", "spec.loader.exec_module"),  # the user's own program
-    ("runtime/processes/first_use.py", "WhenImported.find_spec", "spec.loader.exec_module"),  # JAX itself
+    ("runtime/run/stacks.py", "WhenImported.find_spec", "spec.loader.exec_module"),  # JAX itself
     ("runtime/transport/nixl/agent.py", "bindings", "importlib.import_module"),  # by names in the code
     ("data/optional.py", "imported", "importlib.import_module"),  # by names that stand in the code
     ("__init__.py", "__getattr__", "import_module"),
-    ("runtime/driver/timers.py", "_prctl", "ctypes.CDLL"),  # of None: the C library that is there
+    ("runtime/engine/device.py", "_prctl", "ctypes.CDLL"),  # of None: the C library that is there
 }
 
 
@@ -154,12 +154,12 @@ def test_secrets_are_made_for_their_user_alone(trees):
     }
     modes = {(name, "O_EXCL" in text, int(re.search(r", (\d+)[,)]", text)[1])) for name, text in texts}
     assert modes == {
-        ("runtime/processes/token.py", True, 0o600),
-        ("runtime/programs/sealed_files.py", True, 0o600),
-        ("runtime/lifecycle/attendance.py", False, 0o644),
-        ("runtime/processes/left_file.py", False, 0o644),
-        ("runtime/processes/flight_recorder.py", False, 0o644),
-        ("runtime/processes/name_lock.py", False, 0o644),
+        ("runtime/run/token.py", True, 0o600),
+        ("runtime/programs/executables.py", True, 0o600),
+        ("runtime/run/status_report.py", False, 0o644),
+        ("runtime/run/proc.py", False, 0o644),
+        ("runtime/run/recorder.py", False, 0o644),
+        ("runtime/run/name_lock.py", False, 0o644),
     }
 
 
@@ -208,14 +208,14 @@ def test_pickle_is_imported_where_it_is_used(trees):
 
 
 WALL_CLOCK = {
-    "runtime/processes/flight_recorder.py": "read by others, perhaps after the machine was restarted",
-    "runtime/lifecycle/last_words.py": "held beside flight recorders",
+    "runtime/run/recorder.py": "read by others, perhaps after the machine was restarted",
+    "runtime/run/exits.py": "held beside flight recorders",
     "launcher/rank_process.py": "the same; what is waited for goes by `monotonic`",
-    "launcher/why/looking.py": "the same",
+    "launcher/why/inquiry.py": "the same",
     "live/look.py": "the same, and beside times of files",
-    "runtime/lifecycle/host_memory.py": "beside times of files",
+    "runtime/run/host_memory.py": "beside times of files",
     "runtime/programs/executables.py": "beside times of files",
-    "runtime/processes/name_lock.py": "a date for people",
+    "runtime/run/name_lock.py": "a date for people",
     "commands/preflight/meeting.py": "compares the clocks of machines",
 }
 """Who asks for the time of day, and why. It may be set meanwhile, so durations are never measured by it."""
@@ -236,7 +236,7 @@ def test_durations_are_not_measured_by_the_time_of_day(trees):
     assert asking == set(WALL_CLOCK)
 
 
-MAY_PRINT = {"runtime/processes/_service.py": "to the process that started it"}
+MAY_PRINT = {"runtime/run/_service.py": "to the process that started it"}
 """Beside the commands, whose results must not be lost without a word."""
 
 

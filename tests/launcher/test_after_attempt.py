@@ -4,7 +4,7 @@ import pytest
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS, NO_STEP, after_attempt
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
+from rrfp_jax.runtime.run.recorder import FlightRecorder, read
 
 
 @pytest.mark.parametrize("status", [DONE, REFUSED, INTERRUPTED])

@@ -5,10 +5,9 @@ from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 import pytest
 
 from rrfp_jax.core.tasks import BACKWARD, Task
-from rrfp_jax.launcher.diagnosis import diagnose
-from rrfp_jax.launcher.rank_end import RankEnd
-from rrfp_jax.runtime.lifecycle.last_words import LastWords
-from rrfp_jax.runtime.processes.recording import RecordedDispatch, Recording
+from rrfp_jax.launcher.exit_report import RankEnd, diagnose
+from rrfp_jax.runtime.run.exits import LastWords
+from rrfp_jax.runtime.run.recorder import RecordedDispatch, Recording
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: bad value\n'
 

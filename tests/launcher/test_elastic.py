@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError
-from rrfp_jax.launcher.elastic import Elastic
 from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.restarts import Elastic
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runs.latest_state import save_latest
@@ -117,7 +117,7 @@ def test_a_loss_while_ranks_hand_over_is_one_more(launch_ranks):
 def clock(monkeypatch):
     """The seconds of the launcher's clock, which nothing but the test moves."""
     seconds = [0.0]
-    monkeypatch.setattr("rrfp_jax.launcher.elastic.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr("rrfp_jax.launcher.restarts.time", SimpleNamespace(monotonic=lambda: seconds[0]))
     return seconds
 
 

@@ -8,12 +8,11 @@ import pytest
 
 from rrfp_jax.commands.launch import main
 from rrfp_jax.errors import PeerLost, UsageError
-from rrfp_jax.runtime.lifecycle.failure import last_words
-from rrfp_jax.runtime.lifecycle.place import SILENCE_SECONDS, silence_seconds
-from rrfp_jax.runtime.lifecycle.watchdog import Watchdog
-from rrfp_jax.runtime.processes.frames import pack
-from rrfp_jax.runtime.processes.mailbox import Failed, Goodbye, Mailbox
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.exits import Watchdog, last_words
+from rrfp_jax.runtime.run.frames import pack
+from rrfp_jax.runtime.run.mailbox import Failed, Goodbye, Mailbox
+from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
+from rrfp_jax.runtime.run.world import World
 from tests.verification.failure_cell import Cell, run_by_hand, run_launched
 from tests.verification.failures import BRISK_SILENCE, END_SECONDS, FREEZE_SECONDS, faults_of
 

@@ -4,7 +4,7 @@ import pytest
 
 from rrfp_jax.commands import why
 from rrfp_jax.commands.why import main
-from rrfp_jax.launcher.why import looking
+from rrfp_jax.launcher.why import inquiry as looking
 from tests.verification.hang_cell import run_cell
 from tests.verification.hangs import CELLS, faults_of
 

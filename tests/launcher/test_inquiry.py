@@ -16,13 +16,11 @@ from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
-from rrfp_jax.launcher.why import inquiry, looking
-from rrfp_jax.runtime.lifecycle.attendance import DUMP_SIGNAL, dump_on_signal
-from rrfp_jax.runtime.lifecycle.testimony import read_testimony
-from rrfp_jax.runtime.processes import proc
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
-from rrfp_jax.runtime.processes.round_board import MOST_MESSAGES
-from rrfp_jax.runtime.processes.stacks import dumped_threads
+from rrfp_jax.launcher.why import inquiry
+from rrfp_jax.runtime.run import proc
+from rrfp_jax.runtime.run.recorder import MOST_MESSAGES, FlightRecorder, read
+from rrfp_jax.runtime.run.stacks import dumped_threads
+from rrfp_jax.runtime.run.status_report import DUMP_SIGNAL, dump_on_signal, read_testimony
 from tests.launcher.conftest import until
 from tests.launcher.test_spawn import ROOT
 
@@ -31,10 +29,10 @@ PATIENT = Patience(grace=20.0, terminate=0.3, silence=3.0, interrupt=1.0)
 RANK = """\
 import os, sys, time
 from pathlib import Path
-from rrfp_jax.runtime.lifecycle.attendance import Attendance, dump_on_signal
-from rrfp_jax.runtime.lifecycle.last_words import LastWords
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.status_report import Attendance, dump_on_signal
+from rrfp_jax.runtime.run.exits import LastWords
+from rrfp_jax.runtime.run.recorder import FlightRecorder
+from rrfp_jax.runtime.run.world import World
 rank, here = int(os.environ["RRFP_RANK"]), Path(os.environ["RRFP_FOLDER"])
 recorder = FlightRecorder(here / f"flight-{rank}", rank, f"stage {rank}")
 dump_on_signal(here / f"stacks-{rank}.txt", recorder)
@@ -48,7 +46,7 @@ def until_asked():
 
 
 def phase_in(folder, rank):
-    found = looking.recorded(folder).get(rank)
+    found = inquiry.recorded(folder).get(rank)
     return found and found.phase
 
 
@@ -94,7 +92,7 @@ def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
         "    until_asked()\n"
         "if rank == 0: user()\n"
         "else:\n"
-        "    from rrfp_jax.launcher.why.looking import recorded\n"
+        "    from rrfp_jax.launcher.why.inquiry import recorded\n"
         "    while 0 not in recorded(here): time.sleep(0.02)\n"
         "    with world.waits_for('the names', 1.0, lambda: [0]) as wait:\n"
         "        try:\n"
@@ -161,7 +159,7 @@ def test_asking_a_run(living, tmp_path, capsys, monkeypatch):
     def another_users(path):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(looking, "counters_of", another_users)
+    monkeypatch.setattr(inquiry, "counters_of", another_users)
     assert main([str(tmp_path)]) == 2
     assert "the run is another user's; ask as that user" in capsys.readouterr().err
     monkeypatch.setattr(proc.socket, "gethostname", lambda: "elsewhere")

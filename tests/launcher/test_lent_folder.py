@@ -7,7 +7,7 @@ import pytest
 
 from rrfp_jax.commands import launch, local
 from rrfp_jax.errors import REFUSED, UsageError
-from rrfp_jax.runtime.lifecycle.host_memory import LOCK_SECONDS, HostMemory, lent_folder
+from rrfp_jax.runtime.run.host_memory import LOCK_SECONDS, HostMemory, lent_folder
 
 
 def test_a_folder_is_removed_and_so_are_those_of_killed_launchers(tmp_path):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rrfp_jax as rrfp
-from rrfp_jax.launcher.replicas import Assignment, Slots
+from rrfp_jax.launcher.restarts import Assignment, Slots
 from rrfp_jax.runs.fewer_replicas import ranks_of_replicas
 
 TWO_BY_TWO = Slots(needs={1: 2, 2: 4})

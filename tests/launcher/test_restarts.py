@@ -18,8 +18,8 @@ from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.files import RunFiles
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.recorder import FlightRecorder, read
+from rrfp_jax.runtime.run.world import World
 
 ROOT = Path(__file__).parents[2]
 HANG_SECONDS = 20.0

@@ -6,7 +6,7 @@ import sys
 import time
 
 from rrfp_jax.launcher.rank_process import RankProcess
-from rrfp_jax.launcher.screen import Screen
+from rrfp_jax.launcher.supervisor import Screen
 from rrfp_jax.progress import LIVE, MARK, Doing
 from rrfp_jax.views import progress_line
 

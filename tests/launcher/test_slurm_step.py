@@ -3,10 +3,16 @@
 import pytest
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.processes.address import Address
-from rrfp_jax.runtime.processes.gpus import MEMORY, step_gpus
-from rrfp_jax.runtime.processes.proxies import directly, proxy_for
-from rrfp_jax.runtime.processes.slurm import SlurmStep, first_host, tasks_per_node
+from rrfp_jax.runtime.run.place import (
+    MEMORY,
+    Address,
+    SlurmStep,
+    directly,
+    first_host,
+    proxy_for,
+    step_gpus,
+    tasks_per_node,
+)
 
 JOB = {
     "SLURM_JOB_ID": "6",

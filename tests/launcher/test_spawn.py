@@ -31,8 +31,8 @@ def end_by(number): os.kill(os.getpid(), number)
 OURS = """\
 from pathlib import Path
 from rrfp_jax.core.tasks import BACKWARD, Task
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
-from rrfp_jax.runtime.lifecycle.last_words import LastWords
+from rrfp_jax.runtime.run.recorder import FlightRecorder
+from rrfp_jax.runtime.run.exits import LastWords
 recorder = FlightRecorder(Path(here) / f"flight-{rank}", rank, f"stage {rank}")
 def farewell(kind, sentence, status=1, **more):
     LastWords(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, **more).write(Path(here))

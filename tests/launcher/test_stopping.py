@@ -13,10 +13,10 @@ import pytest
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, UsageError
 from rrfp_jax.launcher.supervisor import Patience
-from rrfp_jax.runtime.lifecycle.preemption import SAVE_SECONDS, save_seconds
-from rrfp_jax.runtime.processes.mailbox import Mailbox
-from rrfp_jax.runtime.processes.stop import Why
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.interrupts import Why
+from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.signals import SAVE_SECONDS, save_seconds
+from rrfp_jax.runtime.run.world import World
 
 ROOT = Path(__file__).parents[2]
 HANG_SECONDS = 20.0
@@ -58,9 +58,9 @@ def test_all_learn_of_one_request_at_the_same_gather():
 NOTES = f"""\
 import json, os, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from rrfp_jax.runtime.lifecycle.preemption import StopsAfterStep
-from rrfp_jax.runtime.lifecycle.stop_signals import EndsAtOnce, heard_signals
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.signals import StopsAfterStep
+from rrfp_jax.runtime.run.signals import EndsAtOnce, heard_signals
+from rrfp_jax.runtime.run.world import World
 world, mode = World(), sys.argv[1]
 answer = StopsAfterStep(
     world, 0.5 if mode == "stuck" else 20.0, lambda why, again: print(why, again, flush=True)

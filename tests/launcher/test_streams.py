@@ -16,10 +16,9 @@ from rrfp_jax.errors import TrainingError, UsageError, text_of
 from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
-from rrfp_jax.launcher.screen import Screen
-from rrfp_jax.runtime.lifecycle.failure import last_words, report
-from rrfp_jax.runtime.lifecycle.last_words import read_all, words_in
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.launcher.supervisor import Screen
+from rrfp_jax.runtime.run.exits import last_words, read_all, report, words_in
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.user_code import called
 from tests.launcher.conftest import LIMIT_SECONDS, until
 
@@ -145,10 +144,10 @@ def test_last_words_that_no_file_takes_are_printed_for_the_launcher(tmp_path, mo
     "end",
     [
         "from rrfp_jax.commands.command_line import leave; leave(3)",
-        "from rrfp_jax.runtime.lifecycle.failure import end\n"
-        "from rrfp_jax.runtime.processes.world import World\n"
+        "from rrfp_jax.runtime.run.exits import end\n"
+        "from rrfp_jax.runtime.run.world import World\n"
         "end(World(), 3)",
-        "import threading; from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once\n"
+        "import threading; from rrfp_jax.runtime.run.signals import ends_at_once\n"
         "answer = ends_at_once('x')\n"
         "thread = threading.Thread(target=answer.heed, args=[2]); thread.start(); thread.join()",
     ],
@@ -207,10 +206,10 @@ def test_a_clock_that_is_set_back_while_ranks_end(tmp_path, monkeypatch):
 ENDS = f"""
 import atexit, os, socket, sys, threading, time
 sys.path.insert(0, {str(ROOT)!r})
-from rrfp_jax.runtime.lifecycle.overtime import limit_overtime
-from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.lifecycle.farewell import Farewell
-from rrfp_jax.runtime.processes.mailbox import Mailbox
+from rrfp_jax.runtime.run.exits import limit_overtime
+from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.run.exits import Farewell
+from rrfp_jax.runtime.run.mailbox import Mailbox
 ours, theirs = socket.socketpair()
 world = World(0, 2, Mailbox(0, {{1: ours}}))
 def upload(): time.sleep(60)

@@ -7,10 +7,10 @@ import pytest
 from rrfp_jax.authors import OURS
 from rrfp_jax.core.hints import BFW
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.launcher.why.telling import told
+from rrfp_jax.launcher.why.inquiry import told
 from rrfp_jax.launcher.why.verdict import judge
-from rrfp_jax.runtime.processes.round_board import COMING, DELIVERED, OFFERED, PRODUCED
-from rrfp_jax.runtime.processes.stacks import Frame, Thread
+from rrfp_jax.runtime.run.recorder import COMING, DELIVERED, OFFERED, PRODUCED
+from rrfp_jax.runtime.run.stacks import Frame, Thread
 from tests.support.recorded_run import DRIVER, LIBRARY, USERS, Run, task_of
 
 

@@ -4,11 +4,10 @@ import time
 
 import pytest
 
-from rrfp_jax.launcher.why.sight import Sight
-from rrfp_jax.launcher.why.verdict import judge
-from rrfp_jax.runtime.lifecycle import testimony
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
-from rrfp_jax.runtime.processes.stacks import Thread
+from rrfp_jax.launcher.why.verdict import Sight, judge
+from rrfp_jax.runtime.run import status_report as testimony
+from rrfp_jax.runtime.run.recorder import FlightRecorder, read
+from rrfp_jax.runtime.run.stacks import Thread
 from tests.support.recorded_run import AWAIT_READY, DRIVER, LIBRARY, USERS, Run
 
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rrfp_jax.core.measure.idleness import Cause
-from rrfp_jax.core.measure.trace import Part
 from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.live.bars import ASCII, BLOCKS, MARKS, cells_of, ranks_text, size_text
 from rrfp_jax.live.figures import DELAYED, rows_of, slowest_of, summarised
 from rrfp_jax.live.frame import Screen, frame
 from rrfp_jax.live.look import State
 from rrfp_jax.live.watch import shown
-from rrfp_jax.runtime.processes.flight_recorder import RecordedDispatch, Recording
+from rrfp_jax.runtime.run.recorder import RecordedDispatch, Recording
+from rrfp_jax.trace.idleness import Cause
+from rrfp_jax.trace.records import Part
 from tests.support.spoilt import spoilt
 from tests.support.watched import NOW, latest, line, seen, step_of, told
 

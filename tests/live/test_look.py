@@ -8,8 +8,8 @@ import pytest
 
 from rrfp_jax.live.look import Looker, State, latest_lines
 from rrfp_jax.live.step_file import NAME, StepFile
-from rrfp_jax.runtime.processes import name_lock
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder
+from rrfp_jax.runtime.run import name_lock
+from rrfp_jax.runtime.run.recorder import FlightRecorder
 from tests.support.watched import step_of, told
 
 LINE = {"step": 0, "step_seconds": 0.5, "wall_seconds": 0.6, "loss": 2.0, "of_somebody_else": [1]}

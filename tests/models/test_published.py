@@ -18,7 +18,7 @@ from models.decoder import Block, DecoderConfig, Embed, Head
 from models.generate import greedy, logits_of
 from models.moe import RoutedConfig
 from models.vlm import EncoderBlock, EncoderConfig, PatchEmbed, Project, VLMConfig
-from rrfp_jax.runtime.model.paths import leaf_path
+from rrfp_jax.runtime.model.roles import leaf_path
 from rrfp_jax.weights import architecture, published, together
 
 FOLDER = Path(__file__).parent / "published"

@@ -18,8 +18,8 @@ from rrfp_jax.runs import files as files_module
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runs.run import train
-from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.trainer import Trainer
 from tests.support.watched import step_of, told
 

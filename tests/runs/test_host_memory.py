@@ -16,8 +16,8 @@ from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import DONE, HANDED_OVER
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runs.run import train
-from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
-from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
+from rrfp_jax.runtime.run.host_memory import HostMemory
+from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals
 from tests.scripts.toy_run import ToyRun
 from tests.support import toy
 

@@ -12,7 +12,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import DONE, INTERRUPTED
 from rrfp_jax.runs.run import train
-from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
+from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals
 from tests.scripts.toy_run import ToyRun
 from tests.support import toy
 

@@ -14,10 +14,10 @@ import rrfp_jax as rrfp
 from rrfp_jax.files import is_used
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.runs.run import train
-from rrfp_jax.runtime.lifecycle.stop_signals import ends_at_once, heard_signals
-from rrfp_jax.runtime.processes import name_lock
-from rrfp_jax.runtime.processes.name_lock import is_held, name_held, used_folder
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run import name_lock
+from rrfp_jax.runtime.run.name_lock import is_held, name_held, used_folder
+from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals
+from rrfp_jax.runtime.run.world import World
 from tests.scripts.toy_run import ToyRun
 
 HOLDS = """import fcntl, sys

@@ -7,7 +7,7 @@ import pytest
 from rrfp_jax.checkpoint.checkpoint import NoneIntact
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runs.saving import Saver
-from rrfp_jax.runtime.lifecycle.host_memory import HostMemory
+from rrfp_jax.runtime.run.host_memory import HostMemory
 
 
 class Notes:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rrfp_jax.runtime.programs.adding import added, adding
+from rrfp_jax.runtime.programs.gradients import added, adding
 
 pytestmark = pytest.mark.optimized
 
@@ -84,7 +84,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("form", BROKEN)
 def test_simpler_forms_are_caught(form, monkeypatch):
-    monkeypatch.setattr("rrfp_jax.runtime.programs.adding.added", BROKEN[form])
+    monkeypatch.setattr("rrfp_jax.runtime.programs.gradients.added", BROKEN[form])
     assert not all(map(gives_equal_bits, GRADIENTS))
 
 

@@ -8,7 +8,7 @@ from flax import linen, nnx
 from flax.training.train_state import TrainState
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.stages.whole_optimizer import check_transformation
+from rrfp_jax.runtime.stages.optimizer import check_transformation
 
 
 class Dense(nnx.Module):

@@ -7,10 +7,9 @@ from contextlib import ExitStack
 import pytest
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.group import store_carrier as storecarrier
-from rrfp_jax.runtime.group.carrier import SocketCarrier
-from rrfp_jax.runtime.group.store_carrier import BLOCK, LOOK_SECONDS, StoreCarrier
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run import consensus
+from rrfp_jax.runtime.run.consensus import BLOCK, LOOK_SECONDS, SocketCarrier, StoreCarrier
+from rrfp_jax.runtime.run.world import World
 from tests.support.mailboxes import all_joined
 
 RANKS = 3
@@ -58,7 +57,7 @@ class FakeStore:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Threads that are told to end do so soon."""
-    monkeypatch.setattr(storecarrier, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(consensus, "POLL_SECONDS", 0.2)
 
 
 def partners(rank):

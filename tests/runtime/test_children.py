@@ -30,8 +30,8 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 """
 LISTENS = """
-from rrfp_jax.runtime.lifecycle.stop_signals import heard_signals
-from rrfp_jax.runtime.processes.signals import collected_signals
+from rrfp_jax.runtime.run.signals import heard_signals
+from rrfp_jax.runtime.run.signals import collected_signals
 class Noted:
     heard = []
     def heed(self, number): self.heard.append(number)
@@ -46,13 +46,13 @@ with heard_signals(signal.SIGINT, answer=Noted()) as signals, signals.answered_b
 print(Noted.heard, threading.active_count())
 """
 LOCKS = """
-from rrfp_jax.runtime.processes import name_lock
+from rrfp_jax.runtime.run import name_lock
 with name_lock._locked(Path(sys.argv[1])):
     child()
     die()
 """
 LENDS = """
-from rrfp_jax.runtime.lifecycle.host_memory import lent_folder
+from rrfp_jax.runtime.run.host_memory import lent_folder
 with lent_folder(Path(sys.argv[1]).parent) as folder:
     folder.rename(sys.argv[1])
     child()
@@ -67,9 +67,9 @@ child()
 die()
 """
 IN_A_RUN = """
-from rrfp_jax.runtime.lifecycle.farewell import Farewell
-from rrfp_jax.runtime.processes.mailbox import Mailbox
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.exits import Farewell
+from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.world import World
 Farewell(World(0, 2, Mailbox(0, {1: socket.socket(fileno=int(sys.argv[1]))})))
 def fails(): raise ValueError("in the child")
 time.sleep(1.0)  # for a heartbeat

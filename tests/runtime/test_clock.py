@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.runtime.processes.clock import SAMPLES, PeerClock
-from rrfp_jax.runtime.processes.frames import pack
-from rrfp_jax.runtime.processes.heartbeat import Beat, Echo
+from rrfp_jax.runtime.run.frames import pack
+from rrfp_jax.runtime.run.mailbox import SAMPLES, Beat, Echo, PeerClock
 from tests.support.mailboxes import all_joined, joined, pump_until, received
 
 pytestmark = pytest.mark.usefixtures("all_closed")

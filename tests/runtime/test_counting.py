@@ -3,7 +3,7 @@
 import pytest
 
 from rrfp_jax.progress import Doing
-from rrfp_jax.runtime.programs.counting import Counting
+from rrfp_jax.runtime.programs.compiler import Counting
 from tests.support import refusals, toy
 
 

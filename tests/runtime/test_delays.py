@@ -8,12 +8,11 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.measure.costs import TableCosts, WorkloadCosts
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
-from rrfp_jax.runtime.driver.delays import Delays, _Links
-from rrfp_jax.runtime.driver.device import Running
+from rrfp_jax.runtime.engine.device import Running
+from rrfp_jax.runtime.engine.pacing import Delays, _Links
 from rrfp_jax.runtime.transport.protocol import Arrival, Key
+from rrfp_jax.trace.costs import TableCosts, WorkloadCosts, constant
 
 LATE = 0.3
 

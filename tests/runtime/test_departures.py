@@ -6,9 +6,8 @@ import time
 import pytest
 
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.processes.frames import pack
-from rrfp_jax.runtime.processes.heartbeat import Beat
-from rrfp_jax.runtime.processes.mailbox import Failed, Goodbye
+from rrfp_jax.runtime.run.frames import pack
+from rrfp_jax.runtime.run.mailbox import Beat, Failed, Goodbye
 from tests.support.mailboxes import (
     all_joined,
     in_thread,

@@ -16,10 +16,10 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import PartitionSpec
 
-from rrfp_jax.runtime.programs import request, serialized
-from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
+from rrfp_jax.runtime.programs import executables
+from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from tests.support import programs, refusals, toy
 from tests.train.test_processes import environment
 
@@ -86,7 +86,7 @@ def test_programs_that_differ_in_a_python_function_only(tmp_path, kept):
 def test_what_failed_is_tried_again(monkeypatch):
     store, device = Executables(), jax.devices()[0]
     with monkeypatch.context() as broken:
-        broken.setattr(store, "_obtain", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(executables, "_obtain", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             store.compiled(programs.lowered(device), [device])
     assert programs.result(store.compiled(programs.lowered(device), [device]), device)
@@ -191,7 +191,7 @@ def test_where_a_program_cannot_be_taken_over_it_is_compiled_and_that_is_said_on
             raise KeyError("no such device")
         return serialize_executable.deserialize_and_load(*content, execution_devices=jax.devices()[:1])
 
-    monkeypatch.setattr(serialized, "load_for", load_for)
+    monkeypatch.setattr(executables, "load_for", load_for)
     said, devices = [], jax.devices()[:3]
     store = Executables(say=said.append)
     compiled = [store.compiled(programs.lowered(device), [device]) for device in devices]
@@ -209,11 +209,11 @@ def test_what_runs_once_is_compiled_roughly_if_the_compiler_can(monkeypatch):
         return plain(lowered, asked)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
-    monkeypatch.setitem(request.ROUGHLY, "no_such_option", 1)
+    monkeypatch.setitem(executables.ROUGHLY, "no_such_option", 1)
     store = Executables(say=said.append)
     roughly = store.compiled(programs.lowered(device), [device], roughly=True)
     assert programs.result(roughly, device) and store.compiles == 1
-    assert options == [request.ROUGHLY, request.ROUGHLY_LATER]
+    assert options == [executables.ROUGHLY, executables.ROUGHLY_LATER]
     assert store.compiled(programs.lowered(device), [device]) is not roughly
 
 
@@ -225,7 +225,7 @@ def test_a_step_is_equal_to_the_bit_whether_programs_are_taken_over_or_compiled(
 
     taken, found = step()
     with monkeypatch.context() as patched:
-        patched.setattr(serialized, "load_for", lambda *_: 1 / 0)
+        patched.setattr(executables, "load_for", lambda *_: 1 / 0)
         compiled, expected = step()
     assert taken.loads > 0 and compiled.loads == 0
     assert taken.compiles + taken.loads == compiled.compiles

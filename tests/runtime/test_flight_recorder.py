@@ -10,10 +10,9 @@ import time
 import pytest
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
-from rrfp_jax.runtime.lifecycle.last_words import LastWords, read_all
-from rrfp_jax.runtime.processes import flight_recorder
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
-from rrfp_jax.runtime.processes.recording import RecordedDispatch, Recording
+from rrfp_jax.runtime.run import recorder as flight_recorder
+from rrfp_jax.runtime.run.exits import LastWords, read_all
+from rrfp_jax.runtime.run.recorder import FlightRecorder, RecordedDispatch, Recording, read
 
 
 def test_a_box_is_read_as_it_was_written(tmp_path):
@@ -36,7 +35,7 @@ def test_a_box_is_read_as_it_was_written(tmp_path):
 def test_a_box_outlives_its_process(tmp_path):
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder\n"
+        "from rrfp_jax.runtime.run.recorder import FlightRecorder\n"
         "from rrfp_jax.core.tasks import *\n"
         "recorder = FlightRecorder(Path(sys.argv[1]), 1, 'stage 1'); recorder.phase('step 7')\n"
         "recorder.dispatched(7, 1, Task(FORWARD, 0, 5)); os.kill(os.getpid(), 9)"

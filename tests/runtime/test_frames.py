@@ -9,9 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.processes.frames import HEADER, LARGEST_FRAME, Message, pack, pieces, unpack, whole
-from rrfp_jax.runtime.processes.heartbeat import Echo
-from rrfp_jax.runtime.processes.mailbox import Failed
+from rrfp_jax.runtime.run.frames import HEADER, LARGEST_FRAME, Message, pack, pieces, unpack, whole
+from rrfp_jax.runtime.run.mailbox import Echo, Failed
 from tests.support.mailboxes import Note, joined, listening, note, noted, pump_until
 
 pytestmark = pytest.mark.usefixtures("all_closed")

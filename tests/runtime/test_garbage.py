@@ -11,10 +11,10 @@ from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.driver import driver
-from rrfp_jax.runtime.driver.garbage import EVERY, FIRST, collect_together, no_collections
-from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.engine import loop as driver
+from rrfp_jax.runtime.engine.loop import EVERY, FIRST, collect_together, no_collections
+from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.stages.step import ModelStep
 from tests.support import toy
 
 

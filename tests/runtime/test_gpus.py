@@ -2,7 +2,7 @@
 
 import pytest
 
-from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY, gpu_environment
+from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, gpu_environment
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.processes import handshake
-from rrfp_jax.runtime.processes.handshake import GREETING, NUMBER, PROOF
+from rrfp_jax.runtime.run import handshake
+from rrfp_jax.runtime.run.handshake import GREETING, NUMBER, PROOF
 from tests.support.handshakes import TOKEN, Handshakes, answered, dropped, greeting, introduced
 from tests.support.mailboxes import listening, note, noted, opened, pump_until, reset_connection
 

@@ -11,7 +11,7 @@ import chex
 import jax
 import pytest
 
-from rrfp_jax.runtime.engine import step_run
+from rrfp_jax.runtime.engine import engine as step_run
 from tests.support import toy
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rrfp_jax.runtime.lifecycle import joining
-from rrfp_jax.runtime.lifecycle.joining import Joining
+from rrfp_jax.runtime.run import join as joining
+from rrfp_jax.runtime.run.join import Joining
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def rank(number, port, **more):
         "RRFP_JOIN_SECONDS": "2",
         **more,
     }
-    command = [sys.executable, "-c", "from rrfp_jax.runtime.lifecycle.join import join; join()"]
+    command = [sys.executable, "-c", "from rrfp_jax.runtime.run.join import join; join()"]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -107,7 +107,7 @@ WORKERS = """
 import multiprocessing
 import rrfp_jax as rrfp
 rrfp.join(); rrfp.join()
-from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.run.join import join
 def joined(_): return join.cache_info().currsize
 if __name__ == "__main__":
     with multiprocessing.get_context("METHOD").Pool(1) as pool:

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.model.raised import reason_of
+from rrfp_jax.runtime.model.calls import reason_of
 from tests.runtime.test_layers import WIDTH, Table, head, head_init, tokens_only
 from tests.support import toy
 

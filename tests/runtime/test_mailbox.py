@@ -9,9 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from rrfp_jax.runtime.processes.frames import pack
-from rrfp_jax.runtime.processes.heartbeat import Beat, Echo
-from rrfp_jax.runtime.processes.mailbox import Goodbye
+from rrfp_jax.runtime.run.frames import pack
+from rrfp_jax.runtime.run.mailbox import Beat, Echo, Goodbye
 from tests.support.mailboxes import (
     PROMPT_SECONDS,
     Note,

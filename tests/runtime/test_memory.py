@@ -6,15 +6,20 @@ import random
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.memory.footprint import arrival, costs, least_room, order_peaks, step_budgets
+from rrfp_jax.core.footprint import arrival, costs, least_room, order_peaks, step_budgets
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.runtime.driver.delays import DelayedTransport
-from rrfp_jax.runtime.memory.budget import MARGIN, memory_of_step, parse_setting
-from rrfp_jax.runtime.memory.ledger import BucketLedger, StageLedger
-from rrfp_jax.runtime.memory.memory import Memory
+from rrfp_jax.runtime.engine.pacing import DelayedTransport
+from rrfp_jax.runtime.stages.memory import (
+    MARGIN,
+    BucketLedger,
+    Memory,
+    StageLedger,
+    memory_of_step,
+    parse_setting,
+)
 from tests.support import toy
 from tests.verification import budgeted
 from tests.verification.exploration.machines import Case

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.runtime.autodiff.mincut import SINK, SOURCE, UNCUTTABLE, Network
+from rrfp_jax.runtime.autodiff.split_backward import SINK, SOURCE, UNCUTTABLE, Network
 
 NODES = (SOURCE, "a", "b", "c", "d", SINK)
 

@@ -12,19 +12,17 @@ import pytest
 
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.processes.mailbox import Mailbox
-from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.programs.compiling import compiled_for
+from rrfp_jax.runtime.programs.compiler import compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import MOST_TOLD, _speeds, between_processes
 from rrfp_jax.runtime.transport.nixl import trial
 from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Peers, Stretch, WriteFailed
-from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, compile_copiers
+from rrfp_jax.runtime.transport.nixl.copies import ALIGNMENT, packed
 from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Written
-from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, packed
-from rrfp_jax.runtime.transport.nixl.places import Give, Grow
-from rrfp_jax.runtime.transport.nixl.receiver import Copy
-from rrfp_jax.runtime.transport.nixl.slabs import Slabs, memory_of, zeros
+from rrfp_jax.runtime.transport.nixl.receiver import Copy, Slabs, memory_of, zeros
+from rrfp_jax.runtime.transport.nixl.slots import Foreseen, Give, Grow, compile_copiers
 from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.runtime.transport.protocol import Key
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.runtime.processes.frames import pack, unpack
+from rrfp_jax.runtime.run.frames import pack, unpack
+from rrfp_jax.runtime.transport.nixl.copies import ALIGNMENT, packed
 from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
-from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT, packed
 from rrfp_jax.runtime.transport.nixl.sender import Forget, Sender, Write
 from rrfp_jax.runtime.transport.nixl.slots import Slots
 from tests.verification.exploration.slots.cases import SMALL

@@ -8,13 +8,19 @@ import pytest
 
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime import _jax
-from rrfp_jax.runtime.lifecycle import join
-from rrfp_jax.runtime.lifecycle.place import Place, exit_seconds, join_seconds
 from rrfp_jax.runtime.mesh import topology
-from rrfp_jax.runtime.processes.address import Address
-from rrfp_jax.runtime.processes.coordinator import reserved_port
-from rrfp_jax.runtime.processes.handshake import _call
-from rrfp_jax.runtime.processes.slurm import SlurmStep, first_host, tasks_per_node
+from rrfp_jax.runtime.run import join
+from rrfp_jax.runtime.run.coordinator import reserved_port
+from rrfp_jax.runtime.run.handshake import _call
+from rrfp_jax.runtime.run.place import (
+    Address,
+    Place,
+    SlurmStep,
+    exit_seconds,
+    first_host,
+    join_seconds,
+    tasks_per_node,
+)
 from tests.launcher.test_slurm_step import LAST
 
 BY_HAND = {"RRFP_COORDINATOR": "host0:9876", "RRFP_PROCESSES": "4", "RRFP_RANK": "3"}

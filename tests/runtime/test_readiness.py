@@ -9,13 +9,13 @@ import chex
 import jax
 import pytest
 
-from rrfp_jax.core.measure.trace import Part
-from rrfp_jax.core.replay import ReplayError, replay
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.trace.records import Part
 from tests.support import toy
+from tests.support.replay import ReplayError, replay
 
 MICROBATCHES = 12
 

@@ -10,7 +10,7 @@ from flax import linen, nnx
 from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.driver.delays import Delays
+from rrfp_jax.runtime.engine.pacing import Delays
 from tests.support import toy
 from tests.support.sharded import data, leaves, pipeline, trainer, whole
 

@@ -14,8 +14,8 @@ from benchmarks.runtime.split_backward import virtual_stage, weight_share
 from configs.quickstart import pipeline
 from models.gpt import GPTConfig
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.autodiff.inline import BARRIER, inline
-from rrfp_jax.runtime.autodiff.remat import rematerialised
+from rrfp_jax.runtime.autodiff.residuals import rematerialised
+from rrfp_jax.runtime.autodiff.traced import BARRIER, inline
 from rrfp_jax.runtime.model.layers import MicrobatchView
 from tests.support.stages import (
     DEPTH,

@@ -20,10 +20,10 @@ import pytest
 
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.driver.delays import DelayedTransport
-from rrfp_jax.runtime.processes.coordinator import reserved_port
-from rrfp_jax.runtime.processes.mailbox import Mailbox
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.engine.pacing import DelayedTransport
+from rrfp_jax.runtime.run.coordinator import reserved_port
+from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.local import LocalTransport
 from rrfp_jax.runtime.transport.protocol import Key
 from rrfp_jax.runtime.transport.socket import SocketTransport

@@ -3,8 +3,8 @@
 import pytest
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.processes import waits
-from rrfp_jax.runtime.processes.waits import Wait
+from rrfp_jax.runtime.run import waits
+from rrfp_jax.runtime.run.waits import Wait
 
 
 class Clock:

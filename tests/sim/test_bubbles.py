@@ -7,11 +7,10 @@ t_F, t_I and t_W are the times of a whole stage, whatever the number of chunks; 
 
 import pytest
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import Workload, WorkloadCosts
 
 FORMULAS = {
     # arXiv:2104.04473, section 2.2.1: (p - 1)(t_F + t_B)

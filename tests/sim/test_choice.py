@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import constant, log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
@@ -16,6 +14,7 @@ from rrfp_jax.sim.choice import EQUAL as AS_FAST
 from rrfp_jax.sim.compare import Settings, choice
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import Step, varied
+from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
 from tests.support.steps import Drawn
 
 

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 
 from rrfp_jax.core.hints import BF
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.orders import ZBH1, OneFOneB
 from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import NAMED
@@ -16,7 +14,8 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
 from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.optimum import optimum
+from rrfp_jax.trace.costs import WorkloadCosts, constant
+from tests.support.optimum import optimum
 from tests.support.steps import Drawn, peak, steps
 
 ROUNDING = 1 + 1e-9

@@ -5,16 +5,15 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.orders import GPipe, OneFOneB
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import WEIGHT, Placement
 from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.optimum import optimum
 from rrfp_jax.sim.planned import plan
+from rrfp_jax.trace.costs import WorkloadCosts, log_normal
+from tests.support.optimum import optimum
 from tests.support.steps import Drawn, peak, steps
 
 FUSED = {name: NAMED[name] for name in ("bf", "b-priority", "1f1b", "gpipe")}

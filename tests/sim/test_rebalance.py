@@ -9,13 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.studies.virtual_training import Machine, train
-from rrfp_jax.core.measure.work import LayerWork
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget
-from rrfp_jax.sim import rebalance
-from rrfp_jax.sim.rebalance import FIRST, GAIN, PROMISED, TRIED, Balance, Move, Verdict
-from rrfp_jax.sim.recut import Layers
-from rrfp_jax.sim.split_search import Repeatable, simulated
+from rrfp_jax.sim import splits as rebalance
+from rrfp_jax.sim.splits import (
+    FIRST,
+    GAIN,
+    PROMISED,
+    TRIED,
+    Balance,
+    Layers,
+    Move,
+    Repeatable,
+    Verdict,
+    simulated,
+)
+from rrfp_jax.trace.work import LayerWork
 from tests.sim.test_recut import blocks, with_work
 from tests.support.spoilt import MICROBATCHES, ran
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.replayed import replay_of
-from rrfp_jax.core.measure.work import LayerWork, Work
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.sim.disturbances import Straggler
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.recut import Layers
+from rrfp_jax.sim.splits import Layers
 from rrfp_jax.sim.what_if import what_ifs
+from rrfp_jax.trace.costs import WorkloadCosts
+from rrfp_jax.trace.replayed import replay_of
+from rrfp_jax.trace.work import LayerWork, Work
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rules
 
 

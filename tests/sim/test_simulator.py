@@ -5,13 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.core.csv_order import read_csv
-from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
-from rrfp_jax.core.measure.workload import Workload, constant
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts, constant
 from tests.support.reference_simulator import Reference
 
 LETTERS = {FORWARD: "F", BACKWARD: "B", INPUT: "I", WEIGHT: "W"}

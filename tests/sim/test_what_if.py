@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import Part, StepTrace
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.what_if import what_ifs
+from rrfp_jax.trace.costs import WorkloadCosts
+from rrfp_jax.trace.records import Part, StepTrace
+from rrfp_jax.trace.work import RecordedStep
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rows, rules, spoilt
 from tests.support.steps import steps
 

@@ -9,7 +9,7 @@ import numpy as np
 from rrfp_jax.checkpoint.checkpoint import Checkpoints
 from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.run.join import join
 from tests.support import stored
 
 folder = Path(sys.argv[1])

@@ -1,6 +1,6 @@
 """Trainers whose layers move as a test says, not as steps say."""
 
-from rrfp_jax.sim.rebalance import Balance, Look, Move
+from rrfp_jax.sim.splits import Balance, Look, Move
 from rrfp_jax.train import rebalancing
 
 

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.tasks import FORWARD, Task
-from rrfp_jax.runtime.processes.handshake import connect, listen
-from rrfp_jax.runtime.processes.mailbox import Mailbox
-from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
+from rrfp_jax.runtime.run.handshake import connect, listen
+from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.transport.nixl.slots import Foreseen
 from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.runtime.transport.nixl.trial import Meeting, meet
 from rrfp_jax.runtime.transport.protocol import Key

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime._jax import key_value_store
-from rrfp_jax.runtime.driver.delays import Delays
-from rrfp_jax.runtime.lifecycle.preemption import StopsAfterStep
-from rrfp_jax.runtime.lifecycle.stop_signals import heard_signals
+from rrfp_jax.runtime.engine.pacing import Delays
+from rrfp_jax.runtime.run.signals import StopsAfterStep, heard_signals
 from tests.support import toy
 
 SCHEDULES = ("bf", "1f1b", "bfw", "gpipe", "gpipe", "bf", "zb-h1", "bfw")

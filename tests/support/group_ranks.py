@@ -20,12 +20,12 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.group.group import Alone
+from rrfp_jax.core.group import Alone
 from rrfp_jax.core.schedules import name_of
-from rrfp_jax.runtime.driver.delays import Delays
 from rrfp_jax.runtime.engine.links import agreement_of
-from rrfp_jax.runtime.group import agreement
-from rrfp_jax.runtime.group.agreement import Terms
+from rrfp_jax.runtime.engine.pacing import Delays
+from rrfp_jax.runtime.run import consensus as agreement
+from rrfp_jax.runtime.run.consensus import Terms
 from rrfp_jax.schedules import Auto
 from rrfp_jax.train.reference import leaf_errors, unpipelined_value_and_grad
 from tests.support import toy

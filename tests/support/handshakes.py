@@ -3,7 +3,7 @@
 import socket
 import threading
 
-from rrfp_jax.runtime.processes.handshake import GREETING, MAGIC, NUMBER, PROOF, connect, listen, proof
+from rrfp_jax.runtime.run.handshake import GREETING, MAGIC, NUMBER, PROOF, connect, listen, proof
 
 TOKEN = b"0123abcd"
 

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch
-from rrfp_jax.core.group.group import Alone, recipients
+from rrfp_jax.core.group import Alone, recipients
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Task
 from tests.verification.exploration.machines import Case, real

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import WorkloadCosts, log_normal
+from rrfp_jax.trace.work import RecordedStep
 
 
 def large_step(stages: int, microbatches: int) -> RecordedStep:

@@ -1,6 +1,6 @@
 """Tells when layers move to other stages."""
 
-from rrfp_jax.runtime.stages import moving
+from rrfp_jax.runtime.stages import leaves as moving
 
 
 def before_each_layer(call):

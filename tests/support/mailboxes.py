@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from rrfp_jax.runtime.processes.frames import Message, pack, unpack
-from rrfp_jax.runtime.processes.heartbeat import Heartbeat
-from rrfp_jax.runtime.processes.mailbox import Mailbox
+from rrfp_jax.runtime.run.frames import Message, pack, unpack
+from rrfp_jax.runtime.run.mailbox import Heartbeat, Mailbox
 
 PROMPT_SECONDS = 0.3
 """Less than any pause of the code, more than a loaded machine takes to wake a thread."""

@@ -4,7 +4,7 @@ from collections import deque
 
 import jax
 
-from rrfp_jax.runtime.processes.waits import SHORTEST_PAUSE
+from rrfp_jax.runtime.run.waits import SHORTEST_PAUSE
 from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival
 
 

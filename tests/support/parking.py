@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from rrfp_jax.core.transitions import ADDS
-from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.stages.step import ModelStep
 
 
 @contextmanager

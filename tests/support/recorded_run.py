@@ -6,15 +6,13 @@ from rrfp_jax.authors import OURS
 from rrfp_jax.core.hints import BFW
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Kind, Placement, Task
-from rrfp_jax.launcher.why.sight import Sight
-from rrfp_jax.launcher.why.verdict import judge
-from rrfp_jax.runtime.lifecycle import testimony
-from rrfp_jax.runtime.processes.flight_recorder import FlightRecorder, read
-from rrfp_jax.runtime.processes.round_board import ARRIVED, COMING, OFFERED, PRODUCED
-from rrfp_jax.runtime.processes.stacks import Frame, Thread
+from rrfp_jax.launcher.why.verdict import Sight, judge
+from rrfp_jax.runtime.run import status_report as testimony
+from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, OFFERED, PRODUCED, FlightRecorder, read
+from rrfp_jax.runtime.run.stacks import Frame, Thread
 
-AWAIT_READY = (Frame(f"{OURS}runtime/processes/collectives.py", 95, "await_ready"),)
-DRIVER = (Frame(f"{OURS}runtime/processes/mailbox.py", 155, "sleep"), Frame("train.py", 80, "<module>"))
+AWAIT_READY = (Frame(f"{OURS}runtime/run/collectives.py", 95, "await_ready"),)
+DRIVER = (Frame(f"{OURS}runtime/run/mailbox.py", 155, "sleep"), Frame("train.py", 80, "<module>"))
 LIBRARY = Frame("/usr/lib/python3/site-packages/jax/stages.py", 890, "__call__")
 USERS = Frame("train.py", 31, "block")
 

@@ -12,9 +12,6 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Task
@@ -24,6 +21,8 @@ from rrfp_jax.explain.run_folder import Run, StepLine
 from rrfp_jax.explain.two_runs import TwoRuns
 from rrfp_jax.sim.disturbances import Disturbed, Straggler
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import WorkloadCosts, constant
+from rrfp_jax.trace.work import RecordedStep
 from tests.support.browser import browser
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

@@ -9,8 +9,7 @@ from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
 from benchmarks.runtime.halved import Halved
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
-from rrfp_jax.runtime.autodiff.inline import BARRIER, inline
-from rrfp_jax.runtime.autodiff.traced import REPEATABLE
+from rrfp_jax.runtime.autodiff.traced import BARRIER, REPEATABLE, inline
 
 ROWS, WIDTH, DEPTH = 4, 8, 3
 

@@ -6,11 +6,11 @@ import random
 
 from hypothesis import strategies as st
 
-from rrfp_jax.core.measure.costs import Costs
 from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.trace.costs import Costs
 
 
 @functools.cache

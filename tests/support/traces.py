@@ -1,13 +1,13 @@
 """Traces written by hand, and simulated ones."""
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import FAMILIES
+from rrfp_jax.trace.costs import WorkloadCosts
+from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
 
 
 def record(task, ready, dispatched, start, end, stage=0):

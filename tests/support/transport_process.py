@@ -9,9 +9,9 @@ import jax
 
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.engine.links import transport_of
-from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
+from rrfp_jax.runtime.run.join import join
 from tests.support import transport_conformance as conformance
 from tests.support.transport_ends import Ends
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.lifecycle.join import join
+from rrfp_jax.runtime.run.join import join
 from tests.support import toy
 from tests.support.sharded import pipeline
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rrfp_jax.runtime.programs.gradients import SumPrograms
-from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
 
 
 @pytest.fixture

@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.buckets import bucket_name
-from rrfp_jax.core.measure.cost_table import CostTable, measured
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.workload import Workload, log_normal
 from rrfp_jax.core.orders import OneFOneB, planned_order
 from rrfp_jax.core.schedules import NAMED
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import InMemory, buckets_of
 from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.schedules import BF, BFW, Planned
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import CostTable, Workload, WorkloadCosts, log_normal, measured
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.train.pace import Pace, read_costs
 from tests.support import toy
 from tests.support.programs import compilations

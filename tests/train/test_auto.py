@@ -9,21 +9,18 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.buckets import bucket_name
-from rrfp_jax.core.measure.cost_table import CostTable
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.schedules import by_name, name_of
-from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budget, StepRules, bucket_name
 from rrfp_jax.core.tasks import WEIGHT
 from rrfp_jax.data.contract import InMemory, buckets_of
 from rrfp_jax.runs.paced import PacedRun
-from rrfp_jax.runtime.memory.budget import StepMemory
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.stages.memory import StepMemory
 from rrfp_jax.schedules import Auto
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import CostTable, WorkloadCosts, constant
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.train import hint_exchange
 from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.pace import Pace

@@ -15,8 +15,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.forecast.accelerators import CPU, LINKS
 from rrfp_jax.forecast.forecast import Devices
-from rrfp_jax.runtime.programs.executables import ENDING, Executables
-from rrfp_jax.runtime.programs.request import Request
+from rrfp_jax.runtime.programs.executables import ENDING, Executables, Request
 from rrfp_jax.train.ahead import AheadOfTime, compile_ahead
 from rrfp_jax.train.auto_split import estimate_of
 from rrfp_jax.train.named import schedule_of
@@ -115,7 +114,7 @@ def gpu(told, process=0):
 def test_keys_are_those_of_devices_that_are_there(monkeypatch):
     """A client of absent GPUs says other things of itself; CPU flags are of no concern to a GPU."""
     lowered = programs.lowered(jax.devices()[0])
-    monkeypatch.setattr("rrfp_jax.runtime.programs.request.version", lambda name: "1.2.3")
+    monkeypatch.setattr("rrfp_jax.runtime.programs.executables.version", lambda name: "1.2.3")
     absent = Request(lowered, [gpu("PJRT C API\nsome card", process=3)])
     there = Request(lowered, [gpu("PJRT C API\ncuda 12090")])
     flags = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false --xla_gpu_deterministic_ops=true"}

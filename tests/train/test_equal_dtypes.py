@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.driver.delays import Delays
+from rrfp_jax.runtime.engine.pacing import Delays
 from tests.support import toy
 
 pytestmark = pytest.mark.optimized

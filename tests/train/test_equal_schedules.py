@@ -7,7 +7,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT
-from rrfp_jax.runtime.programs.back_to_back import BackToBack
+from rrfp_jax.runtime.programs.gradients import BackToBack
 from tests.support import toy
 from tests.support.refusals import refused
 

@@ -11,7 +11,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.orders import FixedOrder, GPipe
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD
-from rrfp_jax.runtime.driver.delays import DelayedTransport
+from rrfp_jax.runtime.engine.pacing import DelayedTransport
 from rrfp_jax.train.named import read_schedule
 from tests.support import toy
 

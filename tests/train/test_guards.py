@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.engine.step_run import on_host
+from rrfp_jax.runtime.engine.engine import on_host
 from tests.scripts import narrow_ranks
 from tests.support import toy
 from tests.train.test_processes import SCRIPTS, command

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.stages import moving
-from rrfp_jax.runtime.stages.held import Leaf
-from rrfp_jax.runtime.stages.moving import ways
+from rrfp_jax.runtime.stages import leaves as moving
+from rrfp_jax.runtime.stages.leaves import Leaf, ways
 from tests.runtime.test_interrupts import interrupt_after
 from tests.scripts.moving_ranks import BY_THEMSELVES
 from tests.support import sharded, toy
@@ -109,7 +108,7 @@ def test_layers_lost_on_their_way_are_not_made_anew(monkeypatch):
     def lost(*_):
         raise rrfp.TrainingError("the link is gone")
 
-    monkeypatch.setattr("rrfp_jax.runtime.stages.moving.move", lost)
+    monkeypatch.setattr("rrfp_jax.runtime.stages.leaves.move", lost)
     with pytest.raises(rrfp.TrainingError, match="the link is gone"):
         trainer.split = [3, 5]
     for again in (lambda: list(trainer.steps(1)), lambda: setattr(trainer, "split", [5, 3])):

@@ -10,8 +10,8 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
-from rrfp_jax.runtime.model.paths import leaf_paths
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.model.roles import leaf_paths
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.transport.exchange import exchange
 from rrfp_jax.runtime.transport.local import LocalTransport

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.runtime.transport.local import LocalTransport
 from tests.support import toy
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from rrfp_jax.core.csv_order import write_csv
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.core.orders import GPipe
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.v_orders import ZBV
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import WorkloadCosts, constant
 from tests.support import toy
 
 REPOSITORY = Path(__file__).parents[2]

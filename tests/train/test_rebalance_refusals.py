@@ -6,8 +6,8 @@ import json
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.measure.workload import constant
 from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.trace.costs import constant
 from rrfp_jax.train.pace import Pace
 from tests.support import toy
 from tests.train.test_ahead import ROOT

@@ -12,9 +12,9 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.programs.compiling import IS_DROPPED
+from rrfp_jax.runtime.programs.compiler import IS_DROPPED
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.sim.rebalance import Look, Move, Verdict
+from rrfp_jax.sim.splits import Look, Move, Verdict
 from tests.support import toy
 
 BATCH = toy.microbatches(4)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.programs import programs
-from rrfp_jax.runtime.programs.compiling import Compiler
+from rrfp_jax.runtime.programs import stage_programs as programs
+from rrfp_jax.runtime.programs.compiler import Compiler
 from tests.support import toy
 
 

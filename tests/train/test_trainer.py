@@ -18,9 +18,9 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.runtime.driver.driver import Driver
-from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.stages.stage import Stage
+from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.train.report import REPORTED
 from tests.support import toy
 

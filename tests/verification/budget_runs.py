@@ -19,14 +19,13 @@ from typing import Any
 import jax
 
 from benchmarks.harness import Aim, finish, parse
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.workload import Workload, log_normal
-from rrfp_jax.core.memory.footprint import Chunks, Footprint, order_peaks, step_budgets
+from rrfp_jax.core.footprint import Chunks, Footprint, order_peaks, step_budgets
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import Workload, WorkloadCosts, log_normal
 from tests.verification.budgeted import drawn, run
 from tests.verification.exploration import memory
 from tests.verification.exploration.space import Violation, explore

@@ -10,19 +10,17 @@ from functools import cache
 import jax
 import numpy as np
 
+from rrfp_jax.core.footprint import Chunks, Meter, least_room, step_budgets
 from rrfp_jax.core.hints import BF, BFW, BPriority, FPriority
-from rrfp_jax.core.measure.trace import TaskRecord
-from rrfp_jax.core.memory.footprint import Chunks, least_room, step_budgets
-from rrfp_jax.core.memory.meter import Meter
 from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, WEIGHT, Placement, Task
-from rrfp_jax.runtime.driver.delays import DelayedTransport
-from rrfp_jax.runtime.driver.device import Running
-from rrfp_jax.runtime.driver.driver import Driver
-from rrfp_jax.runtime.driver.paced import PacedQueue
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.engine.device import Running
+from rrfp_jax.runtime.engine.loop import Driver
+from rrfp_jax.runtime.engine.pacing import DelayedTransport, PacedQueue
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.trace.records import TaskRecord
 from tests.verification.exploration.cases import schedules
 from tests.verification.exploration.memory import footprints_of
 

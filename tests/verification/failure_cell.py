@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rrfp_jax.runtime.processes.coordinator import reserved_port
+from rrfp_jax.runtime.run.coordinator import reserved_port
 from tests.support.kept import FAST_COMPILING
 
 LAUNCHED = "rrfp-launch"

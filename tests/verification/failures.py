@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Aim, finish, parse
-from rrfp_jax.runtime.lifecycle.place import SILENCE_SECONDS
+from rrfp_jax.runtime.run.place import SILENCE_SECONDS
 from tests.verification.failure_cell import LAUNCHED, Cell, Outcome, run_by_hand, run_launched
 
 RANKS, WAYS = range(4), ("kill", "freeze", "cut", "raise")

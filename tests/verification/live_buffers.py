@@ -15,17 +15,17 @@ import numpy as np
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.events import Dispatch, Event, Room
-from rrfp_jax.core.measure.trace import TaskRecord
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
-from rrfp_jax.runtime.driver.driver import Driver
-from rrfp_jax.runtime.memory.ledger import StageLedger
+from rrfp_jax.runtime.engine.loop import Driver
+from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.transport.local import LocalTransport
 from rrfp_jax.runtime.transport.protocol import Arrival, Key
+from rrfp_jax.trace.records import TaskRecord
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from benchmarks.harness import Aim, finish, parse
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import DONE, FAILED
 from rrfp_jax.launcher.supervisor import recording_of
-from rrfp_jax.runtime.lifecycle.host_memory import PLACE
+from rrfp_jax.runtime.run.host_memory import PLACE
 from tests.verification.failure_cell import ROOT, processes_with
 from tests.verification.killing import LIMIT_SECONDS, NAME, Run, ended, wait_for
 from tests.verification.restarts import differ

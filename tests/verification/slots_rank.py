@@ -16,11 +16,10 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.tasks import FORWARD, Task
-from rrfp_jax.runtime.lifecycle.join import join
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.join import join
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import between_processes
-from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
-from rrfp_jax.runtime.transport.nixl.places import SLOTS
+from rrfp_jax.runtime.transport.nixl.slots import SLOTS, Foreseen
 from rrfp_jax.runtime.transport.protocol import Key
 from tests.support import toy
 from tests.verification.live_buffers import resident_bytes

@@ -9,11 +9,11 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.hints import BF
-from rrfp_jax.core.measure.idleness import Cause, Idle
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.trace import Part, StepTrace, TaskRecord
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+from rrfp_jax.trace.idleness import Cause, Idle
+from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.causes import IDLE, WAITS
 from rrfp_jax.views.picture import NAMES, Panel, told
 from rrfp_jax.views.timeline import SVG, Timeline, compare

@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from rrfp_jax.core.measure.costs import WorkloadCosts
-from rrfp_jax.core.measure.recorded_step import RecordedStep
-from rrfp_jax.core.measure.replayed import replay_of
-from rrfp_jax.core.measure.trace import Part
-from rrfp_jax.core.measure.workload import log_normal
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import plan
 from rrfp_jax.sim.what_if import what_ifs
+from rrfp_jax.trace.costs import WorkloadCosts, log_normal
+from rrfp_jax.trace.records import Part
+from rrfp_jax.trace.replayed import replay_of
+from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.trace_file import DELAY, write_trace
 from rrfp_jax.views.trace_reading import read_trace
 

@@ -8,16 +8,13 @@ from typing import NamedTuple
 
 from benchmarks.studies.paper.published import Row, model
 from benchmarks.studies.paper.workloads import Machine, reduce_seconds, workload
-from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
-from rrfp_jax.core.measure.metrics import peak_bytes
-from rrfp_jax.core.measure.trace import StepTrace
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.compare import byte_budgets
 from rrfp_jax.sim.disturbances import LateReadiness
-from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.links import Links
+from rrfp_jax.sim.engine import Links, simulate
+from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts
+from rrfp_jax.trace.records import StepTrace, peak_bytes
 
 LIMIT = 32
 """Microbatches in flight under a hint, the paper's default; or as many as there are stages, if that is more.

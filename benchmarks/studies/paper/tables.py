@@ -15,8 +15,8 @@ from benchmarks.markdown import table
 from benchmarks.studies.paper.published import Row
 from benchmarks.studies.paper.steps import How, paper, run
 from benchmarks.studies.paper.workloads import Machine, workload
-from rrfp_jax.core.measure.jitter import LEVELS
 from rrfp_jax.sim.disturbances import Jittered, LateReadiness
+from rrfp_jax.trace.jitter import LEVELS
 
 QWEN_4B = "Qwen3-4B + ViT-Big"
 UNKNOWN = (0.0, 0.0, 0.0, 0.0)

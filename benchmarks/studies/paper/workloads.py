@@ -37,8 +37,8 @@ from benchmarks.studies.paper.split import (
     in_whole_layers,
     layers_of,
 )
-from rrfp_jax.core.measure.workload import Workload
 from rrfp_jax.sim.families import noisy
+from rrfp_jax.trace.costs import Workload
 
 CONTEXT, PATCHES, TEXT = 2048, 256, 256
 NOISE = 0.22

@@ -2,7 +2,7 @@
 
 By socket, posting and taking a message keep the driver, and the way between is drawn from the measured ones.
 
-By the store it is as in runtime/group/store_carrier.py. A process writes a batch at a time, of all that has
+By the store it is as in runtime/run/consensus.py. A process writes a batch at a time, of all that has
 collected; for each partner it asks for one batch at a time, and the answer comes when that is there. All
 calls of all groups queue up at one server, in the order in which they reach it: writing keeps it for `set`,
 reading for half of `get` when it is asked, and for half when it answers, which it does at once. The rest of
@@ -21,9 +21,8 @@ from random import Random
 from typing import Any, Protocol, TypeAlias
 
 from benchmarks.studies.scale.costs import MessageCosts
-from rrfp_jax.core.group.group import recipients
-from rrfp_jax.core.group.messages import GroupMessage
-from rrfp_jax.sim.agenda import Agenda
+from rrfp_jax.core.group import GroupMessage, recipients
+from rrfp_jax.sim.engine import Agenda
 
 Deliver: TypeAlias = Callable[[float, int, tuple[float, GroupMessage]], None]
 """Called with the time, the number of the process, and a message with the time at which it was posted."""

@@ -1,6 +1,6 @@
 """Pipelines whose stages are groups of processes, in virtual time: the core decides, messages take time.
 
-Each process has the core's machine of its rank, and does what runtime/group/agreement.py and the driver do:
+Each process has the core's machine of its rank, and does what runtime/run/consensus.py and the driver do:
 what it hears it tells the machine when its device has room, which it has earlier,
 where it decides, by what nine of
 ten messages took in the step before. Devices are in order. Where they are held together, as by collectives, a
@@ -20,19 +20,17 @@ from benchmarks.runtime.exposure import MemberStep, exposures
 from benchmarks.studies.scale.carriers import Deliver, Processors, VirtualCarrier
 from benchmarks.studies.scale.costs import MessageCosts
 from rrfp_jax.core.events import ROOM, Arrived
-from rrfp_jax.core.group.group import Alone, GroupProtocol, member
-from rrfp_jax.core.group.messages import Answer, Decision, GroupMessage
-from rrfp_jax.core.measure.costs import Costs, WorkloadCosts
-from rrfp_jax.core.measure.jitter import uniforms
-from rrfp_jax.core.measure.trace import TaskRecord
-from rrfp_jax.core.measure.workload import log_normal
+from rrfp_jax.core.group import Alone, Answer, Decision, GroupMessage, GroupProtocol, member
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import MOST_QUEUED, StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Input, Placement, Task
-from rrfp_jax.runtime.driver.device import DEEPEST, LEAD_SECONDS
-from rrfp_jax.runtime.group.agreement import FIRST_LEAD_SECONDS, LONGEST_LEAD_SECONDS, MEASURED
-from rrfp_jax.sim.agenda import Agenda
+from rrfp_jax.runtime.engine.device import DEEPEST, LEAD_SECONDS
+from rrfp_jax.runtime.run.consensus import FIRST_LEAD_SECONDS, LONGEST_LEAD_SECONDS, MEASURED
+from rrfp_jax.sim.engine import Agenda
+from rrfp_jax.trace.costs import Costs, WorkloadCosts, log_normal
+from rrfp_jax.trace.jitter import uniforms
+from rrfp_jax.trace.records import TaskRecord
 
 MakeCarrier: TypeAlias = Callable[[Agenda[int], int, MessageCosts, Processors, int, Deliver], VirtualCarrier]
 """A class of benchmarks/studies/scale/carriers.py."""

@@ -22,11 +22,9 @@ from typing import Any
 
 from benchmarks.harness import median_and_p99
 from rrfp_jax.runtime._jax import key_value_store
-from rrfp_jax.runtime.group.agreement import Agreement, CarrierName, Terms
-from rrfp_jax.runtime.group.carrier import Carrier
-from rrfp_jax.runtime.group.store_carrier import BLOCK
-from rrfp_jax.runtime.lifecycle.join import join
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.consensus import BLOCK, Agreement, Carrier, CarrierName, Terms
+from rrfp_jax.runtime.run.join import join
+from rrfp_jax.runtime.run.world import World
 
 CLIENTS = ((1, 1), (4, 1), (8, 2))
 """Processes, and threads in each."""

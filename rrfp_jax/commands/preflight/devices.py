@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rrfp_jax.commands.preflight.findings import Finding, Level
 from rrfp_jax.commands.preflight.surroundings import Surroundings
-from rrfp_jax.runtime.processes.gpus import MEMORY, OLD_MEMORY, visible_gpus
+from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, visible_gpus
 
 OLDEST = (0, 10, 2)
 

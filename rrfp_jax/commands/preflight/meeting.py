@@ -19,9 +19,8 @@ from typing import Any
 
 from rrfp_jax.commands.preflight.surroundings import Meeting
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.lifecycle.place import Place
-from rrfp_jax.runtime.processes.address import Address
-from rrfp_jax.runtime.processes.handshake import connect, listen
+from rrfp_jax.runtime.run.handshake import connect, listen
+from rrfp_jax.runtime.run.place import Address, Place
 
 ANSWER_SECONDS = 5.0
 """Within which a task that has come speaks and is answered; also for a file to be seen by another node."""

@@ -6,8 +6,7 @@ from ipaddress import ip_address
 
 from rrfp_jax.commands.preflight.findings import Finding
 from rrfp_jax.commands.preflight.surroundings import Surroundings
-from rrfp_jax.runtime.processes.address import Address
-from rrfp_jax.runtime.processes.proxies import proxy_for
+from rrfp_jax.runtime.run.place import Address, proxy_for
 
 SKEW_SECONDS = 1.0
 """By which clocks of nodes may differ: logs and the times of files are still in order."""

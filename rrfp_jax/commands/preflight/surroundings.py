@@ -16,12 +16,9 @@ from pathlib import Path
 
 from rrfp_jax.commands.preflight import nixl_probe
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.lifecycle.join import address_towards
-from rrfp_jax.runtime.lifecycle.place import Place
-from rrfp_jax.runtime.processes.address import Address
-from rrfp_jax.runtime.processes.gpus import PROC, step_gpus
-from rrfp_jax.runtime.processes.handshake import listen
-from rrfp_jax.runtime.processes.slurm import SlurmStep
+from rrfp_jax.runtime.run.handshake import listen
+from rrfp_jax.runtime.run.join import address_towards
+from rrfp_jax.runtime.run.place import PROC, Address, Place, SlurmStep, step_gpus
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin")
 

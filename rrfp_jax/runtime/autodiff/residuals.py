@@ -12,20 +12,42 @@ are, every microbatch in flight would hold a copy of the weights and of everythi
     anything else              saved by the forward, once, even if it is used twice or sent on; or what it
                                follows from cheaply, if that is fewer bytes: a norm keeps the bfloat16 that it
                                reads, and means, instead of two float32 arrays
+
+What a backward computes from weights alone: taken out of it, and computed once a step.
+
+Without rematerialisation such values are residuals of the forward, which `differentiate` finds. A
+rematerialised layer computes them again for every microbatch. If both halves of a split backward read such a
+value, each microbatch between them would hold it, which is a copy of the weights. Cheap arithmetic stays
+where it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
+from rrfp_jax.errors import UsageError
 from rrfp_jax.random_keys import is_key
-from rrfp_jax.runtime.autodiff.dataflow import dependence
-from rrfp_jax.runtime.autodiff.mincut import SINK, SOURCE, UNCUTTABLE, Network
-from rrfp_jax.runtime.autodiff.traced import CHEAP, quiet, reduce, with_given
+from rrfp_jax.runtime.autodiff.split_backward import SINK, SOURCE, UNCUTTABLE, Network
+from rrfp_jax.runtime.autodiff.traced import (
+    BARRIER,
+    CALLBACKS,
+    CHEAP,
+    Program,
+    Specs,
+    dependence,
+    inline,
+    is_repeatable,
+    quiet,
+    reduce,
+    runs_once,
+    with_given,
+    without_barriers,
+)
 from rrfp_jax.runtime.sizes import nbytes
 
 
@@ -103,3 +125,112 @@ def _fewest_bytes(wanted: Sequence[Var], equations: Sequence[JaxprEqn], availabl
                 pending.append(u)
     backward = network.sink_side()
     return [v for v in placed if ("has", v) in backward and ("makes", v) not in backward]
+
+
+def hoist(backward: Program, fixed: int) -> tuple[Program, Program | None]:
+    """Take out of a program what follows from the head of its argument list by more than cheap arithmetic.
+
+    Args:
+        backward: the program.
+        fixed: the length of that head.
+
+    Returns:
+        The rest of the program, whose argument list has the values taken out right after the head; and the
+        program that computes them from the head. The program itself and None if there are none.
+    """
+    flat = inline(backward.closed)
+    taken = _costly(flat, [v for i, v in zip(backward.reads, flat.jaxpr.invars, strict=True) if i < fixed])
+    if not taken:
+        return backward, None
+    bare = without_barriers(flat)
+    early = reduce(quiet(ClosedJaxpr(bare.jaxpr.replace(outvars=taken), bare.consts)))
+    head = sum(i < fixed for i in backward.reads)
+    places = [i if i < fixed else i + len(taken) for i in backward.reads]
+    places[head:head] = range(fixed, fixed + len(taken))
+    rest = reduce(with_given(flat, taken, head, flat.jaxpr.outvars))
+    return (
+        Program(rest.closed, tuple(places[i] for i in rest.reads)),
+        Program(early.closed, tuple(backward.reads[i] for i in early.reads)),
+    )
+
+
+def _costly(flat: ClosedJaxpr, weights: list[Var]) -> list[Var]:
+    """The values made from weights, not cheaply, that something else is made from."""
+    constant: set[Any] = set(flat.jaxpr.constvars)
+    known: set[Any] = set(weights)
+    costly: dict[Any, None] = {}
+    read_by_others = {v for v in flat.jaxpr.outvars if not isinstance(v, Literal)}
+    for equation in flat.jaxpr.eqns:
+        read = [v for v in equation.invars if not isinstance(v, Literal)]
+        if equation.primitive.name == BARRIER:
+            pairs = zip(equation.invars, equation.outvars, strict=True)
+            known.update(made for v, made in pairs if v in read and v in known)
+            continue
+        if runs_once(equation) or not all(v in known or v in constant for v in read):
+            read_by_others.update(read)
+        elif not any(v in known for v in read):
+            constant.update(equation.outvars)
+        elif is_repeatable(equation):
+            known.update(equation.outvars)
+            read_by_others.update(read)
+        else:
+            known.update(equation.outvars)
+            costly.update(dict.fromkeys(equation.outvars))
+    return [v for v in costly if v in read_by_others]
+
+
+def prepared_too(prepare: Program | None, early: Program, params: Specs) -> Program:
+    """`prepare` with the values that `early` makes of parameters and its own values after these."""
+
+    def both(*args: Any) -> list[Any]:
+        made = prepare(*(args[i] for i in prepare.reads)) if prepare is not None else []
+        head = [*args, *made]
+        return [*made, *early(*(head[i] for i in early.reads))]
+
+    return reduce(jax.make_jaxpr(both)(*params))
+
+
+NONE, FULL = "none", "full"
+
+POLICIES = (
+    *("everything_saveable", "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"),
+    *("checkpoint_dots", "checkpoint_dots_with_no_batch_dims"),
+)
+"""The policies of `jax.checkpoint_policies` that need no arguments."""
+
+
+def check_remat(remat: str) -> None:
+    """Refuse an unknown name.
+
+    Raises:
+        UsageError: with the names that there are.
+    """
+    known = (NONE, FULL, *POLICIES)
+    if remat not in known:
+        raise UsageError(f"remat={remat!r}: unknown; give one of: {', '.join(known)}")
+
+
+def rematerialised(layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
+    """The function as it is ("none"), saving its arguments only ("full"), or by a policy's name.
+
+    Raises:
+        UsageError: another name.
+    """
+    if remat == NONE:
+        return layer
+    check_remat(remat)
+    return jax.checkpoint(layer, policy=_saving_callbacks(remat))  # type: ignore[no-any-return]
+
+
+def _saving_callbacks(remat: str) -> Callable[..., Any]:
+    """The policy of a name, except that what a function on the host gives is always saved.
+
+    Such a function may be slow, and if it is not as pure as it should be, a second call gives something else.
+    """
+    name = "nothing_saveable" if remat == FULL else remat
+    policy = getattr(jax.checkpoint_policies, name)
+
+    def saved(primitive: Any, *args: Any, **params: Any) -> Any:
+        return primitive.name in CALLBACKS or policy(primitive, *args, **params)
+
+    return saved

@@ -6,9 +6,9 @@
 Both come from the equations of the one traced backward. So the model knows nothing of it, and no product,
 reduction or transcendental function is computed twice. How the equations are dealt out:
 
-1. Calls are inlined (`inline.py`): a rematerialised layer is one equation otherwise, all of it in I.
+1. Calls are inlined (`traced.py`): a rematerialised layer is one equation otherwise, all of it in I.
 2. What the carry gradients need is in I. A loop that gives both kinds is split into two loops first
-   (`split_scan.py`). Other control flow stays whole, and is in I if I needs any of it.
+   (`split_scan`). Other control flow stays whole, and is in I if I needs any of it.
 3. Products, convolutions and the like that follow from a cotangent and that I does not need are in W.
 4. What lies between is placed where a microbatch holds the fewest bytes from I to W, by a minimum cut:
    - A value that I has and W needs is held, which costs its bytes. An argument of the stage that W reads is
@@ -18,19 +18,466 @@ reduction or transcendental function is computed twice. How the equations are de
      norm's scale, which replaces two activations by one row, and the forward's products that remat repeats.
 
    Each such move is charged 1/64 of the bytes it makes, so that ties are computed once, and in W.
+
+Deals out the equations of a program to two halves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Any, TypeAlias
 
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
-from rrfp_jax.runtime.autodiff.halves import Source, Where
-from rrfp_jax.runtime.autodiff.partition import halve
-from rrfp_jax.runtime.autodiff.traced import Program, reduce
+from rrfp_jax.random_keys import is_key
+from rrfp_jax.runtime._jax import live_part, scan_counts, scan_like
+from rrfp_jax.runtime.autodiff.traced import BARRIER, REPEATABLE, Program, inline, is_repeatable, reduce
 from rrfp_jax.runtime.sizes import nbytes
+
+
+class Where(Enum):
+    """Where an input of a program to be split is at hand."""
+
+    BOTH = "both"
+    FIRST = "first"  # a loop's carry: the second half gets it only if the first gives it out
+    SECOND = "second"
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input of a program to be split.
+
+    Attributes:
+        where: who has it.
+        held: bytes that it costs if the second half reads it.
+        cotangent: whether it comes from a cotangent.
+    """
+
+    where: Where
+    held: int
+    cotangent: bool
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A program as two.
+
+    first   the inputs            -> the wanted outputs, crossing
+    second  the inputs, crossing  -> the other outputs
+
+    `crossing` are the first program's variables of those values; each is in `first`'s outputs.
+    """
+
+    first: ClosedJaxpr
+    second: ClosedJaxpr
+    crossing: Sequence[Var]
+
+
+Node: TypeAlias = Hashable
+
+UNCUTTABLE = 1 << 60
+"""Capacity of an edge that no cut may go through; far more than all others together."""
+
+SOURCE, SINK = "source", "sink"
+
+
+class Network:
+    """Edges with whole-number capacities between nodes of any hashable kind."""
+
+    def __init__(self) -> None:
+        self._left: dict[Node, dict[Node, int]] = {SOURCE: {}, SINK: {}}
+
+    def edge(self, tail: Node, head: Node, capacity: int = UNCUTTABLE) -> None:
+        """Add an edge; if it is there already, the capacities add up."""
+        ahead = self._left.setdefault(tail, {})
+        ahead[head] = ahead.get(head, 0) + capacity
+        self._left.setdefault(head, {}).setdefault(tail, 0)
+
+    def sink_side(self) -> set[Node]:
+        """The nodes on the sink's side of a minimum cut: of all such cuts, the one nearest to the sink.
+
+        Raises:
+            ValueError: every cut goes through an uncuttable edge.
+        """
+        while levels := self._levels():
+            flow = self._push(levels)
+            if flow > UNCUTTABLE // 2:  # finite flows before it have used up a little
+                raise ValueError("no finite cut: something must be on both sides")
+        side: set[Node] = {SINK}
+        pending: list[Node] = [SINK]
+        while pending:
+            head = pending.pop()
+            tails = [node for node in self._left[head] if node not in side and self._left[node][head]]
+            side.update(tails)
+            pending += tails
+        return side
+
+    def _levels(self) -> dict[Node, int]:
+        """Distance from the source over edges with capacity left; empty if the sink is out of reach."""
+        levels: dict[Node, int] = {SOURCE: 0}
+        frontier: list[Node] = [SOURCE]
+        while frontier and SINK not in levels:
+            found: list[Node] = []
+            for tail in frontier:
+                for head, left in self._left[tail].items():
+                    if left and head not in levels:
+                        levels[head] = levels[tail] + 1
+                        found.append(head)
+            frontier = found
+        return levels if SINK in levels else {}
+
+    def _push(self, levels: dict[Node, int]) -> int:
+        """Send what fits along shortest paths; the largest flow of one path."""
+        ahead = {node: list(self._left[node]) for node in levels}
+        path: list[Node] = [SOURCE]
+        largest = 0
+        while path:
+            tail = path[-1]
+            if tail == SINK:
+                steps = list(pairwise(path))
+                flow = min(self._left[a][b] for a, b in steps)
+                largest = max(largest, flow)
+                for a, b in steps:
+                    self._left[a][b] -= flow
+                    self._left[b][a] += flow
+                path = path[: 1 + next(i for i, (a, b) in enumerate(steps) if not self._left[a][b])]
+                continue
+            heads = ahead[tail]
+            while heads and not (self._left[tail][heads[-1]] and levels.get(heads[-1]) == levels[tail] + 1):
+                heads.pop()
+            if heads:
+                path.append(heads[-1])
+            else:
+                path.pop()
+                if path:
+                    ahead[path[-1]].pop()
+        return largest
+
+
+_LIGHT = REPEATABLE | {
+    *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum"),
+    *("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos", "pow", "cbrt"),
+    *("sqrt", "rsqrt", "gather", "dynamic_slice", "dynamic_update_slice", "reduce_precision"),
+}
+"""What the first half may do for the second one's sake: it takes the time of reading its operands."""
+
+_BYTE = 64
+"""Price of a byte held, in bytes computed again or early."""
+_WRITTEN = 4
+"""What it costs more if the first half must write it besides: a saved argument is there already."""
+
+
+def halve(closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[Source]) -> Halves:
+    """Split a program into what its wanted outputs need, and the rest.
+
+    Args:
+        closed: the program.
+        wanted: for each output, whether the first half gives it.
+        sources: one for each input.
+    """
+    closed = inline(closed)
+    plan = _Plan(closed, wanted, sources)
+    crossing = plan.crossing()
+    jaxpr = closed.jaxpr
+    early = [atom for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if chosen]
+    late = [plan.resolve(atom) for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if not chosen]
+    given = {*crossing, *jaxpr.invars, *jaxpr.constvars}
+    first = jaxpr.replace(outvars=[*early, *crossing], eqns=plan.slice([*early, *crossing]))
+    second = jaxpr.replace(invars=[*jaxpr.invars, *crossing], outvars=late, eqns=plan.slice(late, given))
+    return Halves(ClosedJaxpr(first, closed.consts), ClosedJaxpr(second, closed.consts), crossing)
+
+
+class _Plan:
+    """Which equations the first half needs, and which values cross over.
+
+    Attributes:
+        sources: of inputs and constants.
+        needed: the values that the first half computes for its own outputs.
+        equations: of the whole program, loops that give both kinds of outputs split in two.
+        alias: variables that are only another name of one (what a split loop passes through).
+        roots: these, and the outputs of barriers, which only order work.
+    """
+
+    def __init__(self, closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[Source]) -> None:
+        jaxpr = closed.jaxpr
+        self.sources: dict[Any, Source] = dict(zip(jaxpr.invars, sources, strict=True))
+        self.sources.update((var, Source(Where.BOTH, 0, False)) for var in jaxpr.constvars)
+        self.outputs = [atom for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if not chosen]
+        self.alias: dict[Var, Any] = {}
+        self.following = _following(jaxpr.eqns, [v for v, s in self.sources.items() if s.cotangent])
+        self.free = _free(jaxpr.eqns, [v for v, s in self.sources.items() if not s.held])
+        self.needed = {v for v, chosen in zip(jaxpr.outvars, wanted, strict=True) if chosen and _is_var(v)}
+        self.equations = self._deal(jaxpr.eqns)
+        self.roots = dict(self.alias)
+        for equation in self.equations:
+            if equation.primitive.name == BARRIER:
+                self.roots.update(zip(equation.outvars, equation.invars, strict=True))
+        self.producers = {v: e for e in self.equations for v in e.outvars}
+
+    def resolve(self, atom: Any) -> Any:
+        """What the variable is another name of."""
+        return _follow(self.alias, atom)
+
+    def _deal(self, equations: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+        """Find from the end what the first half needs; split the loops that have a part in both."""
+        dealt: list[JaxprEqn] = []
+        for equation in reversed(equations):
+            use = [var in self.needed for var in equation.outvars]
+            if equation.primitive.name == BARRIER:
+                pairs = zip(equation.invars, use, strict=True)
+                self.needed.update(v for v, used in pairs if used and _is_var(v))
+                dealt.append(equation)
+            elif equation.primitive.name == "scan" and any(use) and not all(use):
+                dealt += reversed(self._deal_loop(equation, use))
+            else:
+                if any(use) or equation.effects:
+                    self._need(equation)
+                dealt.append(equation)
+        return dealt[::-1]
+
+    def _need(self, equation: JaxprEqn) -> None:
+        self.needed.update(filter(_is_var, equation.invars))
+        self.needed.update(equation.outvars)
+
+    def _deal_loop(self, equation: JaxprEqn, use: Sequence[bool]) -> list[JaxprEqn]:
+        sources = [self._source(atom) for atom in equation.invars]
+        loops, alias = split_scan(equation, use, sources, halve)
+        self.alias.update(alias)
+        self._need(loops[0])
+        if any(source.cotangent for source in sources):
+            self.following.update(loops[0].outvars)
+        return loops
+
+    def _source(self, atom: Any) -> Source:
+        """A loop's operand as an input of its body."""
+        if not _is_var(atom):
+            return Source(Where.BOTH, 0, False)
+        if atom in self.sources:
+            return self.sources[atom]
+        where = Where.BOTH if atom in self.needed else Where.SECOND
+        return Source(where, 0 if atom in self.free else nbytes(atom.aval), atom in self.following)
+
+    def slice(self, outputs: Sequence[Any], given: Collection[Var] = ()) -> list[JaxprEqn]:
+        """The equations that the outputs need beyond what is given."""
+        needed = {v for v in outputs if _is_var(v)}.difference(given)
+        kept = []
+        for equation in reversed(self.equations):
+            use = [var in needed for var in equation.outvars]
+            if not any(use) and (given or not equation.effects):
+                continue
+            read = [self.resolve(atom) for atom in equation.invars]
+            made = [v if used else DropVar(v.aval) for v, used in zip(equation.outvars, use, strict=True)]
+            if equation.primitive.name == BARRIER:
+                read = [atom for atom, used in zip(read, use, strict=True) if used]
+                made = [v for v, used in zip(made, use, strict=True) if used]
+            kept.append(equation.replace(invars=read, outvars=made))
+            needed.update(v for v in read if _is_var(v) and v not in given)
+        return kept[::-1]
+
+    def crossing(self) -> list[Var]:
+        """The values that the first half computes and the second reads, by a minimum cut.
+
+        Node ("has", v) is on the sink's side if the second half has v, ("makes", v) if it computes v itself,
+        and ("does", e) if it does equation e.
+        """
+        network = Network()
+        pending: list[Any] = [_follow(self.roots, atom) for atom in self.outputs]
+        for var in filter(_is_var, pending):
+            network.edge(("has", var), SINK)
+        placed: set[Any] = set()
+        while pending:
+            var = pending.pop()
+            if not _is_var(var) or var in placed:
+                continue
+            placed.add(var)
+            network.edge(("makes", var), ("has", var), self._price(var))
+            if var in self.sources:
+                if self.sources[var].where is not Where.SECOND:
+                    network.edge(SOURCE, ("makes", var))
+                continue
+            equation = self.producers[var]
+            network.edge(("does", id(equation)), ("makes", var))
+            if id(equation) not in placed:
+                placed.add(id(equation))
+                pending += self._place(network, equation, var in self.needed)
+        second = network.sink_side()
+        cut = [v for v in (*self.sources, *self.producers) if v in placed and ("makes", v) not in second]
+        given = {v for v, source in self.sources.items() if source.where is not Where.FIRST}
+        return [v for v in cut if ("has", v) in second and v not in given]
+
+    def _price(self, var: Var) -> int:
+        """Of having the value in the second half without computing it there; keys do not cross."""
+        source = self.sources.get(var)
+        if source is not None and source.where is not Where.FIRST:
+            return _BYTE * source.held
+        if is_key(var.aval):
+            return UNCUTTABLE
+        return (_BYTE + _WRITTEN) * nbytes(var.aval)
+
+    def _place(self, network: Network, equation: JaxprEqn, needed: bool) -> Sequence[Any]:
+        """Add an equation; what it reads if the second half may do it."""
+        task = ("does", id(equation))
+        charge = nbytes([v.aval for v in equation.outvars])
+        if needed and not is_repeatable(equation):
+            network.edge(SOURCE, task)
+            return []
+        read = [v for v in (_follow(self.roots, atom) for atom in equation.invars) if _is_var(v)]
+        for v in read:
+            network.edge(("has", v), task)
+        if needed:
+            network.edge(SOURCE, task, charge)
+        elif self._stays(equation, read):
+            network.edge(task, SINK)
+        else:
+            network.edge(task, SINK, charge)
+            for v in read:
+                if v in self.producers and v not in self.needed:  # if this is done early, so is that, once
+                    network.edge(task, ("does", id(self.producers[v])))
+        return read
+
+    def _stays(self, equation: JaxprEqn, read: Sequence[Var]) -> bool:
+        """Whether an equation that the first half does not need is for the second one in any case."""
+        if any(v in self.sources and self.sources[v].where is Where.SECOND for v in read):
+            return True
+        return equation.primitive.name not in _LIGHT and any(v in self.following for v in read)
+
+
+def _is_var(atom: Any) -> bool:
+    return not isinstance(atom, Literal)
+
+
+def _follow(names: Mapping[Var, Any], atom: Any) -> Any:
+    while _is_var(atom) and atom in names:
+        atom = names[atom]
+    return atom
+
+
+def _following(equations: Sequence[JaxprEqn], cotangents: Sequence[Var]) -> set[Var]:
+    """The values that depend on a cotangent."""
+    following = set(cotangents)
+    for equation in equations:
+        if equation.primitive.name == BARRIER:
+            pairs = zip(equation.outvars, equation.invars, strict=True)
+            following.update(made for made, read in pairs if _is_var(read) and read in following)
+        elif any(_is_var(v) and v in following for v in equation.invars):
+            following.update(equation.outvars)
+    return following
+
+
+def _free(equations: Sequence[JaxprEqn], free: Sequence[Var]) -> set[Var]:
+    """The values that can be computed cheaply from what costs nothing to hold."""
+    known, cheap = set(free), REPEATABLE | {BARRIER}
+    for equation in equations:
+        if equation.primitive.name in cheap and all(v in known for v in equation.invars if _is_var(v)):
+            known.update(equation.outvars)
+    return known
+
+
+Halve: TypeAlias = Callable[[ClosedJaxpr, Sequence[bool], Sequence[Source]], Halves]
+Pairs: TypeAlias = Sequence[tuple[Var, Any]]
+"""Inputs of a loop's body with the operands that they stand for."""
+
+
+def split_scan(
+    equation: JaxprEqn, wanted: Sequence[bool], sources: Sequence[Source], halve: Halve
+) -> tuple[list[JaxprEqn], dict[Var, Var]]:
+    """The loop as one or two equations, and its outputs that are other names of what the first one stacks.
+
+    Args:
+        equation: a scan.
+        wanted: for each output, whether the first half needs it.
+        sources: for each operand, where it is at hand.
+        halve: splits the body.
+    """
+    n, m = scan_counts(equation)
+    early = _early(equation.params["jaxpr"], n, m, wanted)
+    halves = halve(equation.params["jaxpr"], early, _body_sources(equation, early, sources))
+    first, second = halves.first.jaxpr, halves.second.jaxpr
+
+    pairs = list(zip(first.invars, equation.invars, strict=True))
+    constants, carried, scanned = pairs[:n], pairs[n : n + m], pairs[n + m :]
+    theirs = [i for i, flag in enumerate(early) if flag]
+    stacks: dict[Any, Var] = {  # also wanted, so stacked in any case
+        first.outvars[k]: equation.outvars[i]
+        for k, i in enumerate(theirs)
+        if i >= m and isinstance(first.outvars[k], Var)
+    }
+    new = [var for var in halves.crossing if var not in stacks]
+    stacks.update((var, _stacked(var, equation.params["length"])) for var in new)
+    body = ClosedJaxpr(first.replace(outvars=[*first.outvars[: len(theirs)], *new]), halves.first.consts)
+    outputs = [*(equation.outvars[i] for i in theirs), *(stacks[var] for var in new)]
+    kept = [pair for pair, flag in zip(carried, early, strict=False) if flag]
+    loops = [_loop(equation, body, (constants, kept, scanned), outputs)]
+
+    rest = [i for i, flag in enumerate(early) if not flag]
+    names = {
+        equation.outvars[i]: stacks[atom]
+        for i, atom in zip(rest, second.outvars, strict=True)
+        if i >= m and isinstance(atom, Var) and atom in stacks
+    }
+    own = [(equation.outvars[i], atom) for i, atom in zip(rest, second.outvars, strict=True)]
+    own = [(outer, atom) for outer, atom in own if outer not in names]
+    if own:
+        body = ClosedJaxpr(second.replace(outvars=[atom for _, atom in own]), halves.second.consts)
+        kept = [pair for pair, flag in zip(carried, early, strict=False) if not flag]
+        crossed = [(var, stacks[var]) for var in halves.crossing]
+        loops.append(
+            _loop(equation, body, (constants, kept, [*scanned, *crossed]), [outer for outer, _ in own])
+        )
+    return loops, names
+
+
+def _early(body: ClosedJaxpr, n: int, m: int, wanted: Sequence[bool]) -> list[bool]:
+    """Which outputs of the body are the first loop's: `wanted`, and the carries that those need."""
+    early = list(wanted)
+    while True:
+        _, reads = live_part(body, early)
+        more = [i - n for i in reads if n <= i < n + m and not early[i - n]]
+        if not more:
+            return early
+        for i in more:
+            early[i] = True
+
+
+def _body_sources(equation: JaxprEqn, early: Sequence[bool], sources: Sequence[Source]) -> list[Source]:
+    """The operands as inputs of the body; bytes are those of one iteration."""
+    body, length = equation.params["jaxpr"], equation.params["length"]
+    n, m = scan_counts(equation)
+    reads = set(live_part(body, early)[1])
+    following = any(source.cotangent for source in sources)
+    inside = []
+    for i, (source, var) in enumerate(zip(sources, body.jaxpr.invars, strict=True)):
+        if n <= i < n + m:
+            inside.append(Source(Where.FIRST if early[i - n] else Where.SECOND, nbytes(var.aval), following))
+        else:
+            only_second = source.where is Where.SECOND and i not in reads
+            where = Where.SECOND if only_second else Where.BOTH
+            inside.append(Source(where, source.held // max(length, 1), source.cotangent))
+    return inside
+
+
+def _loop(
+    equation: JaxprEqn, body: ClosedJaxpr, parts: tuple[Pairs, Pairs, Pairs], outputs: Sequence[Var]
+) -> JaxprEqn:
+    """A scan without the constants and scanned operands that its body does not read."""
+    constants, carried, scanned = parts
+    flat = body.jaxpr.replace(invars=[inner for part in parts for inner, _ in part])
+    every, reads = live_part(ClosedJaxpr(flat, body.consts), [True] * len(outputs))
+    read = {flat.invars[i] for i in reads}
+    constants = [pair for pair in constants if pair[0] in read]
+    scanned = [pair for pair in scanned if pair[0] in read]
+    kept = (constants, list(carried), scanned)
+    closed = every.jaxpr.replace(invars=[inner for part in kept for inner, _ in part])
+    operands = [[outer for _, outer in part] for part in kept]
+    return scan_like(equation, ClosedJaxpr(closed, body.consts), operands, outputs)
+
+
+def _stacked(var: Var, length: int) -> Var:
+    one: Any = var.aval
+    return Var(one.update(shape=(length, *one.shape), weak_type=False))
 
 
 @dataclass(frozen=True)

@@ -4,36 +4,207 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import jax
+import numpy as np
+import optax
 
-from rrfp_jax.core.buckets import Bucket, bucket_name
-from rrfp_jax.core.measure.trace import TaskRecord
-from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.runtime.driver.driver import Driver
+from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.runtime.engine.links import Links, connect
-from rrfp_jax.runtime.engine.setup import Setup
-from rrfp_jax.runtime.engine.step_run import StepRun
-from rrfp_jax.runtime.memory.memory import Memory
+from rrfp_jax.runtime.engine.loop import Driver
+from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy
+from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.split import layers_of_chunks
-from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool, compiled_for
+from rrfp_jax.runtime.model.metrics import Name
+from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.model.roles import layers_of_chunks
+from rrfp_jax.runtime.programs.compiler import Compiler, compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.library import Library, phase_of
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
-from rrfp_jax.runtime.stages import ties
-from rrfp_jax.runtime.stages.held import Held
-from rrfp_jax.runtime.stages.inputs import Inputs, Load
-from rrfp_jax.runtime.stages.model_step import ModelStep
+from rrfp_jax.runtime.programs.initial import InitFunction
+from rrfp_jax.runtime.programs.library import Library, Phase, StagePrograms, phase_of
+from rrfp_jax.runtime.stages import leaves as ties
+from rrfp_jax.runtime.stages.leaves import Held
+from rrfp_jax.runtime.stages.memory import Memory, StepMemory
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import Made, Staging
-from rrfp_jax.runtime.stages.sums import Sums, add_up, not_finite
-from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
+from rrfp_jax.runtime.stages.step import Inputs, Load, ModelStep, Sums, add_up, not_finite
+from rrfp_jax.runtime.transport.nixl.slots import Foreseen
+from rrfp_jax.trace.records import Part, StepTrace, TaskRecord, busy_of
+from rrfp_jax.trace.work import RecordedStep
+
+
+def as_text(engine: Engine) -> dict[str, str]:
+    """What an engine is made of, as far as another process can have it otherwise; by name."""
+    pipe, layout = engine.pipe, engine.layout
+    found = {
+        "split": engine.split,
+        "frozen": pipe.frozen,
+        "tied": pipe.tied,
+        "sharding": [*pipe.sharding.items()],  # the first that matches counts
+        "carry": pipe.carry,
+        "mesh": (layout.widths, layout.replicas, layout.shard_optimizer),
+        "delays": engine.setup.execution.delays,
+        "jax": jax.__version__,
+    }
+    return {name: str(value) for name, value in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What an engine is made of.
+
+    Attributes:
+        pipe: the model.
+        layout: where the stages are; an engine has those of its process.
+        placement: which stage has which virtual stages of the model.
+        optimizer: None if the model is never updated.
+        init: initial values from elsewhere, per leaf.
+        seed, halves: of initial values and random keys; whether all backwards run as I and W.
+        memory, execution: settings of the run.
+    """
+
+    pipe: Pipeline
+    layout: Layout
+    placement: Placement
+    optimizer: optax.GradientTransformation | None
+    init: InitFunction | None
+    seed: int
+    halves: bool
+    memory: MemoryPolicy
+    execution: Execution
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRun:
+    """A step that has begun.
+
+    Attributes:
+        step: its number.
+        rules: which all processes agree on.
+        phase: training, or evaluation.
+        parts: by stage replica of this process, its tasks.
+        buckets: the name of each microbatch's.
+        programs: by microbatch, those of this process's stages.
+        memory: what the stages may hold.
+        load_seconds: that loading the data took.
+        inputs: the data by stage replica, held until the step has ended, which is what ledgers count.
+    """
+
+    step: int
+    rules: StepRules
+    phase: Phase
+    parts: Mapping[int, ModelStep]
+    buckets: Sequence[str]
+    programs: Sequence[StagePrograms]
+    memory: StepMemory
+    load_seconds: float
+    inputs: Mapping[int, Any]
+
+    def results(
+        self,
+        stages: Mapping[int, Stage],
+        optimizers: Sequence[Optimizer],
+        layout: Layout,
+        records: Sequence[TaskRecord],
+    ) -> dict[str, Any]:
+        """What this process has found, as plain data that `sums.add_up` takes.
+
+        Args:
+            stages: of this process, by stage replica.
+            optimizers: of this process.
+            layout: where stages are.
+            records: of all tasks that ran here.
+        """
+        vectors = {stage_replica: part.statistics for stage_replica, part in self.parts.items()}
+        first = {s: stage for s, stage in stages.items() if s < layout.stages}  # replicas are alike
+        training = self.phase == "train"
+        norms = {s: stage.norms() for s, stage in first.items()} if training else {}
+        told = [(own.hyperparams, own.state) for own in optimizers if training and own.hyperparams]
+        values = [hyperparams(state) for hyperparams, state in told]
+        numbers = vectors, norms, values
+        layout.world.await_ready(f"the results of step {self.step}", jax.tree.leaves(numbers))
+        vectors, norms, values = on_host(numbers)
+        found = [
+            dict(zip(of.names, own.tolist(), strict=True)) for (of, _), own in zip(told, values, strict=True)
+        ]
+        return {
+            "hyperparams": found[0] if found else {},  # replicas are alike
+            "norms": [(stage, found.tolist()) for stage, found in norms.items()],
+            "peaks": [(stage_replica, part.meter.peak) for stage_replica, part in self.parts.items()],
+            "virtual_stages": self._statistics(vectors, layout),
+            "parts": _by_replica(records, layout),
+            "load_seconds": self.load_seconds,
+        }
+
+    def _statistics(
+        self, vectors: Mapping[int, Mapping[tuple[int, int], Any]], layout: Layout
+    ) -> list[tuple[int, int, Sequence[Name] | None, list[float]]]:
+        """Virtual stage, microbatch, metrics and numbers of the statistics that each forward gave.
+
+        Args:
+            vectors: by stage replica, then by chunk and number of the microbatch among the replica's.
+            layout: where stages are.
+        """
+        found = []
+        for stage_replica, own in vectors.items():
+            replica, stage = layout.place(stage_replica)
+            for (chunk, i), vector in own.items():
+                microbatch = i * layout.replicas + replica
+                names = self.programs[microbatch][stage_replica][chunk].statistics
+                virtual_stage = self.rules.placement.virtual_stage(stage, chunk)
+                found.append((virtual_stage, microbatch, names, vector.tolist()))
+        return found
+
+    def recorded(self, results: Sequence[Mapping[str, Any]], layout: Layout) -> RecordedStep:
+        """The step of the replica that ended last, and how busy all were, from all processes' results."""
+        parts = [(replica, Part(*plain)) for result in results for replica, plain in result["parts"]]
+        last, _ = max(parts, key=lambda pair: pair[1].end)
+        own = [part for replica, part in parts if replica == last]
+        first = last * layout.stages  # of its stage replicas
+        return RecordedStep(
+            trace=StepTrace(self.step, self.rules.placement, own, last, _busy(parts, layout)),
+            rules=self.rules,
+            budgets=self.memory.budgets[first : first + layout.stages] or None,
+            buckets=layout.share(first, self.buckets),
+            grouped=layout.grouped,
+            lead=LEAD_SECONDS,
+        )
+
+
+def on_host(tree: Any) -> Any:
+    """`jax.device_get` of arrays, at a fifth of its cost on the host; likewise no guard is against it."""
+    with jax.transfer_guard_device_to_host("allow"):
+        for leaf in jax.tree.leaves(tree):
+            leaf.copy_to_host_async()
+        return jax.tree.map(np.asarray, tree)
+
+
+def _busy(parts: Sequence[tuple[int, Part]], layout: Layout) -> list[list[float]]:
+    """The busy seconds of the replicas' stages, of parts with their replicas; empty for one replica."""
+    replicas = range(layout.replicas) if layout.replicas > 1 else ()
+    own = [[part for of, part in parts if of == replica] for replica in replicas]
+    return [[busy_of(found, stage) for stage in range(layout.stages)] for found in own]
+
+
+def _by_replica(records: Sequence[TaskRecord], layout: Layout) -> list[Any]:
+    """This process's records by replica, as plain data."""
+    clock = layout.world.clock
+    if layout.replicas == 1:
+        return [(0, Part.of(records, *clock).plain())]
+    own: dict[int, list[TaskRecord]] = {}
+    for record in records:
+        replica, stage = layout.place(record.stage)
+        own.setdefault(replica, []).append(record._replace(stage=stage))
+    return [(replica, Part.of(found, *clock).plain()) for replica, found in own.items()]
 
 
 class Engine:

@@ -8,17 +8,16 @@ from functools import partial
 
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.printing import say
-from rrfp_jax.runtime.driver.driver import Driver
-from rrfp_jax.runtime.group.agreement import Agreement, Terms
+from rrfp_jax.runtime.engine.loop import Driver
+from rrfp_jax.runtime.engine.settings import Execution
 from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.settings import Execution
-from rrfp_jax.runtime.stages.ties import Exchange
+from rrfp_jax.runtime.run.consensus import Agreement, Terms
+from rrfp_jax.runtime.stages.leaves import Exchange
 from rrfp_jax.runtime.transport.choice import NOTHING, Chosen, TransportName, between_processes
 from rrfp_jax.runtime.transport.exchange import exchange
-from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
+from rrfp_jax.runtime.transport.local import LocalTransport, RoutedTransport
+from rrfp_jax.runtime.transport.nixl.slots import Foreseen
 from rrfp_jax.runtime.transport.protocol import Specs, Transport
-from rrfp_jax.runtime.transport.routed import RoutedTransport
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import jax
 
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.programs.stage_mesh import Ends, StageMesh, VirtualStage
+from rrfp_jax.runtime.mesh.stage_mesh import Ends, StageMesh, VirtualStage
+from rrfp_jax.runtime.run.world import World
 
 Item = TypeVar("Item")
 

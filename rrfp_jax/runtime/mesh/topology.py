@@ -14,11 +14,11 @@ from rrfp_jax.core.tasks import Placement, Shape
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, shown
 from rrfp_jax.runtime._jax import cpu_devices_asked_by, first_use, in_use, provide_cpu_devices
-from rrfp_jax.runtime.lifecycle.join import join
 from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.processes.first_use import first_used
-from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
+from rrfp_jax.runtime.run.join import join
+from rrfp_jax.runtime.run.stacks import first_used
+from rrfp_jax.runtime.run.world import World
 
 MOST = 2**16
 """Devices, and virtual stages, of a mesh: more than anybody has, and few enough to be looked through."""

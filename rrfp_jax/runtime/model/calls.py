@@ -8,12 +8,122 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, Signature, formatannotation
+from pathlib import Path
 from typing import Any
 
+from rrfp_jax.authors import author_of
 from rrfp_jax.errors import UsageError
+
+_PACKAGES = ("site-packages", "dist-packages")
+
+
+def reason_of(error: BaseException) -> str:
+    """An error's type and text, the user's line that led to it, and the innermost line of a package."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_skipped(frame.filename)]
+    own = [frame for frame in frames if author_of(frame.filename) == "user"]
+    inner = [frame for frame in frames if author_of(frame.filename) in ("user", "package")] or frames
+    where = [f"{Path(frame.filename).name}, line {frame.lineno}" for frame in own[-1:]]
+    if inner and inner[-1:] != own[-1:]:
+        where.append(f"raised in {_short(inner[-1].filename)}, line {inner[-1].lineno}")
+    return f"{text} ({'; '.join(where)})" if where else text
+
+
+@contextmanager
+def named(who: str, failed: str) -> Iterator[None]:
+    """Inside, users' code runs.
+
+    Args:
+        who: the layer.
+        failed: what went wrong if anything is raised, as a sentence about the layer goes on.
+
+    Raises:
+        UsageError: whatever was raised, as one sentence.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{who}: {error}") from None
+    except Exception as error:
+        raise UsageError(f"{who} {failed}: {reason_of(error)}") from error
+
+
+def _is_skipped(file: str) -> bool:
+    return author_of(file) == "ours" or file.startswith("<frozen ")
+
+
+def _short(path: str) -> str:
+    """A file's path in its package."""
+    for folder in _PACKAGES:
+        path = path.rpartition(f"/{folder}/")[2]
+    return path
+
+
+KINDS = {
+    ("flax.nnx", "Module"): "NNX module",
+    ("flax.linen", "Module"): "Linen module",
+    ("flax.nnx", "Optimizer"): "nnx.Optimizer",
+    ("flax.training", "TrainState"): "TrainState",
+}
+"""By the package and name of a class: what its instances are called."""
+
+
+def kind_of(value: Any) -> str | None:
+    """Which of `KINDS` something is; None if it is none of them, as a class is not."""
+    bases = (base for base in type(value).__mro__ if base.__module__.startswith("flax."))
+    names = ((".".join(base.__module__.split(".")[:2]), base.__name__) for base in bases)
+    return next((KINDS[name] for name in names if name in KINDS), None)
+
+
+def instead_of_layer(value: Any) -> str:
+    """What to write for something that stands where a layer from `rrfp.layer` must."""
+    name = type(value).__name__
+    if isinstance(value, type):
+        return f"{value.__name__} is a class; write rrfp.layer({value.__name__}, ...) with its arguments"
+    match kind_of(value):
+        case "NNX module":
+            return (
+                f"{name} is a module that is already built, on one device; write rrfp.layer({name}, ...) "
+                f"with its class and arguments, so that only the stage that owns it allocates it"
+            )
+        case "Linen module":
+            return f"{name} is a Linen module; write rrfp.layer({name}(...))"
+        case "nnx.Optimizer" | "TrainState" as kind:
+            return f"this is flax's {kind}, the state of a training; list the layers of its model"
+    own = getattr(value, "__name__", f"something of type {name}")
+    return f"{own} is no layer; write rrfp.layer({own if callable(value) else '...'})"
+
+
+def instead_of_layers(value: Any) -> str:
+    """What to write for something that stands where a list of layers must."""
+    listed = "[rrfp.layer(Embed, ...), rrfp.layer(Block, ..., repeat=24), rrfp.layer(Head, ...)]"
+    name, kind = type(value).__name__, kind_of(value)
+    if kind in ("NNX module", "Linen module"):
+        return f"{name} is one {kind}, and stages are cut between layers; list its parts: {listed}"
+    if kind is not None:
+        return f"this is flax's {kind}, the state of a training; list the layers of its model: {listed}"
+    own = getattr(value, "name", None)  # of a single layer
+    what = f"{own} is one layer" if isinstance(own, str) else f"this is of type {name}"
+    return f"{what}; give a list of layers: {listed}"
+
+
+def instead_of_optimizer(value: Any) -> str:
+    """What to write for something that stands where an optax transformation must."""
+    kind = kind_of(value)
+    if kind in ("nnx.Optimizer", "TrainState"):
+        return (
+            f"this is flax's {kind}, which holds the state of one device; a Trainer makes that of every "
+            f"stage itself: give the transformation in it, its .tx"
+        )
+    if callable(value) and hasattr(value, "__name__"):
+        return f"{value.__name__} is a function; call it for a transformation, such as optax.adamw(3e-4)"
+    return "give an optax transformation, such as optax.adamw(3e-4)"
+
 
 CARRY_AND_MB = ("carry", "mb")
 CALLED_WITHOUT_CALL = (

@@ -2,24 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.autodiff.purity import check_pure
-from rrfp_jax.runtime.model.built import instead_of_layer, instead_of_layers
-from rrfp_jax.runtime.model.calls import calling
-from rrfp_jax.runtime.model.given import check_carry, check_sums, describe
+from rrfp_jax.runtime.autodiff.residuals import NONE, rematerialised
+from rrfp_jax.runtime.autodiff.traced import check_pure
+from rrfp_jax.runtime.model.calls import calling, instead_of_layer, instead_of_layers, named
 from rrfp_jax.runtime.model.layers import MOST_LAYERS, Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
-from rrfp_jax.runtime.model.raised import named
-from rrfp_jax.runtime.model.sharding import WHOLE
+from rrfp_jax.runtime.model.metrics import joined, kinds_of, numbers_of
+from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.model.sharding import WHOLE, Sharding, here
+
+
+def check_carry(carry: Any) -> None:
+    """Refuse leaves of a carry that cannot be sent.
+
+    Raises:
+        UsageError: one is neither an array nor a number, or it is a random key.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
+        where = f"carry{jax.tree_util.keystr(path)}"
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+            raise UsageError(
+                f"gives {where} = {_short(leaf)}, of type {type(leaf).__name__}; a carry is a tree of arrays "
+                f"and numbers: register a class of yours with jax.tree_util.register_dataclass, and keep "
+                f"what is no number in the layer"
+            )
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise UsageError(
+                f"gives {where} of dtype {leaf.dtype}, but random keys cannot be sent: read mb.key where it "
+                f"is used"
+            )
+
+
+def check_sums(loss: Loss) -> None:
+    """Refuse a `Loss` whose numbers are no scalar sums, or whose total has no gradient.
+
+    Raises:
+        UsageError: naming the number.
+    """
+    numbers = {"total": loss.total, "weight": loss.weight}
+    for name, metric in loss.metrics.items():
+        numbers |= {f"{name}.{of}" if of else name: value for of, value in numbers_of(metric).items()}
+    for name, value in numbers.items():
+        if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+            raise UsageError(f"Loss {name} is {_short(value)}; it must be a number, a scalar sum")
+        if jnp.shape(value) != ():
+            raise UsageError(f"Loss {name} has shape {jnp.shape(value)}; it must be a scalar sum: add .sum()")
+        if jnp.iscomplexobj(value):
+            raise UsageError(f"Loss {name} is complex; it must be real: take its .real, or jnp.abs of it")
+    if isinstance(loss.total, jax.Array) and not jnp.issubdtype(loss.total.dtype, jnp.floating):
+        raise UsageError(
+            f"Loss total is {loss.total.dtype}, which has no gradient; sum floating point numbers, and give "
+            f"counts as metrics"
+        )
+
+
+def describe(tree: Any) -> str:
+    """A tree of specs as short text, such as `{'x': float32[2, 16]}`."""
+    if tree is None:
+        return "None"
+    return str(jax.tree.map(lambda leaf: _Bare(f"{leaf.dtype}{list(leaf.shape)}"), tree))
+
+
+def _short(value: Any) -> str:
+    text = repr(value).splitlines()[0]
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class _Bare(str):
+    """Text that prints without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
 
 LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
 Specs: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
@@ -283,3 +351,79 @@ def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise UsageError(f"Pipeline: {setting}=... has {text!r}; give names of parameters, as text")
     return texts
+
+
+def sharding_of(
+    pipe: Pipeline, shapes: Sequence[LayerShapes], roles: Roles, layers: Collection[int], width: int
+) -> Sharding:
+    """Of the stages of so many devices; see `Sharding.of`.
+
+    Args:
+        pipe: the model.
+        shapes: of its layers.
+        roles: of its parameters.
+        layers: indices of those that lie on such stages.
+        width: number of devices.
+
+    Raises:
+        UsageError: as `Library.sharding`.
+    """
+    metadata = {
+        ".".join(filter(None, [str(i), path])): here(spec)
+        for i, layer in enumerate(shapes)
+        for path, spec in layer.partition.items()
+    }
+    params = {str(i): layer.params for i, layer in enumerate(shapes)}
+    return Sharding.of(params, layers, metadata, pipe.sharding, pipe.carry, roles.owners, width)
+
+
+def add_losses(losses: Sequence[Loss]) -> Loss | None:
+    """The sum of several terms, or None if there are none."""
+    if not losses:
+        return None
+    given = {
+        name: [loss.metrics[name] for loss in losses if name in loss.metrics]
+        for name in kinds_of(loss.metrics for loss in losses)
+    }
+    return Loss(
+        _sum([loss.total for loss in losses]),
+        _sum([loss.weight for loss in losses]),
+        {name: joined(metrics, _sum, _largest) for name, metrics in given.items()},
+    )
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """In float32, or float64 if a value has it."""
+    real = jnp.result_type(jnp.float32, *values)
+    return sum(jnp.asarray(value).astype(real) for value in values)
+
+
+def _largest(values: Sequence[Any]) -> Any:
+    return reduce(jnp.maximum, (_sum([value]) for value in values))
+
+
+def run_layers(
+    pipe: Pipeline,
+    layers: range,
+    params: Sequence[Params],
+    carry: Any,
+    fields: Mapping[str, Any],
+    ids: Any,
+    *,
+    training: bool = True,
+    remat: str = NONE,
+) -> tuple[Any, Loss | None]:
+    """Layers in a row, and the loss if they reach the end of the model (the carry is then None).
+
+    Raises:
+        UsageError: `remat` is no name that `rematerialised` knows.
+    """
+    losses = []
+    for index, own in zip(layers, params, strict=True):
+        layer = rematerialised(partial(pipe.apply_layer, index), remat)
+        carry, term = layer(own, carry, MicrobatchView(fields, ids, index, training))
+        losses += [] if term is None else [term]
+    if layers.stop == len(pipe):
+        losses.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe), training)))
+        carry = None
+    return carry, add_losses(losses)

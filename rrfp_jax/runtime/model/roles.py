@@ -18,10 +18,58 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.paths import from_the_front, leaf_paths, partial_tree, some_of
+
+NAMES_SHOWN = 5
+
+
+def leaf_path(layer: int | str, path: Sequence[Any]) -> str:
+    """The name of a parameter: layer index, then the keys to the leaf, with dots."""
+    return ".".join(filter(None, [str(layer), jax.tree_util.keystr(tuple(path), simple=True, separator=".")]))
+
+
+def leaf_paths(params: Params) -> list[str]:
+    """The names of all parameters of {layer index as text: tree}, in leaf order."""
+    return [leaf_path(path[0].key, path[1:]) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+
+def partial_tree(structure: Any, places: Sequence[int], leaves: Sequence[Any]) -> Params:
+    """A tree of this structure with the leaves at some places only.
+
+    Dicts lose the keys of the others, so that what walks through such a tree (a mask as a function of the
+    parameters) meets no gap; other containers have None there.
+    """
+    if len(places) == structure.num_leaves:
+        return jax.tree.unflatten(structure, leaves)
+    full: list[Any] = [None] * structure.num_leaves
+    for place, leaf in zip(places, leaves, strict=True):
+        full[place] = leaf
+    return _without_gaps(jax.tree.unflatten(structure, full)) or {}
+
+
+def _without_gaps(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    filled = {key: _without_gaps(value) for key, value in tree.items()}
+    kept = {key: value for key, value in filled.items() if value is not None}
+    return kept if kept or not tree else None
+
+
+def from_the_front(name: str, layers: int) -> str:
+    """A path or pattern whose layer index, if below 0, is counted from the front."""
+    layer, dot, rest = name.partition(".")
+    return f"{int(layer) + layers}{dot}{rest}" if layer.startswith("-") and layer[1:].isdigit() else name
+
+
+def some_of(specs: Mapping[str, Any], near: str = "") -> str:
+    """Some of the names as text, those of the same layer as `near` first."""
+    layer = near.partition(".")[0]
+    names = sorted(specs, key=lambda path: path.partition(".")[0] != layer)
+    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
 
 
 @dataclass(frozen=True)
@@ -160,3 +208,48 @@ def _resolve_ties(specs: Mapping[str, Any], layers: int, tied: Sequence[tuple[st
             )
         owners[alias] = owner
     return owners
+
+
+def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | None) -> list[list[range]]:
+    """By stage, the layers of each of its chunks.
+
+    Raises:
+        UsageError: fewer layers than virtual stages, or a split that does not add up.
+    """
+    virtual_stages, what = placement.last + 1, "stage"
+    if placement.chunks > 1:
+        what = f"chunk of each of {placement.stages} stages"
+    if virtual_stages > layers:
+        many = (
+            f"{virtual_stages} stages"
+            if placement.chunks == 1
+            else f"{placement.chunks} chunks on {placement.stages} stages"
+        )
+        raise UsageError(
+            f"{many} for {layers} layers: each {what} needs at least one; use at most {layers} in all"
+        )
+    if split is None:
+        split = split_evenly(layers, virtual_stages)
+    whole = all(isinstance(size, (int, np.integer)) for size in split)
+    if not whole or len(split) != virtual_stages or sum(split) != layers or min(split) < 1:
+        raise UsageError(
+            f"split={list(split)}: give {virtual_stages} positive whole numbers of layers, one per {what}, "
+            f"in the model's order, that add up to {layers}"
+        )
+    ends = np.cumsum(split).tolist()
+    ranges = [range(end - size, end) for end, size in zip(ends, split, strict=True)]
+    return [
+        [ranges[placement.virtual_stage(s, c)] for c in range(placement.chunks)]
+        for s in range(placement.stages)
+    ]
+
+
+def split_evenly(layers: int, stages: int) -> list[int]:
+    """Numbers of layers per stage that differ by at most one; the longer stages stand at the ends.
+
+    The first and the last layer are usually an embedding and a head, cheaper than the blocks between them:
+    embedding, 8 blocks and head on 4 stages give 3, 2, 2, 3, so that each stage has 2 blocks.
+    """
+    short, longer = divmod(layers, stages)
+    from_ends = sorted(range(stages), key=lambda s: min(s, stages - 1 - s))
+    return [short + (s in from_ends[:longer]) for s in range(stages)]

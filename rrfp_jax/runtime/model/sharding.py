@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.paths import from_the_front, leaf_paths, some_of
+from rrfp_jax.runtime.model.roles import from_the_front, leaf_paths, some_of
 
 TP = "tp"
 

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxprs_in_params
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import scan_counts
 from rrfp_jax.runtime.model.layers import Apply, MicrobatchView, Params
-from rrfp_jax.runtime.model.paths import leaf_paths
+from rrfp_jax.runtime.model.roles import leaf_paths
 
 Value: TypeAlias = Any
 """Stands for what a variable holds; two that are equal hold the same."""

@@ -6,26 +6,352 @@ replicas. The first one is compiled, and the others are loaded from what it is w
 JAX's own compilation cache is written by process 0 only. Here every process stores its own programs. What is
 in JAX's cache, if that is on, is not stored here: on CPU a program that is serialised a second time loads but
 cannot be run ("Function wrapped_multiply not found", jax 0.10.2 and 0.12.0).
+
+Files that nobody but their user can have written, in a folder of the user's own.
+
+Whoever may write into a folder can put a file there, or exchange one between two looks at it. So the open
+file is asked, never its name. It and its folder must belong to this user, and nobody else may write them. And
+the file must begin with a seal: a hash of its name and its content that takes a key which only this user can
+read. Nothing of the content is handed out before the seal holds.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import pickle
+import secrets
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental import serialize_executable
 
+from rrfp_jax.fields import expanded
+from rrfp_jax.files import OTHERS_READ, OTHERS_WRITE, open_own, require_own
 from rrfp_jax.printing import warn
-from rrfp_jax.runtime.programs.request import Request
-from rrfp_jax.runtime.programs.sealed_files import NotSealed, SealedFiles
-from rrfp_jax.runtime.programs.serialized import Serialized, ids_of
+from rrfp_jax.runtime._jax import calls_python, load_for
+
+KEY_FILE = "RRFP_KEY_FILE"
+
+KEY = SEAL = 32  # bytes
+
+PART = ".part"
+"""Ends the name of a file that is being written."""
+
+
+class NotSealed(Exception):
+    """Somebody else may have written a file, or there is no key to tell; the text says why."""
+
+
+class SealedFiles:
+    """See above. Several threads and processes may read and write at once.
+
+    Args:
+        folder: of the files; made when something is written, for this user alone.
+        environment: variables of this process.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self._environment = environment
+        self._key: bytes | None = None
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if there is none.
+
+        Raises:
+            NotSealed: somebody else may have written it, or it is damaged.
+            OSError: it cannot be read.
+        """
+        try:
+            with self._opened() as folder, os.fdopen(self._open(name, folder), "rb") as file:
+                found = file.read()
+                with suppress(OSError):  # on a file system that can only be read
+                    os.utime(file.fileno())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        seal, content = found[:SEAL], found[SEAL:]
+        if not hmac.compare_digest(seal, self._seal(name, content)):
+            raise NotSealed("it is damaged, or not sealed with this user's key")
+        return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, whole or not at all.
+
+        Raises:
+            NotSealed: somebody else may write into the folder, or there is no key.
+            OSError: it cannot be written.
+        """
+        seal = self._seal(name, content)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = f".{secrets.token_hex(8)}{PART}"
+        with self._opened() as folder:
+            try:
+                made = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+                with os.fdopen(made, "wb") as out:
+                    out.write(seal + content)
+                os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(part, dir_fd=folder)
+                raise
+
+    def remove_unused(self, ending: str, oldest: float) -> None:
+        """Remove what has not been used since a time (s), as far as that is allowed.
+
+        Args:
+            ending: of the files' names. What was being written when its process was killed goes, too.
+            oldest: in the seconds of `time.time()`.
+        """
+        with suppress(OSError, ValueError, NotSealed), self._opened() as folder:
+            for name in os.listdir(folder):
+                with suppress(OSError):  # several processes may do this at once
+                    used = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+                    if name.endswith((ending, PART)) and used < oldest:
+                        os.unlink(name, dir_fd=folder)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The folder's descriptor."""
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            require_own(folder, OTHERS_WRITE)
+        except PermissionError as error:
+            os.close(folder)
+            reason = f"its folder {self.folder} is not safe, {error.strerror}: chmod 700, or use another"
+            raise NotSealed(reason) from None
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _open(self, name: str, folder: int) -> int:
+        try:
+            return open_own(name, OTHERS_WRITE, folder)
+        except PermissionError as error:
+            raise NotSealed(error.strerror) from None
+
+    def _seal(self, name: str, content: bytes) -> bytes:
+        if self._key is None:  # two threads may both look: they find the same
+            self._key = user_key(self._environment)
+        return hmac.digest(self._key, len(name).to_bytes(4, "big") + name.encode() + content, sha256)
+
+
+def user_key(environment: Mapping[str, str]) -> bytes:
+    """The user's key: in the file that RRFP_KEY_FILE names, or in the user's own folder.
+
+    It is made if there is none, by one process if several want to.
+
+    Raises:
+        NotSealed: it can neither be read nor made, or others can read it.
+    """
+    path = None
+    try:
+        given = environment.get(KEY_FILE)
+        path = expanded(KEY_FILE, given) if given else Path.home() / ".rrfp" / "programs.key"
+        with suppress(FileNotFoundError):
+            return _read_key(path)
+        _make_key(path)
+        return _read_key(path)
+    except (OSError, RuntimeError, ValueError) as error:  # no home; a name with NUL
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise NotSealed(
+            f"the key that seals programs, {path or '~/.rrfp/programs.key'}: {why}; let {KEY_FILE} name a "
+            f"file in a folder of your own, or remove a key that is not right"
+        ) from None
+
+
+def _read_key(path: Path) -> bytes:
+    with os.fdopen(open_own(path, OTHERS_READ | OTHERS_WRITE), "rb") as file:
+        key = file.read(KEY + 1)
+    if len(key) != KEY:
+        raise ValueError(f"it has not {KEY} bytes")
+    return key
+
+
+def _make_key(path: Path) -> None:
+    """Whole or not at all, and never in the place of another: a link to a name that there is fails."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    descriptor, part = tempfile.mkstemp(dir=path.parent, suffix=PART)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(secrets.token_bytes(KEY))
+        with suppress(FileExistsError):  # another process was faster
+            os.link(part, path)
+    finally:
+        os.unlink(part)
+
+
+@dataclass(frozen=True)
+class Serialized:
+    """A program, to be loaded again. Loading runs code that is in it.
+
+    Attributes:
+        content: what JAX gives.
+        made_for: ids of the devices that it was compiled for, in the order of its mesh.
+    """
+
+    content: Any
+    made_for: tuple[int, ...]
+
+    @classmethod
+    def of(cls, compiled: jax.stages.Compiled, devices: Sequence[jax.Device]) -> Serialized:
+        """A program that was compiled for these devices, by this process and not from JAX's cache."""
+        return cls(serialize_executable.serialize(compiled), ids_of(devices))
+
+    def loaded(self, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
+        """The program, ready to run on as many devices; they need not be those that it was compiled for.
+
+        Raises:
+            Exception: of any kind, if JAX cannot load it, or not for these devices.
+        """
+        if self.made_for == ids_of(devices):
+            load = serialize_executable.deserialize_and_load
+            return load(*self.content, execution_devices=devices)  # type: ignore[no-any-return, misc]
+        found = load_for(self.content, self.made_for, devices)
+        runs_on = found.runtime_executable().local_devices()  # type: ignore[union-attr]
+        if list(runs_on) != list(devices):
+            raise RuntimeError(f"it would run on {runs_on}, not on {list(devices)}")
+        return found
+
+
+def ids_of(devices: Sequence[jax.Device]) -> tuple[int, ...]:
+    """What tells devices apart in all processes of a run."""
+    return tuple(device.id for device in devices)
+
+
+COMPILER_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+GPU_COMPILERS = ("jax-cuda12-pjrt", "jax-cuda13-pjrt", "jax-rocm7-pjrt")
+"""Packages of which one is the compiler for GPUs."""
+
+COMPILER_SETTINGS = (
+    "jax_compiler_enable_remat_pass",
+    "jax_disable_most_optimizations",
+    "jax_enable_pgle",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_optimization_level",
+    "jax_xla_profile_version",
+)
+"""Those that tell the compiler something; all others show in the program's text."""
+
+ROUGHLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+"""Options by which XLA compiles for CPUs in a fifth of the time. What it makes takes 2 to 5 times as long.
+
+Without them most of the time goes into loops: each has an MLIR context of its own, and LLVM optimizes it.
+"""
+
+ROUGHLY_LATER: dict[str, Any] = {"xla_backend_optimization_level": 0}
+"""The same for compilers that have no emitters to be left out, such as that of jaxlib 0.12."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A program for some devices.
+
+    Attributes:
+        lowered: the program.
+        devices: in the order of its mesh.
+        roughly: for a program that runs once, where compiling takes longer: on CPUs without optimizations.
+    """
+
+    lowered: jax.stages.Lowered
+    devices: Sequence[jax.Device]
+    roughly: bool = False
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether there is more to it than its text tells."""
+        return calls_python(self.lowered)
+
+    def kind(self, environment: Mapping[str, str]) -> str:
+        """A hash of all that the compiled program depends on, but of which devices it is for.
+
+        Where other processes have some of its devices, these belong to it: it is used on no others.
+        """
+        device = self.devices[0]
+        of_one_process = len({other.process_index for other in self.devices}) == 1
+        parts = [
+            self.lowered.as_text(),
+            self.lowered.in_tree,
+            self.lowered.out_tree,
+            self._options,
+            jax.__version__,
+            version("jaxlib"),
+            compiler_of(device),
+            device.platform,
+            device.device_kind,
+            len(self.devices),
+            *([] if of_one_process else [other.id for other in self.devices]),
+            _processor() if device.platform == "cpu" else "",
+            *(flags_for(device.platform, environment.get(name)) for name in COMPILER_VARIABLES),
+            *(jax.config.values.get(name) for name in COMPILER_SETTINGS),
+        ]
+        return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+    def compile(self) -> jax.stages.Compiled:
+        """Compiled by this process alone: others that share the program must not wait for one that loads it.
+
+        Untried on GPUs, where XLA would tune a shared program together (`xla_gpu_shard_autotuning`).
+        """
+        try:
+            return self.lowered.compile(self._options)
+        except jax.errors.JaxRuntimeError as error:
+            if not self.roughly or "No such compile option" not in str(error):
+                raise
+            return self.lowered.compile(ROUGHLY_LATER)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        platform = self.devices[0].platform
+        shared = len({device.process_index for device in self.devices}) > 1
+        if shared and platform == "gpu":
+            return {"xla_gpu_shard_autotuning": False}
+        return ROUGHLY if self.roughly and platform == "cpu" else {}
+
+
+def compiler_of(device: jax.Device) -> str:
+    """The compiler's version; of GPUs its package's, since the client of an absent one does not tell."""
+    if device.platform == "gpu":
+        found = []
+        for name in GPU_COMPILERS:
+            with suppress(PackageNotFoundError):
+                found.append(f"{name} {version(name)}")
+        if found:
+            return ", ".join(found)
+    return str(device.client.platform_version)
+
+
+def flags_for(platform: str, value: str | None) -> str | None:
+    """A variable's flags, without those for CPUs where the program is for something else."""
+    if platform == "cpu" or value is None:
+        return value
+    return " ".join(flag for flag in value.split() if not flag.startswith("--xla_cpu_")) or None
+
+
+@cache
+def _processor() -> str:
+    """The instructions that this machine's processor has, as far as the system tells."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return ""
+
 
 ENDING = ".executable"
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles
-from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
+from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
+from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 
 SMALLEST = np.finfo(np.float32).tiny
 
@@ -29,7 +32,7 @@ class SumPrograms:
                   one is not; squares of sums over that added up, which cannot overflow; those of parameters
 
     Sums are float32 or wider whatever the parameters are: they are taken over many microbatches. So are
-    parked gradients, as they were added to zeros (see `adding.py`).
+    parked gradients, as they were added to zeros.
     """
 
     zeros: Sequence[Compiled]
@@ -120,3 +123,81 @@ def widest(dtypes: Iterable[Any]) -> Any:
 def zeros(specs: Any) -> Any:
     """Zeros of a tree of specs, inside a trace."""
     return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)
+
+
+Flat = Callable[..., Sequence[Any]]
+"""A program of flat arguments and results."""
+
+TOKEN = jax.ShapeDtypeStruct((), jnp.bool_)
+"""What an adding program gives last: it is ready when the program has ended, and nobody takes its memory."""
+
+
+def adding(program: Flat, count: int) -> Flat:
+    """A program whose last `count` results are gradients, as one that adds them to sums.
+
+    It takes the sums before the program's own arguments, and gives them in the gradients' places, then a
+    token.
+    """
+
+    def sums_and_rest(*args: Any) -> list[Any]:
+        results = program(*args[count:])
+        own = len(results) - count
+        sums = map(added, args[:count], results[own:])
+        return [*results[:own], *sums, jnp.zeros(TOKEN.shape, TOKEN.dtype)]
+
+    return sums_and_rest
+
+
+def added(total: Any, gradient: Any) -> Any:
+    """Their sum, rounded as if the gradient had been stored in its own dtype before.
+
+    A zero of either sign counts as +0. That changes no sum: sums begin at +0, and so none is ever -0.
+    """
+    if gradient.dtype != total.dtype:
+        gradient = jax.lax.optimization_barrier(gradient).astype(total.dtype)
+    return total + jnp.where(gradient != 0, gradient, jnp.zeros((), total.dtype))
+
+
+@dataclass(frozen=True)
+class BackToBack:
+    """I and W, called like the compiled B in their place.
+
+    Attributes:
+        traced: what they are of.
+        input, weight: compiled; None for one that gives nothing.
+        sums: how many sums W adds to.
+    """
+
+    traced: Differentiated
+    input: Compiled | None
+    weight: Compiled | None
+    sums: int
+
+    def __call__(self, *given: Any) -> list[Any]:
+        """Sums, then what the backward reads -> gradients of the carry, then what W gives."""
+        sums, args = given[: self.sums], given[self.sums :]
+        first, second = self._takes
+        made = self.input(*[args[i] for i in first]) if self.input is not None else []
+        at_hand = [*args, *made]
+        added = self.weight(*sums, *[at_hand[i] for i in second]) if self.weight is not None else []
+        return [*made[: len(self.traced.moving_in)], *added]
+
+    @cached_property
+    def _takes(self) -> tuple[list[int], list[int]]:
+        """What each takes of the arguments, and of I's outputs after them."""
+        reads = self.traced.backward.reads
+        end = self.traced.cotangents + len(self.traced.moving_out) + 1  # of the full argument list
+        places = {place: i for i, place in enumerate(reads)}
+        places |= {end + k: len(reads) + k for k in range(len(self.traced.input.outputs))}
+        first, second = self.traced.input, self.traced.weight
+        return [places[i] for i in first.reads], [places[i] for i in second.reads]
+
+    @cached_property
+    def temp_size_in_bytes(self) -> int:
+        """What crosses from I to W, and what the larger one needs while it runs."""
+        crossing = nbytes(self.traced.input.outputs[len(self.traced.moving_in) :])
+        return crossing + max(temporary_bytes(self.input), temporary_bytes(self.weight))
+
+    def memory_analysis(self) -> BackToBack:
+        """As of a compiled program, whose bytes of temporaries are asked for."""
+        return self

@@ -13,10 +13,10 @@ import numpy as np
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.paths import leaf_path, leaf_paths
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
+from rrfp_jax.runtime.model.roles import leaf_path, leaf_paths
 from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
+from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 
 InitFunction: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 """(path such as "3.attention.query", spec) -> array, or None for the layer's own initial value."""

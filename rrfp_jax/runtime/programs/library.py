@@ -11,23 +11,20 @@ from typing import Literal, TypeAlias
 import jax
 import numpy as np
 
-from rrfp_jax.core.buckets import Bucket
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
-from rrfp_jax.runtime.autodiff.purity import check_repeatable
-from rrfp_jax.runtime.autodiff.remat import NONE
-from rrfp_jax.runtime.model.gradient_flow import Flow, gradient_flow
-from rrfp_jax.runtime.model.layer_sharding import sharding_of
+from rrfp_jax.runtime.autodiff.residuals import NONE
+from rrfp_jax.runtime.autodiff.traced import check_repeatable
+from rrfp_jax.runtime.mesh.stage_mesh import Shapes, VirtualStage
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
+from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, sharding_of
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.programs.compiling import Compiler, compile_pool
-from rrfp_jax.runtime.programs.counting import Counting
-from rrfp_jax.runtime.programs.programs import VirtualStagePrograms
-from rrfp_jax.runtime.programs.stage_mesh import Shapes, VirtualStage
+from rrfp_jax.runtime.model.untrained import Flow, gradient_flow
+from rrfp_jax.runtime.programs.compiler import Compiler, Counting, compile_pool
+from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 
 Phase: TypeAlias = Literal["train", "evaluate"]
@@ -44,7 +41,7 @@ class Library:
         virtual_stages: by stage, of all processes, those that it has.
         compilers: by stage replica of this process (see `Layout`).
         remat: what backwards compute again; see `autodiff/remat.py`.
-        halves: whether all backwards are I and W; see `back_to_back.py`.
+        halves: whether all backwards are I and W; see `gradients.py`.
 
     Attributes:
         compile_seconds: by stage replica, spent so far.

@@ -12,15 +12,14 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime._jax import cast_like
-from rrfp_jax.runtime.autodiff.remat import NONE
+from rrfp_jax.runtime.autodiff.residuals import NONE
 from rrfp_jax.runtime.autodiff.traced import Specs
+from rrfp_jax.runtime.mesh.stage_mesh import Ends, StageMesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.metrics import Name, kinds_of, numbers_of
-from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline
+from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, run_layers
 from rrfp_jax.runtime.model.pipeline import Specs as Fields
-from rrfp_jax.runtime.model.run_layers import run_layers
 from rrfp_jax.runtime.model.sharding import WHOLE, Sharding
-from rrfp_jax.runtime.programs.stage_mesh import Ends, StageMesh
 from rrfp_jax.runtime.sizes import on_the_way
 
 
@@ -35,7 +34,7 @@ class VirtualStageShape:
         remat: what the layers' backwards compute again; see `autodiff/remat.py`.
         trainable: which of the virtual stage's parameters have a gradient; None for all.
         carry_gradients: which leaves of the carry that arrives have a gradient; None for all that could.
-        cotangents: the same of the carry that leaves; see `gradient_flow.py`.
+        cotangents: the same of the carry that leaves; see `untrained.py`.
         sharding: of parameters and carries, where the stage has several devices.
         ends: how the virtual stage meets its neighbours.
     """

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from rrfp_jax.runtime.programs.compiling import Compiled, Compiler
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
+from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 
 Arrays: TypeAlias = Sequence[jax.Array]
 

@@ -9,11 +9,10 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, from_shards
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.paths import leaf_paths
-from rrfp_jax.runtime.model.roles import LeafRoles
+from rrfp_jax.runtime.model.roles import LeafRoles, leaf_paths
 from rrfp_jax.runtime.programs.gradients import SumPrograms
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh, from_shards
 from rrfp_jax.runtime.sizes import nbytes
 
 Arrays: TypeAlias = Sequence[jax.Array]

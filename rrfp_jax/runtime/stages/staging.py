@@ -12,23 +12,22 @@ import jax
 import optax
 
 from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.processes.world import START_SECONDS
-from rrfp_jax.runtime.programs.compiling import Compiler, FirstSum
+from rrfp_jax.runtime.programs.compiler import Compiler, FirstSum
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import SumPrograms, wide
 from rrfp_jax.runtime.programs.initial import InitFunction, InitialParams
 from rrfp_jax.runtime.programs.library import Library, specs_of
-from rrfp_jax.runtime.programs.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.virtual_stage import placed_params
-from rrfp_jax.runtime.stages.held import Held, Naming, params_in
-from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPrograms
+from rrfp_jax.runtime.run.world import START_SECONDS
+from rrfp_jax.runtime.stages.leaves import Held, Naming, params_in
+from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPart, OptimizerPrograms, WholeOptimizer
 from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.runtime.stages.whole_optimizer import OptimizerPart, WholeOptimizer
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.processes.world import World
-from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen, slot_bytes
-from rrfp_jax.runtime.transport.nixl.places import room_for
+from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.transport.nixl.slots import Foreseen, room_for, slot_bytes
 from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.runtime.transport.nixl.trial import Edge, Meeting, meet
 from rrfp_jax.runtime.transport.protocol import Devices, Specs, Transport

@@ -9,10 +9,10 @@ from typing import TypeAlias
 import jax
 
 from rrfp_jax.core.tasks import Direction, Input
-from rrfp_jax.runtime.processes.bell import EventBell
-from rrfp_jax.runtime.processes.interrupts import interrupts_held
-from rrfp_jax.runtime.processes.waits import LONGEST_SLEEP_SECONDS, Wait
-from rrfp_jax.runtime.processes.world import World
+from rrfp_jax.runtime.run.interrupts import interrupts_held
+from rrfp_jax.runtime.run.mailbox import EventBell
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, Wait
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.protocol import Arrival, Devices, Key, Transport
 
 Shards: TypeAlias = Sequence[jax.Array]

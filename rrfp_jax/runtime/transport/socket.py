@@ -20,10 +20,10 @@ from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.lifecycle.join import own_address
-from rrfp_jax.runtime.processes.frames import Message
-from rrfp_jax.runtime.processes.waits import pause
-from rrfp_jax.runtime.processes.world import START_SECONDS, World
+from rrfp_jax.runtime.run.frames import Message
+from rrfp_jax.runtime.run.join import own_address
+from rrfp_jax.runtime.run.waits import pause
+from rrfp_jax.runtime.run.world import START_SECONDS, World
 from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness, specs_of
 
 UUID_BITS = 63

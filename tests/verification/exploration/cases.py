@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rrfp_jax.core.accumulation import Accumulation
-from rrfp_jax.core.group.group import GroupProtocol
+from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.hints import BPriority, Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.ranked import Ranked

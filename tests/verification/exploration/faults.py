@@ -8,10 +8,7 @@ from functools import partial
 
 from rrfp_jax.core.admission import Admission, ByChunk, Whole
 from rrfp_jax.core.events import Arrived, Chosen, Dispatch, Event, Room
-from rrfp_jax.core.group.group import Member
-from rrfp_jax.core.group.leader import Follower
-from rrfp_jax.core.group.messages import NOTHING, Answer, GroupMessage
-from rrfp_jax.core.group.unanimous import Unanimous
+from rrfp_jax.core.group import NOTHING, Answer, Follower, GroupMessage, Member, Unanimous
 from rrfp_jax.core.hints import BF, BPriority, FPriority
 from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.scheduler import StageScheduler

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from rrfp_jax.core.events import ROOM, Arrived, Room
-from rrfp_jax.core.group.group import GroupProtocol, Member, member
-from rrfp_jax.core.group.messages import GroupMessage
+from rrfp_jax.core.group import GroupMessage, GroupProtocol, Member, member
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Task

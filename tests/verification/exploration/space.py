@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rrfp_jax.core.events import Arrived
-from rrfp_jax.core.group.group import recipients
+from rrfp_jax.core.group import recipients
 from rrfp_jax.core.tasks import Task
 from tests.verification.exploration.machines import Case, Journal, Maker, Step, Table, real
 from tests.verification.exploration.witness import Broken

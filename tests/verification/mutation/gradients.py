@@ -37,7 +37,7 @@ def only_the_last_microbatch(original: Any) -> Any:
     bug="Each new sequence length initialised the stages again and wiped the gradients of the lengths "
     "before.",
     source="NVIDIA-NeMo/Automodel#3530",
-    target="rrfp_jax.runtime.stages.model_step:ModelStep.run",
+    target="rrfp_jax.runtime.stages.step:ModelStep.run",
     here="Sums belong to the stage and know no shapes of microbatches; each shape has programs of its own.",
     tests=[LENGTHS],
 )
@@ -164,7 +164,7 @@ def replicas_not_added(original: Any) -> Any:
 @row(
     bug="The weight of one replica's losses is ignored, and all its positions are counted.",
     source=OURS,
-    target="rrfp_jax.runtime.engine.step_run:StepRun._statistics",
+    target="rrfp_jax.runtime.engine.engine:StepRun._statistics",
     here="Weights come from the program that computes the loss, by microbatch, and are added on every "
     "process.",
     tests=[REPLICAS],
@@ -183,7 +183,7 @@ def one_replicas_weight_ignored(original: Any) -> Any:
 @row(
     bug="The gradients of tied embeddings on the first and the last stage were not added right.",
     source="NVIDIA/Megatron-LM#844",
-    target="rrfp_jax.runtime.stages.ties:collect_gradients",
+    target="rrfp_jax.runtime.stages.leaves:collect_gradients",
     here="An alias sends its whole sum to the owner's stage, after replicas have added theirs.",
     tests=[ALIASES],
 )
@@ -205,7 +205,7 @@ def a_tied_gradient_twice(original: Any) -> Any:
 @row(
     bug="Tied weights on several stages were updated apart, and did not stay equal.",
     source="uw-syfi/piper#25",
-    target="rrfp_jax.runtime.stages.ties:spread_values",
+    target="rrfp_jax.runtime.stages.leaves:spread_values",
     here="There is one optimizer state and one update; aliases get copies of its result.",
     tests=[ALIASES],
 )
@@ -255,7 +255,7 @@ def clipped_before_the_division(original: Any) -> Any:
 @row(
     bug="Each microbatch's gradient is clipped before the sum.",
     source=OURS,
-    target="rrfp_jax.runtime.programs.adding:added",
+    target="rrfp_jax.runtime.programs.gradients:added",
     here="Clipping is a factor of the update, which begins when all microbatches have been added.",
     tests=[PARITY],
 )

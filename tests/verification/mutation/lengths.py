@@ -21,7 +21,7 @@ PARITY = "tests/train/test_parity.py::test_gradients_are_those_of_the_whole_batc
 @row(
     bug="What stages send was cut to the shape of the first microbatch.",
     source="deepspeedai/DeepSpeed#3195",
-    target="rrfp_jax.runtime.stages.model_step:ModelStep.receive",
+    target="rrfp_jax.runtime.stages.step:ModelStep.receive",
     here="Every shape has programs of its own, and a message says the shapes of its arrays.",
     tests=[LENGTHS],
 )
@@ -48,7 +48,7 @@ def cut_to_the_first_length(original: Any) -> Any:
 @row(
     bug="The larger buffers of the first microbatch were used for all, so uneven microbatches did not fit.",
     source="pytorch/pytorch#126600",
-    target="rrfp_jax.runtime.stages.model_step:ModelStep.__init__",
+    target="rrfp_jax.runtime.stages.step:ModelStep.__init__",
     here="A task runs the program of its own microbatch's shape.",
     tests=[LENGTHS],
 )
@@ -248,7 +248,7 @@ def an_evaluation_takes_a_step(original: Any) -> Any:
 @row(
     bug="Pipeline stages left out layers when their number could not be divided by that of the stages.",
     source="ml-explore/mlx-lm#1688",
-    target="rrfp_jax.runtime.model.split:layers_of_chunks",
+    target="rrfp_jax.runtime.model.roles:layers_of_chunks",
     here="The numbers of layers of all stages must add up to the model's.",
     tests=["tests/train/test_parity.py::test_initial_values_do_not_depend_on_the_split[3]"],
 )

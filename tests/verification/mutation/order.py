@@ -42,7 +42,7 @@ def the_latest_backward_for_all(original: Any) -> Any:
 @row(
     bug="With one buffer fewer, a message was received over data that was still needed.",
     source="deepspeedai/DeepSpeed#2800",
-    target="rrfp_jax.runtime.stages.model_step:ModelStep.receive",
+    target="rrfp_jax.runtime.stages.step:ModelStep.receive",
     here="There are no receive buffers: each message has arrays of its own, which its task takes.",
     tests=[PARITY],
 )
@@ -59,7 +59,7 @@ def one_buffer_for_all_messages(original: Any) -> Any:
 @row(
     bug="Messages were told apart by their order alone, so the order had to be fixed beforehand.",
     source="msr-fiddle/pipedream#22",
-    target="rrfp_jax.runtime.stages.model_step:ModelStep.run",
+    target="rrfp_jax.runtime.stages.step:ModelStep.run",
     here="A message carries stage, direction, chunk and microbatch, and is filed by that.",
     tests=[DELAYS],
 )
@@ -104,7 +104,7 @@ def a_warm_up_longer_than_the_step(original: Any) -> Any:
 @row(
     bug="Interleaved 1F1B hung because the communication of the ranks was criss-crossed.",
     source="pytorch/pytorch#127332",
-    target="rrfp_jax.core.deadlock:check_can_end",
+    target="rrfp_jax.core.scheduler:check_can_end",
     here="A fixed order is run without time before the first step; one that cannot end is refused.",
     tests=["tests/core/test_schedules.py::test_orders_that_wait_for_each_other_are_named"],
 )
@@ -130,7 +130,7 @@ def waits_for_its_turn(original: Any) -> Any:
 @row(
     bug="Ranks ran collectives and transfers in different orders, and hung without an error.",
     source="marin-community/marin#7655",
-    target="rrfp_jax.core.group.leader:Follower._obey",
+    target="rrfp_jax.core.group:Follower._obey",
     here="Ranks of a stage follow the decisions of the first by number, whatever arrives when.",
     tests=[
         "tests/core/test_group.py::TestFollower::test_runs_decisions_in_order_each_once_its_input_is_there"
@@ -139,7 +139,7 @@ def waits_for_its_turn(original: Any) -> Any:
 def decisions_out_of_order(original: Any) -> Any:
     def obey(self: Any) -> Any:
         from rrfp_jax.core.events import Chosen
-        from rrfp_jax.core.group.messages import NOTHING, Answer
+        from rrfp_jax.core.group import NOTHING, Answer
 
         for position, task in self._decided.items():
             if dispatch := self.scheduler.handle(Chosen(task)):
@@ -153,7 +153,7 @@ def decisions_out_of_order(original: Any) -> Any:
 @row(
     bug="The leader of a stage runs a task that the other ranks never hear of.",
     source=OURS,
-    target="rrfp_jax.core.group.leader:Leader._decide",
+    target="rrfp_jax.core.group:Leader._decide",
     here="One answer holds the task and the message, and the message is sent first.",
     tests=["tests/core/test_group.py::TestLeader::test_publishes_what_it_runs"],
 )
@@ -165,7 +165,7 @@ def a_decision_not_told(original: Any) -> Any:
     bug="A rank that has voted takes in what arrives before the vote ends, and runs another task than it "
     "named.",
     source=OURS,
-    target="rrfp_jax.core.group.unanimous:Unanimous.handle",
+    target="rrfp_jax.core.group:Unanimous.handle",
     here="What arrives after a rank's own vote counts from the next vote on.",
     tests=[
         "tests/core/test_group.py::TestUnanimous::"
@@ -175,7 +175,7 @@ def a_decision_not_told(original: Any) -> Any:
 def a_vote_not_kept(original: Any) -> Any:
     def handle(self: Any, event: Any) -> Any:
         from rrfp_jax.core.events import Arrived
-        from rrfp_jax.core.group.messages import NOTHING
+        from rrfp_jax.core.group import NOTHING
 
         if not isinstance(event, Arrived):
             return original(self, event)
@@ -188,7 +188,7 @@ def a_vote_not_kept(original: Any) -> Any:
 @row(
     bug="Ranks hung, each blocked in another program, and nothing said so.",
     source="NVIDIA/jaxpp#11",
-    target="rrfp_jax.runtime.group.dispatch_hash:check_orders",
+    target="rrfp_jax.runtime.run.consensus:check_orders",
     here="At the end of a step all ranks compare what they dispatched; a difference is named by rank and "
     "task.",
     tests=["tests/runtime/test_groups.py::test_ranks_of_a_stage_that_dispatched_different_tasks_are_named"],
@@ -200,7 +200,7 @@ def orders_not_compared(original: Any) -> Any:
 @row(
     bug="A process was gone, and the others waited for hours instead of failing.",
     source="jax-ml/jax#19307",
-    target="rrfp_jax.runtime.processes.departures:Departures.require",
+    target="rrfp_jax.runtime.run.membership:Departures.require",
     here="The connections of all processes are watched, and every wait ends with the name of who is gone.",
     tests=["tests/runtime/test_departures.py::TestGone::test_the_most_telling_is_raised"],
 )
@@ -211,7 +211,7 @@ def nobody_notices_a_death(original: Any) -> Any:
 @row(
     bug="A run of 512 GPUs stopped in the middle of a step, with no error on any rank.",
     source="marin-community/marin#7344",
-    target="rrfp_jax.runtime.processes.waits:Wait.reached",
+    target="rrfp_jax.runtime.run.waits:Wait.reached",
     here="Every wait has a limit, and says what it waited for.",
     tests=["tests/train/test_trainer.py::test_a_program_that_hangs_does_not_hold_its_error_back"],
 )

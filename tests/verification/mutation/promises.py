@@ -100,7 +100,7 @@ def added_the_other_way_round(original: Any) -> Any:
 @row(
     bug="A parked gradient is never added.",
     source=OURS,
-    target="rrfp_jax.runtime.stages.model_step:ModelStep.accumulate",
+    target="rrfp_jax.runtime.stages.step:ModelStep.accumulate",
     here="The core says with each dispatch which gradients are added; two runs with other delays give "
     "equal bits.",
     tests=[DELAYS],
@@ -167,7 +167,7 @@ def a_stage_without_an_update(original: Any) -> Any:
 @row(
     bug="Programs go on with the weights of before the update.",
     source=OURS,
-    target="rrfp_jax.runtime.stages.model_step:ModelStep._bind",
+    target="rrfp_jax.runtime.stages.step:ModelStep._bind",
     here="Each step binds its programs to the parameters of that moment, and forgets them at its end.",
     tests=[PLAIN],
 )
@@ -185,7 +185,7 @@ def stale_weights(original: Any) -> Any:
 @row(
     bug="The last stage drops its last microbatch.",
     source=OURS,
-    target="rrfp_jax.runtime.stages.model_step:ModelStep.run",
+    target="rrfp_jax.runtime.stages.step:ModelStep.run",
     here="A step ends when every stage has dispatched every task once; the scheduler counts them.",
     tests=[PARITY],
 )
@@ -206,7 +206,7 @@ def the_last_microbatch_dropped(original: Any) -> Any:
 @row(
     bug="A backward runs on what another microbatch's forward has left.",
     source=OURS,
-    target="rrfp_jax.runtime.stages.model_step:ModelStep.run",
+    target="rrfp_jax.runtime.stages.step:ModelStep.run",
     here="What a forward leaves is kept by chunk and microbatch, and its backward takes that.",
     tests=[PARITY_4],
 )
@@ -224,7 +224,7 @@ def backward_of_another_microbatch(original: Any) -> Any:
 @row(
     bug="A backward that computes a layer again drew other random numbers than its forward.",
     source="allenai/OLMo-core#828",
-    target="rrfp_jax.runtime.stages.model_step:ModelStep.run",
+    target="rrfp_jax.runtime.stages.step:ModelStep.run",
     here="A key follows from seed, step, microbatch and layer, so it is the same however often it is drawn.",
     tests=[f"{KEYS}_forward_and_backward_draw_the_same"],
 )

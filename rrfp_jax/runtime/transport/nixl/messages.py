@@ -32,7 +32,7 @@ notifications are not used: nothing can sleep on them, and whoever reaches its p
 
 from __future__ import annotations
 
-from rrfp_jax.runtime.processes.frames import Message
+from rrfp_jax.runtime.run.frames import Message
 from rrfp_jax.runtime.transport.protocol import Key, Specs
 
 

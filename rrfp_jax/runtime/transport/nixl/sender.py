@@ -2,13 +2,162 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Literal, NamedTuple, TypeAlias
 
+import jax
+
+from rrfp_jax.runtime.run.waits import pause
+from rrfp_jax.runtime.transport.nixl.agent import Agent, Memory, Peers, Stretch, WriteFailed, Writing
+from rrfp_jax.runtime.transport.nixl.copies import Sources, packed
 from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
-from rrfp_jax.runtime.transport.nixl.packing import packed
+from rrfp_jax.runtime.transport.nixl.receiver import stretches_of
 from rrfp_jax.runtime.transport.protocol import Key, Specs
+
+LOOK_SECONDS = 5e-5
+"""A write is looked at for so long before a thread watches it: about what it costs to wake that thread."""
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    rank: int
+    key: Key
+    arrays: Sequence[jax.Array]  # which must stay
+    memory: Sequence[Memory]  # theirs, registered
+
+
+class Failed(Exception):
+    """A write has failed; to whom, of what, and why."""
+
+    def __init__(self, rank: int, key: Key, reason: str) -> None:
+        super().__init__(reason)
+        self.rank, self.key = rank, key
+
+
+class Writes:
+    """Writes arrays from where they lie, which costs less here than to pack them first.
+
+    Args:
+        agent: of this process.
+        peers: the others' agents.
+        tell: called with a message's number by the watching thread, when its write has ended.
+    """
+
+    def __init__(self, agent: Agent, peers: Peers, tell: Callable[[int], None]) -> None:
+        self._agent, self._peers, self._sources = agent, peers, Sources(agent)
+        self._under_way: dict[int, _UnderWay] = {}
+        self._watch = _Watch(tell)
+
+    def begin(self, write: Write, key: Key, arrays: Sequence[jax.Array]) -> bool:
+        """Begin to write a message; whether that has ended already, and `end` can be called.
+
+        Raises:
+            Failed: its receiver cannot be reached.
+        """
+        at, lie = write.place.at, stretches_of(write.specs, arrays, len(write.place.at))
+        memory = [here for _, here in lie]
+        stretches = [
+            Stretch(here, Memory(at[part.device][0] + part.offset, part.size, at[part.device][1]))
+            for part, here in lie
+        ]
+        try:
+            self._sources.take(memory)
+        except WriteFailed as error:
+            raise Failed(write.rank, key, str(error)) from None
+        try:
+            writing = self._agent.write(self._peers.name(write.rank), stretches)
+            ended = _ends_soon(writing)
+        except WriteFailed as error:
+            self._sources.leave(memory)
+            raise Failed(write.rank, key, str(error)) from None
+        self._under_way[write.number] = _UnderWay(write.rank, key, arrays, memory)
+        if not ended:
+            self._watch.add(write.number, writing)
+        return ended
+
+    def end(self, number: int) -> int:
+        """Note that a write has ended, whose arrays may go; to whom it was.
+
+        Raises:
+            Failed: it has failed.
+        """
+        own = self._under_way.pop(number)
+        self._sources.leave(own.memory)
+        if error := self._watch.failed.pop(number, None):
+            raise Failed(own.rank, own.key, error)
+        return own.rank
+
+    @property
+    def ranks(self) -> set[int]:
+        """To whom any is under way."""
+        return {own.rank for own in self._under_way.values()}
+
+    def close(self) -> None:
+        """Nothing more will be written; what is under way is watched to its end."""
+        self._watch.close()
+
+
+def _ends_soon(writing: Writing) -> bool:
+    until = perf_counter() + LOOK_SECONDS
+    while not (ended := writing.has_ended()) and perf_counter() < until:
+        pass
+    return ended
+
+
+class _Watch:
+    """A thread that looks at writes until they have ended; there is none before the first."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+        self._new: list[tuple[int, Writing]] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.failed: dict[int, str] = {}  # why, by number, from before it is told
+
+    def add(self, number: int, writing: Writing) -> None:
+        """Look at this write, too."""
+        with self._changed:
+            self._new.append((number, writing))
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rrfp-writes", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Let the thread end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        watched: list[tuple[int, Writing]] = []
+        since = perf_counter()
+        while True:
+            with self._changed:
+                while not (watched or self._new or self._closed):
+                    self._changed.wait()
+                if self._closed and not (watched or self._new):
+                    return
+                if self._new:
+                    watched, self._new, since = watched + self._new, [], perf_counter()
+            ended = {number for number, writing in watched if self._has_ended(number, writing)}
+            watched = [own for own in watched if own[0] not in ended]
+            for number in sorted(ended):
+                self._tell(number)
+            with self._changed:
+                if not (ended or self._new):  # a new one may be short
+                    self._changed.wait(pause(perf_counter() - since))
+
+    def _has_ended(self, number: int, writing: Writing) -> bool:
+        try:
+            return writing.has_ended()
+        except WriteFailed as error:
+            self.failed[number] = str(error)
+            return True
 
 
 class Say(NamedTuple):

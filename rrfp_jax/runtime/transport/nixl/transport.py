@@ -14,19 +14,15 @@ from typing import Any, NamedTuple
 import jax
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.processes.frames import Message
-from rrfp_jax.runtime.processes.waits import pause
-from rrfp_jax.runtime.processes.world import START_SECONDS, World
+from rrfp_jax.runtime.run.frames import Message
+from rrfp_jax.runtime.run.waits import pause
+from rrfp_jax.runtime.run.world import START_SECONDS, World
 from rrfp_jax.runtime.transport.nixl.agent import Agent, Peers, WriteFailed
 from rrfp_jax.runtime.transport.nixl.copies import Copies
-from rrfp_jax.runtime.transport.nixl.foreseen import Foreseen
 from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
-from rrfp_jax.runtime.transport.nixl.places import SLOTS, Give, Grow
-from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline, Receiver
-from rrfp_jax.runtime.transport.nixl.sender import Delivered, Forget, Say, Sender, Write
-from rrfp_jax.runtime.transport.nixl.slabs import Slabs
-from rrfp_jax.runtime.transport.nixl.slots import Slots
-from rrfp_jax.runtime.transport.nixl.writes import Failed, Writes
+from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline, Receiver, Slabs
+from rrfp_jax.runtime.transport.nixl.sender import Delivered, Failed, Forget, Say, Sender, Write, Writes
+from rrfp_jax.runtime.transport.nixl.slots import SLOTS, Foreseen, Give, Grow, Slots
 from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Specs, Witness, specs_of
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from rrfp_jax.runtime.processes.waits import pause
-from rrfp_jax.runtime.processes.world import START_SECONDS, World
+from rrfp_jax.runtime.run.waits import pause
+from rrfp_jax.runtime.run.world import START_SECONDS, World
 from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Memory, Peers, Stretch, WriteFailed
-from rrfp_jax.runtime.transport.nixl.slabs import memory_of, zeros
+from rrfp_jax.runtime.transport.nixl.receiver import memory_of, zeros
 from rrfp_jax.runtime.transport.protocol import Devices
 
 SMALL, LARGE = 2**12, 2**22

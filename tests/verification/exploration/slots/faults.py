@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rrfp_jax.runtime.transport.nixl.messages import Ask, Granted, Written
-from rrfp_jax.runtime.transport.nixl.places import Places
 from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline, Receiver
 from rrfp_jax.runtime.transport.nixl.sender import Say, Sender
-from rrfp_jax.runtime.transport.nixl.slots import Slots
+from rrfp_jax.runtime.transport.nixl.slots import Places, Slots
 from tests.verification.exploration.slots.world import Case, Makers
 
 

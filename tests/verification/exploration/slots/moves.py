@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from rrfp_jax.runtime.transport.nixl.copies import ALIGNMENT
 from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
-from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
-from rrfp_jax.runtime.transport.nixl.places import Give, Grow
 from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline
 from rrfp_jax.runtime.transport.nixl.sender import Say, Write
+from rrfp_jax.runtime.transport.nixl.slots import Give, Grow
 from tests.verification.exploration.slots.world import RECEIVER, Content, End, Live, World, message_key
 from tests.verification.exploration.witness import Broken, require
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rrfp_jax.core.tasks import Direction, Input
-from rrfp_jax.runtime.transport.nixl.packing import ALIGNMENT
+from rrfp_jax.runtime.transport.nixl.copies import ALIGNMENT
 from rrfp_jax.runtime.transport.nixl.receiver import Home, Receiver
 from rrfp_jax.runtime.transport.nixl.sender import Sender
 from rrfp_jax.runtime.transport.nixl.slots import Slots

@@ -1,0 +1,294 @@
+"""What microbatches take of a stage's memory, and what may be in flight so that it never runs out.
+
+docs/memory.md has the proof. A message takes memory at both ends: at the sender from its program's dispatch
+until it is delivered, at the receiver as soon as it is on its way. So a chunk of a microbatch goes through
+these phases:
+
+    F still to come      the activation that arrives
+    F dispatched         held after F, and the activation sent or, once that is delivered, the gradient that
+                         arrives: nobody computes a gradient before the activation is there
+    I dispatched         held after I, and the gradient sent
+    B or W dispatched    the gradient sent
+
+Admission charges a chunk from its F to its B or W (`admission.py`). What is there before and after is an
+activation that came early, or a gradient sent after the release. Both belong to microbatches that the virtual
+stage before has in flight: it releases one only after its gradient has come. `arrival` is the larger of the
+two, and somebody has charged it:
+
+    the first chunk     The stage before. If n microbatches are in flight on its first chunk at most, the n
+                        largest arrivals are the *base* that is taken off this stage's room.
+    any later chunk     The chunk before on this stage: on its way to the later chunk and back, a microbatch
+                        is in flight there all the time.
+
+So a chunk in flight costs what it takes beyond its own arrival, and the arrival at the next chunk:
+
+    before its gradient is sent    held after F + message + arrival at the next chunk - own arrival
+    after that (split backward)    held for W: all messages before are delivered, and the virtual stage before
+                                   may be done
+
+Whatever the delays, a stage holds at most base + what is charged. n follows from the limits of the stage
+before, so `step_budgets` goes through the stages in order: on every placement a stage's first chunk follows
+that of the stage before. It also holds every stage to so few microbatches that the next one has room for one
+beside its base. So any budget works that is enough for one microbatch at a time. What a program needs only
+while it runs is not counted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeAlias, TypeVar
+
+from rrfp_jax.core.step_rules import Budget
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Input, Kind, Output, Task
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Bytes of one microbatch on one chunk of a stage.
+
+    Attributes:
+        activation_in_bytes, activation_out_bytes: that arrives for F, and that F sends. What arrives as data
+            is not counted, nor what is sent and held as well.
+        gradient_in_bytes, gradient_out_bytes: that arrives for B or I, and that it sends.
+        held_after_forward_bytes: from F to B or I.
+        held_after_input_bytes: from I to W.
+        temporary_bytes: of the program of each kind ("F", "B", "I", "W"), besides arguments and results.
+        dropped_bytes: of those of its arguments that are not held after it.
+    """
+
+    activation_in_bytes: int
+    activation_out_bytes: int
+    gradient_in_bytes: int
+    gradient_out_bytes: int
+    held_after_forward_bytes: int
+    held_after_input_bytes: int
+    temporary_bytes: Mapping[str, int] = field(default_factory=dict)
+    dropped_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def largest_arrival(self) -> int:
+        """Of the two messages that come."""
+        return max(self.activation_in_bytes, self.gradient_in_bytes)
+
+    def transient_bytes(self, kind: Kind) -> int:
+        """What the program of this kind needs only while it runs."""
+        return self.temporary_bytes.get(kind.letter, 0) + self.dropped_bytes.get(kind.letter, 0)
+
+    @property
+    def most_transient_bytes(self) -> int:
+        """Of the program that needs most."""
+        return max(map(self.transient_bytes, Kind))
+
+    def held_change(self, kind: Kind) -> int:
+        """By how much a dispatch of this kind changes what is held between programs."""
+        whole, half = self.held_after_forward_bytes, self.held_after_input_bytes
+        return {FORWARD: whole, BACKWARD: -whole, INPUT: half - whole, WEIGHT: -half}[kind]
+
+    @property
+    def forward_bytes(self) -> int:
+        """From F on."""
+        return self.held_after_forward_bytes + max(self.activation_out_bytes, self.gradient_in_bytes)
+
+    @property
+    def input_bytes(self) -> int:
+        """From I on, or from B on, when only the gradient is left."""
+        return self.held_after_input_bytes + self.gradient_out_bytes
+
+
+Chunks: TypeAlias = Sequence[Footprint]
+"""A microbatch on all chunks of a stage."""
+
+
+def arrival(chunks: Chunks) -> int:
+    """Bytes of a microbatch on a stage whose first chunk has not run yet, or is released."""
+    return _arrivals(chunks)[0]
+
+
+def costs(chunks: Chunks) -> list[int]:
+    """Bytes of a microbatch in flight on each chunk, beyond what others are charged for."""
+    own = _arrivals(chunks)
+    return [
+        max(chunk.forward_bytes + own[c + 1] - own[c], chunk.held_after_input_bytes, 0)
+        for c, chunk in enumerate(chunks)
+    ]
+
+
+def _arrivals(chunks: Chunks) -> list[int]:
+    """By chunk, and 0 for the one after the last."""
+    return [*(max(chunk.activation_in_bytes, chunk.gradient_out_bytes) for chunk in chunks), 0]
+
+
+def least_room(steps: Iterable[Chunks]) -> int:
+    """Bytes that a stage needs for its microbatches, one at a time, and another one's message."""
+    known = list(steps)
+    return max(sum(costs(chunks)) for chunks in known) + max(map(arrival, known))
+
+
+def step_budgets(
+    rooms: Sequence[int | None],
+    footprints: Sequence[Sequence[Chunks]],
+    buckets: Sequence[int],
+    most: int | None = None,
+    by_chunk: bool = True,
+) -> list[Budget | None]:
+    """The budgets of all stages for a step under a hint.
+
+    Args:
+        rooms: bytes of each stage for microbatches; None for no limit.
+        footprints: by stage and bucket.
+        buckets: of each microbatch.
+        most: microbatches in flight at most.
+        by_chunk: whether each chunk is charged by itself (`StepRules.charges_by_chunk`).
+
+    Raises:
+        ValueError: a stage has less than `least_room`.
+    """
+    budgets: list[Budget | None] = []
+    ahead = 0  # most microbatches that the stage before may have in flight on its first chunk
+    for stage, (room, own) in enumerate(zip(rooms, footprints, strict=True)):
+        chunks = len(own[0])
+        mine = len(buckets) if most is None else min(most * (chunks if by_chunk else 1), len(buckets))
+        cap = len(buckets)
+        if stage + 1 < len(rooms):
+            cap = _most_before(stage + 1, rooms[stage + 1], footprints[stage + 1], buckets)
+        if room is None:
+            free = [[0] * len(buckets)] * chunks
+            budgets.append(None if cap >= mine else Budget(free, 0, cap))
+        else:
+            charged = list(zip(*_of_microbatches(map(costs, own), buckets), strict=True))
+            messages = _of_microbatches(map(arrival, own), buckets)
+            limit = room - sum(sorted(messages, reverse=True)[:ahead])
+            if limit < max(map(sum, zip(*charged, strict=True))):
+                raise ValueError(
+                    f"stage {stage}: {room} bytes, and one microbatch at a time needs {least_room(own)}"
+                )
+            each = charged[0] if by_chunk else list(map(sum, zip(*charged, strict=True)))
+            mine = min(mine, sum(total <= limit for total in accumulate(sorted(each))))
+            budgets.append(Budget(charged, limit, cap if cap < mine else None))
+        ahead = min(mine, cap)
+    return budgets
+
+
+def order_peaks(
+    orders: Sequence[Sequence[Task]], footprints: Sequence[Sequence[Chunks]], buckets: Sequence[int]
+) -> list[int]:
+    """The most bytes that each stage may hold at once when it follows its order, whatever the delays."""
+    peaks, ahead = [], 0
+    for order, own in zip(orders, footprints, strict=True):
+        messages = _of_microbatches(map(arrival, own), buckets)
+        peak, ahead_next = _replayed(order, [own[bucket] for bucket in buckets])
+        peaks.append(sum(sorted(messages, reverse=True)[:ahead]) + peak)
+        ahead = ahead_next
+    return peaks
+
+
+def _replayed(order: Sequence[Task], microbatches: Sequence[Chunks]) -> tuple[int, int]:
+    """The most bytes beyond arrivals, and the most microbatches, that are in flight in an order."""
+    phases: dict[int, list[int]] = {}  # bytes by chunk of the microbatches in flight
+    to_do = [2 * len(chunks) for chunks in microbatches]  # chunks' forwards, and their releasing tasks
+    share = [0] * len(microbatches)  # what is not counted because the base has it
+    held = most = most_held = 0
+    for kind, chunk, j in order:
+        chunks = microbatches[j]
+        if j not in phases:
+            phases[j] = [footprint.activation_in_bytes for footprint in chunks]
+            share[j] = arrival(chunks)
+            phases[j][0] = 0
+        else:
+            held -= max(sum(phases[j]) - share[j], 0)
+        phases[j][chunk] = {
+            FORWARD: chunks[chunk].forward_bytes,
+            INPUT: chunks[chunk].input_bytes,
+        }.get(kind, chunks[chunk].gradient_out_bytes)
+        if chunk == 0 and kind in (BACKWARD, INPUT):
+            share[j] = chunks[0].gradient_out_bytes
+        to_do[j] -= kind is not INPUT
+        if to_do[j]:
+            held += max(sum(phases[j]) - share[j], 0)
+        else:
+            del phases[j]
+        most, most_held = max(most, held), max(most_held, len(phases))
+    return most, most_held
+
+
+def _most_before(stage: int, room: int | None, own: Sequence[Chunks], buckets: Sequence[int]) -> int:
+    """How many microbatches the stage before may hold, so that this one can hold one of its own."""
+    if room is None:
+        return len(buckets)
+    rest = room - max(map(sum, _of_microbatches(map(costs, own), buckets)))
+    messages = sorted(_of_microbatches(map(arrival, own), buckets), reverse=True)
+    count = sum(total <= rest for total in accumulate(messages))
+    return max(count, 1)  # 0: refused when it is this stage's turn
+
+
+def _of_microbatches(by_bucket: Iterable[T], buckets: Sequence[int]) -> list[T]:
+    known = list(by_bucket)
+    return [known[bucket] for bucket in buckets]
+
+
+class Meter:
+    """Counts bytes by what is dispatched, what is on its way here, and what has been delivered elsewhere.
+
+    Args:
+        footprints: by bucket.
+        buckets: of each microbatch.
+
+    Attributes:
+        now: bytes held for microbatches: arrived or arriving, kept between programs, sent and not delivered.
+        peak: the most so far, with what each program needs while it runs.
+    """
+
+    def __init__(self, footprints: Sequence[Chunks], buckets: Sequence[int]) -> None:
+        self._buckets = buckets
+        self._inputs = [[_inputs(chunk) for chunk in chunks] for chunks in footprints]
+        self._outputs = [[_outputs(chunk) for chunk in chunks] for chunks in footprints]
+        self._changes = [[_changes(chunk) for chunk in chunks] for chunks in footprints]
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins: nothing is there."""
+        self.now = self.peak = 0
+
+    def coming(self, awaited: Input) -> None:
+        """The memory of an input from another virtual stage is taken from now on."""
+        direction, chunk, microbatch = awaited
+        self.now += self._inputs[self._buckets[microbatch]][chunk][direction]
+        self.peak = max(self.peak, self.now)
+
+    def dispatched(self, task: Task) -> None:
+        """A task's program is dispatched: its results are there, its input and what else it drops is not."""
+        kind, chunk, microbatch = task
+        change, transient = self._changes[self._buckets[microbatch]][chunk][kind]
+        self.now += change
+        self.peak = max(self.peak, self.now + transient)
+
+    def delivered(self, sent: Output) -> None:
+        """What was sent is at its destination."""
+        direction, chunk, microbatch = sent
+        self.now -= self._outputs[self._buckets[microbatch]][chunk][direction]
+
+
+def _inputs(chunk: Footprint) -> dict[Direction, int]:
+    return _by_direction(chunk.activation_in_bytes, chunk.gradient_in_bytes)
+
+
+def _outputs(chunk: Footprint) -> dict[Direction, int]:
+    return _by_direction(chunk.activation_out_bytes, chunk.gradient_out_bytes)
+
+
+def _by_direction(activation: int, gradient: int) -> dict[Direction, int]:
+    """Bytes of what is sent for a task of each direction."""
+    return {Direction.FORWARD: activation, Direction.BACKWARD: gradient, Direction.WEIGHT: 0}
+
+
+def _changes(chunk: Footprint) -> dict[Kind, tuple[int, int]]:
+    """By kind: how a dispatch changes what there is, and what it needs besides for a while."""
+    inputs, outputs = _inputs(chunk), _outputs(chunk)
+    sent = {way: outputs[way] - inputs[way] for way in outputs}
+    return {
+        kind: (chunk.held_change(kind) + sent[kind.direction], chunk.transient_bytes(kind)) for kind in Kind
+    }

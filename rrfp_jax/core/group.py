@@ -1,0 +1,327 @@
+"""How the ranks of a tensor-parallel group come to run the same tasks in the same order.
+
+Theory of operation. The ranks of a group share a stage. Each holds a part of every tensor, gets its part of
+every input by itself, and takes part in the collectives inside each program. So all must dispatch the same
+sequence, although inputs reach them at different moments. Each rank has a `StageScheduler` of the whole
+stage. The machine of a protocol stands between it and the driver. It is told events, among them the messages
+that it has received, and its `Answer` has the message to send and the task to dispatch. Messages may overtake
+one another. Stages that follow a fixed order need none of this.
+
+*Leader*. Rank 0 chooses when its device has room, by the scheduler's rules. It publishes each `Decision`
+before it runs the task. The other ranks run the decisions in order, each one as soon as they have their own
+input of it. They ask neither hint nor admission: what is held follows from what was dispatched, which is
+equal on all. They report what arrives. Among the runnable tasks, rank 0 takes one whose input has not reached
+all ranks only if the hint chooses none of the others. It does not wait for that input. The rank that lacks it
+waits for that one transfer, and the others wait for the rank inside the program; to wait before the program
+would idle all of them. Nobody can wait in a circle: whatever a decision needs was decided before it, on
+whichever stage, so every rank can follow the order in which the leaders decided to the end. A driver hides
+the time that a decision takes to arrive by giving rank 0 room early.
+
+*Unanimous* (the paper, section 4.2 and appendix D). A rank that has room proposes the task that it would run,
+or none. A round ends when the proposals of all are there. If all name the same task, all run it. If not,
+nobody does, and no hint's state advances. A rank that has got something new since, or that hears a new
+proposal, proposes again when it is next given room. What arrives after a rank's own proposal counts from the
+next round on, so that the task proposed is the task run. Ranks can differ only while something has still to
+arrive somewhere. Once everything has arrived everywhere, all propose the same, since their schedulers have
+equal states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, Room
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.tasks import Input, Task
+from rrfp_jax.core.transitions import Refusal
+
+
+class ArrivalReport(NamedTuple):
+    """To rank 0: this input has arrived at `rank`."""
+
+    rank: int
+    input: Input
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}'s report of {self.input}"
+
+
+class Decision(NamedTuple):
+    """From rank 0 to all others: the group's dispatch number `position`, from 0, is that of `task`."""
+
+    position: int
+    task: Task
+
+    def __str__(self) -> str:
+        return f"decision {self.position}, {self.task}"
+
+
+class Proposal(NamedTuple):
+    """From every rank to all others: it would run `task`, or nothing.
+
+    Attributes:
+        round: 0 and 1 in turns, which is enough to tell rounds apart: nobody is further than one ahead.
+    """
+
+    round: int
+    rank: int
+    task: Task | None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}'s proposal of {self.task or 'nothing'}"
+
+
+GroupMessage: TypeAlias = ArrivalReport | Decision | Proposal
+
+
+class Answer(NamedTuple):
+    """What follows from an event: a message to send first, and a task to dispatch, if there is one."""
+
+    dispatch: Dispatch | None = None
+    message: GroupMessage | None = None
+
+
+NOTHING = Answer()
+
+
+class Leader:
+    """Rank 0 of a group that it leads. `handle` is the only method that changes it."""
+
+    def __init__(self, scheduler: StageScheduler, ranks: int) -> None:
+        self.scheduler = scheduler
+        self.ranks = ranks
+        self._position = 0  # of the next decision
+        self._lacking: dict[Input, int] = {}  # the ranks that an input is yet to reach, this one too
+
+    def handle(self, event: Event | GroupMessage) -> Answer:
+        """Take in `Arrived`, `Room` or a `ArrivalReport`.
+
+        Raises:
+            IllegalEvent, ScheduleError: see `StageScheduler.handle`.
+        """
+        if isinstance(event, Room):
+            return self._decide()
+        if isinstance(event, ArrivalReport):
+            if not 0 < event.rank < self.ranks:
+                raise self.scheduler.illegal(event, f"a report from ranks 1 to {self.ranks - 1}")
+            self._count(event.input)
+            return NOTHING
+        if isinstance(event, Arrived):
+            self.scheduler.handle(event)
+            self._count(event.input)
+            return NOTHING
+        raise self.scheduler.illegal(event, "arrivals, room and reports, on the leader")
+
+    def awaited(self) -> str:
+        """See `StageScheduler.awaited`."""
+        return self.scheduler.awaited()
+
+    def key(self) -> Hashable:
+        """See `StageScheduler.key`; the position follows from what was dispatched."""
+        return self.scheduler.key(), frozenset(self._lacking.items())
+
+    def _count(self, arrived: Input) -> None:
+        lacking = self._lacking.pop(arrived, self.ranks) - 1
+        if lacking:
+            self._lacking[arrived] = lacking
+
+    def _decide(self) -> Answer:
+        late = frozenset(self.scheduler.task_for(*lacking) for lacking in self._lacking)
+        dispatch = self.scheduler.handle(Room(late))
+        if dispatch is None:
+            return NOTHING
+        decision = Decision(self._position, dispatch.task)
+        self._position += 1
+        return Answer(dispatch, decision)
+
+
+class Follower:
+    """Any other rank of a group with a leader. `handle` is the only method that changes it."""
+
+    def __init__(self, scheduler: StageScheduler, rank: int) -> None:
+        self.scheduler = scheduler
+        self.rank = rank
+        self._position = 0  # of the next dispatch
+        self._decided: dict[int, Task] = {}
+
+    def handle(self, event: Event | GroupMessage) -> Answer:
+        """Take in `Arrived`, `Room` or a `Decision`.
+
+        Raises:
+            IllegalEvent: see `StageScheduler.handle`.
+        """
+        if isinstance(event, Room):
+            return self._obey()
+        if isinstance(event, Decision):
+            if event.position < self._position or event.position in self._decided:
+                raise self.scheduler.illegal(event, "each position once")
+            self._decided[event.position] = event.task
+            return NOTHING
+        if isinstance(event, Arrived):
+            self.scheduler.handle(event)
+            return Answer(message=ArrivalReport(self.rank, event.input))
+        raise self.scheduler.illegal(event, "arrivals, room and decisions, on a follower")
+
+    def awaited(self) -> str:
+        """See `StageScheduler.awaited`."""
+        task = self._decided.get(self._position)
+        if task is None:
+            return "the leader's decision" if not self.scheduler.finished else self.scheduler.awaited()
+        return f"the input of {task}, which the leader chose"
+
+    def key(self) -> Hashable:
+        """See `StageScheduler.key`; the position follows from what was dispatched."""
+        return self.scheduler.key(), frozenset(self._decided.items())
+
+    def _obey(self) -> Answer:
+        task = self._decided.get(self._position)
+        dispatch = None if task is None else self.scheduler.handle(Chosen(task))
+        if dispatch is None:
+            return NOTHING
+        del self._decided[self._position]
+        self._position += 1
+        return Answer(dispatch)
+
+
+class Unanimous:
+    """A rank of a group that votes. `handle` is the only method that changes it."""
+
+    def __init__(self, scheduler: StageScheduler, rank: int, ranks: int) -> None:
+        self.scheduler = scheduler
+        self.rank = rank
+        self.ranks = ranks
+        self._round = 0
+        self._proposals: list[dict[int, Task | None]] = [{}, {}]  # by round, then by rank
+        self._later: list[Arrived] = []  # came after this rank's proposal
+        self._in_vain = False  # the latest round brought nothing, and nothing has arrived since
+
+    def handle(self, event: Event | GroupMessage) -> Answer:
+        """Take in `Arrived`, `Room` or a `Proposal`. Room is kept from a rank's proposal to its round's end.
+
+        Raises:
+            IllegalEvent, ScheduleError: see `StageScheduler.handle`.
+        """
+        if isinstance(event, Room):
+            return self._propose()
+        if isinstance(event, Proposal):
+            proposals = self._proposals[event.round]
+            if event.rank in proposals or event.rank == self.rank or not 0 <= event.rank < self.ranks:
+                raise self.scheduler.illegal(event, "one proposal a round from each other rank")
+            proposals[event.rank] = event.task
+            return Answer(self._close())
+        if isinstance(event, Arrived):
+            if self._pending:
+                self._defer(event)
+            else:
+                self.scheduler.handle(event)
+                self._in_vain = False
+            return NOTHING
+        raise self.scheduler.illegal(event, "arrivals, room and proposals")
+
+    def awaited(self) -> str:
+        """See `StageScheduler.awaited`."""
+        if not self._pending:
+            return self.scheduler.awaited()
+        silent = sorted(set(range(self.ranks)) - set(self._proposals[self._round]))
+        return f"the proposals of members {', '.join(map(str, silent))}"
+
+    def key(self) -> Hashable:
+        """See `StageScheduler.key`."""
+        proposals = tuple(frozenset(of_round.items()) for of_round in self._proposals)
+        return self.scheduler.key(), self._round, proposals, frozenset(self._later), self._in_vain
+
+    @property
+    def _pending(self) -> bool:
+        return self.rank in self._proposals[self._round]
+
+    def _defer(self, event: Arrived) -> None:
+        """Keep an arrival for the end of the round, when what this rank proposes may have been dispatched."""
+        if event in self._later:
+            raise self.scheduler.illegal(event, Refusal.ONCE.value)
+        self.scheduler.require_possible(event, self._proposals[self._round][self.rank])
+        self._later.append(event)
+
+    def _propose(self) -> Answer:
+        proposals, choice = self._proposals[self._round], self.scheduler.choice()
+        if self._pending or (not proposals and (choice is None or self._in_vain)):
+            return NOTHING  # nobody needs to hear that there is nothing to run, or the same again
+        proposals[self.rank] = choice
+        proposal = Proposal(self._round, self.rank, choice)
+        return Answer(self._close(), proposal)
+
+    def _close(self) -> Dispatch | None:
+        """End the round if all proposals are there."""
+        proposals = self._proposals[self._round]
+        if len(proposals) < self.ranks:
+            return None
+        named = set(proposals.values())
+        dispatch = self.scheduler.handle(ROOM) if len(named) == 1 and None not in named else None
+        proposals.clear()
+        self._round = 1 - self._round
+        self._in_vain = dispatch is None and not self._later
+        for event in self._later:
+            self.scheduler.handle(event)
+        self._later.clear()
+        return dispatch
+
+
+GroupProtocol: TypeAlias = Literal["leader", "unanimous"]
+"""By what rules the ranks of a group come to one order."""
+
+
+class Alone:
+    """A rank that has nothing to agree on: the only one of its stage, or one with a fixed order."""
+
+    def __init__(self, scheduler: StageScheduler) -> None:
+        self.scheduler = scheduler
+
+    def handle(self, event: Event | GroupMessage) -> Answer:
+        """See `StageScheduler.handle`."""
+        if isinstance(event, GroupMessage):
+            raise self.scheduler.illegal(event, "arrivals and room, as there is nothing to agree on")
+        dispatch = self.scheduler.handle(event)
+        return NOTHING if dispatch is None else Answer(dispatch)
+
+    def awaited(self) -> str:
+        """See `StageScheduler.awaited`."""
+        return self.scheduler.awaited()
+
+    def key(self) -> Hashable:
+        """See `StageScheduler.key`."""
+        return self.scheduler.key()
+
+
+Member: TypeAlias = Alone | Leader | Follower | Unanimous
+"""A rank's machine: `handle(event) -> Answer` is the only method that changes it."""
+
+
+def member(scheduler: StageScheduler, rank: int, ranks: int, protocol: GroupProtocol) -> Member:
+    """The machine of one rank of a group.
+
+    Raises:
+        ValueError: an unknown protocol, or a rank that is not in the group.
+    """
+    if protocol not in ("leader", "unanimous"):
+        raise ValueError(f"protocol={protocol!r}: choose 'leader' or 'unanimous'")
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank={rank}: the group has ranks 0 to {ranks - 1}")
+    if ranks == 1 or scheduler.rules.hint is None:
+        return Alone(scheduler)
+    if protocol == "unanimous":
+        return Unanimous(scheduler, rank, ranks)
+    return Follower(scheduler, rank) if rank else Leader(scheduler, ranks)
+
+
+def recipients(message: GroupMessage, ranks: int) -> Sequence[int]:
+    """The ranks of a group of so many that a message is for."""
+    if isinstance(message, ArrivalReport):
+        return (0,)
+    return partners(message.rank if isinstance(message, Proposal) else 0, ranks, "unanimous")
+
+
+def partners(rank: int, ranks: int, protocol: GroupProtocol) -> Sequence[int]:
+    """The ranks of a group of so many that hear all messages of one of them, and that it hears itself."""
+    if protocol == "leader" and rank:
+        return (0,)
+    return [other for other in range(ranks) if other != rank]

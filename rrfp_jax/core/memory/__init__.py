@@ -1,4 +1,0 @@
-"""Bytes on a stage, without devices: what microbatches may take (`footprint`), and what they take (`meter`).
-
-Begin with `footprint`.
-"""

@@ -1,0 +1,197 @@
+"""A device as the driver sees it: programs in order, when each ended, and whether one more may be queued.
+
+When the driver goes to sleep, a thread per device blocks on the oldest program's result and wakes it. So
+neither side polls: polling every 100 us cost a tenth of a core, blocking costs nothing. While the driver is
+awake it looks at the devices itself, so that the threads do not take turns with it at the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from queue import SimpleQueue
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+from rrfp_jax.core.step_rules import MOST_QUEUED
+from rrfp_jax.core.tasks import Task
+
+SET_TIMER_SLACK, GET_TIMER_SLACK = 29, 30  # of prctl(2); they concern the calling thread only
+
+SLACK_NANOSECONDS = 1000
+
+
+@cache
+def _prctl() -> Any:
+    return ctypes.CDLL(None).prctl
+
+
+@contextmanager
+def precise_timers() -> Iterator[None]:
+    """Inside, this thread's sleeps end on time; nothing elsewhere than on Linux.
+
+    A sleep of 20 us took 103 us before and 65 us inside, one of 1 ms 1.09 and 1.04 ms (median of 200).
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    prctl = _prctl()
+    before = prctl(GET_TIMER_SLACK, 0, 0, 0, 0)
+    prctl(SET_TIMER_SLACK, SLACK_NANOSECONDS, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(SET_TIMER_SLACK, before, 0, 0, 0)
+
+
+LONGEST_JOIN_SECONDS = 1.0
+
+LEAD_SECONDS = 1e-3
+"""See `DeviceQueue`; what is best on a GPU is not known yet (docs/gpu.md)."""
+
+DEEPEST = 8
+"""Most programs on a device at a time where a group decides ahead."""
+
+LEAD_SPREAD = 0.1
+"""Durations vary; "may end" allows for twice their mean deviation, up to this share of their mean."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A dispatched task. Times in seconds on `time.perf_counter`'s clock."""
+
+    step: int
+    stage: int
+    task: Task
+    bucket: int
+    cost: Hashable  # programs of equal cost key are expected to take equally long
+    token: Any  # array or None: ready when the program has ended
+    ready: float
+    dispatched: float
+    end: float = 0.0
+    delayed: float = 0.0  # at its end, injected
+    error: Exception | None = None
+    sends: Any = None  # the key by which its outputs are offered
+
+    def wait(self) -> None:
+        """Block until the program has ended, and note when and how."""
+        token = self.token
+        try:
+            if token is not None:
+                token.block_until_ready()
+        except Exception as error:
+            self.error = error
+        if self.end == 0.0:  # driver and watching thread may both be here
+            self.end = perf_counter()
+        self.token = None  # so that its memory can be used again
+
+    def has_ended(self) -> bool:
+        """Whether the program has ended; if so, `end` and `error` are set."""
+        token = self.token
+        if self.end == 0.0 and (token is None or token.is_ready()):
+            self.wait()
+        return self.end > 0.0
+
+
+class DeviceQueue:
+    """The programs in flight on one device. Use as a context manager: the thread lives inside it.
+
+    Args:
+        name: of the device, for the thread's name.
+        wake: called in that thread when a watched program has ended.
+        lead: another program is queued when those that there are may all end within this time (s).
+    """
+
+    def __init__(self, name: str, wake: Callable[[], None], lead: float = LEAD_SECONDS) -> None:
+        self._name = name
+        self._wake = wake
+        self._lead, self._ahead, self._most = lead, 0.0, MOST_QUEUED
+        self._running: deque[Running] = deque()
+        self._watched: SimpleQueue[Running | None] = SimpleQueue()
+        self._last_watched: Running | None = None
+        self._usual: dict[Hashable, tuple[float, float]] = {}  # duration and its deviation, running means
+        self._free_since = 0.0
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> DeviceQueue:
+        # Nothing of a step that was broken off: its thread would take what is meant for the new one.
+        self._running, self._watched, self._last_watched = deque(), SimpleQueue(), None
+        self._thread = threading.Thread(
+            target=self._watch, args=(self._watched,), name=f"rrfp-watch-{self._name}", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        self._watched.put(None)
+        self._last_watched = None
+        self._running.clear()  # of a step that was broken off: what its programs compute can go
+        assert self._thread is not None
+        # After an error the program may never end; its thread is a daemon and must not hold the error back.
+        self._thread.join(LONGEST_JOIN_SECONDS)
+
+    def submit(self, running: Running) -> None:
+        """Note a program that has just been dispatched."""
+        self._running.append(running)
+
+    def watch(self) -> None:
+        """Wake the driver when the oldest program ends."""
+        if self._running and self._running[0] is not self._last_watched:
+            self._last_watched = self._running[0]
+            self._watched.put(self._last_watched)
+
+    def ended(self) -> list[tuple[Running, float]]:
+        """The programs that have ended since the last call, in order, with the time each one started."""
+        finished = []
+        while self._running and self._running[0].has_ended():
+            running = self._running.popleft()
+            start = max(running.dispatched, self._free_since)
+            self._free_since = running.end
+            seconds = running.end - start
+            mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
+            deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)
+            self._usual[running.cost] = 0.9 * mean + 0.1 * seconds, deviation
+            finished.append((running, start))
+        return finished
+
+    def room_at(self, now: float) -> float:
+        """When one more program may be queued: `now` or before means at once, inf not before an end."""
+        if not self._running:
+            return now
+        if len(self._running) >= self._most:
+            return float("inf")
+        end = max(self._running[0].dispatched, self._free_since)
+        for running in self._running:
+            usual = self._usual.get(running.cost)
+            if usual is None:
+                return float("inf")
+            mean, deviation = usual
+            end += mean - min(2 * deviation, LEAD_SPREAD * mean)
+        return end - self._lead - self._ahead
+
+    def decide_ahead(self, seconds: float, most: int = DEEPEST) -> None:
+        """Have room so much earlier than usual, from now on, for so many programs."""
+        self._ahead, self._most = seconds, most if seconds else MOST_QUEUED
+
+    def next_event(self, now: float) -> float:
+        """When, after `now`, something happens here of which no thread tells; inf if nothing will."""
+        room = self.room_at(now)
+        return room if room > now else float("inf")
+
+    @property
+    def running(self) -> list[Task]:
+        """The tasks on the device, oldest first."""
+        return [running.task for running in self._running]
+
+    def _watch(self, watched: SimpleQueue[Running | None]) -> None:
+        while (running := watched.get()) is not None:
+            if running.end == 0.0:
+                running.wait()
+            self._wake()

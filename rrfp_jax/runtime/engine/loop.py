@@ -1,0 +1,451 @@
+"""The loop of one step: it feeds the core, dispatches what the core decides, and reads the clock for it.
+
+Three moves are repeated until every task of this process's stages has ended: collect what has ended and
+arrived, fill the devices that have room, sleep. The threads that watch devices, and messages, wake it. So a
+ready task is picked up within about 100 us, and an idle driver costs next to nothing.
+
+`Driver` is what steps run on in this process, from the first step to the last. It opens the devices' queues
+and the transport for each step, and hands them to the loop.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol, TypeAlias
+
+import jax
+
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch
+from rrfp_jax.core.footprint import Meter
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
+from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Task
+from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precise_timers
+from rrfp_jax.runtime.mesh.layout import stage_replica_name, taking_turns
+from rrfp_jax.runtime.run.consensus import Agreement
+from rrfp_jax.runtime.run.interrupts import interrupts_held
+from rrfp_jax.runtime.run.mailbox import Bell, EventBell
+from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, Wait
+from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.protocol import Devices, Key, Transport
+from rrfp_jax.trace.records import TaskRecord
+
+Arrays: TypeAlias = Sequence[jax.Array]
+
+
+class StageStep(Protocol):
+    """A stage's part in one step, as the driver drives it."""
+
+    phase: str
+    buckets: Sequence[int]  # number of each microbatch's bucket in this step
+    shapes: Sequence[int]  # its number among those of all steps
+    meter: Meter  # told by the driver
+
+    def receive(self, task: Task, arrays: Arrays) -> None:
+        """File the input of a task that has arrived: what this process's devices have of it."""
+
+    def run(self, task: Task, in_turn: bool) -> tuple[Arrays, jax.Array | None]:
+        """Dispatch a task.
+
+        Args:
+            task: to be run.
+            in_turn: whether the gradients that it computes are the next to be added; else they are parked.
+
+        Returns:
+            What to send to another virtual stage, as far as this process's devices have it, see
+            `StageMesh.shards`; and an array that is ready when it has ended.
+        """
+
+    def accumulate(self, chunk: int, microbatch: int) -> None:
+        """Add the gradients of a chunk that have been parked for a microbatch."""
+
+
+FIRST, EVERY = 2, 512
+"""Rounds of tasks before which all garbage is collected: the first, and how many from one to the next."""
+
+
+def collect_together(round: int, ranks: int) -> None:
+    """Collect all garbage if it is time for that; alone nobody waits, and it is left to Python.
+
+    Args:
+        round: how many rounds of tasks have begun, this one included; equal on all ranks.
+        ranks: how many there are.
+    """
+    if ranks > 1 and round % EVERY == FIRST and gc.isenabled():
+        gc.collect()
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Inside, Python looks for no cycles; among what is young it does soon after."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class Driver:
+    """Runs steps on the stages of this process. Its threads live only inside `run`, so none is ever left.
+
+    Args:
+        devices: of this process's stages, by stage (its stage replica, see `Layout`); programs run on all at
+            once.
+        world: the processes of the run.
+        transport: how outputs reach the next stage.
+        stall_seconds: without any progress for so long, a step is given up and what it waited for is named.
+        queue: makes the queue of a device, from its name and what wakes the driver.
+        scheduler: makes a stage's scheduler for a step; see also tests/support/replay.py.
+        agreement: with the other processes of this process's stage, if there are any.
+    """
+
+    def __init__(
+        self,
+        devices: Devices,
+        world: World,
+        transport: Transport | None = None,
+        stall_seconds: float = 300.0,
+        queue: Callable[[str, Callable[[], None]], DeviceQueue] = DeviceQueue,
+        scheduler: Callable[[int, StepRules, Budget | None], StageScheduler] = StageScheduler,
+        agreement: Agreement | None = None,
+    ) -> None:
+        self.scheduler, self.agreement = scheduler, agreement
+        self.transport: Transport = transport or LocalTransport()
+        self.devices = devices
+        self._world, self._steps = world, 0
+        self._stall_seconds = stall_seconds
+        self._bell: Bell = world.mailbox or EventBell()
+        firsts = taking_turns(devices)
+        distinct = list(dict.fromkeys(firsts.values()))
+        self._queues = [queue(str(device), self._bell.ring) for device in distinct]
+        # Later stages first where several share a device: what is furthest along frees memory soonest.
+        self._sharing = [[s for s in sorted(firsts, reverse=True) if firsts[s] == d] for d in distinct]
+
+    def run(
+        self,
+        rules: StepRules,
+        step: int,
+        parts: Mapping[int, StageStep],
+        budgets: Sequence[Budget | None] = (),
+    ) -> list[TaskRecord]:
+        """Run one step to the end of this process's part of it.
+
+        Args:
+            rules: of the step, equal for all stages.
+            step: its number, for messages.
+            parts: of this process's stages, by stage.
+            budgets: in bytes, of all stages; empty for none.
+
+        Raises:
+            TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
+                `stall_seconds`.
+        """
+        round = self._world.next_round()
+        self._steps += 1  # rounds are also counted by whoever shares a stage
+        collect_together(self._steps, self._world.size)
+        with interrupts_held() as interrupted, precise_timers(), no_collections(), ExitStack() as open_queues:
+            for queue in self._queues:
+                open_queues.enter_context(queue)
+            agreed = self.agreement
+            if agreed is not None and not agreed.alone and rules.hint is not None:  # else nothing is said
+                open_queues.enter_context(agreed.carrier)
+            # Copies between stages are meant, whatever guard a user has set against those that are not.
+            open_queues.enter_context(jax.transfer_guard_device_to_device("allow"))
+            try:
+                under_way = StepExecution(self._means(), rules, step, round, parts, budgets)
+                self.transport.begin(round, self.devices, under_way)
+                records = under_way.run(interrupted)
+            except BaseException:
+                self.transport.reset()
+                raise
+            self.transport.end()
+            return records
+
+    def close(self) -> None:
+        """No step follows; returns at once, and does nothing the second time."""
+        self.transport.close()
+        if self.agreement is not None:
+            self.agreement.close()
+
+    def _means(self) -> Means:
+        return Means(
+            world=self._world,
+            transport=self.transport,
+            queues=self._queues,
+            sharing=self._sharing,
+            bell=self._bell,
+            stall_seconds=self._stall_seconds,
+            scheduler=self.scheduler,
+            agreement=self.agreement,
+        )
+
+    def gather(self, what: str, value: Any, records: Sequence[TaskRecord], step: int) -> list[Any]:
+        """What every process says of a step that has run, by rank; stages of several compare their orders.
+
+        Args:
+            what: it is, for messages.
+            value: plain data.
+            records: what `run` has returned.
+            step: its number.
+
+        Raises:
+            TrainingError: see `World.gather`; or processes of a stage have dispatched different tasks.
+        """
+        account = self.agreement.account(records) if self.agreement is not None else None
+        gathered = self._world.gather(what, [value, account])
+        if self.agreement is not None:
+            self.agreement.settle([account for _, account in gathered], step)
+        return [value for value, _ in gathered]
+
+
+SHORT_SLEEP_SECONDS = 1e-3
+"""After so short a sleep the driver looks at its devices itself; before longer ones it has them watched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What steps run on.
+
+    Attributes:
+        world: the processes of the run.
+        transport: how outputs reach the next stage.
+        queues: of this process's devices.
+        sharing: for each of them its stages, in the order in which they are asked for a task.
+        bell: on which one sleeps.
+        stall_seconds: limit on waiting without any progress.
+        scheduler: makes a stage's scheduler for a step.
+        agreement: with the other processes of this process's stage, if there are any.
+    """
+
+    world: World
+    transport: Transport
+    queues: Sequence[DeviceQueue]
+    sharing: Sequence[Sequence[int]]
+    bell: Bell
+    stall_seconds: float
+    scheduler: Callable[[int, StepRules, Budget | None], StageScheduler]
+    agreement: Agreement | None
+
+
+class StepExecution:
+    """One step under way, and the witness of what its messages take.
+
+    Args:
+        means: what it runs on.
+        rules: of the step.
+        step: its number, for messages.
+        round: of its messages.
+        parts: of this process's stages, by stage replica.
+        budgets: in bytes, of all stages; empty for none.
+    """
+
+    def __init__(
+        self,
+        means: Means,
+        rules: StepRules,
+        step: int,
+        round: int,
+        parts: Mapping[int, StageStep],
+        budgets: Sequence[Budget | None],
+    ) -> None:
+        self._means = means
+        self._transport, self._recorder = means.transport, means.world.recorder
+        self._board = self._recorder.board
+        self._rules, self._step, self._round, self._parts = rules, step, round, parts
+        self._stages = rules.placement.stages
+        self._schedulers = {
+            stage_replica: means.scheduler(
+                stage_replica % self._stages, rules, budgets[stage_replica] if budgets else None
+            )
+            for stage_replica in parts
+        }
+        self._machines: dict[int, StageScheduler | Agreement] = {**self._schedulers}
+        self._recorder.begin_round(round, step, rules, list(parts))
+        shared = means.agreement is not None and not means.agreement.alone
+        self._agreement = means.agreement if shared else None
+        if self._agreement is not None:
+            ((stage, scheduler),) = self._schedulers.items()
+            self._agreement.begin(round, scheduler)
+            self._machines[stage] = self._agreement
+            limited = bool(budgets) and budgets[stage] is not None  # by bytes, which count on the usual depth
+            most = MOST_QUEUED if limited else DEEPEST
+            means.queues[0].decide_ahead(self._agreement.lead, most)
+        for part in parts.values():
+            part.meter.begin()
+        self._began = perf_counter()
+        self._wait: Wait  # of `run`
+        self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
+        self._late: dict[tuple[int, Task], float] = {}  # of that, how much was injected; by stage and task
+        self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
+        self._records: list[TaskRecord] = []
+        self._total = sum(scheduler.tasks for scheduler in self._schedulers.values())
+
+    def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
+        """To the end of this process's part; `interrupted` tells whether to break it off."""
+        try:
+            with self._means.world.waits_for(self._waiting, self._means.stall_seconds) as self._wait:
+                self._run(interrupted)
+        finally:
+            del self._wait  # it knows this step: both, and all arrays, would stay until garbage is collected
+        return self._records
+
+    def _run(self, interrupted: Callable[[], bool]) -> None:
+        while len(self._records) < self._total:
+            if interrupted():
+                raise KeyboardInterrupt
+            moved = self._collect()
+            moved |= self._fill()
+            if moved:
+                self._wait.progressed()
+            elif self._wait.reached():
+                raise TrainingError(self._stalled())
+            if len(self._records) < self._total:
+                self._sleep()
+
+    def _collect(self) -> bool:
+        """Note the programs that have ended and the inputs that have arrived."""
+        moved = False
+        for queue in self._means.queues:
+            for running, start in queue.ended():
+                moved = True
+                self._board.ended()
+                if running.error is not None:
+                    raise self._failed(running.task, running.stage, running.error) from running.error
+                if running.sends is not None:
+                    self._transport.produced(running.sends, running.end)
+                    self._board.sent(running.stage, running.task, PRODUCED)
+                self._records.append(
+                    TaskRecord(
+                        running.stage,
+                        running.task,
+                        running.bucket,
+                        running.ready,
+                        running.dispatched,
+                        start,
+                        running.end,
+                        running.delayed,
+                        self._late.pop((running.stage, running.task), 0.0) if self._late else 0.0,
+                    )
+                )
+        for key, arrays, _, late in self._transport.poll():
+            moved = True
+            self._board.got(key.stage, key.input, ARRIVED)
+            self._machines[key.stage].handle(Arrived(key.input))
+            task = self._schedulers[key.stage].task_for(*key.input)
+            self._parts[key.stage].receive(task, arrays)
+            self._ready[key.stage][task] = perf_counter()
+            if late:
+                self._late[key.stage, task] = late
+            self._idle[key.stage] = False
+        if self._agreement is not None and self._agreement.hear():
+            self._idle = dict.fromkeys(self._idle, False)
+        return moved
+
+    def _fill(self) -> bool:
+        """Give every device that has room the best task of its stages."""
+        moved = False
+        for queue, stages in zip(self._means.queues, self._means.sharing, strict=True):
+            while queue.room_at(now := perf_counter()) <= now and self._dispatch_one(queue, stages, now):
+                moved = True
+        return moved
+
+    def _dispatch_one(self, queue: DeviceQueue, stages: Sequence[int], now: float) -> bool:
+        for stage in stages:
+            if self._idle[stage]:
+                continue
+            dispatch = self._machines[stage].handle(ROOM)
+            if dispatch is not None:
+                self._dispatch(queue, stage, dispatch, now)
+                return True
+            self._idle[stage] = True
+        return False
+
+    def _dispatch(self, queue: DeviceQueue, stage: int, dispatch: Dispatch, now: float) -> None:
+        part, (task, additions) = self._parts[stage], dispatch
+        # Noted before: a collective out of order may end the process.
+        self._recorder.dispatched(self._step, stage % self._stages, task)
+        try:
+            outputs, token = part.run(task, dispatch.in_turn)
+        except Exception as error:
+            raise self._failed(task, stage, error) from error
+        ready = self._ready[stage].pop(task, self._began)
+        bucket = part.buckets[task.microbatch]
+        cost = part.phase, stage, task.chunk, task.kind, part.shapes[task.microbatch]
+        key = self._message(stage, task)
+        queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key))
+        part.meter.dispatched(task)
+        if key is not None:
+            self._board.sent(stage, task, OFFERED)  # before: it may be delivered at once
+            self._transport.offer(key, outputs)
+        elif task.kind is FORWARD:
+            backward = self._schedulers[stage].task_for(Direction.BACKWARD, task.chunk, task.microbatch)
+            self._ready[stage][backward] = perf_counter()
+        if task.kind is INPUT:
+            self._ready[stage][Task(WEIGHT, task.chunk, task.microbatch)] = perf_counter()
+        for microbatch in additions[1:]:
+            part.accumulate(task.chunk, microbatch)
+
+    def coming(self, key: Key) -> None:
+        """See `transport.Witness.coming`."""
+        self._board.got(key.stage, key.input, COMING)
+        self._parts[key.stage].meter.coming(key.input)
+
+    def delivered(self, key: Key) -> None:
+        """See `transport.Witness.delivered`."""
+        stage = key.stage % self._stages
+        source = self._rules.placement.source(stage, key.input)
+        assert source is not None, f"nobody sends the {key}"
+        sender = key.stage - stage + source[0]
+        self._board.sent(sender, source[1], DELIVERED)
+        self._parts[sender].meter.delivered(source[1])
+
+    def _failed(self, task: Task, stage_replica: int, error: Exception) -> TrainingError:
+        if self._agreement is not None and self._means.world.mailbox is not None:
+            self._means.world.mailbox.hear_of_losses()  # of whoever shares the stage
+        return TrainingError(f"step {self._step}: {task} on {self._name(stage_replica)} failed: {error}")
+
+    def _name(self, stage_replica: int) -> str:
+        return stage_replica_name(stage_replica, self._stages)
+
+    def _message(self, stage_replica: int, task: Task) -> Key | None:
+        stage = stage_replica % self._stages
+        destination = self._rules.placement.destination(stage, task)
+        if destination is None:
+            return None
+        to, wanted = destination
+        return Key(self._round, stage_replica - stage + to, wanted)
+
+    def _sleep(self) -> None:
+        patience = self._transport.patience()
+        now = perf_counter()
+        until = min(queue.next_event(now) for queue in self._means.queues)
+        if patience is None:
+            patience = LONGEST_SLEEP_SECONDS
+        if patience > SHORT_SLEEP_SECONDS:
+            for queue in self._means.queues:
+                queue.watch()
+        self._means.bell.sleep(min(patience, until - now))
+
+    def _waiting(self) -> list[str]:
+        """What this process waits for and since when, for messages."""
+        since = f"in step {self._step}, since {self._wait.waited:.1f} s"
+        unfinished = [s for s, scheduler in self._schedulers.items() if not scheduler.finished]
+        waits = [f"{self._machines[s].awaited()} on {self._name(s)} {since}" for s in unfinished]
+        running = [task for queue in self._means.queues for task in queue.running]
+        return waits + [f"the end of {task} {since}" for task in running]
+
+    def _stalled(self) -> str:
+        waits = "; ".join(f"{self._name(s)} waits for {c.awaited()}" for s, c in self._machines.items())
+        running = ", ".join(str(task) for queue in self._means.queues for task in queue.running)
+        said = f"step {self._step}: nothing moved for {self._wait.waited:.0f} s"
+        return f"{said}; running: {running or 'nothing'}; {waits}"

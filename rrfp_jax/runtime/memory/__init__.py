@@ -1,4 +1,0 @@
-"""Bytes of a stage: counted from compiled programs, held against a budget.
-
-Begin with `ledger`.
-"""

@@ -1,0 +1,261 @@
+"""Compiling ahead of time for a stage's devices."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from itertools import groupby
+from operator import attrgetter
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import PartitionSpec, Sharding
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.progress import Doing, Progress
+from rrfp_jax.runtime._jax import adopt, settings_here
+from rrfp_jax.runtime.mesh.stage_mesh import AXES, StageMesh
+from rrfp_jax.runtime.programs.executables import Executables
+
+Job: TypeAlias = tuple[Any, ...]
+"""A bucket, and whatever else tells jobs apart."""
+
+
+class Counting:
+    """Counts programs while they are compiled by several threads. Use as a context manager.
+
+    Args:
+        progress: is told.
+        expected: number of programs at most, by job; other jobs count nothing.
+    """
+
+    def __init__(self, progress: Progress, expected: Mapping[Any, int]) -> None:
+        self._progress, self._expected = progress, dict(expected)  # of jobs that have not ended
+        self._buckets = len({bucket for bucket, *_ in expected})
+        self._done, self._total = 0, sum(expected.values())
+        self._lock = threading.Lock()  # a listener is called by one thread at a time
+
+    def __enter__(self) -> Counting:
+        if self._total:
+            self._tell()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        with self._lock:
+            if self._done < self._total:  # an error: it ends here
+                self._done = self._total
+                self._tell()
+
+    def one_more(self, job: Job) -> None:
+        """A program of this job is there; the last one is told of by `ended`."""
+        with self._lock:
+            self._done += 1
+            self._expected[job] -= 1
+            if self._done < self._total:
+                self._tell()
+
+    def ended(self, job: Job) -> None:
+        """This job has all its programs; those that would compute nothing are none."""
+        with self._lock:
+            if job in self._expected:
+                self._total -= self._expected.pop(job)
+                if self._done < self._total or not self._expected:
+                    self._tell()
+
+    def _tell(self) -> None:
+        under_way = {bucket for bucket, *_ in self._expected}
+        current = min(self._buckets - len(under_way) + 1, self._buckets)
+        detail = f"bucket {current} of {self._buckets}" if self._buckets > 1 else ""
+        self._progress(Doing("compiling", self._done, self._total, detail))
+
+
+Compiled: TypeAlias = Callable[..., Any]
+
+IS_DROPPED: ContextVar[Callable[[], bool]] = ContextVar("IS_DROPPED", default=lambda: False)
+"""By thread: whether nobody wants any more what is compiled there, and by the pools that it makes."""
+
+
+class Dropped(Exception):
+    """A program that nobody wants any more was not begun."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Compiles for one stage's devices.
+
+    Attributes:
+        stage_mesh: the devices.
+        executables: where compiled programs are kept.
+        made: called after each program.
+    """
+
+    stage_mesh: StageMesh
+    executables: Executables = field(default_factory=Executables)
+    made: Callable[[], None] = lambda: None
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        *specs: Any,
+        out: Any = (),
+        donate: tuple[int, ...] = (),
+        roughly: bool = False,
+    ) -> Compiled:
+        """The function compiled for arguments of these specs (trees of them).
+
+        Args:
+            function: to be traced.
+            *specs: of its arguments; without a sharding, an argument is whole on every device.
+            out: shardings of its results, a tree like them, in which None leaves the choice to the compiler;
+                unless it is given all are whole.
+            donate: indices of the arguments whose memory the results may take.
+            roughly: whether it runs once and computes little, so that compiling it well takes longer.
+
+        Raises:
+            Dropped: nobody wants it any more.
+        """
+        if IS_DROPPED.get()():
+            raise Dropped
+        stage_mesh = self.stage_mesh
+
+        def placed(spec: Any) -> jax.ShapeDtypeStruct:  # host arrays have no sharding
+            given = None if stage_mesh.single else getattr(spec, "sharding", None)
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=given or stage_mesh.whole)
+
+        where = stage_mesh.whole if stage_mesh.single or out == () else out
+        program = jax.jit(function, donate_argnums=donate, keep_unused=True, out_shardings=where)
+        with stage_mesh.tracing():
+            lowered = program.lower(*jax.tree.map(placed, specs))
+        compiled = self.executables.compiled(lowered, stage_mesh.devices, roughly)
+        self.made()
+        return compiled
+
+
+def compiled_for(
+    executables: Executables, device: jax.Device, function: Callable[..., Any], *specs: Any
+) -> Compiled:
+    """A function compiled for one device of this process; see `Compiler`."""
+    return Compiler(StageMesh((device,)), executables)(function, *specs)
+
+
+@dataclass(frozen=True)
+class FirstSum:
+    """A sum over all devices of a stage, which have found each other once it is ready."""
+
+    compiler: Compiler
+
+    @cached_property
+    def program(self) -> Compiled:
+        """Compiled; a number of each device -> their sum."""
+        spec = jax.ShapeDtypeStruct((len(self._stage_mesh.devices),), np.float32, sharding=self._spread)
+        return self.compiler(jnp.sum, spec)
+
+    def __call__(self) -> jax.Array:
+        """Begin it."""
+        ones = np.ones(len(self._stage_mesh.devices), np.float32)
+        total: jax.Array = self.program(self._stage_mesh.put(ones, self._spread))
+        return total
+
+    @property
+    def _stage_mesh(self) -> StageMesh:
+        return self.compiler.stage_mesh
+
+    @property
+    def _spread(self) -> Sharding:
+        return self._stage_mesh.sharding(PartitionSpec(AXES))
+
+
+def results(compiled: Any, stage_mesh: StageMesh) -> list[Any]:
+    """The shardings of the list of arrays that a program gives, as the compiler has chosen them.
+
+    They are on this stage's devices, though the program may be an equal one of another stage's.
+    """
+    own = [] if compiled is None else jax.tree.leaves(compiled.output_shardings)
+    return list(map(stage_mesh.like, own))
+
+
+@contextmanager
+def compile_pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for compiling, which XLA does outside the interpreter lock; an error drops what waits.
+
+    There are twice as many as processors: one that waits for an equal program keeps none of them busy, and
+    `Executables` lets no more compile at once than there are processors. Layers are traced there, too, so
+    JAX's settings on this thread hold there; and what is dropped here is dropped there.
+    """
+    settings, is_dropped = settings_here(), IS_DROPPED.get()
+
+    def begin() -> None:
+        adopt(settings)
+        IS_DROPPED.set(is_dropped)
+
+    pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1), initializer=begin)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+PLUGINS = {"jax_plugins.xla_cuda12": "cuda12", "jax_plugins.xla_cuda13": "cuda13"}
+"""Packages with a compiler for GPUs, and what of jax installs them."""
+
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # what is computed on the way is computed here
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # which asks the driver
+}
+"""Variables to be set before JAX is used."""
+
+
+def require_gpu_compiler() -> None:
+    """Refuse to go on without one.
+
+    Raises:
+        UsageError: naming the command that installs it.
+    """
+    if not any(is_there(name) for name in PLUGINS):
+        choices = " or ".join(f"pip install 'jax[{extra}]=={jax.__version__}'" for extra in PLUGINS.values())
+        raise UsageError(
+            f"XLA's compiler for GPUs is not installed here; no GPU or driver is needed, but {choices} "
+            f"(2.4 GB of packages; best into an environment of its own)"
+        )
+
+
+def absent_gpus(target: str, processes: int, each: int) -> list[Sequence[jax.Device]]:
+    """GPUs by process, numbered as those of a run are.
+
+    Args:
+        target: what XLA must know of one; see `forecast/compiler_targets.py`.
+        processes: that have them.
+        each: how many each process has.
+
+    Raises:
+        UsageError: there is no compiler for GPUs, or JAX was in use already without `ENVIRONMENT`.
+    """
+    require_gpu_compiler()
+    try:
+        found = topologies.get_topology_desc(
+            "absent", "cuda", target_config=target, topology=f"1x{processes}x{each}"
+        ).devices
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"JAX cannot describe GPUs that are not there: {reason}") from None
+    devices: list[Any] = sorted(found, key=attrgetter("process_index", "id"))
+    return [list(own) for _, own in groupby(devices, key=attrgetter("process_index"))]
+
+
+def is_there(module: str) -> bool:
+    """Whether a module could be imported."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,169 @@
+"""What all processes of a run do together: gather values, compare them, wait for what all compute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from time import sleep
+from typing import TYPE_CHECKING, Any
+
+from rrfp_jax.errors import Disagreement, TrainingError
+from rrfp_jax.runtime.run.frames import Message, pieces, whole
+from rrfp_jax.runtime.run.interrupts import Stop
+from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.membership import Roster
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, Waits, pause
+
+if TYPE_CHECKING:
+    import jax
+
+
+class Gathered(Message, frozen=True):
+    """A piece of a rank's value for a gather: number `index` of `count`."""
+
+    number: int
+    what: str
+    index: int
+    count: int
+    piece: bytes
+
+
+class Compared(Message, frozen=True):
+    """A rank's value of something that must be equal everywhere."""
+
+    number: int
+    what: str
+    value: str | dict[str, str]
+
+
+class Collectives:
+    """See above. Every process calls the same ones in the same order.
+
+    Args:
+        roster: who takes part.
+        mailbox: to the others; None when alone.
+        waits: of this process.
+        stop: what is known of a request to stop; told, and heard of, with every gather.
+
+    Attributes:
+        gathers: how many this process has begun.
+    """
+
+    def __init__(self, roster: Roster, mailbox: Mailbox | None, waits: Waits, stop: Stop) -> None:
+        self._roster, self._mailbox, self._waits, self._stop = roster, mailbox, waits, stop
+        self.gathers = self._comparisons = 0
+        self._values: dict[int, dict[int, tuple[str, Any, int]]] = {}  # by gather and rank
+        self._pieces: dict[tuple[int, int], list[bytes]] = {}
+        self._compared: dict[int, dict[int, tuple[str, str | dict[str, str]]]] = {}
+        if mailbox is not None:
+            mailbox.on(Gathered, self._on_gathered)
+            mailbox.on(Compared, self._on_compared)
+
+    def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
+        """See `World.gather`."""
+        number, self.gathers = self.gathers, self.gathers + 1
+        values = self._values.setdefault(number, {})
+        requested = int(self._stop.requested)
+        values[self._roster.rank] = (what, value, requested)
+        if self._mailbox is not None:
+            parts = pieces([value, requested])
+            for index, piece in enumerate(parts):
+                self._mailbox.post_all(Gathered(number, what, index, len(parts), piece))
+            self._await(self._mailbox, what, values, limit)
+        del self._values[number]
+        me = self._roster.rank
+        for rank, (theirs, _, _) in sorted(values.items()):
+            if theirs != what:
+                raise Disagreement(
+                    f"{self._roster.describe(me)} is at {what}, {self._roster.describe(rank)} at {theirs}: "
+                    f"every process must run the same program with the same arguments",
+                    rank,
+                )
+        self._stop.hear(max(requested for _, _, requested in values.values()))
+        return [values[rank][1] for rank in range(self._roster.size)]
+
+    def agree(self, what: str, value: str | Mapping[str, str]) -> None:
+        """See `World.agree`."""
+        if self._mailbox is not None:
+            number, self._comparisons = self._comparisons, self._comparisons + 1
+            message = Compared(number, what, value if isinstance(value, str) else dict(value))
+            self._mailbox.post_all(message)
+            self._on_compared(self._roster.rank, message)
+
+    def await_ready(self, what: str, arrays: Sequence[jax.Array], limit: float | None = None) -> None:
+        """See `World.await_ready`."""
+        import jax  # here: the launcher reads this package without JAX
+
+        with self._waits.waits_for(what, limit) as wait:
+            try:
+                for array in arrays:
+                    while not array.is_ready():  # type: ignore[attr-defined]
+                        wait.check()
+                        self._look_after(wait.shortened(min(pause(wait.waited), LONGEST_SLEEP_SECONDS)))
+                jax.block_until_ready(arrays)
+            except jax.errors.JaxRuntimeError as error:
+                if self._mailbox is not None:
+                    self._mailbox.hear_of_losses()
+                raise TrainingError(f"{what}: {error}") from error
+
+    def _look_after(self, seconds: float) -> None:
+        if self._mailbox is None:
+            sleep(seconds)
+            return
+        self._mailbox.pump()
+        self._mailbox.departures.require_all()
+        self._mailbox.sleep(seconds)
+
+    def _await(self, mailbox: Mailbox, what: str, values: Mapping[int, Any], limit: float | None) -> None:
+        """Until every rank's value is there."""
+
+        def missing() -> list[int]:
+            return [rank for rank in range(self._roster.size) if rank not in values]
+
+        def described() -> list[str]:
+            who = ", ".join(self._roster.describe(rank) for rank in missing())
+            return [f"{what} from {who}, since {wait.waited:.1f} s"]
+
+        with self._waits.waits_for(described, limit, missing) as wait:
+            known = mailbox.departures.gone
+            mailbox.pump()
+            while awaited := missing():
+                mailbox.departures.require(awaited, known)
+                wait.check()
+                mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
+                known = mailbox.departures.gone
+                mailbox.pump()
+
+    def _on_gathered(self, rank: int, message: Gathered) -> None:
+        parts = self._pieces.setdefault((rank, message.number), [])
+        parts.append(message.piece)  # messages of a rank come in order
+        if message.index == message.count - 1:
+            del self._pieces[rank, message.number]
+            value, requested = whole(parts)
+            self._values.setdefault(message.number, {})[rank] = (message.what, value, requested)
+
+    def _on_compared(self, rank: int, message: Compared) -> None:
+        known = self._compared.setdefault(message.number, {})
+        known[rank] = (message.what, message.value)
+        if len(known) < self._roster.size:
+            return
+        del self._compared[message.number]
+        counted = Counter(repr(known[r]) for r in range(self._roster.size))
+        usual = counted.most_common(1)[0][0]
+        odd = [r for r in range(self._roster.size) if repr(known[r]) != usual]
+        if odd:
+            elsewhere = next(known[r] for r in range(self._roster.size) if r not in odd)[1]
+            raise self._disagreement(odd[0], *known[odd[0]], elsewhere)
+
+    def _disagreement(
+        self, odd: int, what: str, value: str | dict[str, str] | None, elsewhere: str | dict[str, str] | None
+    ) -> Disagreement:
+        """Naming the odd rank; of several values by name one that differs."""
+        if isinstance(value, dict) and isinstance(elsewhere, dict):
+            name = next(n for n in [*value, *elsewhere] if value.get(n) != elsewhere.get(n))
+            what, value, elsewhere = f"{what}: {name}", value.get(name), elsewhere.get(name)
+        return Disagreement(
+            f"{what} is {value} on {self._roster.describe(odd)}, elsewhere it is {elsewhere}: every process "
+            f"must run the same program on the same data",
+            odd,
+        )

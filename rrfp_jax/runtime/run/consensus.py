@@ -1,0 +1,556 @@
+"""One process's part in its group's agreement: the core's machine, what carries its messages, and checks.
+
+It stands between the driver and the stage scheduler, and looks like a scheduler. When it is told an event, it
+gives the driver's instructions, and sends the messages among them. Messages are received at any time, and
+told to the machine when the device has room, because only then can something follow from them.
+
+Decisions are made ahead. Each process measures, by rank 0's clock, how long messages took to reach it, and
+tells that when a step ends. A process's device has room earlier by the time that nine of ten of its messages
+took. When a step ends, the hashes of all that each rank has dispatched are compared, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from math import inf
+from queue import Empty, SimpleQueue
+from struct import Struct
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+
+import msgspec
+
+from rrfp_jax.core.events import Dispatch, Event, Room
+from rrfp_jax.core.group import Alone, Answer, Decision, GroupMessage, GroupProtocol, Member, member, partners
+from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.tasks import Task
+from rrfp_jax.errors import Disagreement, TrainingError, UsageError
+from rrfp_jax.runtime.run.frames import Message, encoded
+from rrfp_jax.runtime.run.token import Store
+from rrfp_jax.runtime.run.world import World
+from rrfp_jax.trace.records import TaskRecord
+
+if TYPE_CHECKING:
+    from rrfp_jax.runtime.run.world import World
+
+Plain: TypeAlias = Sequence[Any]
+"""A message as plain data."""
+
+
+class Carrier(Protocol):
+    """Use as a context manager, once a step: whatever it does it does inside."""
+
+    @property
+    def calls(self) -> int:
+        """Calls of the key-value store so far."""
+
+    def post(self, message: Plain) -> None:
+        """Tell all partners; returns at once."""
+
+    def poll(self) -> list[Plain]:
+        """What has come since the last call. What comes later wakes the driver.
+
+        Raises:
+            TrainingError: the carrier is out of order.
+        """
+
+    def heard(self) -> Mapping[int, int]:
+        """How many batches, which hold one message or several, have come of each partner's rank so far."""
+
+    def forget(self, batches: int) -> None:
+        """All partners have so many of this process's batches, which need not be kept any longer."""
+
+    def close(self) -> None:
+        """No step follows; returns at once, and does nothing the second time."""
+
+    def __enter__(self) -> Carrier: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Told(Message, frozen=True):
+    """What a partner tells, by the control sockets."""
+
+    said: list[Any]
+
+
+class SocketCarrier:
+    """By the control sockets. Made by all processes of a run together, before the first step.
+
+    Args:
+        world: the run.
+        partners: their ranks.
+    """
+
+    calls = 0
+
+    def __init__(self, world: World, partners: Sequence[int]) -> None:
+        assert world.mailbox is not None
+        self._mailbox, self._partners = world.mailbox, partners
+        self._channel = world.next_round()
+        self._come: list[Plain] = []
+        self._mailbox.on(Told, lambda rank, told: self._come.append(told.said), self._channel)
+
+    def post(self, message: Plain) -> None:
+        """See `Carrier.post`."""
+        for rank in self._partners:
+            self._mailbox.post(rank, Told(list(message)), self._channel)
+
+    def poll(self) -> list[Plain]:
+        """See `Carrier.poll`."""
+        self._mailbox.pump()
+        come, self._come = self._come, []
+        return come
+
+    def heard(self) -> Mapping[int, int]:
+        """See `Carrier.heard`: nothing is kept, so nobody needs to know."""
+        return {}
+
+    def forget(self, batches: int) -> None:
+        """See `Carrier.forget`."""
+
+    def close(self) -> None:
+        """See `Carrier.close`. What still comes is dropped."""
+        self._mailbox.off(self._channel)
+
+    def __enter__(self) -> SocketCarrier:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is done outside `post` and `poll`."""
+
+
+POLL_SECONDS = 2.0
+"""How long one call waits for a batch before it asks anew."""
+
+JOIN_SECONDS = 1.0
+
+LOOK_SECONDS = 1.0
+"""A driver that waits polls at least as often."""
+
+BLOCK = 64
+"""Batches that are deleted together."""
+
+
+class StoreCarrier:
+    """See `Carrier`. Its threads live until `close` or `leave`, and rest between steps.
+
+    Args:
+        store: the client.
+        name: of this carrier, equal on all processes and never used before.
+        rank: of this process.
+        partners: their ranks.
+        ring: wakes the driver; called in any thread.
+        silence_seconds: if the store does not answer for so long, it is given up.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        rank: int,
+        partners: Sequence[int],
+        ring: Callable[[], None],
+        silence_seconds: float,
+    ) -> None:
+        self._store, self._name, self._rank = store, f"rrfp/{name}", rank
+        self._ring, self._silence = ring, silence_seconds
+        self._outbox: SimpleQueue[Plain | str | None] = SimpleQueue()  # messages; folders to delete; the end
+        self._come: deque[bytes] = deque()
+        self._heard = dict.fromkeys(partners, 0)
+        self._forgotten = 0  # blocks
+        # By the partner that a thread serves, this process's own rank for writing:
+        self._calls = dict.fromkeys([rank, *partners], 0)
+        self._overdue = dict.fromkeys([rank, *partners], inf)  # when the call under way will be
+        self._looked, self._excused = perf_counter(), 0.0  # when last; until when silence says nothing
+        self._failure: RuntimeError | None = None
+        self._open, self._closed = threading.Event(), False
+        self._threads = [_thread(self._write)]
+        self._threads += [_thread(partial(self._read, partner)) for partner in partners]
+
+    @property
+    def calls(self) -> int:
+        """See `Carrier.calls`."""
+        return sum(self._calls.values())
+
+    def post(self, message: Plain) -> None:
+        """See `Carrier.post`."""
+        self._outbox.put(message)
+
+    def poll(self) -> list[Plain]:
+        """See `Carrier.poll`.
+
+        Raises:
+            TrainingError: the store failed, or does not answer.
+        """
+        come: list[Plain] = []
+        while self._come:
+            come += msgspec.msgpack.decode(self._come.popleft(), type=list[list[Any]])
+        what = "the key-value store, through which its group agrees on what to run,"
+        if self._failure is not None:
+            raise TrainingError(f"{what} failed: {self._failure}")
+        if self._is_silent(perf_counter()):
+            raise TrainingError(
+                f"{what} has not answered for {self._silence:g} s: is the process that serves it, started by "
+                f"the launcher or rank 0, frozen or cut off?"
+            )
+        return come
+
+    def heard(self) -> Mapping[int, int]:
+        """See `Carrier.heard`."""
+        return dict(self._heard)
+
+    def forget(self, batches: int) -> None:
+        """See `Carrier.forget`."""
+        blocks = max(batches // BLOCK, self._forgotten)
+        for block in range(self._forgotten, blocks):
+            self._outbox.put(f"{self._name}/{self._rank}/{block}")
+        self._forgotten = blocks
+
+    def __enter__(self) -> StoreCarrier:
+        self._open.set()
+        for thread in self._threads:
+            if thread.ident is None:
+                thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.clear()
+
+    def close(self) -> None:
+        """See `Carrier.close`. Threads end within a long poll; what this process wrote is deleted."""
+        if not self._closed:
+            self._end(f"{self._name}/{self._rank}")
+
+    def leave(self) -> None:
+        """End the threads now, when the client has been shut down, which ends its calls.
+
+        At Python's end a thread inside the client would abort the process.
+        """
+        self._end()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(JOIN_SECONDS)
+
+    def _end(self, *folders: str) -> None:
+        self._closed = True
+        for item in (*folders, None):
+            self._outbox.put(item)
+        self._open.set()
+
+    def _is_silent(self, now: float) -> bool:
+        """Whether the store is; if this process itself stood still (Ctrl-Z), so may the store have."""
+        if now - self._looked > LOOK_SECONDS + self._silence / 2:
+            self._excused = now + self._silence
+        self._looked = now
+        return min(self._overdue.values()) < now and self._excused < now
+
+    def _write(self) -> None:
+        number, ended = 0, False
+        while not ended:
+            items = [self._outbox.get()]
+            with suppress(Empty):
+                while True:
+                    items.append(self._outbox.get_nowait())
+            ended = None in items
+            messages = [item for item in items if item is not None and not isinstance(item, str)]
+            if messages:
+                key, batch = self._key(self._rank, number), encoded(messages)
+                self._call(self._rank, 0.0, self._store.key_value_set_bytes, key, batch)
+                number += 1
+            for item in items:
+                if isinstance(item, str):
+                    self._call(self._rank, 0.0, self._store.key_value_delete, item)
+
+    def _read(self, partner: int) -> None:
+        timed_out = False
+        while self._open.wait() and not self._closed:
+            key, limit = self._key(partner, self._heard[partner]), int(1000 * POLL_SECONDS)
+            if timed_out:  # by the client's own clock: so ask for something that only the store can answer
+                self._call(partner, 0.0, self._store.key_value_dir_get_bytes, f"{key}/none")
+                timed_out = False
+            try:
+                get = self._store.blocking_key_value_get_bytes
+                self._come.append(self._call(partner, POLL_SECONDS, get, key, limit))
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+                timed_out = True
+            else:
+                self._heard[partner] += 1
+                self._ring()
+
+    def _call(self, who: int, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the store, which may take so many seconds and the time after which it counts as silent.
+
+        It may be out of time only if it was given some.
+        """
+        self._calls[who] += 1
+        self._overdue[who] = perf_counter() + seconds + self._silence
+        try:
+            return function(*arguments)
+        except RuntimeError as error:
+            if not seconds or "DEADLINE_EXCEEDED" not in str(error):
+                self._failure = error
+                self._ring()
+            raise
+        finally:
+            self._overdue[who] = inf
+
+    def _key(self, rank: int, number: int) -> str:
+        return f"{self._name}/{rank}/{number // BLOCK}/{number}"
+
+
+def _thread(body: Callable[[], None]) -> threading.Thread:
+    def run() -> None:
+        with suppress(RuntimeError):  # it has been noted
+            body()
+
+    return threading.Thread(target=run, name="rrfp-group", daemon=True)
+
+
+TASK = Struct("<Bii")  # kind, chunk, microbatch
+
+
+class OrderHash:
+    """Of all that this process has dispatched; equal in any version of Python.
+
+    Attributes:
+        count: of tasks before the latest step.
+        latest: the tasks of the latest step, in order.
+    """
+
+    def __init__(self) -> None:
+        self._hash = blake2b(digest_size=8)
+        self.count = 0
+        self.latest: Sequence[Task] = ()
+
+    def add(self, tasks: Iterable[Task]) -> str:
+        """Take in a step's tasks; the hash with them."""
+        self.count += len(self.latest)
+        self.latest = list(tasks)
+        self._hash.update(b"".join(TASK.pack(*task) for task in self.latest))
+        return self._hash.hexdigest()
+
+
+def check_orders(
+    world: World, groups: Sequence[Sequence[int]], hashes: Sequence[str], own: OrderHash, step: int
+) -> None:
+    """Compare the hashes of all processes; where those of a stage differ all tell what they dispatched.
+
+    Args:
+        world: the processes, all of which call this with the same hashes.
+        groups: of ranks that must be equal.
+        hashes: by rank.
+        own: this process's.
+        step: for the message.
+
+    Raises:
+        Disagreement: naming two ranks, the position and both tasks.
+    """
+    odd = [(group[0], rank) for group in groups for rank in group if hashes[rank] != hashes[group[0]]]
+    if not odd:
+        return
+    orders = world.gather("the orders of dispatch", [str(task) for task in own.latest])
+    for one, other in odd:
+        numbered = [dict(enumerate(orders[rank], own.count + 1)) for rank in (one, other)]
+        if (number := first_difference(*numbered)) is not None:
+            said = difference(world.describe(one), world.describe(other), number, step, *numbered)
+            raise Disagreement(said, other)
+    raise Disagreement(f"{world.describe(odd[0][1])} has dispatched other tasks than its group", odd[0][1])
+
+
+def first_difference(one: Mapping[int, object], other: Mapping[int, object]) -> int | None:
+    """The first position that both have and at which they differ."""
+    return min((at for at in one.keys() & other.keys() if one[at] != other[at]), default=None)
+
+
+def difference(
+    one: str, other: str, number: int, step: int, tasks: Mapping[int, object], others: Mapping[int, object]
+) -> str:
+    """What two processes of a stage dispatched at a position, in words."""
+    return (
+        f"{one} and {other} dispatched different tasks as number {number}, in step {step}: the first "
+        f"{tasks[number]}, the second {others[number]}; the programs of a stage must run in one order on all "
+        f"its processes"
+    )
+
+
+CarrierName: TypeAlias = Literal["kv", "socket"]
+
+FIRST_LEAD_SECONDS = 2e-3
+"""How far ahead decisions are made until their way has been measured."""
+
+LONGEST_LEAD_SECONDS = 0.05
+
+MEASURED = 256
+"""Latest messages whose way counts."""
+
+KINDS: Sequence[type[GroupMessage]] = get_args(GroupMessage)
+"""A message travels as its number here and its fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How the processes of a stage agree on the order of its tasks.
+
+    Attributes:
+        agreement: by what they send: "kv", the key-value store of `jax.distributed`, or "socket", the control
+            sockets.
+        protocol: "leader", the first process decides, or "unanimous", all vote.
+
+    Raises:
+        UsageError: an unknown agreement or protocol.
+    """
+
+    agreement: CarrierName = "kv"
+    protocol: GroupProtocol = "leader"
+
+    def __post_init__(self) -> None:
+        if self.agreement not in get_args(CarrierName):
+            raise UsageError(f"agreement={self.agreement!r}: choose 'kv' or 'socket'")
+        if self.protocol not in get_args(GroupProtocol):
+            raise UsageError(f"protocol={self.protocol!r}: choose 'leader' or 'unanimous'")
+
+
+class Agreement:
+    """See above. Made by all processes of a run together, before the first step; those alone need no machine.
+
+    Args:
+        world: the run.
+        groups: by stage replica (see `Layout`), the ranks that share it; this process is in one of them.
+        terms: how they agree.
+
+    Attributes:
+        carrier: of its messages, to be opened for every step.
+    """
+
+    def __init__(self, world: World, groups: Sequence[Sequence[int]], terms: Terms) -> None:
+        self._world, self._groups, self._protocol = world, groups, terms.protocol
+        self._group = next(ranks for ranks in groups if world.rank in ranks)
+        self._member = self._group.index(world.rank)
+        others = [self._group[i] for i in partners(self._member, len(self._group), terms.protocol)]
+        self.carrier = _carrier(world, others, terms.agreement)
+        self._decides = self._member == 0 or terms.protocol == "unanimous"
+        self._lead = FIRST_LEAD_SECONDS
+        self._round, self._began = 0, 0.0
+        self._machine: Member
+        self._early: list[Plain] = []  # of a step that has not begun here
+        self._heard: deque[GroupMessage] = deque()
+        self._ways: deque[float] = deque(maxlen=MEASURED)  # seconds that messages took
+        self._order = OrderHash()
+
+    def begin(self, round: int, scheduler: StageScheduler) -> None:
+        """A step begins, in this round, with a new scheduler of this process's stage."""
+        self._round, self._began = round, perf_counter()
+        self._machine = member(scheduler, self._member, len(self._group), self._protocol)
+        self._heard.clear()
+        self._world.recorder.board.joins(self._group)
+        early, self._early = self._early, []
+        for message in early:
+            self._file(message)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process has its stages to itself: there is nothing to agree on."""
+        return len(self._group) == 1
+
+    @property
+    def lead(self) -> float:
+        """By how much earlier than without a group (s) this process's device must have room in this step."""
+        return 0.0 if isinstance(self._machine, Alone) or not self._decides else self._lead
+
+    def hear(self) -> bool:
+        """Take in what has come, to be told to the machine at the next room; whether anything has.
+
+        Raises:
+            TrainingError: see `Carrier.poll`.
+        """
+        come = self.carrier.poll()
+        for message in come:
+            self._file(message)
+        return bool(come)
+
+    def handle(self, event: Event) -> Dispatch | None:
+        """See `StageScheduler.handle`."""
+        if isinstance(event, Room):
+            while self._heard:
+                if (dispatch := self._sent(self._machine.handle(self._heard.popleft()))) is not None:
+                    return dispatch
+        return self._sent(self._machine.handle(event))
+
+    def awaited(self) -> str:
+        """See `StageScheduler.awaited`."""
+        ranks = ", ".join(map(str, self._group))
+        return f"{self._machine.awaited()} (its group is ranks {ranks})"
+
+    def account(self, records: Sequence[TaskRecord]) -> dict[str, Any]:
+        """What the group's other processes must know of a step when it ends, as plain data."""
+        ways = sorted(self._ways)
+        return {
+            "hash": self._order.add(record.task for record in records),
+            "way": ways[len(ways) * 9 // 10] if ways else None,
+            "heard": dict(self.carrier.heard()),
+        }
+
+    def settle(self, accounts: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Go by the accounts of all processes, by rank; all call this at the same point.
+
+        Raises:
+            Disagreement: processes of a stage have dispatched different tasks.
+        """
+        check_orders(self._world, self._groups, [own["hash"] for own in accounts], self._order, step)
+        others = [accounts[rank] for rank in self._group if rank != self._world.rank]
+        ways = [own["way"] for own in others if own["way"] is not None]
+        way = max(ways, default=self._lead)  # by clocks that are not exact: it may come out negative
+        self._lead = min(max(way, 0.0), LONGEST_LEAD_SECONDS)
+        heard = [own["heard"][self._world.rank] for own in others if self._world.rank in own["heard"]]
+        self.carrier.forget(min(heard, default=0))
+
+    def close(self) -> None:
+        """No step follows; returns at once, and does nothing the second time."""
+        self.carrier.close()
+
+    def _sent(self, answer: Answer) -> Dispatch | None:
+        """Send an answer's message; the rest is for the driver."""
+        dispatch, message = answer
+        if message is not None:
+            self._world.recorder.board.told()
+            kind, now = KINDS.index(type(message)), perf_counter() + self._world.clock[0]
+            self.carrier.post([self._round, now, kind, message])
+        return dispatch
+
+    def _file(self, plain: Plain) -> None:
+        round, sent, kind, message = plain
+        if round > self._round:
+            self._early.append(plain)
+        elif round == self._round:
+            sent -= self._world.clock[0]
+            if sent > self._began:  # else it may have waited for this process
+                self._ways.append(perf_counter() - sent)
+            said = msgspec.convert(message, KINDS[kind])
+            self._world.recorder.board.heard(0 if isinstance(said, Decision) else said.rank)
+            self._heard.append(said)
+
+
+def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrier:
+    if name == "socket":
+        return SocketCarrier(world, partners)
+    assert world.mailbox is not None and world.store is not None
+    number, ring = world.next_round(), world.mailbox.ring
+    carrier = StoreCarrier(world.store, f"group/{number}", world.rank, partners, ring, world.silence_seconds)
+    world.leaving.at_last(carrier.leave)
+    return carrier

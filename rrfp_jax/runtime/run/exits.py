@@ -1,0 +1,413 @@
+"""How a process of several ends after an error: it says what happened, and never waits for the dead.
+
+It leaves its last words for the launcher, tells the other processes, and ends at once, because JAX's own way
+out waits for processes that may be gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from math import inf, isinf
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+from types import TracebackType
+from typing import Literal
+
+from rrfp_jax.errors import (
+    FAILED,
+    INTERRUPTED,
+    REFUSED,
+    Disagreement,
+    PeerLost,
+    TrainingError,
+    UsageError,
+    text_of,
+)
+from rrfp_jax.json_files import Unreadable, as_kind, parse_json, read_json
+from rrfp_jax.printing import settle_streams, warn
+from rrfp_jax.runtime.run.coordinator import Coordinator
+from rrfp_jax.runtime.run.mailbox import Failed, Goodbye, Heartbeat, Mailbox
+from rrfp_jax.runtime.run.membership import Gone
+from rrfp_jax.runtime.run.proc import children_give_up, exit_now, leave_file
+from rrfp_jax.runtime.run.stacks import own_threads
+from rrfp_jax.runtime.run.status_report import Attendance
+from rrfp_jax.runtime.run.world import World
+
+WORDS = "\x1d"
+"""How a printed line of last words begins, ASCII's group separator; its launcher shows no such line."""
+
+LONGEST_LINE = 60_000
+"""Characters of such a line, of which the launcher waits for 65,536; a longer traceback is left out."""
+
+Why = Literal["failed", "refused", "peer lost", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastWords:
+    """Why a rank ended.
+
+    Attributes:
+        rank: of the process.
+        stages: that it ran, as text: "stage 2", "stages 2-3".
+        kind: "failed" by its own fault, "refused" what it was asked, "peer lost", or "interrupted".
+        sentence: the reason: for "failed", the exception as `ValueError: ...`.
+        doing: what it was at, such as "in step 12".
+        waiting: what it waited for, each such as "input of F3 on stage 2 in step 12, since 2.1 s".
+        culprit: the rank whose loss ended it, if one did.
+        traceback: of its own failure.
+        time: when, in the seconds of `time.time()`.
+    """
+
+    rank: int
+    stages: str
+    kind: Why
+    sentence: str
+    doing: str = ""
+    waiting: tuple[str, ...] = ()
+    culprit: int | None = None
+    traceback: str | None = None
+    time: float = field(default_factory=time.time)
+
+    def write(self, folder: Path | int) -> None:
+        """Write `last-words-<rank>.json`, whole or not at all.
+
+        Args:
+            folder: its path, or an open descriptor of it, which still leads there after it was renamed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        leave_file(folder, f"last-words-{self.rank}.json", asdict(self))
+
+    def line(self) -> str:
+        """The same as a line, for when no file can be written: a full disk, a folder that was removed."""
+        text = json.dumps(asdict(self))
+        if len(text) > LONGEST_LINE:
+            text = json.dumps(asdict(replace(self, traceback=None)))
+        return f"{WORDS}{text}"
+
+
+def words_in(line: bytes) -> LastWords | None:
+    """The last words that a printed line holds; None if it holds none."""
+    if not line.startswith(WORDS.encode()):
+        return None
+    try:
+        return as_kind(parse_json(line.removeprefix(WORDS.encode())), LastWords)
+    except ValueError:
+        return None
+
+
+def read_all(folder: Path) -> dict[int, LastWords]:
+    """The last words in a folder by rank; a file that holds none is passed over."""
+    found = (_read(path) for path in sorted(folder.glob("last-words-*.json")))
+    return {words.rank: words for words in found if words is not None}
+
+
+def _read(path: Path) -> LastWords | None:
+    try:
+        return read_json(path, LastWords)
+    except Unreadable:
+        return None
+
+
+LONGEST_SENTENCE = 4000
+"""Characters of an exception's text that are told; its traceback has them all."""
+
+FLUSH_SECONDS = 1.0
+
+
+def last_words(world: World, error: BaseException) -> LastWords:
+    """Why this process ends."""
+    kind: Why = "failed"
+    if isinstance(error, PeerLost):
+        kind = "peer lost"
+    elif isinstance(error, UsageError):
+        kind = "refused"
+    elif isinstance(error, KeyboardInterrupt):
+        kind = "interrupted"
+    culprit = error.culprit if isinstance(error, (PeerLost, Disagreement)) else None
+    ours = isinstance(error, (UsageError, TrainingError))
+    sentence = text_of(error) if ours else f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+    # It goes into a frame and on terminals, which texts of any length, or with odd bytes in them, could not.
+    sentence = sentence[:LONGEST_SENTENCE].encode("utf-8", "backslashreplace").decode()
+    if kind == "interrupted":
+        sentence = "interrupted"
+    if kind == "peer lost" and world.mailbox is not None and world.mailbox.departures.is_cut_off():
+        culprit, sentence = world.rank, "lost all other processes at once: cut off, if they were not killed"
+    told = kind == "failed" and not ours
+    return LastWords(
+        rank=world.rank,
+        stages=world.roster.stages[world.rank],
+        kind=kind,
+        sentence=sentence,
+        waiting=world.waits.told(),
+        culprit=culprit,
+        traceback="".join(traceback.format_exception(error)) if told else None,
+    )
+
+
+def exit_status(words: LastWords) -> int:
+    """The exit status that goes with last words."""
+    return {"refused": REFUSED, "interrupted": INTERRUPTED}.get(words.kind, FAILED)
+
+
+def report(world: World, words: LastWords) -> None:
+    """Tell the launcher if there is one, else whoever reads standard error; then the other processes."""
+    if world.folder_descriptor is not None:
+        try:
+            words.write(world.folder_descriptor)  # the launcher tells it, once for all ranks
+        except OSError:
+            warn(f"\n{words.line()}")  # a line of its own, whatever was printed before
+    elif words.kind != "interrupted" or world.size > 1:  # whoever interrupts one process knows it
+        text = [words.traceback or "", f"{world.describe(world.rank)}: {words.sentence}\n"]
+        text += [f"  it waited for {item}\n" for item in words.waiting]
+        warn("".join(text), end="")
+    if world.mailbox is not None:
+        who = world.describe(world.rank)
+        culprit = world.rank if words.culprit is None else words.culprit
+        sentence = words.sentence if words.kind == "peer lost" else f"{who}: {words.sentence}"
+        if words.kind == "interrupted":
+            sentence = f"{who} was interrupted"
+        world.mailbox.post_all(Failed(culprit, sentence))
+
+
+def flush(mailbox: Mailbox, seconds: float) -> None:
+    """Have everything that was posted sent, in at most so many seconds."""
+    deadline = monotonic() + seconds
+    while not mailbox.flushed() and monotonic() < deadline:
+        sleep(0.01)
+
+
+def end(world: World, status: int) -> None:
+    """End this process now, without the ways out that wait for others."""
+    try:
+        if world.mailbox is not None:
+            flush(world.mailbox, FLUSH_SECONDS)
+            world.mailbox.read()  # what is unread would reset the connections: our words could be lost
+        settle_streams()
+    finally:
+        exit_now(status)
+
+
+def fail(world: World, error: BaseException) -> None:
+    """Report an error and end this process, with the status that goes with it; from any thread."""
+    world.leaving.claim_end()
+    status = FAILED
+    try:
+        words = last_words(world, error)
+        status = exit_status(words)
+        report(world, words)
+    except Exception:
+        warn(traceback.format_exc(), end="")
+    finally:
+        end(world, status)
+
+
+OVERTIME_TICK_SECONDS = 0.5
+
+WORD_SECONDS = 5.0
+"""Or half of the limit: after so long it is said who is waited for."""
+
+
+def limit_overtime(world: World, limit: float) -> None:
+    """From the main thread's end on, have this process last for so many seconds at most.
+
+    A process that neither a launcher nor other ranks wait for may last as long as it likes.
+    """
+    if world.folder is None and world.size == 1:
+        limit = inf
+    threading.Thread(target=_watch, args=[world, limit], name="rrfp-overtime", daemon=True).start()
+
+
+def _watch(world: World, limit: float) -> None:
+    while threading.main_thread().is_alive():  # joining it would be in Python's way, which looks at its lock
+        sleep(OVERTIME_TICK_SECONDS)
+    early = min(WORD_SECONDS, limit / 2)
+    _outlast(world, early)
+    at_most = "" if isinf(limit) else f", {limit:g} s at most"
+    warn(f"{world.describe(world.rank)}: its work is done; it waits for {waited_for()} to end{at_most}")
+    _outlast(world, limit - early)
+    fail(world, TrainingError(f"its work is done, but {waited_for()} has not ended within {limit:g} s"))
+
+
+def _outlast(world: World, seconds: float) -> None:
+    """Let so many seconds pass in which this process does not say goodbye."""
+    while seconds > 0:
+        begun = monotonic()
+        sleep(min(OVERTIME_TICK_SECONDS, seconds))
+        if not world.leaving.says_goodbye:
+            seconds -= monotonic() - begun
+
+
+def waited_for() -> str:
+    """What keeps this process from ending: a thread, or an exit handler, by name and line."""
+    lasting = {thread.name for thread in threading.enumerate() if not thread.daemon}
+    threads = own_threads()
+    main = next((thread for thread in threads if thread.is_main), None)
+    for thread in threads:
+        if thread.name in lasting and not thread.is_main:
+            return f"the thread {thread.name}, in {thread.users or thread.frames[0]},"
+    at = main and (main.users or (main.frames[0] if main.frames else None))
+    return f"an exit handler{f', in {at},' if at else ''}"
+
+
+class Farewell:
+    """The end of a process of several. Once it is made, the process ends so.
+
+    Args:
+        world: the run.
+        coordinator: the coordination service, if this process serves it; it ends last, for the others need
+            it.
+    """
+
+    def __init__(self, world: World, coordinator: Coordinator | None = None) -> None:
+        assert world.mailbox is not None and world.heartbeat is not None
+        self._world, self._mailbox, self._coordinator = world, world.mailbox, coordinator
+        attendance = Attendance(world)
+        world.waits.at_limit = attendance.plead
+        self._watchdog = Watchdog(
+            world.mailbox, world.heartbeat, attendance.attend, world.silence_seconds, self._give_up
+        )
+        self._done = threading.Event()
+        # Started now: from Python 3.12 on no thread can be once the main one has ended.
+        self._leaver = threading.Thread(target=self._leave_when_done, name="rrfp-leave", daemon=True)
+        self._leaver.start()
+        sys.excepthook = self._on_error
+        atexit.register(self._say_goodbye)
+        children_give_up(self._leave_to_parent)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: it is no rank, and others must not take it for a sign of this one's life."""
+        sys.excepthook = sys.__excepthook__
+        atexit.unregister(self._say_goodbye)
+        self._mailbox.let_go()
+
+    def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        fail(self._world, error)
+
+    def _give_up(self, gone: Gone) -> None:
+        fail(self._world, PeerLost(gone.sentence, gone.culprit))
+
+    def _leave_when_done(self) -> None:
+        self._done.wait()
+        from rrfp_jax.runtime._jax import leave_run  # here: the launcher reads this file without JAX
+
+        leave_run()
+
+    def _say_goodbye(self) -> None:
+        """At Python's end, after the main thread's."""
+        self._world.leaving.says_goodbye = True
+        self._world.recorder.phase("ended")
+        if self._coordinator is not None:
+            self._outlive_others()
+            if (gone := self._mailbox.departures.in_trouble()) is not None:
+                self._give_up(gone)
+        self._leave_service()
+        self._world.leaving.act()
+        self._mailbox.post_all(Goodbye())
+        flush(self._mailbox, FLUSH_SECONDS)
+        if self._coordinator is not None:
+            self._coordinator.close()
+        self._watchdog.stop()
+        self._mailbox.close()
+        self._world.leaving.says_goodbye = False  # exit handlers that were there before follow
+
+    def _outlive_others(self) -> None:
+        """Wait until all other processes have ended; one that is silent for too long counts as lost."""
+        while len(self._mailbox.departures.gone) < self._world.size - 1:
+            self._mailbox.read()
+            sleep(0.02)
+
+    def _leave_service(self) -> None:
+        """Leave the coordination service, in the thread that was started for it: it may stand still."""
+        limit = self._world.silence_seconds
+        self._done.set()
+        self._leaver.join(min(limit, threading.TIMEOUT_MAX))
+        if self._leaver.is_alive():
+            fail(
+                self._world,
+                TrainingError(
+                    f"its work is done, but the process with the key-value store, started by the launcher or "
+                    f"rank 0, has not answered for {limit:g} s: frozen or cut off"
+                ),
+            )
+
+
+TICK_SECONDS = 0.5
+
+GRACE_SECONDS = 4.0
+"""How long the main thread may take to notice by itself that a process is gone."""
+
+HANG_UP_SECONDS = 0.01
+"""Pause before a connection that was closed is read again."""
+
+
+class Watchdog:
+    """Lives from joining a run to leaving it, whatever the main thread does: compile, load data, wait.
+
+    Args:
+        mailbox: read while the main thread does not.
+        heartbeat: kept up.
+        attend: called at every tick, for those who look at this process from outside.
+        silence_seconds: a process from which nothing has come for so long is given up.
+        give_up: called in this thread when one is gone and the main thread has not noticed; must not return.
+
+    JAX aborts a process that loses the coordination service, as does one that is cut off from everybody: then
+    the main thread is not waited for.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        heartbeat: Heartbeat,
+        attend: Callable[[], None],
+        silence_seconds: float,
+        give_up: Callable[[Gone], None],
+    ) -> None:
+        self.silence_seconds = silence_seconds
+        self._mailbox, self._heartbeat = mailbox, heartbeat
+        self._attend, self._give_up = attend, give_up
+        self._stop_end, self._stopper = os.pipe()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="rrfp-watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. From another one, once."""
+        self._stopped = True
+        os.write(self._stopper, b"\0")
+        self._thread.join()
+        os.close(self._stopper)
+        os.close(self._stop_end)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._pause()
+            self._heartbeat.beat()
+            self._attend()
+            self._mailbox.read()  # before silence is judged: it may be this process that stood still
+            self._heartbeat.judge_silence(self.silence_seconds)
+            now = perf_counter()
+            for gone in list(self._mailbox.departures.gone.values()):
+                if gone.how != "left" and (
+                    self._mailbox.departures.is_cut_off() or now - gone.since > GRACE_SECONDS
+                ):
+                    self._give_up(gone)
+
+    def _pause(self) -> None:
+        """Until the next tick, or news of a connection that was closed."""
+        known = len(self._mailbox.departures.gone)
+        if self._heartbeat.await_hang_up(TICK_SECONDS, self._stop_end):
+            self._mailbox.read()
+            if (
+                len(self._mailbox.departures.gone) == known
+            ):  # the main thread reads just now, or there is more to come
+                sleep(HANG_UP_SECONDS)

@@ -1,0 +1,265 @@
+"""Connecting every pair of processes, each of which proves to the other that it is of this run.
+
+The run's token never travels. Either side sends a number that was never used before, and gets back a hash of
+both numbers and both ranks that only who has the token can compute:
+
+    caller -> called: MAGIC, its rank, its number
+    called -> caller: its number, its proof
+    caller -> called: its proof
+
+All of these have fixed lengths, so nothing that a stranger sends is decoded. Strangers are few at a time and
+have little time each.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import logging
+import secrets
+import selectors
+import socket
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from struct import Struct
+from time import monotonic, sleep
+
+from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.run.place import NO_PORT
+
+MAGIC = b"RRFP2"
+NUMBER = PROOF = 32  # bytes
+GREETING = Struct(f"!5sI{NUMBER}s")
+RANKS = Struct("!II")
+
+MOST_STRANGERS = 64
+"""Callers that have proved nothing yet; for one more the oldest is dropped."""
+
+STRANGER_SECONDS = 5.0
+"""A caller that has proved nothing for so long is dropped."""
+
+RETRY_SECONDS = 0.05
+"""Pause before a call that was dropped among strangers is made again."""
+
+log = logging.getLogger(__name__)
+
+
+class _NotOfThisRun(Exception):
+    pass
+
+
+def listen(host: str) -> socket.socket:
+    """A listening socket on a free port of one of this machine's addresses."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(128)
+    return listener
+
+
+def connect(
+    listener: socket.socket, addresses: Sequence[tuple[str, int]], rank: int, token: bytes, seconds: float
+) -> dict[int, socket.socket]:
+    """A socket to every other rank: this one calls those below it and is called by those above.
+
+    Args:
+        listener: of this rank; closed at the end, so that nobody can connect later.
+        addresses: where each rank listens.
+        rank: of this process.
+        token: the run's secret. Whoever calls without it is dropped, with a line in the log.
+        seconds: limit for all connections together.
+
+    Raises:
+        TrainingError: a rank did not answer or call in time, or has another token, naming it.
+    """
+    deadline = monotonic() + seconds
+    try:
+        sockets = {r: _call(r, addresses[r], rank, token, deadline) for r in range(rank)}
+        door = _Door(listener, rank, range(rank + 1, len(addresses)), token)
+        try:
+            sockets |= door.open(deadline)
+        finally:
+            door.close()
+    finally:
+        listener.close()
+    for connection in sockets.values():
+        connection.setblocking(True)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sockets
+
+
+def proof(token: bytes, role: bytes, caller: int, called: int, numbers: bytes) -> bytes:
+    """What only who has the token can say, in this role, to these numbers (the caller's, the other's)."""
+    return hmac.digest(token, role + RANKS.pack(caller, called) + numbers, sha256)
+
+
+def _call(peer: int, address: tuple[str, int], rank: int, token: bytes, deadline: float) -> socket.socket:
+    """Connect to a rank. A call that it drops unheard is made again: it may have had too many strangers."""
+    where = f"rank {peer} at {address[0]}:{address[1]}"
+    while True:
+        try:
+            connection = socket.create_connection(address, timeout=max(deadline - monotonic(), 0.1))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise TrainingError(f"rank {rank} cannot call {where}: {NO_PORT}") from None
+            raise _cannot_reach(rank, where, str(error)) from None
+        try:
+            _introduce(connection, peer, rank, token)
+            return connection
+        except _NotOfThisRun:
+            connection.close()
+            raise TrainingError(
+                f"rank {rank}: who answers as {where} has another token than this rank: give all ranks the "
+                f"same, or see who listens there"
+            ) from None
+        except OSError as error:
+            connection.close()
+            if monotonic() + RETRY_SECONDS >= deadline:
+                raise _cannot_reach(rank, where, str(error)) from None
+            sleep(RETRY_SECONDS)
+
+
+def _cannot_reach(rank: int, where: str, why: str) -> TrainingError:
+    return TrainingError(
+        f"rank {rank} cannot reach {where}: {why}. Is that address open between the machines? RRFP_BIND "
+        f"chooses the address that a rank listens on"
+    )
+
+
+def _introduce(connection: socket.socket, peer: int, rank: int, token: bytes) -> None:
+    """The caller's part; its own proof is given only to who has proved to have the token."""
+    own = secrets.token_bytes(NUMBER)
+    connection.sendall(GREETING.pack(MAGIC, rank, own))
+    answer = b""
+    while len(answer) < NUMBER + PROOF:
+        data = connection.recv(NUMBER + PROOF - len(answer))
+        if not data:
+            raise ConnectionError("it hung up")
+        answer += data
+    numbers = own + answer[:NUMBER]
+    if not hmac.compare_digest(answer[NUMBER:], proof(token, b"called", rank, peer, numbers)):
+        raise _NotOfThisRun
+    connection.sendall(proof(token, b"caller", rank, peer, numbers))
+
+
+class _Stranger:
+    """A caller that has proved nothing yet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection, self.since = connection, monotonic()
+        self.rank: int | None = None  # as it says
+        self._numbers, self._unread = b"", b""
+
+    def hear(self, rank: int, awaited: Sequence[int], token: bytes) -> bool:
+        """Take in what it says; whether it has proved to be the rank that it says.
+
+        Raises:
+            _NotOfThisRun: it cannot be that.
+            OSError: it is gone, or there is no more to come now.
+        """
+        # Not a byte beyond what is due: what follows the proof belongs to the mailbox.
+        due = GREETING.size if self.rank is None else PROOF
+        data = self.connection.recv(due - len(self._unread))
+        if not data:
+            raise _NotOfThisRun
+        self._unread += data
+        if len(self._unread) < due:
+            return False
+        said, self._unread = self._unread, b""
+        if self.rank is not None:
+            if not hmac.compare_digest(said, proof(token, b"caller", self.rank, rank, self._numbers)):
+                raise _NotOfThisRun
+            return True
+        magic, self.rank, number = GREETING.unpack(said)
+        if magic != MAGIC or self.rank not in awaited:
+            raise _NotOfThisRun
+        own = secrets.token_bytes(NUMBER)
+        self._numbers = number + own
+        self.connection.send(own + proof(token, b"called", self.rank, rank, self._numbers))
+        return False
+
+
+class _Door:
+    """Where the ranks above this one call."""
+
+    def __init__(self, listener: socket.socket, rank: int, awaited: Sequence[int], token: bytes) -> None:
+        self._listener, self._rank, self._token = listener, rank, token
+        self._awaited = list(awaited)
+        self._found: dict[int, socket.socket] = {}
+        self._strangers: dict[socket.socket, _Stranger] = {}  # oldest first
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def open(self, deadline: float) -> Mapping[int, socket.socket]:
+        """Accept calls until every awaited rank has proved that it is there.
+
+        Raises:
+            TrainingError: some have not in time, naming them.
+        """
+        while self._awaited:
+            if (left := deadline - monotonic()) <= 0:
+                missing = ", ".join(map(str, self._awaited))
+                raise TrainingError(f"rank {self._rank}: no connection from rank {missing} in time")
+            for key, _ in self._selector.select(min(left, 1.0)):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj in self._strangers:  # else it has been dropped just now
+                    self._hear(self._strangers[key.fileobj])  # type: ignore[index]
+            for stranger in list(self._strangers.values()):
+                if monotonic() - stranger.since > STRANGER_SECONDS:
+                    self._drop(stranger)
+        return self._found
+
+    def close(self) -> None:
+        """Drop whoever is still a stranger."""
+        self._selector.close()
+        for stranger in self._strangers.values():
+            stranger.connection.close()
+
+    def _accept(self) -> None:
+        if len(self._strangers) >= MOST_STRANGERS:
+            self._drop_oldest()
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # hung up already
+        except OSError:  # no more descriptors
+            self._drop_oldest()
+            sleep(RETRY_SECONDS)
+            return
+        self._strangers[connection] = _Stranger(connection)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _hear(self, stranger: _Stranger) -> None:
+        try:
+            proved = stranger.hear(self._rank, self._awaited, self._token)
+        except BlockingIOError:
+            return
+        except (OSError, _NotOfThisRun):
+            self._drop(stranger)
+            return
+        if proved and stranger.rank in self._awaited:
+            self._forget(stranger)
+            self._awaited.remove(stranger.rank)
+            self._found[stranger.rank] = stranger.connection
+        elif proved:
+            self._drop(stranger)
+
+    def _drop_oldest(self) -> None:
+        for stranger in list(self._strangers.values())[:1]:
+            self._drop(stranger)
+
+    def _drop(self, stranger: _Stranger) -> None:
+        self._forget(stranger)
+        try:
+            caller = stranger.connection.getpeername()
+        except OSError:
+            caller = "somebody"
+        stranger.connection.close()
+        log.warning("dropped a connection from %s that is not of this run", caller)
+
+    def _forget(self, stranger: _Stranger) -> None:
+        self._selector.unregister(stranger.connection)
+        del self._strangers[stranger.connection]

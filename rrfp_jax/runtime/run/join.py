@@ -1,0 +1,349 @@
+"""Takes this process's place in a run: alone, or as one of several processes that run the same program.
+
+The launcher, SLURM or a user started them. The environment says which (`place.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import socket
+import threading
+from collections.abc import Callable
+from ipaddress import ip_address
+from time import monotonic, perf_counter
+from types import TracebackType
+from typing import NamedTuple
+
+from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.printing import warn
+from rrfp_jax.runtime import _jax
+from rrfp_jax.runtime.run.coordinator import Coordinator
+from rrfp_jax.runtime.run.exits import Farewell, fail, limit_overtime
+from rrfp_jax.runtime.run.handshake import connect, listen
+from rrfp_jax.runtime.run.mailbox import Beat, Mailbox
+from rrfp_jax.runtime.run.place import (
+    NO_PORT,
+    Place,
+    SlurmStep,
+    directly,
+    exit_seconds,
+    join_seconds,
+    named_place,
+    silence_seconds,
+    step_gpus,
+)
+from rrfp_jax.runtime.run.recorder import FlightRecorder
+from rrfp_jax.runtime.run.stacks import first_used
+from rrfp_jax.runtime.run.status_report import Attendance, dump_on_signal
+from rrfp_jax.runtime.run.token import FILE, HOW, SealedStore, SharedToken, take_token
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS
+from rrfp_jax.runtime.run.world import World
+
+REMINDER_SECONDS = 30.0
+
+GRACE_SECONDS = 5.0
+"""Whatever has a limit of its own, and can say more, comes first."""
+
+POLL_SECONDS = 0.5
+
+
+class _Awaited(NamedTuple):
+    what: str
+    seconds: float
+    since: float
+    tried: Callable[[], str]
+
+    @property
+    def left(self) -> float:
+        return self.since + self.seconds - monotonic()
+
+
+class Joining:
+    """Use as a context manager: its thread lives inside, from the first wait on.
+
+    Args:
+        rank: of this process.
+        give_up: called in the thread once a limit has passed; must not return.
+    """
+
+    def __init__(self, rank: int, give_up: Callable[[TrainingError], None]) -> None:
+        self._rank, self._give_up = rank, give_up
+        self._awaited: _Awaited | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rrfp-joining", daemon=True)
+
+    def waits_for(self, what: str, seconds: float, tried: Callable[[], str] = str) -> None:
+        """From now on this is waited for, at most so long; `tried` says how far that has come, in words."""
+        self._awaited = _Awaited(what, seconds, monotonic(), tried)
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def __enter__(self) -> Joining:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+
+    def _watch(self) -> None:
+        reminded = monotonic()
+        while not self._done.wait(POLL_SECONDS):
+            awaited = self._awaited
+            assert awaited is not None
+            if awaited.left + GRACE_SECONDS < 0:
+                sentence = f"{awaited.what} did not come within {awaited.seconds:g} s"
+                self._give_up(TrainingError(_with_reason(sentence, awaited.tried())))
+            elif monotonic() - reminded >= REMINDER_SECONDS:
+                reminded = monotonic()
+                said = f"rank {self._rank} waits for {awaited.what}, {max(awaited.left, 0.0):.0f} s left"
+                warn(_with_reason(said, awaited.tried()))
+
+
+def _with_reason(sentence: str, reason: str) -> str:
+    return f"{sentence}: {reason}" if reason else sentence
+
+
+PROBE_SECONDS = 2.0
+"""For a call that only tells whether anybody answers at the coordinator's address."""
+
+CLOCK_SECONDS = 10.0
+"""Limit for rank 0 to tell its time."""
+
+CLOCK_ROUNDS = 10
+"""Round trips to rank 0 at the start, to know its clock."""
+
+CONNECT_SECONDS = 60.0
+"""Limit for all processes to have connected to each other, once all have been started."""
+
+TAKEN = "RRFP_TAKEN"
+"""The place in a run that a process has taken, in the environment of the workers that it starts."""
+
+
+@functools.cache
+def join() -> World:
+    """Take this process's place in its run, once; whoever asks again gets the same.
+
+    Waits until all processes have been started and are connected to each other.
+
+    Raises:
+        UsageError: the environment says half of what is needed, or nonsense, or JAX was in use already.
+        TrainingError: the others cannot be reached.
+    """
+    limit = exit_seconds(os.environ)
+    world = _joined()
+    limit_overtime(world, limit)
+    if world.folder is not None or world.size > 1:
+        os.environ[TAKEN] = named_place(os.environ)
+    return world
+
+
+def is_taken() -> bool:
+    """Whether this process's place in a run has been taken: by itself, or by the rank whose worker it is."""
+    return os.environ.get(TAKEN) == named_place(os.environ)
+
+
+def _joined() -> World:
+    """The same, without a limit on what follows the work."""
+    place = Place.of(os.environ) or _place_in_step()
+    silence, limit = silence_seconds(os.environ), join_seconds(os.environ)
+    recorder = None if place is None else _recorder(place)
+    folder = None if place is None else place.folder
+    token = take_token(os.environ)
+    apart = place is not None and place.processes > 1 and _jax.place_in_run() is None
+    rank, size = (place.rank, place.processes) if place is not None else (0, 1)
+
+    def give_up(error: TrainingError) -> None:
+        fail(World(rank, size, folder=folder), error)
+
+    with Joining(rank, give_up) as joining:
+        coordinator = None
+        if place is not None and apart:
+            _require_able(place, token)
+            coordinator = _meet(place, joining, limit)
+        found = _jax.place_in_run()
+        if found is None or found[1] == 1:
+            return _alone(World(folder=folder, recorder=recorder))
+        rank, size = found
+        joining.waits_for("the run's token", CONNECT_SECONDS)
+        shared = place.token if place is not None and token is None else None
+        token = token or _shared_token(shared, rank)
+        store = SealedStore(_jax.key_value_store(), token)
+        joining.waits_for("the addresses and calls of all other ranks", CONNECT_SECONDS)
+        world = World(rank, size, _connect(rank, size, token, store), folder, recorder, silence, store)
+    if shared is not None and rank == 0:
+        shared.remove()  # all ranks have proved to have it
+    Farewell(world, coordinator)
+    _learn_clock(world)
+    return world
+
+
+def _recorder(place: Place) -> FlightRecorder | None:
+    if place.folder is None:
+        return None
+    try:
+        recorder = FlightRecorder(place.folder / f"flight-{place.rank}", place.rank, "")
+        dump_on_signal(place.folder / f"stacks-{place.rank}.txt", recorder)
+        return recorder
+    except OSError as error:
+        raise UsageError(
+            f"{place.folder}: cannot be written: {error.strerror}; name another directory, or make room"
+        ) from None
+
+
+def _alone(world: World) -> World:
+    """A process without others, which answers its launcher if it has one."""
+    if world.folder is not None:
+        attendance = Attendance(world)
+        world.waits.at_limit = attendance.plead
+        attendance.alone()
+    return world
+
+
+def _require_able(place: Place, token: bytes | None) -> None:
+    """Refuse at once what could never meet the others."""
+    if _jax.in_use():
+        raise UsageError(
+            f"JAX was used before this process joined the others, so it cannot join them any more: "
+            f"{first_used(_jax.first_use())}; begin the program with `import rrfp_jax as rrfp` and "
+            f"`rrfp.join()`, before all other imports"
+        )
+    if token is None and place.token is None:
+        raise UsageError(f"no token says who is of this run: on every rank set {FILE} to the same: {HOW}")
+    place.coordinator.require_known()
+    try:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+    except OSError as error:
+        reason = NO_PORT if error.errno == errno.EADDRINUSE else error.strerror
+        raise UsageError(f"rank {place.rank} cannot take part: {reason}") from None
+
+
+def _shared_token(shared: SharedToken | None, rank: int) -> bytes:
+    """The token of a SLURM step, which its first task hands out."""
+    if shared is None:
+        raise UsageError(
+            f"jax.distributed was initialized, but no token says who is of this run: on every rank set "
+            f"{FILE} to the same: {HOW}"
+        )
+    return shared.write() if rank == 0 else shared.read(CONNECT_SECONDS)
+
+
+def _learn_clock(world: World) -> None:
+    """Learn rank 0's clock from a few quick round trips; all processes together.
+
+    Raises:
+        TrainingError: rank 0 does not answer.
+    """
+    assert world.mailbox is not None and world.heartbeat is not None
+    if world.rank > 0:
+        with world.waits_for("the time from rank 0", CLOCK_SECONDS, lambda: [0]) as wait:
+            for wanted in range(1, CLOCK_ROUNDS + 1):
+                world.mailbox.post(0, Beat(perf_counter()))
+                while world.heartbeat.clock.samples < wanted:
+                    world.mailbox.departures.require([0])
+                    wait.check()
+                    world.mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
+                    world.mailbox.pump()
+    world.gather("the clocks", None)  # so that rank 0 is there to answer
+
+
+def _place_in_step() -> Place | None:
+    """What SLURM says; this task then sees its share of the GPUs if `srun` shows it those of all tasks."""
+    step = SlurmStep.of(os.environ)
+    if step is None:
+        return None
+    os.environ.update(step_gpus(os.environ, step))
+    return Place.in_step(step)
+
+
+def _meet(place: Place, joining: Joining, limit: float) -> Coordinator | None:
+    """Wait for all processes of the run, and serve them if this is rank 0 and there is no launcher."""
+    where, count = place.coordinator, place.processes
+
+    def tried() -> str:
+        return where.tried(PROBE_SECONDS)
+
+    joining.waits_for(f"all {count} ranks at {where}", limit, tried)
+    serves = place.rank == 0 and place.folder is None
+    try:
+        coordinator = Coordinator(where.serving, count) if serves else None
+    except RuntimeError as error:
+        raise TrainingError(f"this process cannot join its run: {error}") from None
+    os.environ.update(directly(where.host, os.environ))
+    try:
+        _jax.join_run(str(where), count, place.rank, limit)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise TrainingError(
+            f"this process cannot join the run of {count} ranks at {where}: {tried()}; are all started, and "
+            f"is that address right? ({reason})"
+        ) from None
+    return coordinator
+
+
+def in_company() -> bool:
+    """Whether this process has joined a run of several."""
+    found = _jax.place_in_run()
+    return found is not None and found[1] > 1
+
+
+def _connect(rank: int, size: int, token: bytes, store: SealedStore) -> Mailbox:
+    """Connections to all other ranks, whose addresses are in the key-value store."""
+    deadline = monotonic() + CONNECT_SECONDS
+    listener = _listen(rank)
+    host, port = listener.getsockname()[:2]
+    addresses: list[tuple[str, int]] = []
+    try:
+        store.key_value_set_bytes(f"rrfp/address/{rank}", f"{host} {port}".encode())
+        for other in range(size):
+            left = int(1000 * max(deadline - monotonic(), 0.0))
+            value = store.blocking_key_value_get_bytes(f"rrfp/address/{other}", left)
+            host, port = value.decode().split()
+            addresses.append((host, int(port)))
+    except RuntimeError as error:
+        raise TrainingError(
+            f"rank {rank}: rank {len(addresses) % size} has not said within {CONNECT_SECONDS:.0f} s where it "
+            f"listens; see its output ({str(error).splitlines()[0]})"
+        ) from None
+    return Mailbox(rank, connect(listener, addresses, rank, token, deadline - monotonic()))
+
+
+def _listen(rank: int) -> socket.socket:
+    address = "the coordinator's host"
+    try:
+        address = own_address()
+        listener = listen(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"rank {rank} cannot listen on {address}: {NO_PORT}") from None
+        raise UsageError(
+            f"rank {rank} cannot listen on {os.environ.get('RRFP_BIND') or address}: {error.strerror}; set "
+            f"RRFP_BIND to an address of this machine that the other ranks reach"
+        ) from None
+    _jax.exchange_at(address)
+    return listener
+
+
+def own_address() -> str:
+    """The address that this process of a run listens on."""
+    return address_towards(_jax.coordinator_host())
+
+
+def address_towards(coordinator: str) -> str:
+    """The address to listen on: RRFP_BIND, or the one from which the coordinator's host is reached.
+
+    Raises:
+        OSError: there is no such host, or no way to it, or RRFP_BIND is no single address.
+    """
+    if chosen := os.environ.get("RRFP_BIND", "").strip("[]"):
+        found = str(socket.getaddrinfo(chosen, None, type=socket.SOCK_STREAM)[0][4][0])
+        if ip_address(found).is_unspecified:
+            raise OSError(errno.EINVAL, "that is every address: name the one to be reached at")
+        return found
+    family, _, _, _, address = socket.getaddrinfo(coordinator, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing: the kernel only chooses a route
+        return str(probe.getsockname()[0])

@@ -1,0 +1,185 @@
+"""One live run of a name: its rank 0 holds `<directory>/.<name>.lock` for as long as it lives.
+
+The lock is the kernel's (`flock`), which takes it back when a process dies: a killed run is in nobody's way.
+The file says who has it, and is removed at the end. If somebody deletes it meanwhile, a second run is refused
+by the lock on the run's folder (`used_folder`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import printable
+from rrfp_jax.files import is_used, opened, read_whole
+from rrfp_jax.runtime.run.proc import children_giving_up
+
+if TYPE_CHECKING:
+    from rrfp_jax.runtime.run.world import World
+
+LONGEST_HOLDER = 1024
+"""Bytes that the file may have."""
+
+TRIES, TRY_SECONDS = 5, 0.01
+"""Whoever asks (`hold_on`) has the lock for some microseconds; a run asks again so often, after so long."""
+
+
+@contextmanager
+def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, no other run can take this one's name; all processes together.
+
+    Args:
+        world: the processes.
+        folder: of the run.
+        say: is told, on rank 0, if the file system has no locks; then nothing is held.
+
+    Raises:
+        UsageError: a live run has the name.
+    """
+    from rrfp_jax.runtime.run.world import START_SECONDS  # with it JAX, which `is_held` does without
+
+    with ExitStack() as stack:
+        lock, holder = _lock_of(folder), ""
+        if world.rank == 0:
+            try:
+                stack.enter_context(_locked(lock))
+                if is_used(folder) and not world.has_folder(folder):
+                    holder = f"another process, whose lock file {lock.name} somebody has deleted"
+            except BlockingIOError:
+                holder = _holder(lock)
+            except OSError as error:
+                say(f"{lock} cannot be locked ({error.strerror}): start no other run of this name meanwhile")
+        holder = world.gather("whether the run's name is free", holder, START_SECONDS)[0]
+        if holder:
+            raise UsageError(
+                f"{folder} is being trained by {holder}: give this run another --config.name, or stop "
+                f"that one"
+            )
+        yield
+
+
+class Hold(NamedTuple):
+    """A run has a name.
+
+    Attributes:
+        since: when it took it (s, by the file system's clock).
+        certain: whether it lives; on a file system without locks nobody knows.
+    """
+
+    since: float
+    certain: bool
+
+
+def hold_on(folder: Path) -> Hold | None:
+    """Who has the name of this folder; None if nobody has."""
+    certain, lock = True, _lock_of(folder)
+    try:
+        with opened(lock) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        pass
+    except OSError:
+        certain = False
+    try:
+        return Hold(lock.stat().st_mtime, certain)
+    except OSError:  # it has ended meanwhile
+        return None
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a live run has the name of this folder."""
+    hold = hold_on(folder)
+    return hold is not None and hold.certain
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+@contextmanager
+def used_folder(folder: Path) -> Iterator[None]:
+    """Inside, `is_used` is true of a folder, also once it has another name; without locks it never is."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # its file system has none
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
+            yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is there meanwhile, as are the directories above it."""
+    made = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = _lock(path)
+        try:
+            with suppress(OSError):  # a full disk: the lock holds all the same
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{_this_process()}\n".encode())
+            with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
+                yield
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+    finally:
+        for parent in made:
+            with suppress(OSError):
+                parent.rmdir()
+
+
+def _lock(path: Path) -> int:
+    """The descriptor of the file, locked.
+
+    Raises:
+        BlockingIOError: another process has the lock.
+        OSError: the file cannot be made, or its file system has no locks.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            _flock(descriptor)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # whoever had the lock has removed this file since: there is another by now
+
+
+def _flock(descriptor: int) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(TRY_SECONDS)
+
+
+def _this_process() -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"process {os.getpid()} on {socket.gethostname()} (since {since})"
+
+
+def _holder(path: Path) -> str:
+    """Who has the lock, in words."""
+    with suppress(OSError):
+        text = read_whole(path, LONGEST_HOLDER).decode(errors="replace").strip()
+        return printable(text) or "another process"
+    return "another process"

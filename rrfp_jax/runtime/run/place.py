@@ -1,0 +1,520 @@
+"""A process's place in its run, as the environment says it: the launcher's, SLURM's, or the user's own.
+
+What SLURM's variables say about a process: whether `srun` started it as one of several, and as which.
+
+Only `srun` sets the variables of a step. Shells of `salloc`, batch scripts and ssh sessions have some of the
+other variables, and all that they start inherits them. JAX would take the number of tasks of the *job* as the
+number of processes. Here a process is one of several only if its own step has several tasks.
+
+Proxies: gRPC would ask them to call the coordinator, too, which they usually cannot.
+
+On jax 0.10.2 a proxy in the way ends in an abort after five minutes. Which variables count is as in gRPC's
+"Default HTTP Proxy Mapper" guide, and was tried: names in capitals have no effect, nor has `no_proxy=*`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from pathlib import Path
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.run.token import SharedToken
+
+ADDRESS_EXAMPLE = "host0:9876, or [fd00::7]:9876"
+
+_WRITTEN = re.compile(r"(?:\[(?P<inside>[^\[\]]*)\]|(?P<name>[^:\[\]]*)):(?P<port>[0-9]{1,20})")
+_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
+
+LONGEST_NAME = 253
+"""Characters, by RFC 1035."""
+
+HIGHEST_PORT = 65535
+
+NO_PORT = "no port is free: end what holds them (`ss -s` counts), or widen net.ipv4.ip_local_port_range"
+"""What it means that the system finds none for who asks for any."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host and a port of it.
+
+    Attributes:
+        host: a name, or an IP address without brackets.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Address:
+        """Read "host:port".
+
+        Args:
+            text: what is written; IPv6 addresses are in brackets.
+            name: of the variable that says it.
+
+        Raises:
+            UsageError: no such address can exist.
+        """
+        try:
+            return cls._parsed(text)
+        except ValueError as error:
+            raise UsageError(f"{name}={text!r}: {error}; give host:port, such as {ADDRESS_EXAMPLE}") from None
+
+    @classmethod
+    def _parsed(cls, text: str) -> Address:
+        written = _WRITTEN.fullmatch(text)
+        if written is None:
+            several = text.count(":") > 1 and "[" not in text
+            raise ValueError("an IPv6 address must be in brackets" if several else "that is no host and port")
+        port, inside, name = int(written["port"]), written["inside"], written["name"]
+        if not 0 < port <= HIGHEST_PORT:
+            raise ValueError(f"there is no port {port}, they are 1 to {HIGHEST_PORT}")
+        if inside is not None:
+            IPv6Address(inside)  # raises ValueError, saying why
+        elif re.fullmatch(r"[0-9.]+", name):
+            IPv4Address(name)
+        elif not name:
+            raise ValueError("the host is missing")
+        elif not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+            raise ValueError("that is no name of a host")
+        found = cls(name if inside is None else inside, port)
+        if found._ip is not None and found._ip.is_unspecified:
+            raise ValueError("that means every address of a machine: give the one at which rank 0 is reached")
+        return found
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nobody outside this machine can reach it."""
+        return self.host == "localhost" or (self._ip is not None and self._ip.is_loopback)
+
+    @property
+    def serving(self) -> str:
+        """Where to listen on its machine, as gRPC writes that: no wider than need be.
+
+        A name may be another address here than where it is called from, so that means all addresses.
+        """
+        return str(self) if self.is_served_alone else f"[::]:{self.port}"
+
+    @property
+    def is_served_alone(self) -> bool:
+        """Whether its machine listens there only."""
+        return self.is_loopback or self._is_here
+
+    def require_known(self) -> None:
+        """Look its host up, and the way there.
+
+        Raises:
+            UsageError: it has no address, or there is no way to it. If nobody could be asked just now, that
+                is not said.
+        """
+        try:
+            family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)  # sends nothing: the kernel only chooses a route
+        except socket.gaierror as error:
+            if error.errno != socket.EAI_AGAIN:
+                raise UsageError(
+                    f"the coordinator {self}: its host has no address here ({error.strerror}); is the name "
+                    f"right, and known on this machine? Else give rank 0's IP address"
+                ) from None
+        except OSError as error:
+            up = "bring loopback up: ip link set lo up" if self.is_loopback else "is the address right?"
+            raise UsageError(
+                f"the coordinator {self}: no network of this machine leads there ({error.strerror}); {up}"
+            ) from None
+
+    def tried(self, seconds: float) -> str:
+        """What comes of calling it now, in words."""
+        try:
+            socket.create_connection((self.host, self.port), timeout=seconds).close()
+        except OSError as error:
+            none = error.errno == errno.EADDRNOTAVAIL
+            return NO_PORT if none else f"nobody answers there ({error.strerror or error})"
+        return "somebody answers there, but not all have come, or it stands still"
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether it is an IP address of this machine: behind a translation of addresses it is not."""
+        if self._ip is None:
+            return False
+        try:
+            with socket.socket(socket.AF_INET if self._ip.version == 4 else socket.AF_INET6) as probe:
+                probe.bind((self.host, 0))
+        except OSError:
+            return False
+        return True
+
+    @property
+    def _ip(self) -> IPv4Address | IPv6Address | None:
+        try:
+            return ip_address(self.host)
+        except ValueError:
+            return None
+
+
+FIRST_PORT, PORTS = 61440, 4096
+"""Coordinators listen on one of these, so that jobs on one node rarely meet (as JAX has it)."""
+
+ANOTHER_STEP = 997
+
+RANGE = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
+NODE = rf"(?:[A-Za-z0-9_.-]|\[{RANGE}(?:,{RANGE})*\])+"
+"""In a list of nodes: a name, or several by numbers in brackets."""
+
+MOST_NODES = 10**6
+
+
+@dataclass(frozen=True)
+class SlurmStep:
+    """One task of a step with several.
+
+    Attributes:
+        name: of the step and how often its job was started again; no other one has it.
+        coordinator: on the step's first node, where task 0 is; equal for all tasks. On loopback if
+            there is no other node.
+        processes, rank: tasks in the step, and which one this is.
+        local_rank, node: which one of its node, and which node of the step.
+        tasks_per_node: for each node of the step.
+    """
+
+    name: str
+    coordinator: Address
+    processes: int
+    rank: int
+    local_rank: int
+    node: int
+    tasks_per_node: tuple[int, ...]
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> SlurmStep | None:
+        """Read the variables of a step; None for a process that is no task, or the only one.
+
+        JAX_COORDINATOR_PORT, if it is set, is the coordinator's port, as in JAX.
+
+        Raises:
+            UsageError: some variables of a step with several tasks are missing, or say what cannot be.
+        """
+        if not environment.get("SLURM_STEP_NODELIST") or not environment.get("SLURM_PROCID"):
+            return None
+        processes = _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+        if processes == 1:
+            return None
+        job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID", default=0)
+        usual = FIRST_PORT + (job + ANOTHER_STEP * step) % PORTS
+        port = _number(environment, "JAX_COORDINATOR_PORT", default=usual)
+        says = "the first of SLURM_STEP_NODELIST, and JAX_COORDINATOR_PORT"
+        one_node = environment.get("SLURM_STEP_NUM_NODES") == "1"  # then nobody else need reach the ports
+        host = "127.0.0.1" if one_node else first_host(environment["SLURM_STEP_NODELIST"])
+        rank = _number(environment, "SLURM_PROCID")
+        if rank >= processes:
+            raise UsageError(f"SLURM_PROCID={rank} in a step of {processes} tasks; {REMEDY}")
+        restart = _number(environment, "SLURM_RESTART_COUNT", default=0)
+        return cls(
+            name=f"{job}-{step}-{restart}",
+            coordinator=Address.parse(f"{host}:{port}", says),
+            processes=processes,
+            rank=rank,
+            local_rank=_number(environment, "SLURM_LOCALID"),
+            node=_number(environment, "SLURM_NODEID", default=0),
+            tasks_per_node=tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE") or str(processes)),
+        )
+
+    @property
+    def tasks_here(self) -> int:
+        """How many tasks this node has."""
+        return self.tasks_per_node[self.node] if self.node < len(self.tasks_per_node) else 1
+
+
+def first_host(nodes: str) -> str:
+    """The first of a SLURM list of nodes, such as "node007" of "node[007-009,012],other".
+
+    Raises:
+        UsageError: it is no such list.
+    """
+    if not re.fullmatch(f"{NODE}(?:,{NODE})*", nodes):
+        raise UsageError(f"SLURM_STEP_NODELIST={nodes!r} is no list of nodes; {REMEDY}")
+    first = re.match(NODE, nodes)
+    assert first is not None
+    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", first.group())
+
+
+def tasks_per_node(text: str) -> tuple[int, ...]:
+    """Of SLURM's way to write it: "2(x3),1" is (2, 2, 2, 1).
+
+    Raises:
+        UsageError: it is written otherwise.
+    """
+    parts = [re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part) for part in text.split(",")]
+    if not all(parts) or sum(int(part[2] or 1) for part in parts if part) > MOST_NODES:
+        raise UsageError(f"SLURM_STEP_TASKS_PER_NODE={text} is no number of tasks per node; {REMEDY}")
+    return tuple(int(part[1]) for part in parts if part for _ in range(int(part[2] or 1)))
+
+
+REMEDY = "start ranks with srun, or alone without SLURM's variables: unset ${!SLURM_@}"
+
+
+def _number(environment: Mapping[str, str], *names: str, default: int | None = None) -> int:
+    """Of the first of these variables that is set."""
+    name = next((name for name in names if environment.get(name)), names[0])
+    text = environment.get(name) or ("" if default is None else str(default))
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise UsageError(f"SLURM_PROCID is set, but {name} is {text or 'missing'}; {REMEDY}")
+    return int(text)
+
+
+PROC = Path("/proc/driver/nvidia/gpus")
+
+SHARED_MEMORY = 0.9
+"""Part of a GPU's memory that ranks sharing it take together; JAX would give each of them 0.75."""
+
+MEMORY, OLD_MEMORY = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""The part of a GPU's memory that JAX takes: today's variable and its old name. Both at once it refuses."""
+
+
+def visible_gpus(environment: Mapping[str, str], proc: Path = PROC) -> Sequence[str]:
+    """The GPUs that programs see in an environment: those that CUDA_VISIBLE_DEVICES names, or all."""
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        return [name for name in environment["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
+    return [str(i) for i, _ in enumerate(proc.iterdir())] if proc.is_dir() else []
+
+
+def gpu_environment(
+    environment: Mapping[str, str], rank: int, count: int, proc: Path = PROC
+) -> dict[str, str]:
+    """What to add to a rank's environment so that it sees its own GPUs.
+
+    With at least as many GPUs as ranks each gets its share of them, in order. With fewer, neighbours share
+    one, and its memory.
+
+    Args:
+        environment: of the launcher; its CUDA_VISIBLE_DEVICES limits what is shared out, and its memory
+            fraction, if it has one, stays as it is.
+        rank, count: of the rank, and how many there are.
+        proc: where the driver lists the GPUs.
+    """
+    gpus = visible_gpus(environment, proc)
+    if not gpus or environment.get("JAX_PLATFORMS") == "cpu":
+        return {}
+    first, end = rank * len(gpus) // count, (rank + 1) * len(gpus) // count
+    if len(gpus) >= count:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first:end])}
+    sharers = sum(other * len(gpus) // count == first for other in range(count))
+    if MEMORY in environment or OLD_MEMORY in environment:
+        return {"CUDA_VISIBLE_DEVICES": gpus[first]}
+    return {"CUDA_VISIBLE_DEVICES": gpus[first], MEMORY: f"{SHARED_MEMORY / sharers:.3f}"}
+
+
+def step_gpus(environment: Mapping[str, str], step: SlurmStep, proc: Path = PROC) -> dict[str, str]:
+    """The same for a task of a SLURM step: nothing where `srun` has bound it to GPUs of its own.
+
+    Then it sees fewer than its node has for the step; else, as with --gpus-per-node, each sees all of them.
+    """
+    here = environment.get("SLURM_GPUS_ON_NODE", "")
+    if here.isdecimal() and int(here) != len(visible_gpus(environment, proc)):
+        return {}
+    return gpu_environment(environment, step.local_rank, step.tasks_here, proc)
+
+
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
+"""Of each, only the first that is set counts."""
+
+
+def proxy_for(host: str, environment: Mapping[str, str]) -> str | None:
+    """The variable whose proxy gRPC asks to reach a host; None if it calls it directly."""
+    proxy = next((name for name in PROXIES if environment.get(name)), None)
+    entries = _exceptions(environment).split(",")
+    return None if any(_covers(entry.strip(), host) for entry in entries) else proxy
+
+
+def directly(host: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What to add to the environment so that gRPC calls a host directly."""
+    if proxy_for(host, environment) is None:
+        return {}
+    return {EXCEPTIONS[0]: ",".join(filter(None, [_exceptions(environment), host]))}
+
+
+def _exceptions(environment: Mapping[str, str]) -> str:
+    return next((environment[name] for name in EXCEPTIONS if environment.get(name)), "")
+
+
+def _covers(entry: str, host: str) -> bool:
+    """Whether an exception is for this host: its name's end, or a network with its address."""
+    try:
+        return ip_address(host) in ip_network(entry, strict=False)
+    except ValueError:
+        return bool(entry) and host.endswith(entry)
+
+
+NAME = "RRFP_COMMAND"
+"""In which a launcher tells its ranks how it was started."""
+
+
+def typed_command(environment: Mapping[str, str] = os.environ) -> str:
+    """The command line, as a shell takes it."""
+    return environment.get(NAME) or shlex.join(as_typed(sys.orig_argv))
+
+
+def as_typed(argv: Sequence[str]) -> list[str]:
+    """A command line without the interpreter that the system puts before an installed command.
+
+    `rrfp-train a` is run as `/.../bin/python /.../bin/rrfp-train a`.
+    """
+    script = Path(argv[1]) if len(argv) > 1 else Path()
+    if script.suffix or script.parent != Path(argv[0]).parent or argv[1].startswith("-"):
+        return [*argv]
+    found = shutil.which(script.name)
+    known = found is not None and os.path.realpath(found) == os.path.realpath(script)
+    return [script.name if known else argv[1], *argv[2:]]
+
+
+def without_flag(command: str, flag: str) -> str:
+    """A command line without a flag, as `FLAG=VALUE` or `FLAG VALUE`."""
+    left: list[str] = []
+    skips = False
+    for argument in shlex.split(command):
+        if not skips and argument.partition("=")[0] != flag:
+            left.append(argument)
+        skips = not skips and argument == flag
+    return shlex.join(left)
+
+
+NAMES = COORDINATOR, PROCESSES, RANK = "RRFP_COORDINATOR", "RRFP_PROCESSES", "RRFP_RANK"
+
+EXAMPLE = f"{COORDINATOR}=host0:9876 {PROCESSES}=4 {RANK}=0"
+
+SILENCE_SECONDS = 25.0
+"""A process from which nothing has come for so long is given up, so that a frozen run ends within 30 s.
+RRFP_SILENCE_SECONDS changes it."""
+
+SHORTEST_SILENCE_SECONDS = 2.0
+"""Four heartbeats."""
+
+JOIN_SECONDS = 300.0
+"""So long a process waits until all others have come. RRFP_JOIN_SECONDS changes it."""
+
+EXIT_SECONDS = 300.0
+"""So long users' threads and exit handlers may outlast the work. RRFP_EXIT_SECONDS changes it."""
+
+SHORTEST_EXIT_SECONDS = 5.0
+"""Loggers take so long to send what they have."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the environment says about this process's place in a run.
+
+    Attributes:
+        coordinator: where the coordination service is.
+        processes, rank: in the run, and which this is.
+        folder: in which the launcher collects what ranks leave.
+        token: where the run's token is if the environment does not tell it.
+    """
+
+    coordinator: Address
+    processes: int
+    rank: int
+    folder: Path | None
+    token: SharedToken | None = None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Place | None:
+        """Read RRFP_COORDINATOR, RRFP_PROCESSES and RRFP_RANK, which are set together or not at all.
+
+        Raises:
+            UsageError: some are missing, or say what cannot be.
+        """
+        given = [name for name in NAMES if environment.get(name)]
+        if not given:
+            return None
+        if len(given) < len(NAMES):
+            missing = " and ".join(name for name in NAMES if name not in given)
+            raise UsageError(f"{given[0]} is set but not {missing}: start every rank with {EXAMPLE}")
+        coordinator = Address.parse(environment[COORDINATOR], COORDINATOR)
+        processes, rank = (environment[name] for name in (PROCESSES, RANK))
+        numbers = all(re.fullmatch(r"[0-9]{1,9}", text) for text in (processes, rank))
+        if not numbers or not int(rank) < int(processes):
+            raise UsageError(
+                f"{PROCESSES}={processes} {RANK}={rank}: give the number of processes, and a rank from 0 to "
+                f"one less, such as {EXAMPLE}"
+            )
+        return cls(coordinator, int(processes), int(rank), _folder(environment))
+
+    @classmethod
+    def in_step(cls, step: SlurmStep) -> Place:
+        """That of a task of a SLURM step."""
+        return cls(step.coordinator, step.processes, step.rank, None, SharedToken(step.name))
+
+
+def _folder(environment: Mapping[str, str]) -> Path | None:
+    text = environment.get("RRFP_FOLDER")
+    if not text:
+        return None
+    if not Path(text).is_dir():
+        raise UsageError(
+            f"RRFP_FOLDER={text}: there is no such folder; the launcher sets it for its ranks, those started "
+            f"by hand need none: unset RRFP_FOLDER"
+        )
+    return Path(text)
+
+
+def named_place(environment: Mapping[str, str]) -> str:
+    """What the environment says of a place, in a text that no other place of any run has."""
+    names = (*NAMES, "RRFP_FOLDER", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")
+    return " ".join(environment.get(name, "-") for name in names)
+
+
+def silence_seconds(environment: Mapping[str, str]) -> float:
+    """RRFP_SILENCE_SECONDS, or the default: after how long a silence a process is given up.
+
+    Raises:
+        UsageError: it is no number, or too short.
+    """
+    what = f"the seconds after which a silent process is given up, at least {SHORTEST_SILENCE_SECONDS:g} "
+    what += "(heartbeats come every 0.5 s)"
+    return _seconds(environment, "RRFP_SILENCE_SECONDS", SILENCE_SECONDS, SHORTEST_SILENCE_SECONDS, what)
+
+
+def join_seconds(environment: Mapping[str, str]) -> float:
+    """RRFP_JOIN_SECONDS, or the default: how long to wait until all processes have come.
+
+    Raises:
+        UsageError: it is no number, or shorter than a second.
+    """
+    what = "the seconds within which all ranks must have been started, at least 1"
+    return _seconds(environment, "RRFP_JOIN_SECONDS", JOIN_SECONDS, 1.0, what)
+
+
+def exit_seconds(environment: Mapping[str, str]) -> float:
+    """RRFP_EXIT_SECONDS, or the default: how long a process whose work is done waits for users' threads.
+
+    Raises:
+        UsageError: it is no number, or too short.
+    """
+    what = "the seconds that threads and exit handlers of your own have once the work is done, at least "
+    what += f"{SHORTEST_EXIT_SECONDS:g}"
+    return _seconds(environment, "RRFP_EXIT_SECONDS", EXIT_SECONDS, SHORTEST_EXIT_SECONDS, what)
+
+
+def _seconds(environment: Mapping[str, str], name: str, usual: float, least: float, what: str) -> float:
+    text = environment.get(name) or str(usual)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= least:  # nor nan
+        raise UsageError(f"{name}={text}: give {what}, such as {usual:g}")
+    return seconds

@@ -1,0 +1,159 @@
+"""Stacks of threads, and who used JAX first in this process, which after that can join no run."""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import re
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from rrfp_jax.authors import author_of, is_of
+
+Whose: TypeAlias = Literal["user", "ours", "library"]
+
+LOADER = "rrfp-load"
+"""The name of the thread that loads the next step's data."""
+
+MOST_FRAMES = 60
+"""Of a thread, the innermost."""
+
+DUMPED_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
+DUMPED_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+class Frame(NamedTuple):
+    """A line that is being executed; `file` as Python has it."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def whose(self) -> Whose:
+        """Who has written it."""
+        author = author_of(self.file)
+        return author if author in ("user", "ours") else "library"
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})"
+
+
+class Thread(NamedTuple):
+    """A thread of a process.
+
+    Attributes:
+        name: as Python has it; a number if only that is known.
+        is_main: whether it is the main thread.
+        frames: where it is, innermost first.
+    """
+
+    name: str
+    is_main: bool
+    frames: tuple[Frame, ...]
+
+    @property
+    def users(self) -> Frame | None:
+        """The user's innermost line, if the thread is in that, or in what that calls of other libraries."""
+        for frame in self.frames:
+            if frame.whose != "library":
+                return frame if frame.whose == "user" else None
+        return None
+
+    @property
+    def is_users_own(self) -> bool:
+        """Whether the user's program has started it, and no other library has: none of ours waits for it."""
+        if not self.frames or self.frames[-1].function != "_bootstrap":
+            return False  # the main one, or one of a runtime that calls back
+        others = [frame.whose for frame in self.frames if frame.whose != "library"]
+        return others[-1:] == ["user"]
+
+
+def own_threads() -> list[Thread]:
+    """The threads of this process, but for the one that asks; the main one first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, me = threading.main_thread().ident, threading.get_ident()
+    found = []
+    for number, innermost in sys._current_frames().items():
+        if number != me:
+            frames: list[Frame] = []
+            at: FrameType | None = innermost
+            while at is not None and len(frames) < MOST_FRAMES:
+                frames.append(Frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_name))
+                at = at.f_back
+            found.append(Thread(names.get(number, str(number)), number == main, tuple(frames)))
+    return sorted(found, key=lambda thread: (not thread.is_main, thread.name))
+
+
+def dumped_threads(lines: Iterable[str]) -> Sequence[Thread]:
+    """The threads of the last dump of `faulthandler`; the main one is where `<module>` is outermost."""
+    found: list[tuple[str, list[Frame]]] = []
+    for line in lines:
+        if thread := DUMPED_THREAD.match(line):
+            if any(name == thread[1] for name, _ in found):  # another dump begins
+                found.clear()
+            found.append((thread[1], []))
+        elif found and (frame := DUMPED_FRAME.match(line)):
+            found[-1][1].append(Frame(frame[1], int(frame[2]), frame[3]))
+    return [
+        Thread(name, bool(frames) and frames[-1].function == "<module>", tuple(frames))
+        for name, frames in found
+    ]
+
+
+PASSED_OVER = ("jax", "jaxlib", "flax")
+"""Packages that use JAX because somebody calls them."""
+
+
+class WhenImported:
+    """A finder for `sys.meta_path`: as soon as JAX has been imported, `runtime/_jax.py` looks on."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name != "jax":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("jax")
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def then_look(module: ModuleType) -> None:
+                execute(module)
+                look_on()
+
+            spec.loader.exec_module = then_look  # type: ignore[method-assign]
+        return spec
+
+
+def look_on() -> None:
+    """Have the first use of JAX noted, from now on or as soon as JAX has been imported."""
+    if "jax" not in sys.modules:
+        sys.meta_path.insert(0, WhenImported())  # type: ignore[arg-type]
+        return
+    with suppress(ImportError, AttributeError):  # a version that we do not know, as whoever needs it will say
+        import rrfp_jax.runtime._jax  # noqa: F401
+
+
+def first_used(stack: Sequence[tuple[str, int, str]] | None) -> str:
+    """Where JAX was used first, as a clause: the line that did it, and the user's own line behind it.
+
+    Args:
+        stack: of that moment, innermost first: file, line, function; None if nobody looked on.
+    """
+    frames = [Frame(*one) for one in stack or ()]
+    frames = [one for one in frames if one.whose != "ours" and not one.file.startswith("<frozen")]
+    direct = next((one for one in frames if not any(is_of(one.file, name) for name in PASSED_OVER)), None)
+    users = next((one for one in frames if one.whose == "user"), direct)
+    if direct is None or users is None:
+        return "by code that ran before `import rrfp_jax` (put that first, and this message names the line)"
+    return f"by {_line(direct)}" + ("" if users == direct else f", reached from {_line(users)}")
+
+
+def _line(frame: Frame) -> str:
+    text = linecache.getline(frame.file, frame.line).strip()
+    return f"{frame.file}:{frame.line}" + (f" (`{text}`)" if text else "")

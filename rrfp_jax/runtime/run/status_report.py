@@ -1,0 +1,136 @@
+"""What a process does for those who look at it from outside, in a thread that is not the main one.
+
+It shows that it lives, and answers whoever asks what it is at (`launcher/why/`). Asking costs a look at a
+number in memory, twice a second. If the interpreter itself is stuck, nobody answers. Then a signal has the
+stacks dumped by `faulthandler`, which needs no interpreter.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+from rrfp_jax.json_files import Unreadable, read_json
+from rrfp_jax.runtime.run.proc import leave_file
+from rrfp_jax.runtime.run.recorder import ANSWERED, ASKED, HEARD, PLEAS, FlightRecorder
+from rrfp_jax.runtime.run.stacks import Thread, own_threads
+from rrfp_jax.runtime.run.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Testimony:
+    """An answer of a rank.
+
+    Attributes:
+        rank: of the process.
+        number: of the question that it answers.
+        waiting: what the main thread waits for, each such as "input of F3 on stage 2, since 2.1 s".
+        waited: for how many seconds without progress; 0 if it waits for nothing.
+        whom: the ranks that it waits for, if it knows them.
+        gathers: how many it has begun, each of which tells its value to the others.
+        threads: where they are; the main one first.
+    """
+
+    rank: int
+    number: int
+    waiting: tuple[str, ...]
+    waited: float
+    whom: tuple[int, ...]
+    gathers: int
+    threads: tuple[Thread, ...]
+
+    def write(self, folder: int) -> None:
+        """Leave it as `testimony-<rank>.json` in a folder.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        leave_file(folder, _name(self.rank), asdict(self))
+
+
+def read_testimony(folder: Path, rank: int) -> Testimony | None:
+    """The latest of a rank; None if there is none that can be read."""
+    try:
+        return read_json(folder / _name(rank), Testimony)
+    except Unreadable:
+        return None
+
+
+def _name(rank: int) -> str:
+    return f"testimony-{rank}.json"
+
+
+TICK_SECONDS = 0.5
+
+PLEA_SECONDS = 10.0
+"""For the launcher to look at all ranks, which takes two seconds or so, before a wait is given up."""
+
+DUMP_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
+"""Nobody sends it but us, and nobody else is in its way: SIGUSR1 is often a cluster's."""
+
+
+class Attendance:
+    """Of one process; `attend` is called twice a second by the watchdog, or by `alone`.
+
+    Args:
+        world: of the process.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, self._counters = world, world.recorder.counters
+
+    def attend(self) -> None:
+        """Show a sign of life, and answer who asks."""
+        self._world.recorder.beat()
+        asked = self._counters[ASKED]
+        if asked > self._counters[ANSWERED] and self._world.folder_descriptor is not None:
+            with suppress(OSError):  # a full disk; who asks finds no answer
+                testimony_of(self._world, asked).write(self._world.folder_descriptor)
+            self._counters[ANSWERED] = asked
+
+    def alone(self) -> None:
+        """Attend from a thread of its own, for a process without others, which has no watchdog."""
+        threading.Thread(target=self._run, name="rrfp-attendance", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            sleep(TICK_SECONDS)
+            self.attend()
+
+    def plead(self) -> None:
+        """Have the launcher look at all ranks, now that a wait has come to its limit; returns when it has."""
+        if self._world.folder_descriptor is None:
+            return
+        self._counters[PLEAS] = plea = self._counters[PLEAS] + 1
+        deadline = monotonic() + PLEA_SECONDS
+        while self._counters[HEARD] < plea and monotonic() < deadline:
+            sleep(0.05)
+
+
+def testimony_of(world: World, number: int) -> Testimony:
+    """What this process is at, in answer to a question; from any thread."""
+    wait = world.waits.current
+    return Testimony(
+        rank=world.rank,
+        number=number,
+        waiting=world.waits.told(),
+        waited=0.0 if wait is None else wait.waited,
+        whom=() if wait is None else tuple(wait.whom()),
+        gathers=world.gathers,
+        threads=tuple(own_threads()),
+    )
+
+
+def dump_on_signal(path: Path, recorder: FlightRecorder) -> None:
+    """From now on `DUMP_SIGNAL` has all stacks written to a file, unless somebody else uses that signal."""
+    if not hasattr(signal, "SIGRTMIN") or signal.getsignal(DUMP_SIGNAL) is not signal.SIG_DFL:
+        return
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    faulthandler.register(DUMP_SIGNAL, file, all_threads=True)  # the descriptor stays open for good
+    recorder.dumps_by(DUMP_SIGNAL)

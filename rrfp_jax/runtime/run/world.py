@@ -1,0 +1,163 @@
+"""The processes of a run, as one of them sees them.
+
+`World` is the face of several parts, each with a file of its own:
+
+- `membership.py`: who there is, and who is gone;
+- `mailbox.py`: messages between the processes, signs of life, and rank 0's clock;
+- `recorder.py`: what this process last did;
+- `collectives.py`: what all do together; `waits.py`: what the main thread waits for, and how long;
+- `interrupts.py`: whether the run is to stop, and what is done when this process leaves it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rrfp_jax.runtime.run.collectives import Collectives
+from rrfp_jax.runtime.run.interrupts import Leaving, Stop
+from rrfp_jax.runtime.run.mailbox import Heartbeat, Mailbox
+from rrfp_jax.runtime.run.membership import Roster
+from rrfp_jax.runtime.run.recorder import FlightRecorder
+from rrfp_jax.runtime.run.token import Store
+from rrfp_jax.runtime.run.waits import Wait, Waits, What
+
+if TYPE_CHECKING:
+    import jax
+
+START_SECONDS = 3600.0
+"""Limit for all processes to have compiled: one may have much more to compile than another."""
+
+
+class World:
+    """The processes of this run.
+
+    Args:
+        rank, size: of this process, and how many there are.
+        mailbox: to the others; None when alone.
+        folder: in which the launcher collects what ranks leave, as it was named at the start; None
+            without one.
+        recorder: of what this process last did.
+        silence_seconds: after so long a silence whoever must answer is given up.
+        store: the run's key-value store, sealed; None when alone.
+
+    Attributes:
+        folder_descriptor: of the folder; it still leads there when that has been renamed.
+        heartbeat: None when alone.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        mailbox: Mailbox | None = None,
+        folder: Path | None = None,
+        recorder: FlightRecorder | None = None,
+        silence_seconds: float = inf,
+        store: Store | None = None,
+    ) -> None:
+        self.rank, self.size, self.mailbox, self.store = rank, size, mailbox, store
+        self.folder, self.silence_seconds = folder, silence_seconds
+        self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self.recorder = recorder or FlightRecorder(None, rank, "")
+        self.roster, self.stop, self.leaving = Roster(rank, size), Stop(), Leaving()
+        self.waits = Waits(lambda: self.describe(rank))
+        self.heartbeat = None if mailbox is None else Heartbeat(mailbox)
+        if mailbox is not None:
+            mailbox.departures.describe = self.describe
+        self._collectives = Collectives(self.roster, mailbox, self.waits, self.stop)
+        self._rounds = 0
+
+    def has_folder(self, folder: Path) -> bool:
+        """Whether a folder is the one in which the launcher collects what ranks leave."""
+        if self.folder_descriptor is None:
+            return False
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(self.folder_descriptor), folder.stat())
+        return False
+
+    def describe(self, rank: int) -> str:
+        """A rank as messages name it: "rank 2 (stage 2)"."""
+        return self.roster.describe(rank)
+
+    def run_stages(self, stages: Sequence[str]) -> None:
+        """Say which stages each rank runs, as text, once a mesh has been laid out."""
+        self.roster.stages = stages
+        self.recorder.runs(stages[self.rank])
+
+    def next_round(self) -> int:
+        """A number for the next run of tasks, equal on all processes, which all run the same."""
+        self._rounds += 1
+        return self._rounds
+
+    @property
+    def clock(self) -> tuple[float, float]:
+        """What to add to a `perf_counter` time of this process to have it on rank 0's, and how wrong (s)."""
+        if self.heartbeat is None:
+            return 0.0, 0.0
+        return self.heartbeat.clock.offset, self.heartbeat.clock.precision
+
+    @property
+    def gathers(self) -> int:
+        """How many gathers this process has begun."""
+        return self._collectives.gathers
+
+    def waits_for(
+        self,
+        what: What,
+        limit_seconds: float | None = None,
+        whom: Callable[[], Sequence[int]] | None = None,
+    ) -> AbstractContextManager[Wait]:
+        """Inside, the main thread waits for this.
+
+        Args:
+            what: with whom it waits for, as text, or what gives that as it is just now.
+            limit_seconds: without progress; None for `waits.stall_seconds`.
+            whom: gives the ranks that it waits for; None if it does not know them.
+        """
+        return self.waits.waits_for(what, limit_seconds, whom)
+
+    def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
+        """Every rank's value, in rank order; waits for all of them.
+
+        Args:
+            what: names it in messages; must be equal everywhere.
+            value: of plain data.
+            limit: on waiting, in seconds; None for `waits.stall_seconds`.
+
+        Raises:
+            PeerLost: a rank whose value has not come is gone.
+            Disagreement: another rank is at something else.
+            TrainingError: it took longer than the limit.
+        """
+        return self._collectives.gather(what, value, limit)
+
+    def agree(self, what: str, value: str | Mapping[str, str]) -> None:
+        """Compare a value with the other ranks' without waiting for theirs.
+
+        Args:
+            what: names it in messages.
+            value: short text, or several by name, of which messages then tell only one that differs.
+
+        Raises:
+            Disagreement: now, or whenever messages are handled next; on every rank, naming the odd one.
+        """
+        self._collectives.agree(what, value)
+
+    def await_ready(self, what: str, arrays: Sequence[jax.Array], limit: float | None = None) -> None:
+        """Wait for what this process's devices, or those of several processes together, compute.
+
+        Args:
+            what: it is, for messages.
+            arrays: that are being computed.
+            limit: on waiting, in seconds; None for `waits.stall_seconds`.
+
+        Raises:
+            PeerLost: a process is gone.
+            TrainingError: the computation failed, or nothing came of it up to the limit.
+        """
+        self._collectives.await_ready(what, arrays, limit)

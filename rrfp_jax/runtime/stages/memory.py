@@ -1,0 +1,454 @@
+"""What a run's stages need and may hold; all processes know the same.
+
+What every stage needs of its device, known from the compiled programs before anything runs.
+
+Which microbatches fit into the stages' devices: from ledgers and a setting to the budgets of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from numbers import Integral
+from typing import Any, Literal, TypeAlias
+
+import jax
+
+from rrfp_jax.core.footprint import Chunks, Footprint, least_room, order_peaks, step_budgets
+from rrfp_jax.core.orders import FixedOrder, planned_order
+from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.mesh.layout import Layout, taking_turns
+from rrfp_jax.runtime.model.pipeline import IDS
+from rrfp_jax.runtime.programs.library import Library, specs_of
+from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
+from rrfp_jax.runtime.sizes import in_words, memory_limit, nbytes
+from rrfp_jax.runtime.stages.optimizer import Optimizer
+from rrfp_jax.runtime.stages.stage import Stage
+
+
+def parked_bytes(unadded_gradients: int, gradient_bytes: Sequence[int]) -> int:
+    """What gradients that are not added yet take at most.
+
+    Args:
+        unadded_gradients: how many a stage may have, whichever of its chunks they are of; see `StepRules`.
+        gradient_bytes: of one microbatch's gradient of each chunk, which is as wide as its sum.
+    """
+    return unadded_gradients * max(gradient_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketLedger:
+    """What one shape bucket needs on a stage.
+
+    Attributes:
+        data_bytes: fields of a microbatch that are read here; loaded for the whole step when it begins.
+        prepared_bytes: what is computed from parameters once a step.
+        chunks: what each microbatch takes on each chunk.
+    """
+
+    data_bytes: int
+    prepared_bytes: int
+    chunks: Chunks
+
+    @property
+    def held_bytes(self) -> int:
+        """Between forward and backward, per microbatch."""
+        return sum(chunk.held_after_forward_bytes for chunk in self.chunks)
+
+    @property
+    def transient_bytes(self) -> int:
+        """Of the program that needs most while it runs."""
+        return max(chunk.most_transient_bytes for chunk in self.chunks)
+
+    @classmethod
+    def of(cls, bucket: Bucket, virtual_stages: Sequence[VirtualStagePrograms]) -> BucketLedger:
+        """From the programs of each chunk."""
+        inputs = [*specs_of(bucket).values(), IDS]
+        read = frozenset().union(*(virtual_stage.inputs for virtual_stage in virtual_stages))
+        return cls(
+            data_bytes=nbytes([inputs[i] for i in read]),
+            prepared_bytes=sum(virtual_stage.prepared_bytes for virtual_stage in virtual_stages),
+            chunks=[virtual_stage.footprint for virtual_stage in virtual_stages],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageLedger:
+    """What a stage needs of its device.
+
+    Attributes:
+        device, rank: its name, and the process that it belongs to.
+        layers: first and one after the last, of each chunk.
+        parameters: their number.
+        parked_gradient_bytes: gradients that wait for their turn to be added.
+        slot_bytes: registered for messages from other processes (`runtime/transport/nixl`).
+        device_limit_bytes: what the device can hold; None if it does not say.
+        buckets: by shapes, of those compiled for training.
+    """
+
+    device: str
+    rank: int
+    layers: Sequence[tuple[int, int]]
+    parameters: int
+    weight_bytes: int
+    optimizer_bytes: int
+    accumulator_bytes: int
+    parked_gradient_bytes: int
+    slot_bytes: int
+    device_limit_bytes: int | None
+    compile_seconds: float
+    buckets: Mapping[str, BucketLedger]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Needed whatever the microbatches are."""
+        lasting = self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes + self.slot_bytes
+        return lasting + self.parked_gradient_bytes
+
+    @property
+    def largest(self) -> BucketLedger:
+        """The bucket of which a microbatch holds most."""
+        return max(self.buckets.values(), key=lambda bucket: bucket.held_bytes)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data, for JSON and messages."""
+        return asdict(self)
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> StageLedger:
+        """What `plain` gave."""
+        buckets = {
+            name: BucketLedger(**bucket | {"chunks": [Footprint(**chunk) for chunk in bucket["chunks"]]})
+            for name, bucket in plain["buckets"].items()
+        }
+        layers = [(first, end) for first, end in plain["layers"]]
+        return cls(**dict(plain) | {"layers": layers, "buckets": buckets})
+
+    @classmethod
+    def of(
+        cls,
+        stage: Stage,
+        optimizer_bytes: int,
+        device: jax.Device,
+        rank: int,
+        programs: Mapping[Bucket, Sequence[VirtualStagePrograms]],
+        unadded_gradients: int,
+        slot_bytes: int,
+        compile_seconds: float,
+    ) -> StageLedger:
+        """From what a stage has and runs.
+
+        Args:
+            stage: with its parameters.
+            optimizer_bytes: of its optimizer's state.
+            device: that stands for its devices, see `taking_turns`.
+            rank: of this process.
+            programs: by bucket, of each chunk.
+            unadded_gradients: how many there may be; see `StepRules`.
+            slot_bytes: of its transport.
+            compile_seconds: spent on it.
+        """
+        leaves = jax.tree.leaves(stage.leaves)
+        return cls(
+            device=str(device),
+            rank=rank,
+            layers=[(layers.start, layers.stop) for layers in stage.chunks],
+            parameters=sum(leaf.size for leaf in leaves),
+            weight_bytes=nbytes(leaves),
+            optimizer_bytes=optimizer_bytes,
+            accumulator_bytes=nbytes(stage.gradients),
+            parked_gradient_bytes=parked_bytes(unadded_gradients, stage.gradient_bytes),
+            slot_bytes=slot_bytes,
+            device_limit_bytes=memory_limit(stage.stage_mesh.device),
+            compile_seconds=compile_seconds,
+            buckets={
+                bucket_name(bucket): BucketLedger.of(bucket, virtual_stages)
+                for bucket, virtual_stages in programs.items()
+            },
+        )
+
+
+Setting: TypeAlias = int | Literal["auto"] | None
+"""Bytes of each device for microbatches in flight; "auto": what it has left; None: not limited."""
+
+MARGIN = 0.05
+"""Share of a device's memory that "auto" leaves alone: for compiled programs, and what nobody can foresee."""
+
+REMEDY = "or take smaller microbatches, more stages, or remat='full'"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A stage's share of its device.
+
+    Attributes:
+        total: bytes for microbatches, with what programs need while they run; None for no limit.
+        transient: what they need, once per device.
+        others: how many more stages the device has.
+    """
+
+    total: int | None
+    transient: int
+    others: int
+
+    @property
+    def room(self) -> int | None:
+        """Bytes for microbatches alone."""
+        return None if self.total is None else self.total - self.transient
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """What the stages of a step may hold: by stage, bytes in all, and what the schedulers go by."""
+
+    totals: Sequence[int | None]
+    budgets: Sequence[Budget | None]
+
+
+def memory_of_step(
+    setting: Setting, ledgers: Sequence[StageLedger], rules: StepRules, buckets: Sequence[str]
+) -> StepMemory:
+    """The budgets of a step that trains.
+
+    Args:
+        setting: see `Setting`.
+        ledgers: of all stages.
+        rules: of the step.
+        buckets: the name of each microbatch's (`bucket_name`).
+
+    Raises:
+        UsageError: not even one microbatch fits, or not what a fixed order holds; says what would.
+    """
+    distinct = list(dict.fromkeys(buckets))
+    numbers = [distinct.index(bucket) for bucket in buckets]
+    shares = _shares(setting, ledgers, buckets)
+    footprints = [[ledger.buckets[bucket].chunks for bucket in distinct] for ledger in ledgers]
+    totals = [share.total for share in shares]
+    if isinstance(rules.schedule, FixedOrder):
+        _check_order(setting, rules, shares, footprints, numbers)
+        return StepMemory(totals, [None] * len(totals))
+    _check_least(setting, shares, footprints)
+    rooms = [share.room for share in shares]
+    budgets = step_budgets(rooms, footprints, numbers, rules.limit, rules.charges_by_chunk)
+    return StepMemory(totals, budgets)
+
+
+def _shares(setting: Setting, ledgers: Sequence[StageLedger], buckets: Sequence[str]) -> list[Share]:
+    on_device: dict[tuple[int, str], list[StageLedger]] = {}
+    for ledger in ledgers:
+        on_device.setdefault((ledger.rank, ledger.device), []).append(ledger)
+    known = {device: _share(setting, own, buckets) for device, own in on_device.items()}
+    return [known[ledger.rank, ledger.device] for ledger in ledgers]
+
+
+def _share(setting: Setting, own: Sequence[StageLedger], buckets: Sequence[str]) -> Share:
+    """Of each of the stages on one device."""
+    distinct = set(buckets)
+    transient = max(ledger.buckets[bucket].transient_bytes for ledger in own for bucket in distinct)
+    total: int | None = None
+    if isinstance(setting, int):
+        total = setting
+    elif setting == "auto" and (limit := own[0].device_limit_bytes) is not None:
+        total = int(limit * (1 - MARGIN))
+        for ledger in own:
+            total -= ledger.fixed_bytes
+            total -= sum(ledger.buckets[bucket].prepared_bytes for bucket in distinct)
+            total -= sum(ledger.buckets[bucket].data_bytes for bucket in buckets)
+    if total is not None:
+        total = transient + (total - transient) // len(own)
+    return Share(total, transient, len(own) - 1)
+
+
+def _check_least(setting: Setting, shares: Sequence[Share], footprints: Sequence[Sequence[Chunks]]) -> None:
+    """Refuse budgets that are too small for one microbatch at a time, naming the stage that needs most."""
+    needed = [least_room(own) for own in footprints]
+    short = [s for s, share in enumerate(shares) if share.room is not None and share.room < needed[s]]
+    if short:
+        least = {s: _of_device(shares[s], needed[s]) for s in short}
+        worst = max(short, key=least.__getitem__)
+        total, transient = shares[worst].total, shares[worst].transient
+        assert total is not None
+        raise UsageError(
+            f"{_named(setting)}: stage {worst} has {in_words(total)} for microbatches, and needs "
+            f"{in_words(needed[worst] + transient)} for one at a time ({in_words(transient)} of them while a "
+            f"program runs): {_advice(setting, max(least.values()))}"
+        )
+
+
+def _check_order(
+    setting: Setting,
+    rules: StepRules,
+    shares: Sequence[Share],
+    footprints: Sequence[Sequence[Chunks]],
+    buckets: Sequence[int],
+) -> None:
+    """Refuse a fixed order that may hold more than there is, naming the stage that lacks most."""
+    assert isinstance(rules.schedule, FixedOrder)
+    if all(share.room is None for share in shares):
+        return
+    stages = range(len(shares))
+    orders = [planned_order(rules.schedule, s, rules.placement, rules.microbatches, False) for s in stages]
+    peaks = order_peaks(orders, footprints, buckets)
+    lacking = {
+        s: peak - room for s, peak in enumerate(peaks) if (room := shares[s].room) is not None and room < peak
+    }
+    if lacking:
+        worst = max(lacking, key=lacking.__getitem__)
+        total, transient = shares[worst].total, shares[worst].transient
+        assert total is not None
+        least = max(_of_device(shares[s], peaks[s]) for s in lacking)
+        raise UsageError(
+            f"{_named(setting)}: {rules.schedule.title} holds up to {in_words(peaks[worst] + transient)} on "
+            f"stage {worst}, which has {in_words(total)}: {_advice(setting, least)}, a schedule that holds "
+            f"less, or a hint such as bf, which keeps within what there is"
+        )
+
+
+def _of_device(share: Share, room: int) -> int:
+    """The budget of a device with which each of its stages has this room."""
+    return share.transient + room * (share.others + 1)
+
+
+def _named(setting: Setting) -> str:
+    return f"activation_budget={setting}"
+
+
+def _advice(setting: Setting, least: int) -> str:
+    if isinstance(setting, int):
+        return f"give at least activation_budget={least}, {REMEDY}"
+    return f"take another device, {REMEDY.removeprefix('or take ')}"
+
+
+UNITS: Mapping[str, int] = {
+    **{"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9},
+    **{"KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
+}
+
+
+def parse_setting(given: object) -> Setting:
+    """A budget as users give it: "auto", None, bytes, or text such as "2GiB", "512 MiB", "1.5GB".
+
+    Raises:
+        UsageError: anything else.
+    """
+    if given is None or (isinstance(given, str) and given == "auto"):
+        return given  # type: ignore[return-value]
+    found: float = -1
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        found = int(given)
+    elif isinstance(given, str):
+        number = given.rstrip("kKMGiB ")
+        unit = UNITS.get(given[len(number) :].strip())
+        try:
+            found = float(number) * unit if unit else -1
+        except ValueError:
+            found = -1
+    if not 1 <= found < 2**63:
+        raise UsageError(
+            f"activation_budget={given!r}: give 'auto', None, a number of bytes, or text such as '2GiB' "
+            f"(units: {', '.join(filter(None, UNITS))})"
+        )
+    return int(found)
+
+
+class Memory:
+    """The ledgers of all stages, and the budgets of steps by them. Processes ask for either together.
+
+    Args:
+        setting: bytes of each device for microbatches in flight.
+        layout: where stages are.
+        library: the programs of this process's stages.
+    """
+
+    def __init__(self, setting: Setting, layout: Layout, library: Library) -> None:
+        self._setting, self._layout, self._library = setting, layout, library
+        self._stages: Sequence[Stage] = ()
+        self._optimizer_bytes: Mapping[int, int] = {}
+        self._unadded_gradients = 0
+        self._slot_bytes: Callable[[], Mapping[int, int]] = dict
+        self._ledgers: Sequence[StageLedger] = ()
+        self._known: set[Any] = set()  # what the ledgers have programs for
+        self._latest: tuple[Any, StepMemory] = None, StepMemory((), ())
+
+    @property
+    def limited(self) -> bool:
+        """Whether what is in flight is limited in bytes."""
+        if self._setting == "auto":
+            stage_meshes = self._layout.stage_meshes.values()
+            return any(memory_limit(stage_mesh.device) is not None for stage_mesh in stage_meshes)
+        return self._setting is not None
+
+    def start(
+        self,
+        stages: Sequence[Stage],
+        optimizers: Sequence[Optimizer],
+        rules: StepRules,
+        slot_bytes: Callable[[], Mapping[int, int]] = dict,
+    ) -> None:
+        """Take note of this process's stages and optimizers, once they have their parameters and state.
+
+        Args:
+            stages, optimizers: of this process.
+            rules: of steps.
+            slot_bytes: gives what the transport keeps of each stage's device.
+        """
+        self._slot_bytes = slot_bytes
+        self._stages = stages
+        self._optimizer_bytes = {of.index: own.nbytes for own in optimizers for of in own.stages}
+        self._unadded_gradients = rules.unadded_gradients
+
+    def forget(self) -> None:
+        """Let go of the stages: what they have goes elsewhere."""
+        self._stages = ()
+
+    def ledgers(self) -> list[StageLedger]:
+        """What every stage needs, by the programs that are there for training."""
+        buckets = self._library.buckets("train")
+        slot_bytes = self._slot_bytes()
+        turns = taking_turns(self._layout.devices)
+        own = [
+            StageLedger.of(
+                stage,
+                self._optimizer_bytes.get(stage.index, 0),
+                turns[stage.index],
+                self._layout.world.rank,
+                {bucket: self._library.programs(bucket, "train")[stage.index] for bucket in buckets},
+                self._unadded_gradients,
+                slot_bytes.get(stage.index, 0),
+                self._library.compile_seconds[stage.index],
+            ).plain()
+            for stage in self._stages
+            if stage.index in self._layout.told and stage.index < self._layout.stages  # replicas are alike
+        ]
+        rows = self._layout.world.gather("the ledgers of all stages", own)
+        return [StageLedger.of_plain(plain) for plains in rows for plain in plains]
+
+    def of_step(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepMemory:
+        """What the stage replicas may hold in a step whose programs are there.
+
+        Args:
+            rules: of the step.
+            buckets: of each microbatch of all replicas.
+
+        Raises:
+            UsageError: see `memory_of_step`.
+        """
+        self._unadded_gradients = max(self._unadded_gradients, rules.unadded_gradients)
+        if rules.forward_only or not self.limited:
+            nothing = [None] * len(self._layout.groups)
+            return StepMemory(nothing, nothing)
+        step = rules, tuple(buckets)
+        if step != self._latest[0]:
+            # Which programs there are follows from these everywhere.
+            kinds = tuple(tuple(rules.backward_kinds(stage)) for stage in range(rules.placement.stages))
+            needed = kinds, frozenset(buckets), self._unadded_gradients
+            if needed not in self._known:
+                self._ledgers = self.ledgers()
+                self._known.add(needed)
+            names, dp = [bucket_name(bucket) for bucket in buckets], self._layout.replicas
+            parts = [memory_of_step(self._setting, self._ledgers, rules, names[d::dp]) for d in range(dp)]
+            totals = [total for part in parts for total in part.totals]
+            budgets = [budget for part in parts for budget in part.budgets]
+            self._latest = step, StepMemory(totals, budgets)
+        return self._latest[1]

@@ -1,0 +1,507 @@
+"""Whether a run should go on with another split of its layers: measured steps in, a decision out.
+
+`Balance` is told of the steps that ran with the present split whenever it asked to be. It knows no clock, no
+process and no device: a run's rank 0 has one, and so has whoever simulates a run.
+
+1. What layers take, and which stages are slow, is fitted to the busy times of all splits that have run
+   (`trace/layers.py`), so every move teaches it something.
+2. A *screen* follows from that alone: how much less the busiest stage could have to do. Below what is asked,
+   that is all, and it costs a few milliseconds.
+3. Else some splits are simulated on steps that ran. The best must gain what is asked in the earlier half of
+   the steps and in the later one, each by its own times: what is noise, or over, is not in both.
+4. It must save more in the rest of the run than the move takes.
+5. After a move the gain is measured. Where it is less than half of what was promised, twice as much is asked
+   for from then on. Where steps are slower beyond their noise, the layers go back if that pays, and do not go
+   there again, so it cannot flap. A move is judged by steps with the schedule and the shapes of those before
+   it. If a stage's part of the work has changed, all verdicts are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from math import inf
+from statistics import median
+from typing import NamedTuple, TypeAlias
+
+from rrfp_jax.core.orders import ListedOrder
+from rrfp_jax.core.step_rules import Budget
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.sim.engine import simulate
+from rrfp_jax.trace.costs import Costs, TableCosts
+from rrfp_jax.trace.layers import Seen, fitted_shares, least_largest
+from rrfp_jax.trace.replayed import Replay, replay_of
+from rrfp_jax.trace.work import LayerShares, RecordedStep, Work, busy_seconds, layer_shares
+
+
+class Recut(NamedTuple):
+    """Another split.
+
+    Attributes:
+        change: in words.
+        moved: the layer that moves; None if several may.
+        split: numbers of layers, by virtual stage.
+    """
+
+    change: str
+    moved: int | None
+    split: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A model's layers with what they take, found from steps that ran.
+
+    Attributes:
+        work: of the layers.
+        shares: of what their virtual stages take.
+        placement: of the virtual stages.
+    """
+
+    work: Work
+    shares: LayerShares
+    placement: Placement
+
+    @classmethod
+    def of(cls, steps: Sequence[RecordedStep]) -> Layers | None:
+        """From the steps that ran as the last one did; None if it is not known what layers have to do."""
+        work, placement = steps[-1].work(), steps[-1].rules.placement
+        if work is None:
+            return None
+        busy = busy_seconds([step.trace for step in steps if step.rules.placement == placement])
+        return cls(work, layer_shares(work, busy, placement), placement)
+
+    def recuts(self) -> Iterator[Recut]:
+        """The split whose slowest virtual stage takes least, and the slowest one's ends moved."""
+        stage_of = [self.placement.place(v)[0] for v in range(self.placement.last + 1)]
+
+        def seconds(v: int, first: int, end: int) -> float:
+            return sum(self.shares.seconds[first:end]) * self.shares.slowness[stage_of[v]]
+
+        ranges = self.work.ranges()
+        slowest = max(range(len(ranges)), key=lambda v: seconds(v, ranges[v].start, ranges[v].stop))
+        moves = list(self._moves(slowest))
+        _, best = least_largest(seconds, len(self.work.layers), len(ranges))
+        if tuple(best) not in (tuple(self.work.split), *(move.split for move in moves)):
+            yield Recut(f"split {_text(best)} instead of {_text(self.work.split)}", None, tuple(best))
+        yield from moves
+
+    def _moves(self, of: int) -> Iterator[Recut]:
+        """The first layer of a virtual stage on the one before it, and the last on the one after it."""
+        ranges = self.work.ranges()
+        if len(ranges[of]) < 2:
+            return
+        for to, layer in ((of - 1, ranges[of].start), (of + 1, ranges[of].stop - 1)):
+            if not 0 <= to < len(ranges):
+                continue
+            there, here = self.placement.place(to)[0], self.placement.place(of)[0]
+            if there != here:  # as they are where a V turns
+                split = tuple(len(r) - (v == of) + (v == to) for v, r in enumerate(ranges))
+                name = self.work.layers[layer].name
+                yield Recut(f"layer {layer} ({name}) on stage {there} instead of {here}", layer, split)
+
+    def recut(
+        self, step: RecordedStep, costs: TableCosts, split: Sequence[int]
+    ) -> tuple[Costs, RecordedStep]:
+        """The step's costs and its budgets with another split of the same layers."""
+        ranges = self.work.ranges(split)
+        durations = {
+            (stage, task): self._seconds(
+                costs, stage, task, ranges[self.placement.virtual_stage(stage, task.chunk)]
+            )
+            for stage, task in costs.durations
+        }
+        budgets = step.budgets and [
+            budget and self._budget(step.budgets, stage, budget, ranges)
+            for stage, budget in enumerate(step.budgets)
+        ]
+        return replace(costs, durations=durations), replace(step, budgets=budgets)
+
+    def _seconds(self, costs: TableCosts, stage: int, task: Task, layers: range) -> float:
+        """Of a task that has these layers."""
+        found = 0.0
+        for i in layers:
+            was, chunk = self.placement.place(self.work.virtual_stage_of[i])
+            speed = self.shares.slowness[stage] / self.shares.slowness[was]
+            found += self.shares.of_time[i] * speed * _duration(costs, was, task._replace(chunk=chunk))
+        return found
+
+    def _budget(
+        self, budgets: Sequence[Budget | None], stage: int, budget: Budget, ranges: Sequence[range]
+    ) -> Budget:
+        """Of a stage whose chunks have these layers: other charges, and what their weights leave."""
+        charges, room = [], budget.limit
+        for chunk in range(self.placement.chunks):
+            v = self.placement.virtual_stage(stage, chunk)
+            room += self._lasting(self.work.ranges()[v]) - self._lasting(ranges[v])
+            row = [0.0] * len(budget.costs[chunk])
+            for i in ranges[v]:
+                was, its_chunk = self.placement.place(self.work.virtual_stage_of[i])
+                charged = budgets[was] or budget
+                for j, own in enumerate(charged.costs[its_chunk]):
+                    row[j] += own * self.shares.of_bytes[i]
+            charges.append([round(own) for own in row])
+        return replace(budget, costs=charges, limit=room)
+
+    def _lasting(self, layers: range) -> int:
+        return sum(self.work.layers[i].lasting_bytes for i in layers)
+
+
+def _duration(costs: TableCosts, stage: int, task: Task) -> float:
+    """Of a task that may run in other halves there: a first virtual stage has no I, a fused B is both."""
+    if (stage, task) in costs.durations or task.kind is FORWARD:
+        return costs.durations.get((stage, task), 0.0)
+    if task.kind in (INPUT, WEIGHT):
+        return costs.durations.get((stage, task._replace(kind=BACKWARD)), 0.0) / 2
+    return sum(costs.durations.get((stage, task._replace(kind=kind)), 0.0) for kind in (INPUT, WEIGHT))
+
+
+def _text(split: Sequence[int]) -> str:
+    return ",".join(map(str, split))
+
+
+Split: TypeAlias = tuple[int, ...]
+"""Numbers of layers, by virtual stage."""
+
+NEAR = 1.05
+"""Splits whose busiest stage has no more than so many times the least to do are tried."""
+
+
+class Repeatable(NamedTuple):
+    """A step that ran, and what to run it again with."""
+
+    step: RecordedStep
+    replay: Replay
+
+    @classmethod
+    def of(cls, steps: Sequence[RecordedStep]) -> list[Repeatable]:
+        """Each of these."""
+        return [cls(step, replay_of(step.trace)) for step in steps]
+
+
+def screen(layers: Layers) -> float:
+    """By which share the busiest stage could have less to do; no split gains much more."""
+    busy = _busiest(layers)
+    return 1.0 - busy(least(layers)) / busy(layers.work.split)
+
+
+def tried(layers: Layers) -> Iterator[Split]:
+    """The split whose busiest virtual stage has least to do, those beside it, and one layer moved.
+
+    Those come first whose busiest stage has least to do.
+    """
+    busy, best = _busiest(layers), least(layers)
+    found = {best: None}
+    for v in range(len(best) - 1):
+        for more in (1, -1):
+            other = list(best)
+            other[v], other[v + 1] = other[v] + more, other[v + 1] - more
+            if min(other) > 0 and busy(other) <= NEAR * busy(best):
+                found[tuple(other)] = None
+    found |= {recut.split: None for recut in layers.recuts()}
+    found.pop(tuple(layers.work.split), None)
+    yield from sorted(found, key=busy)
+
+
+def simulated(steps: Sequence[Repeatable], layers: Layers, split: Split) -> float:
+    """What these steps would take in all with a split; infinite if one cannot run with it."""
+    whole = 0.0
+    for step, replay in steps:
+        costs, other = layers.recut(step, replay.costs, split)
+        try:
+            trace = simulate(step.rules, costs, budgets=other.budgets, lead=step.lead, leads=replay.leads)
+        except (ValueError, RuntimeError):  # it does not fit
+            return inf
+        whole += trace.makespan
+    return whole
+
+
+def _busiest(layers: Layers) -> Callable[[Sequence[int]], float]:
+    """What the busiest stage computes with a split."""
+
+    def busy(split: Sequence[int]) -> float:
+        found = [0.0] * layers.placement.stages
+        for v, own in enumerate(layers.work.ranges(split)):
+            stage = layers.placement.place(v)[0]
+            found[stage] += layers.shares.slowness[stage] * sum(layers.shares.seconds[own.start : own.stop])
+        return max(found)
+
+    return busy
+
+
+def least(layers: Layers) -> Split:
+    """The split whose busiest virtual stage has least to do."""
+    until = [0.0, *accumulate(layers.shares.seconds)]
+    slowness = [layers.shares.slowness[layers.placement.place(v)[0]] for v in range(len(layers.work.split))]
+
+    def seconds(v: int, first: int, end: int) -> float:
+        return slowness[v] * (until[end] - until[first])
+
+    _, best = least_largest(seconds, len(layers.work.layers), len(layers.work.split))
+    return tuple(best)
+
+
+GAIN = 0.03
+"""The share of a step that a move must save at first; beside it moves are not worth being noticed."""
+
+PROMISED = 0.5
+"""A move that saves a smaller part of what was expected of it has disappointed."""
+
+WORTH = 2.0
+"""A move must save so many times in the rest of the run what it takes."""
+
+PAUSE = 2.0
+"""Steps that a first move is foreseen to take."""
+
+FIRST, MOST = 8, 64
+"""Steps with a split before it is looked at, and between looks at most; twice as many from look to look."""
+
+SIMULATED = 2
+"""Steps of each half that are simulated."""
+
+MOST_TASKS = 32_000
+"""So many tasks are simulated to find the best splits on one step, but never fewer than `TRIED` splits."""
+
+LARGE = 16
+"""Where `MOST_TASKS` are at most so many steps, one step of each half is simulated, not `SIMULATED`."""
+
+TRIED = 3
+"""Splits that are simulated on more than the latest step."""
+
+UNTRUSTED = 0.1
+"""With a larger error of the replay nothing is predicted."""
+
+KEPT = 6
+"""Splits that are remembered."""
+
+CHANGED = 0.1
+"""If a stage has so much more or less of all work than it had with the same split, things have changed."""
+
+
+class Move(NamedTuple):
+    """A split to go on with.
+
+    Attributes:
+        before, split: the present one, and the other.
+        seconds: what a step takes, the median (s).
+        expected: what it will take (s); as it did there if `back`.
+        back: whether that has been measured: layers go back to where they were.
+    """
+
+    before: Split
+    split: Split
+    seconds: float
+    expected: float
+    back: bool = False
+
+    @property
+    def gain(self) -> float:
+        """The share of a step that it saves."""
+        return 1.0 - self.expected / self.seconds
+
+
+class Verdict(NamedTuple):
+    """What a move has brought: what a step takes now, the median (s)."""
+
+    move: Move
+    seconds: float
+
+    @property
+    def gain(self) -> float:
+        """The share of a step that it saves; negative if it costs."""
+        return 1.0 - self.seconds / self.move.seconds
+
+    @property
+    def kept(self) -> bool:
+        """Whether it saves about what was promised."""
+        return self.gain >= PROMISED * self.move.gain
+
+
+class Look(NamedTuple):
+    """What a look says.
+
+    Attributes:
+        again: steps until the next one.
+        move: what to do now; None to stay.
+        verdict: on the move before; None if there was none, or it has been judged.
+        distrusted: the error of the replay, if for that nothing is predicted.
+    """
+
+    again: int
+    move: Move | None = None
+    verdict: Verdict | None = None
+    distrusted: float | None = None
+
+
+class _Ran(NamedTuple):
+    """What steps took (s): the median, and how far from it they usually were; and what they consisted of."""
+
+    seconds: float
+    spread: float
+    kinds: Set[Hashable]
+
+    @classmethod
+    def of(cls, steps: Sequence[RecordedStep]) -> _Ran:
+        found = [step.trace.makespan for step in steps]
+        middle = median(found)
+        kinds = {(_order(step), len(step.buckets), bucket) for step in steps for bucket in step.buckets}
+        return cls(middle, median(abs(one - middle) for one in found), kinds)
+
+    def slower(self, before: _Ran) -> bool:
+        """Whether they are by more than noise."""
+        return self.seconds - before.seconds > self.spread + before.spread
+
+
+@dataclass
+class Balance:
+    """Decides when layers move. It expects a first look after `FIRST` steps.
+
+    Attributes:
+        compile_seconds: what compiling beside steps took for the latest move (s); at first, what it took at
+            the start.
+        pause: what the latest move took (s); None before the first, which is foreseen to take `PAUSE`.
+    """
+
+    compile_seconds: float
+    pause: float | None = None
+    _asked: float = GAIN
+    _wait: int = FIRST
+    _seen: dict[Split, Seen] = field(default_factory=dict)
+    _barred: set[Split] = field(default_factory=set)  # where steps were slower
+    _refused: set[Split] = field(default_factory=set)  # which cannot be
+    _looked: _Ran | None = None  # at these steps
+    _made: tuple[Move, _Ran] | None = None  # after these steps, and not judged yet
+
+    def look(self, steps: Sequence[RecordedStep], left: int) -> Look:
+        """What is to be done before the next step.
+
+        Args:
+            steps: at least two, the latest ones with the present split, in their order; all trained.
+            left: how many there will be.
+
+        Raises:
+            ArithmeticError: the steps cannot be explained.
+        """
+        self._note(steps)
+        layers, now = self._fitted(steps), _Ran.of(steps)
+        self._looked = now
+        if layers is None:
+            return Look(MOST)
+        verdict, back = self._judged(tuple(layers.work.split), now)
+        if back is not None and self._pays(back, left):
+            return Look(FIRST, back, verdict)
+        self._wait = min(2 * self._wait, MOST)
+        move, distrusted = self._best(layers, steps, now.seconds)
+        if move is not None and not self._pays(move, left):
+            move = None
+        return Look(self._wait, move, verdict, distrusted)
+
+    def moved(self, move: Move, pause: float, compile_seconds: float) -> None:
+        """The move of the latest look has been made; both took so long (s), compiling beside steps."""
+        assert self._looked is not None, "a look has proposed it"
+        self._made, self._wait = (move, self._looked), FIRST
+        self.pause, self.compile_seconds = pause, compile_seconds
+
+    def failed(self, move: Move) -> None:
+        """A move cannot be made: it is not proposed again."""
+        self._refused.add(move.split)
+
+    def _pays(self, move: Move, left: int) -> bool:
+        """Whether it saves more in the steps that are left than it takes."""
+        pause = PAUSE * move.seconds if self.pause is None else self.pause
+        after = left - self.compile_seconds / move.seconds
+        return (move.seconds - move.expected) * after >= WORTH * pause
+
+    def _note(self, steps: Sequence[RecordedStep]) -> None:
+        """Remember how busy stages are; what was remembered is forgotten if that is over."""
+        if (work := steps[-1].work()) is None:
+            return
+        own = _seen(tuple(work.split), steps)
+        if not min(own.busy) > 0:  # which tells nothing of its layers
+            return
+        before = self._seen.pop(own.split, own)
+        if any(
+            abs(one - other) > CHANGED * other for one, other in zip(own.shares, before.shares, strict=True)
+        ):
+            self._forget()
+        self._seen[own.split] = own
+        for oldest in [*self._seen][:-KEPT]:
+            del self._seen[oldest]
+
+    def _fitted(self, steps: Sequence[RecordedStep]) -> Layers | None:
+        """What layers take by these steps and by those of earlier splits; None if that cannot be known."""
+        work, placement = steps[-1].work(), steps[-1].rules.placement
+        if work is None:
+            return None
+        own = _seen(tuple(work.split), steps)
+        if not min(own.busy) > 0:
+            return None
+        earlier = [seen for split, seen in self._seen.items() if split != own.split]
+        return Layers(work, fitted_shares(work, [*earlier, own], placement), placement)
+
+    def _forget(self) -> None:
+        """Things have changed: what was found is over."""
+        self._seen.clear()
+        self._barred.clear()
+        self._asked, self._made = GAIN, None
+
+    def _judged(self, present: Split, now: _Ran) -> tuple[Verdict | None, Move | None]:
+        """What the latest move has brought, and the way back if steps are slower; if that is known."""
+        if self._made is None:
+            return None, None
+        move, before = self._made
+        if move.split == present and before.kinds != now.kinds:  # a later look may see steps like those
+            return None, None
+        self._made = None
+        if move.split != present:
+            return None, None
+        verdict = Verdict(move, now.seconds)
+        if not verdict.kept:
+            self._asked *= 2
+        if move.back or not now.slower(before):
+            return verdict, None
+        self._barred.add(present)
+        return verdict, Move(present, move.before, now.seconds, move.seconds, back=True)
+
+    def _best(
+        self, layers: Layers, steps: Sequence[RecordedStep], seconds: float
+    ) -> tuple[Move | None, float | None]:
+        """The best move that both halves of the steps are for; or the error for which there is none."""
+        if screen(layers) < self._asked:
+            return None, None
+        present, middle = tuple(layers.work.split), len(steps) // 2
+        halves = steps[:middle], steps[middle:]
+        affordable = MOST_TASKS // len(steps[-1].trace.records)  # steps of that size
+        each = SIMULATED if affordable > LARGE else 1
+        shown = [Repeatable.of(own[-each:]) for own in halves]
+        sample = [one for own in shown for one in own]
+        now, measured = simulated(sample, layers, present), sum(one.step.trace.makespan for one in sample)
+        if (error := abs(now / measured - 1)) > UNTRUSTED:
+            return None, error
+        others = [split for split in tried(layers) if split not in self._barred | self._refused]
+        latest = {split: simulated(sample[-1:], layers, split) for split in others[: max(TRIED, affordable)]}
+        seconds_of = {
+            split: simulated(sample, layers, split)
+            for split in sorted(latest, key=latest.__getitem__)[:TRIED]
+        }
+        if not seconds_of:
+            return None, None
+        best = min(seconds_of, key=seconds_of.__getitem__)
+        for own, some in zip(halves, shown, strict=True):
+            fit = self._fitted(own)
+            assert fit is not None, "some of these steps' stages were busy"
+            if simulated(some, fit, best) > (1 - self._asked) * simulated(some, fit, present):
+                return None, None
+        return Move(present, best, seconds, seconds * seconds_of[best] / now), None
+
+
+def _order(step: RecordedStep) -> Hashable:
+    """What its tasks were ordered by; planned orders are alike."""
+    schedule = step.rules.schedule
+    return type(schedule) if isinstance(schedule, ListedOrder) else schedule
+
+
+def _seen(split: Split, steps: Sequence[RecordedStep]) -> Seen:
+    busy = busy_seconds([step.trace for step in steps])
+    return Seen(split, [busy.get(v, 0.0) for v in range(len(split))])

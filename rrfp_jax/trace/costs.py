@@ -1,0 +1,516 @@
+"""What tasks and transfers cost in seconds: the simulator's only knowledge of the model and the machine.
+
+Durations come from a workload, from a table, or from a trace of another run; `disturbances.py` has costs that
+wrap others.
+
+Workloads: how long each task and transfer of a step takes, for the simulator and the paced device.
+
+A workload is five tables of seconds, `[i][j]` being stage i and microbatch j:
+
+    forward             F(i, j)
+    backward_input      the part of the backward that the previous stage waits for
+    backward_weight     the rest; the fused backward B(i, j) lasts as long as both
+    transfer_forward    an activation, from stage i to i + 1; in the last row, to stage 0
+    transfer_backward   a gradient, from stage i to i - 1; in the first row, to the last stage
+
+and perhaps a sixth, of bytes:
+
+    activation_bytes    what stage i keeps of microbatch j from its F to its release
+
+That is one chunk a stage. Several share a stage's times equally, and with looped chunks the model goes round:
+only then are the transfers between the last stage and the first read. In files the transfers may be left out,
+being zero then, and `transfer_forward` may lack the last stage's row; `transfer_backward` may not be cut
+short, as rows would no longer count stages.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
+from itertools import chain
+from operator import add
+from statistics import median
+from typing import TypeAlias
+
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+from rrfp_jax.trace.records import StepTrace
+from rrfp_jax.trace.work import RecordedStep
+
+Table: TypeAlias = tuple[tuple[float, ...], ...]
+Factors: TypeAlias = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The durations of one step in seconds, and what it keeps in bytes, by `[stage][microbatch]`.
+
+    Raises:
+        ValueError: no stage, no microbatch, tables of unequal shapes, or a time that is not finite and >= 0.
+    """
+
+    forward: Table
+    backward_input: Table
+    backward_weight: Table
+    transfer_forward: Table
+    transfer_backward: Table
+    activation_bytes: Table | None = None
+
+    def __post_init__(self) -> None:
+        if not self.forward or not self.forward[0]:
+            raise ValueError("forward is empty: a workload has at least one stage and one microbatch")
+        for name in _NAMES:
+            self._check(name, getattr(self, name), "seconds")
+        if not math.isfinite(sum(sum(row) for name in _NAMES for row in getattr(self, name))):
+            raise ValueError("the times are too large: together they must be a finite number of seconds")
+        if self.activation_bytes is not None:
+            self._check(BYTES, self.activation_bytes, "bytes")
+
+    def _check(self, name: str, table: Table, unit: str) -> None:
+        if len(table) != self.stages:
+            raise ValueError(f"{name} has {len(table)} rows, forward has {self.stages}: give one row a stage")
+        for i, row in enumerate(table):
+            if len(row) != self.microbatches:
+                raise ValueError(
+                    f"{name}[{i}] has {len(row)} entries, forward[0] has {self.microbatches}: "
+                    "give every row one entry a microbatch"
+                )
+            for j, time in enumerate(row):
+                if not _is_time(time):
+                    raise ValueError(
+                        f"{name}[{i}][{j}] = {_shown(time)}: give a finite number of {unit}, at least 0"
+                    )
+
+    @property
+    def stages(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.forward)
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches of the step."""
+        return len(self.forward[0])
+
+    def scaled(self, forward: Factors, backward: Factors) -> Workload:
+        """With the times of its forwards, and of both parts of its backwards, times `[stage][microbatch]`."""
+        return replace(
+            self,
+            forward=_scaled(self.forward, forward),
+            backward_input=_scaled(self.backward_input, backward),
+            backward_weight=_scaled(self.backward_weight, backward),
+        )
+
+    @classmethod
+    def from_json_object(cls, data: object) -> Workload:
+        """The workload of a file, from what `json.load` made of it.
+
+        Raises:
+            ValueError: unknown or missing keys, wrong types, or what the class itself refuses.
+        """
+        if not isinstance(data, dict):
+            raise ValueError(
+                f"a workload is a {type(data).__name__}: give an object with {', '.join(_NAMES)}"
+            )
+        if unknown := [key for key in data if key not in (*_NAMES, BYTES)]:
+            raise ValueError(f"{unknown[0]!r} is not a table of a workload: use {', '.join(_NAMES)}, {BYTES}")
+        if missing := [name for name in _NAMES if name not in data and not name.startswith("transfer")]:
+            raise ValueError(f"{missing[0]} is missing: only the transfers may be left out of a workload")
+        tables = {name: _table(name, rows) for name, rows in data.items()}
+        stages = len(tables["forward"])
+        zeros = _filled(stages, len(tables["forward"][0]) if stages else 0, 0.0)
+        for name in _NAMES:
+            tables.setdefault(name, zeros)
+        if len(tables["transfer_forward"]) == stages - 1:
+            tables["transfer_forward"] += zeros[-1:]
+        return cls(**tables)
+
+    def as_json_object(self) -> dict[str, list[list[float]]]:
+        """All tables, as `json.dump` takes them; `from_json_object` gives back an equal workload."""
+        tables = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: [list(row) for row in table] for name, table in tables.items() if table is not None}
+
+
+BYTES = "activation_bytes"
+_NAMES = tuple(field.name for field in fields(Workload) if field.name != BYTES)
+
+
+def constant(
+    stages: int, microbatches: int, forward: float, backward_ratio: float = 2.0, transfer: float = 0.0
+) -> Workload:
+    """Equal tasks: a forward takes `forward` seconds, a transfer between stages `transfer` seconds.
+
+    A backward takes `backward_ratio` times a forward, half of that for the input and half for the weights.
+
+    Raises:
+        ValueError: no stage, no microbatch, or a time that is not finite and >= 0.
+    """
+    half = _filled(stages, microbatches, forward * backward_ratio / 2)
+    links = _filled(stages, microbatches, transfer)
+    return Workload(_filled(stages, microbatches, forward), half, half, links, links)
+
+
+def log_normal(
+    stages: int,
+    microbatches: int,
+    *,
+    forward: float,
+    sigma: float,
+    shared: float,
+    seed: int,
+    backward_ratio: float = 2.0,
+    transfer: float = 0.0,
+) -> Workload:
+    """`constant`, with the time of each F and each B multiplied by a log-normal factor of mean 1.
+
+    The factor is exp(N) with N of standard deviation `sigma`. Of N's variance the share `shared` belongs to
+    the microbatch, the same on every stage and in both directions, as where lengths differ; the rest to the
+    task alone. Normal draws come from `random.Random(seed).gauss`, microbatch by microbatch: that of the
+    microbatch, then for each stage that of F and that of B. So a seed gives the same file again, and only
+    their scale depends on `sigma` and `shared`.
+
+    Raises:
+        ValueError: `sigma` below 0 or not finite, `shared` outside 0..1, or what `constant` refuses.
+    """
+    if not _is_time(sigma):
+        raise ValueError(f"sigma={sigma}: the standard deviation of a logarithm is finite and at least 0")
+    if not 0 <= shared <= 1:
+        raise ValueError(f"shared={shared}: the microbatch's share of the variance is from 0 to 1")
+    mean = constant(stages, microbatches, forward, backward_ratio, transfer)
+    draw = random.Random(seed).gauss
+    common, own = sigma * math.sqrt(shared), sigma * math.sqrt(1 - shared)
+    forwards: list[list[float]] = [[] for _ in range(stages)]
+    backwards: list[list[float]] = [[] for _ in range(stages)]
+    for _ in range(microbatches):
+        level = common * draw(0.0, 1.0) - sigma * sigma / 2  # E exp(N) = exp(mean + variance / 2)
+        for i in range(stages):
+            forwards[i].append(math.exp(level + own * draw(0.0, 1.0)))
+            backwards[i].append(math.exp(level + own * draw(0.0, 1.0)))
+    return mean.scaled(forwards, backwards)
+
+
+def _is_time(value: object) -> bool:
+    """Whether it is a number >= 0 that a float can hold; JSON's true, NaN and Infinity are not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= sys.float_info.max
+
+
+def _shown(value: object) -> str:
+    """Python writes no number of more than 4,300 digits, and nobody reads one of a hundred."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
+
+
+def _table(name: str, rows: object) -> Table:
+    """Rows of a file as tuples; their entries are checked by Workload."""
+    if not isinstance(rows, list):
+        raise ValueError(f"{name} is a {type(rows).__name__}: give a list with one row a stage")
+    for i, row in enumerate(rows):
+        if not isinstance(row, list):
+            raise ValueError(
+                f"{name}[{i}] is a {type(row).__name__}: give a list with one entry a microbatch"
+            )
+    return tuple(map(tuple, rows))
+
+
+def _filled(stages: int, microbatches: int, time: float) -> Table:
+    return ((time,) * microbatches,) * stages
+
+
+def _scaled(table: Table, factors: Factors) -> Table:
+    return tuple(
+        tuple(time * factor for time, factor in zip(*rows, strict=True))
+        for rows in zip(table, factors, strict=True)
+    )
+
+
+Row: TypeAlias = tuple[float, ...]
+"""Seconds by microbatch."""
+
+
+class Costs(ABC):
+    """How long the tasks of a step and the transfers between its stages take (s)."""
+
+    @abstractmethod
+    def duration(self, stage: int, task: Task) -> float:
+        """How long `task` keeps the device of `stage` busy; a fused B as long as its I and W together.
+
+        A simulation asks once a task, at its dispatch.
+        """
+
+    @abstractmethod
+    def transfer(self, stage: int, task: Task) -> float:
+        """From the end of `task` on `stage` to the arrival of its output on the other stage that needs it.
+
+        Not asked for outputs that stay on the stage, which are there at once, or that nobody needs.
+        """
+
+    def occupancy(self, stage: int, task: Task) -> float:
+        """For how much of its transfer an output keeps the link from others, if links are serial."""
+        return self.transfer(stage, task)
+
+    def begin(self) -> Costs:
+        """These costs for one simulation: a fresh copy where they depend on what was asked before."""
+        return self
+
+
+@dataclass(frozen=True)
+class WorkloadCosts(Costs):
+    """A workload on a placement.
+
+    With several chunks a stage's entry is shared equally by its chunks. An output takes the workload's time
+    for the link that it crosses: on a looped placement that of the sender's row, where the otherwise unused
+    `transfer_forward[last]` and `transfer_backward[0]` are the wrap-around from the last stage to the first
+    and back; on a v placement the second chunk's outputs cross the same links the other way.
+
+    Raises:
+        ValueError: the workload has another number of stages than the placement.
+    """
+
+    workload: Workload
+    placement: Placement
+    _durations: Mapping[Kind, Sequence[Row]] = field(init=False, repr=False)
+    _links: Mapping[Kind, Sequence[Sequence[Row | None]]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.workload.stages != self.placement.stages:
+            raise ValueError(
+                f"the workload has {self.workload.stages} stages, the placement {self.placement.stages}: "
+                "they must be equal"
+            )
+        workload = self.workload
+        halves = zip(workload.backward_input, workload.backward_weight, strict=True)
+        fused = [tuple(map(add, *rows)) for rows in halves]
+        durations = {
+            FORWARD: workload.forward,
+            BACKWARD: fused,
+            INPUT: workload.backward_input,
+            WEIGHT: workload.backward_weight,
+        }
+        stages, chunks = range(self.placement.stages), range(self.placement.chunks)
+        if len(chunks) > 1:
+            durations = {
+                kind: [tuple(seconds / len(chunks) for seconds in row) for row in table]
+                for kind, table in durations.items()
+            }
+        links = {k: [[self._link(i, Task(k, c, 0)) for c in chunks] for i in stages] for k in Kind}
+        object.__setattr__(self, "_durations", durations)
+        object.__setattr__(self, "_links", links)
+
+    def duration(self, stage: int, task: Task) -> float:
+        """See `Costs.duration`."""
+        kind, _, microbatch = task
+        return self._durations[kind][stage][microbatch]
+
+    def transfer(self, stage: int, task: Task) -> float:
+        """See `Costs.transfer`."""
+        kind, chunk, microbatch = task
+        link = self._links[kind][stage][chunk]
+        return 0.0 if link is None else link[microbatch]
+
+    def _link(self, stage: int, task: Task) -> Row | None:
+        """The transfer times of a task of some kind and chunk, by microbatch; None if it has none."""
+        destination = self.placement.destination(stage, task)
+        if destination is None or destination[0] == stage:
+            return None
+        row = link_row(self.placement, stage, destination[0], task.kind)
+        forward = task.kind is FORWARD
+        return (self.workload.transfer_forward if forward else self.workload.transfer_backward)[row]
+
+
+def link_row(placement: Placement, stage: int, to: int, kind: Kind) -> int:
+    """The row of a workload's transfers that has the link which a task's output crosses."""
+    if placement.shape != "v":
+        return stage
+    return min(stage, to) if kind is FORWARD else max(stage, to)
+
+
+@dataclass(frozen=True)
+class TableCosts(Costs):
+    """Every task's own duration, and every output's own transfer time, by (stage, task).
+
+    A fused B that is not in the table takes as long as its I and W.
+    """
+
+    durations: Mapping[tuple[int, Task], float]
+    transfers: Mapping[tuple[int, Task], float]
+
+    def duration(self, stage: int, task: Task) -> float:
+        """See `Costs.duration`.
+
+        Raises:
+            ValueError: the table does not have it.
+        """
+        seconds = self.durations.get((stage, task))
+        if seconds is not None:
+            return seconds
+        halves = [self.durations.get((stage, task._replace(kind=kind))) for kind in (INPUT, WEIGHT)]
+        if task.kind is not BACKWARD or None in halves:
+            raise ValueError(
+                f"the table has no duration of {task} on stage {stage}: use a schedule that splits the same "
+                "backwards, on the same placement"
+            )
+        return sum(half for half in halves if half is not None)
+
+    def transfer(self, stage: int, task: Task) -> float:
+        """See `Costs.transfer`; 0 if the table does not have it."""
+        return self.transfers.get((stage, task), 0.0)
+
+
+def recorded(trace: StepTrace) -> TableCosts:
+    """The costs of a step that has run: its durations, and from each end to the moment the receiver knew."""
+    transfers = {}
+    for sender in trace.records:
+        receiver = trace.receiver(sender)
+        if receiver is not None and receiver.stage != sender.stage:
+            transfers[sender.stage, sender.task] = max(0.0, receiver.ready - sender.end)
+    return TableCosts({(r.stage, r.task): r.end - r.start for r in trace.records}, transfers)
+
+
+BACKWARDS = ("backward_input", "backward_weight")
+
+PARTS: Mapping[Kind, tuple[str, ...]] = {
+    FORWARD: ("forward",),
+    BACKWARD: BACKWARDS,
+    INPUT: BACKWARDS[:1],
+    WEIGHT: BACKWARDS[1:],
+}
+"""The tables of a workload that have a share in a task of each kind."""
+
+TRANSFERS = {FORWARD: "transfer_forward", BACKWARD: "transfer_backward", INPUT: "transfer_backward"}
+
+
+@dataclass(frozen=True, repr=False)
+class CostTable:
+    """By the name of each bucket, a workload of one microbatch of it (s).
+
+    Raises:
+        ValueError: no bucket, one with several microbatches, or unequal numbers of stages.
+    """
+
+    buckets: Mapping[str, Workload]
+
+    def __post_init__(self) -> None:
+        if not self.buckets:
+            raise ValueError("the cost table is empty: give a workload of one microbatch for each bucket")
+        stages = next(iter(self.buckets.values())).stages
+        for name, workload in self.buckets.items():
+            if (workload.stages, workload.microbatches) != (stages, 1):
+                raise ValueError(
+                    f"bucket {name!r} has {workload.stages} stages and {workload.microbatches} microbatches: "
+                    f"give one microbatch on the same number of stages as the others, {stages}"
+                )
+
+    def __repr__(self) -> str:
+        """Short, and another for another table."""
+        digest = sha256(repr(sorted(self.buckets.items())).encode()).hexdigest()[:8]
+        return f"CostTable({len(self.buckets)} buckets, {digest})"
+
+    def workload(self, names: Sequence[str]) -> Workload:
+        """Of a step whose microbatches are of these buckets.
+
+        Raises:
+            ValueError: the table lacks one.
+        """
+        for name in names:
+            if name not in self.buckets:
+                raise ValueError(
+                    f"the cost table lacks the bucket {name}; it has {'; '.join(self.buckets)}: take the "
+                    f"costs.json of a run with such microbatches, or leave the costs out"
+                )
+
+        def table(part: str) -> Table:
+            tables: list[Table] = [getattr(self.buckets[name], part) for name in names]
+            return tuple(tuple(chain(*rows)) for rows in zip(*tables, strict=True))
+
+        return Workload(**{part: table(part) for part in ("forward", *BACKWARDS, *_LINKS)})
+
+    @classmethod
+    def from_json_object(cls, data: object) -> CostTable:
+        """The table of a file, from what `json.load` made of it.
+
+        Raises:
+            ValueError: it is none; what the class itself refuses.
+        """
+        if not isinstance(data, dict):
+            raise ValueError(
+                f"a cost table is a {type(data).__name__}: give an object with a workload a bucket"
+            )
+        found = {}
+        for name, workload in data.items():
+            try:
+                found[name] = Workload.from_json_object(workload)
+            except ValueError as error:
+                raise ValueError(f"bucket {name!r}: {error}") from None
+        return cls(found)
+
+    def as_json_object(self) -> dict[str, dict[str, list[list[float]]]]:
+        """As `json.dump` takes it; `from_json_object` gives back an equal table."""
+        return {name: workload.as_json_object() for name, workload in self.buckets.items()}
+
+
+def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
+    """The medians of what steps took that have run; None without any.
+
+    A transfer is from a task's end to the moment that the receiver knew. Of a fused backward each half counts
+    as half; the chunks of a stage add up.
+
+    Args:
+        steps: each with a backward.
+    """
+    samples: dict[str, dict[str, list[list[float]]]] = {}  # by bucket and part of a workload, of each stage
+    for step in steps:
+        trace, names = step.trace, step.buckets
+        sums: dict[tuple[str, int, int], float] = {}
+        links: list[tuple[str, int, int, float]] = []
+        for record in trace.records:
+            kind, _, j = record.task
+            parts = PARTS[kind]
+            for part in parts:
+                place = part, record.stage, j
+                sums[place] = sums.get(place, 0.0) + (record.end - record.start) / len(parts)
+            receiver = trace.receiver(record)
+            if receiver is not None and receiver.stage != record.stage:
+                row = link_row(trace.placement, record.stage, receiver.stage, kind)
+                links.append((TRANSFERS[kind], row, j, max(0.0, receiver.ready - record.end)))
+        for part, stage, j, seconds in chain(((*place, found) for place, found in sums.items()), links):
+            parts_of = samples.setdefault(names[j], {})
+            parts_of.setdefault(part, [[] for _ in range(trace.stages)])[stage].append(seconds)
+    if not samples:
+        return None
+    return CostTable({name: _medians(samples[name]) for name in sorted(samples)})
+
+
+def workload_of(step: RecordedStep) -> Workload:
+    """What each microbatch of a step took, chunks of a stage together; with what it was charged in bytes.
+
+    Args:
+        step: with a backward.
+    """
+    names = [str(j) for j in range(step.rules.microbatches)]
+    table = measured([replace(step, buckets=names)])
+    assert table is not None, "a step has microbatches"
+    workload = table.workload(names)
+    budgets = [budget for budget in step.budgets or () if budget is not None]
+    if len(budgets) < workload.stages:
+        return workload
+    charges = tuple(tuple(map(float, map(sum, zip(*budget.costs, strict=True)))) for budget in budgets)
+    return replace(workload, activation_bytes=charges)
+
+
+_LINKS = ("transfer_forward", "transfer_backward")
+
+
+def _medians(parts: Mapping[str, Sequence[Sequence[float]]]) -> Workload:
+    none: Sequence[Sequence[float]] = [()] * len(parts["forward"])
+    return Workload(
+        **{
+            part: tuple((median(found) if found else 0.0,) for found in parts.get(part, none))
+            for part in ("forward", *BACKWARDS, *_LINKS)
+        }
+    )

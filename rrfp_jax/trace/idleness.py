@@ -1,0 +1,239 @@
+"""Why a stage's device did nothing: every idle second of a step, with its cause; from any trace.
+
+While a stage's device is idle nothing is dispatched on it. So what it may run changes by arrivals only, and
+three times split every gap between two tasks:
+
+    |---- nothing is ready ----|---- something is ready ----|---- the gap's last task is ready ----|
+     STAGE, LINK, then INJECTED       ORDER, MEMORY, TURN            GROUP, then HOST
+
+The first is split once more, where the task ended whose output was awaited: until then that task's stage is
+waited for, afterwards the link. If a delay was injected there, the end of it is that delay. The gaps before a
+stage's first task and after its last are the step's own (BEGIN, END): a pipeline has to be filled and
+drained.
+
+The chain of tasks, transfers and waits that made a step as long as it was; from any trace.
+
+It is followed back from the end of the step. What kept a task from beginning earlier is either its input,
+if that came after the device was free, or else the task that the device was busy with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple
+
+from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.trace.records import StepTrace, TaskRecord
+
+
+class Cause(StrEnum):
+    """Why a device is idle."""
+
+    BEGIN = "begin"  # nothing has reached the stage yet
+    STAGE = "stage"  # nothing is ready: another stage's task has not ended
+    LINK = "link"  # nothing is ready: an output is on its way
+    INJECTED = "injected"  # nothing is ready: a delay was injected into an output's way
+    ORDER = "order"  # something is ready, but a fixed order waits for another task
+    MEMORY = "memory"  # a forward is ready, but a limit holds it back
+    TURN = "turn"  # a backward is ready, but the order of accumulation holds it back
+    GROUP = "group"  # a task is ready, but the processes of the stage have not agreed on it
+    HOST = "host"  # a task is ready, but the host has not brought it to the device
+    END = "end"  # nothing is left to do
+
+
+class Idle(NamedTuple):
+    """A time in which a stage's device did nothing, in seconds.
+
+    `awaited` is the task that ended the gap, None at the end of the step. `source` is the stage and task
+    whose output that task needed; None if it needed no other stage's.
+    """
+
+    stage: int
+    start: float
+    end: float
+    cause: Cause
+    awaited: Task | None = None
+    source: tuple[int, Task] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """What one stage did with the makespan: seconds that add up to it.
+
+    Attributes:
+        compute: it computed.
+        delayed: it was only kept busy, by injected delays.
+        idle: it did nothing, by cause.
+    """
+
+    compute: float
+    delayed: float
+    idle: Mapping[Cause, float]
+
+    @property
+    def total(self) -> float:
+        """All of it (s)."""
+        return self.compute + self.delayed + sum(self.idle.values())
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """All of it by name: "compute", "delayed", and the causes."""
+        return {"compute": self.compute, "delayed": self.delayed} | {c.value: s for c, s in self.idle.items()}
+
+
+def idleness(trace: StepTrace, fixed_order: bool, grouped: bool = False) -> list[Idle]:
+    """All idle times of a step, stage by stage.
+
+    Args:
+        trace: of the step.
+        fixed_order: whether its schedule was one, or a hint.
+        grouped: whether several processes share a stage, and agree on each task.
+    """
+    return [idle for stage in range(trace.stages) for idle in _of_stage(trace, stage, fixed_order, grouped)]
+
+
+def stage_times(trace: StepTrace, fixed_order: bool, grouped: bool = False) -> list[StageTime]:
+    """How each stage spent the step; arguments as for `idleness`."""
+    found = [dict.fromkeys(Cause, 0.0) for _ in range(trace.stages)]
+    for idle in idleness(trace, fixed_order, grouped):
+        found[idle.stage][idle.cause] += idle.seconds
+    delayed = [trace.delayed(stage) for stage in range(trace.stages)]
+    return [
+        StageTime(trace.busy(stage) - delayed[stage], delayed[stage], causes)
+        for stage, causes in enumerate(found)
+    ]
+
+
+def shares(times: Sequence[StageTime]) -> dict[str, float]:
+    """The mean share of the step of what stages did, by the names of `StageTime.seconds`; they add to 1."""
+    share = {
+        name: fmean(t.seconds[name] / t.total if t.total else 0.0 for t in times)
+        for name in ("delayed", *Cause)
+    }
+    share["compute"] = 1.0 - sum(share.values())
+    return share
+
+
+def _of_stage(trace: StepTrace, stage: int, fixed_order: bool, grouped: bool) -> Iterator[Idle]:
+    records = trace.stage_records(stage)
+    earliest = _earliest_ready(records)
+    idle_since = trace.start
+    for number, record in enumerate(records):
+        if record.start > idle_since:
+            first = number == 0
+            for idle in _gap(trace, idle_since, record, earliest[number], fixed_order, grouped):
+                if idle.end > idle.start:
+                    own = first and idle.cause in (Cause.STAGE, Cause.LINK)
+                    yield idle._replace(cause=Cause.BEGIN) if own else idle
+        idle_since = max(idle_since, record.end)
+    if trace.end > idle_since:
+        yield Idle(stage, idle_since, trace.end, Cause.END)
+
+
+def _gap(
+    trace: StepTrace, start: float, last: TaskRecord, first: TaskRecord, fixed_order: bool, grouped: bool
+) -> list[Idle]:
+    """The parts of a gap, some of them empty.
+
+    Args:
+        trace: of the step.
+        start: of the gap (s).
+        last: the task that ended it.
+        first: of the tasks that had not run, the one that was ready first.
+        fixed_order, grouped: see `idleness`.
+    """
+
+    def within(time: float) -> float:
+        return min(max(time, start), last.start)
+
+    own = within(last.ready)
+    any_ready = min(within(first.ready), own)
+    chosen = within(max(last.dispatched, own)) if grouped else own
+    source, awaited = trace.sender(first), trace.sender(last)
+    left = any_ready if source is None else min(within(source.end), any_ready)
+    on_time = max(min(within(first.ready - first.late), any_ready), left)
+    held = Cause.ORDER if fixed_order else Cause.MEMORY if first.task.kind is FORWARD else Cause.TURN
+    parts = (
+        (start, left, Cause.STAGE, first, source),
+        (left, on_time, Cause.LINK, first, source),
+        (on_time, any_ready, Cause.INJECTED, first, source),
+        (any_ready, own, held, last if fixed_order else first, awaited if fixed_order else None),
+        (own, chosen, Cause.GROUP, last, None),
+        (chosen, last.start, Cause.HOST, last, None),
+    )
+    return [
+        Idle(last.stage, begin, end, cause, of.task, None if by is None else (by.stage, by.task))
+        for begin, end, cause, of, by in parts
+    ]
+
+
+def _earliest_ready(records: Sequence[TaskRecord]) -> list[TaskRecord]:
+    """For each record the one that was ready first, of itself and those after it."""
+    earliest = list(records)
+    for at in range(len(earliest) - 2, -1, -1):
+        if earliest[at + 1].ready < earliest[at].ready:
+            earliest[at] = earliest[at + 1]
+    return earliest
+
+
+class Segment(NamedTuple):
+    """A part of the chain, in seconds: a task that ran on a stage, or why it had not begun."""
+
+    stage: int
+    task: Task
+    start: float
+    end: float
+    cause: Cause | None  # None: it ran
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted."""
+        return self.end - self.start
+
+
+def critical_path(trace: StepTrace, grouped: bool = False) -> list[Segment]:
+    """The segments in the order of time, each beginning where the one before ends; they add up to the step.
+
+    Args:
+        trace: of the step.
+        grouped: whether several processes share a stage, and agree on each task.
+    """
+    before: dict[tuple[int, Task], TaskRecord] = {}  # on the same device
+    for stage in range(trace.stages):
+        records = trace.stage_records(stage)
+        before.update({(stage, b.task): a for a, b in pairwise(records)})
+    path: list[Segment] = []
+    record: TaskRecord | None = max(trace.records, key=lambda r: r.end)
+    now = trace.end
+
+    def add(cause: Cause | None, since: float, of: TaskRecord) -> None:
+        nonlocal now
+        since = min(max(since, trace.start), now)  # clocks of several processes agree only so well
+        if since < now:
+            path.append(Segment(of.stage, of.task, since, now, cause))
+        now = since
+
+    while record is not None:
+        add(None, record.start, record)
+        last, sender = before.get((record.stage, record.task)), trace.sender(record)
+        free = trace.start if last is None else last.end
+        if grouped:
+            add(Cause.HOST, max(record.dispatched, record.ready, free), record)
+        waited = Cause.GROUP if grouped else Cause.HOST
+        if record.ready > free and sender is not None:
+            add(waited, record.ready, record)
+            add(Cause.LINK, sender.end, record)
+            record = sender
+        else:
+            add(waited, free, record)
+            record = last
+    return path[::-1]

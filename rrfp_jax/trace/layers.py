@@ -1,0 +1,183 @@
+"""What layers take, and which stages are slow, from how busy stages were under one split or under several.
+
+One split cannot tell a slow device from heavier layers: it is a matter of what is likelier. A layer that has
+moved tells it, since it takes its time along, and leaves a device's slowness behind. So the steps of all
+splits are explained together. How busy a virtual stage is, is
+
+    scale of its split x slowness of its stage x sum over its layers of (estimate x its kind's x its own)
+
+Every factor's logarithm is normal around 0, as wide as `SLOWNESS`, `KIND` and `OWN` say, and what is measured
+as exact as `PRESENT` and `EARLIER` say. The likeliest factors are found by Gauss-Newton steps. Layers are
+eliminated first: each meets only those that have been on one virtual stage with it, so even 128 layers on 64
+virtual stages under six splits take a part of a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import mul
+from typing import NamedTuple, TypeAlias
+
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.trace.work import LayerShares, Work
+
+SLOWNESS = 0.2
+"""Of the stages' slowness. Slow devices are rare, so what other layers than blocks can explain is theirs."""
+
+KIND = 1.5
+"""Of how wrong estimates are for layers of one name, beside those that most of the time is in."""
+
+OWN = 0.1
+"""Of one layer beside others of its name."""
+
+KNOWN = 1e-6
+"""Of those layers, which are the measure."""
+
+SCALE = 10.0
+"""Of a split's steps beside shapes: nothing is known."""
+
+PRESENT, EARLIER = 0.005, 0.02
+"""How exact the busy times of the present split and of earlier ones are."""
+
+LEAST = 0.01
+"""Of the mean layer's estimate; shapes may say that a layer has nothing to do."""
+
+ROUNDS = 6
+"""Gauss-Newton steps; the sums of layers are the only thing that is not linear."""
+
+Row: TypeAlias = list[float]
+
+
+class Seen(NamedTuple):
+    """How busy virtual stages were under a split (s); only ratios count."""
+
+    split: tuple[int, ...]
+    busy: Sequence[float]
+
+    @property
+    def shares(self) -> list[float]:
+        """By virtual stage its part of all."""
+        return _shares(self.busy)
+
+
+def fitted_shares(work: Work, seen: Sequence[Seen], placement: Placement) -> LayerShares:
+    """Which layer takes how long on a stage of usual speed, and which stages are slow.
+
+    Args:
+        work: of the layers.
+        seen: what is known, the present split last; every virtual stage was busy.
+        placement: of the virtual stages.
+    """
+    problem = _Problem(work, seen, placement)
+    x = [0.0] * len(problem.spreads)
+    for _ in range(ROUNDS):
+        x = problem.improved(x)
+    return problem.shares(x)
+
+
+class _Problem:
+    """Unknowns, all logarithms: one by layer, a factor by kind, slowness by stage, scales by split."""
+
+    def __init__(self, work: Work, seen: Sequence[Seen], placement: Placement) -> None:
+        self._work, self._seen, self._placement = work, seen, placement
+        names = list(dict.fromkeys(layer.name for layer in work.layers))
+        mean = sum(layer.estimate for layer in work.layers) / len(work.layers)
+        # A layer that only hands on what it gets still takes the time of a call.
+        self._estimates = [max(layer.estimate, LEAST * mean) or 1.0 for layer in work.layers]
+        kind = len(work.layers)  # where the kinds' begin, and so on
+        self._stage = kind + len(names)
+        self._scale = self._stage + placement.stages
+        self._kind_of = [kind + names.index(layer.name) for layer in work.layers]
+        kinds = [KNOWN if name == work.measure else KIND for name in names]
+        slowness, scales = [SLOWNESS] * placement.stages, [SCALE] * len(seen)
+        self.spreads = [*[OWN] * len(work.layers), *kinds, *slowness, *scales]
+
+    def improved(self, x: Sequence[float]) -> Row:
+        """The likeliest unknowns if everything were linear around these."""
+        matrix, right = [[0.0] * len(x) for _ in x], [0.0] * len(x)
+        for n, spread in enumerate(self.spreads):
+            matrix[n][n] = spread**-2
+        for number, own in enumerate(self._seen):
+            exact = (PRESENT if number == len(self._seen) - 1 else EARLIER) ** -2
+            for v, layers in enumerate(self._work.ranges(own.split)):
+                row, said = self._row(number, v, layers, x)
+                missing = math.log(own.busy[v]) - said + sum(one * x[n] for n, one in row.items())
+                for n, one in row.items():
+                    right[n] += exact * one * missing
+                    for m, other in row.items():
+                        matrix[n][m] += exact * one * other
+        return _solved(matrix, right)
+
+    def _row(self, number: int, v: int, layers: range, x: Sequence[float]) -> tuple[dict[int, float], float]:
+        """By unknown what it does to the logarithm of how busy a virtual stage is; and that itself."""
+        seconds = [self._seconds(i, x) for i in layers]
+        whole = sum(seconds)
+        scale, stage = self._scale + number, self._stage + self._placement.place(v)[0]
+        row = {scale: 1.0, stage: 1.0}
+        for i, one in zip(layers, seconds, strict=True):
+            row[i] = one / whole
+            row[self._kind_of[i]] = row.get(self._kind_of[i], 0.0) + one / whole
+        return row, x[scale] + x[stage] + math.log(whole)
+
+    def _seconds(self, i: int, x: Sequence[float]) -> float:
+        """Of a layer as shapes estimate it, times its kind's factor and its own."""
+        return self._estimates[i] * math.exp(x[self._kind_of[i]] + x[i])
+
+    def shares(self, x: Sequence[float]) -> LayerShares:
+        """What the unknowns say, for the present split."""
+        scale = math.exp(x[-1])
+        seconds = [scale * self._seconds(i, x) for i in range(len(self._work.layers))]
+        ranges = self._work.ranges(self._seen[-1].split)
+        bytes_of = [layer.held_bytes for layer in self._work.layers]
+        return LayerShares(
+            of_time=[*chain(*(_shares([seconds[i] for i in layers]) for layers in ranges))],
+            of_bytes=[*chain(*(_shares([bytes_of[i] for i in layers]) for layers in ranges))],
+            seconds=seconds,
+            slowness=[math.exp(own) for own in x[self._stage : self._scale]],
+        )
+
+
+def _solved(matrix: list[Row], right: Row) -> Row:
+    """What a positive definite matrix takes to the right side, by Gauss's elimination; both are used up."""
+    size = range(len(right))
+    for n in size:
+        pivot = matrix[n][n:]
+        for m in size[n + 1 :]:
+            if factor := matrix[m][n] / pivot[0]:
+                matrix[m][n:] = [a - factor * b for a, b in zip(matrix[m][n:], pivot, strict=True)]
+                right[m] -= factor * right[n]
+    for n in reversed(size):
+        right[n] = (right[n] - sum(map(mul, matrix[n][n + 1 :], right[n + 1 :]))) / matrix[n][n]
+    return right
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    whole = sum(weights)
+    return [weight / whole if whole else 1 / len(weights) for weight in weights]
+
+
+Cost: TypeAlias = Callable[[int, int, int], float]
+"""(virtual stage, first layer, end) -> what is to be small."""
+
+
+def least_largest(cost: Cost, layers: int, virtual_stages: int) -> tuple[float, list[int]]:
+    """The least possible largest cost of a virtual stage, and the numbers of layers that have it."""
+    best = [0.0, *[math.inf] * layers]  # by number of layers in the virtual stages so far
+    cuts: list[list[int]] = []  # where the last of them begins
+    for virtual_stage in range(virtual_stages):
+        after, cut = [math.inf] * (layers + 1), [virtual_stage] * (layers + 1)
+        for end in range(virtual_stage + 1, layers - (virtual_stages - virtual_stage - 1) + 1):
+            for first in range(virtual_stage, end):
+                if best[first] < after[end]:  # else no cost could make it better
+                    value = max(best[first], cost(virtual_stage, first, end))
+                    if value < after[end]:
+                        after[end], cut[end] = value, first
+        best = after
+        cuts.append(cut)
+    split, end = [], layers
+    for cut in reversed(cuts):
+        split.append(end - cut[end])
+        end = cut[end]
+    return best[layers], split[::-1]

@@ -1,0 +1,289 @@
+"""What happened in a step: a record for each task, and the figures that follow from the records.
+
+Times are seconds on one clock. A record's `ready` is when the scheduler learned that the task could run,
+`dispatched` when it was handed to the device, `start` and `end` when the device worked on it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Kind, Placement, Task
+
+
+class TaskRecord(NamedTuple):
+    """One task of one stage, times in seconds.
+
+    Attributes:
+        bucket: numbers the microbatch's shapes.
+        delayed: of the time to its end, how much at the end was injected: its device was only kept busy.
+        late: of the time to `ready`, how much at the end was injected: its input was held, or noticed late.
+    """
+
+    stage: int
+    task: Task
+    bucket: int
+    ready: float
+    dispatched: float
+    start: float
+    end: float
+    delayed: float = 0.0
+    late: float = 0.0
+
+    @property
+    def computed(self) -> float:
+        """When its device had computed it, before what was injected (s)."""
+        return self.end - self.delayed
+
+
+class Gap(NamedTuple):
+    """A time in which a stage's device did nothing; `awaited` is the task that ended it."""
+
+    stage: int
+    start: float
+    end: float
+    awaited: Task
+    ready: float
+
+
+RECORD = struct.Struct("<iBiiidddddd")
+"""A task record in bytes: stage, kind, chunk, microbatch, bucket, the four times, and what was injected."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process recorded of a step, packed: it is sent every step and looked at seldom.
+
+    Attributes:
+        start: dispatch of its first task (s).
+        end: end of its last task (s).
+        busy: time in which each of its stages computed (s).
+        packed: its records as bytes.
+        precision: largest error of its times beside those of the other processes (s).
+    """
+
+    start: float
+    end: float
+    busy: Mapping[int, float]
+    packed: bytes
+    precision: float = 0.0
+
+    @classmethod
+    def of(cls, records: Sequence[TaskRecord], offset: float = 0.0, precision: float = 0.0) -> Part:
+        """Pack records, at least one, all times moved by `offset` seconds, known to within `precision`."""
+        busy: dict[int, float] = {}
+        packed = []
+        for stage, (kind, chunk, microbatch), bucket, ready, dispatched, start, end, *injected in records:
+            busy[stage] = busy.get(stage, 0.0) + end - start
+            times = (ready + offset, dispatched + offset, start + offset, end + offset)
+            packed.append(RECORD.pack(stage, kind, chunk, microbatch, bucket, *times, *injected))
+        return cls(
+            start=min(record.dispatched for record in records) + offset,
+            end=max(record.end for record in records) + offset,
+            busy=busy,
+            packed=b"".join(packed),
+            precision=precision,
+        )
+
+    def plain(self) -> list[Any]:
+        """As plain data, from which `Part(*plain)` makes it again."""
+        return [self.start, self.end, dict(self.busy), self.packed, self.precision]
+
+    def records(self) -> list[TaskRecord]:
+        """The records, in order of their end."""
+        return [
+            TaskRecord(stage, Task(Kind(kind), chunk, microbatch), bucket, *times)
+            for stage, kind, chunk, microbatch, bucket, *times in RECORD.iter_unpack(self.packed)
+        ]
+
+
+def busy_of(parts: Iterable[Part], stage: int) -> float:
+    """Time in which a stage computed, or was kept busy by injected delays, by these records (s)."""
+    return sum(part.busy.get(stage, 0.0) for part in parts)
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One step of all stages; all times on one clock.
+
+    Attributes:
+        step: its number.
+        placement: of its virtual stages.
+        parts: what its processes recorded, of one replica of the model.
+        replica: which one that is.
+        busy_by_replica: the busy seconds of all of them, `[replica][stage]`; empty if there is only one.
+    """
+
+    step: int
+    placement: Placement
+    parts: Sequence[Part]
+    replica: int = 0
+    busy_by_replica: Sequence[Sequence[float]] = ()
+
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return self.placement.stages
+
+    @cached_property
+    def records(self) -> Sequence[TaskRecord]:
+        """The records of all stages, in order of their end."""
+        return sorted((r for part in self.parts for r in part.records()), key=lambda r: r.end)
+
+    @property
+    def start(self) -> float:
+        """Dispatch of the first task (s)."""
+        return min(part.start for part in self.parts)
+
+    @property
+    def end(self) -> float:
+        """End of the last task (s)."""
+        return max(part.end for part in self.parts)
+
+    @property
+    def makespan(self) -> float:
+        """From the first task's dispatch to the end of the last, over all stages (s)."""
+        return self.end - self.start
+
+    @cached_property
+    def _by_task(self) -> Mapping[tuple[int, Task], TaskRecord]:
+        return {(record.stage, record.task): record for record in self.records}
+
+    def receiver(self, sender: TaskRecord) -> TaskRecord | None:
+        """The task on another virtual stage that this one's output made ready; None if there is none."""
+        destination = self.placement.destination(sender.stage, sender.task)
+        if destination is None:
+            return None
+        stage, wanted = destination
+        return self._record_of(stage, *wanted)
+
+    def sender(self, receiver: TaskRecord) -> TaskRecord | None:
+        """The task on another virtual stage whose output made this one ready; None if it needs none."""
+        if receiver.task.kind is WEIGHT:
+            return None
+        source = self.placement.source(receiver.stage, receiver.task.input)
+        if source is None:
+            return None
+        stage, (direction, chunk, microbatch) = source
+        return self._record_of(stage, direction, chunk, microbatch)
+
+    def _record_of(self, stage: int, direction: Direction, chunk: int, microbatch: int) -> TaskRecord | None:
+        """A stage's task of a direction, of whichever kind; None if it is not in the trace."""
+        tasks = [(stage, Task(kind, chunk, microbatch)) for kind in Kind if kind.direction is direction]
+        return next((self._by_task[task] for task in tasks if task in self._by_task), None)
+
+    @cached_property
+    def _by_stage(self) -> Sequence[Sequence[TaskRecord]]:
+        by_stage: list[list[TaskRecord]] = [[] for _ in range(self.stages)]
+        for record in sorted(self.records, key=lambda r: r.start):
+            by_stage[record.stage].append(record)
+        return by_stage
+
+    def stage_records(self, stage: int) -> Sequence[TaskRecord]:
+        """The records of one stage by start."""
+        return self._by_stage[stage]
+
+    def order(self, stage: int) -> list[Task]:
+        """The tasks of one stage as they were dispatched."""
+        return [r.task for r in sorted(self.stage_records(stage), key=lambda r: r.dispatched)]
+
+    def busy(self, stage: int) -> float:
+        """Time in which the stage computed, or was kept busy by injected delays (s)."""
+        return busy_of(self.parts, stage)
+
+    @property
+    def busy_seconds(self) -> Sequence[Sequence[float]]:
+        """The same of all stages of all replicas, `[replica][stage]`."""
+        return self.busy_by_replica or [[self.busy(stage) for stage in range(self.stages)]]
+
+    def delayed(self, stage: int) -> float:
+        """Of its busy time, what injected delays were (s)."""
+        return sum(record.delayed for record in self.stage_records(stage))
+
+    def bubble(self) -> list[float]:
+        """Per stage, the share of the makespan in which it did not compute."""
+        span = self.makespan
+        return [1.0 - self.busy(stage) / span if span > 0 else 0.0 for stage in range(self.stages)]
+
+    def gaps(self, stage: int, shortest: float = 0.0) -> list[Gap]:
+        """The stage's idle times longer than `shortest` seconds, from the step's start on."""
+        gaps, idle_since = [], self.start
+        for record in self.stage_records(stage):
+            if record.start - idle_since > shortest:
+                gaps.append(Gap(stage, idle_since, record.start, record.task, record.ready))
+            idle_since = max(idle_since, record.end)
+        return gaps
+
+
+def peak_in_flight(trace: StepTrace) -> list[int]:
+    """Per stage, the most microbatches between the dispatches of their first F and last releasing task."""
+    orders = [[record.task for record in _by_dispatch(trace, stage)] for stage in range(trace.stages)]
+    return [peak_of_order(order, trace.placement.chunks) for order in orders]
+
+
+def peak_charge(order: Iterable[Task], costs: Sequence[Sequence[int]]) -> int:
+    """The most that a stage's tasks, in this order, are charged at once.
+
+    Args:
+        order: of a step with backward.
+        costs: `[chunk][microbatch]`, of each chunk from its F to its B or W.
+    """
+    held = peak = 0
+    for kind, chunk, microbatch in order:
+        if kind is FORWARD:
+            held += costs[chunk][microbatch]
+            peak = max(peak, held)
+        elif kind is not INPUT:
+            held -= costs[chunk][microbatch]
+    return peak
+
+
+def peak_of_order(order: Iterable[Task], chunks: int) -> int:
+    """The most microbatches that are begun and not yet released at once.
+
+    Args:
+        order: of a stage, in a step with backward.
+        chunks: of the stage.
+    """
+    held = peak = 0
+    to_go: dict[int, int] = {}  # releasing tasks, by microbatch
+    for kind, _, microbatch in order:
+        if kind is FORWARD and microbatch not in to_go:
+            to_go[microbatch] = chunks
+            held += 1
+            peak = max(peak, held)
+        elif kind is not FORWARD and kind is not INPUT:
+            to_go[microbatch] -= 1
+            held -= to_go[microbatch] == 0
+    return peak
+
+
+def peak_bytes(trace: StepTrace, activation_bytes: Sequence[Sequence[float]]) -> list[float]:
+    """Per stage, the most that it held at once.
+
+    Args:
+        trace: of a step with backward.
+        activation_bytes: `[stage][microbatch]`, shared equally by the stage's chunks; each chunk's part is
+            held from the dispatch of its F to that of its B or W.
+    """
+    peaks = []
+    for stage in range(trace.stages):
+        share = [size / trace.placement.chunks for size in activation_bytes[stage]]
+        held = peak = 0.0
+        for record in _by_dispatch(trace, stage):
+            kind, _, microbatch = record.task
+            if kind is FORWARD:
+                held += share[microbatch]
+                peak = max(peak, held)
+            elif kind is not INPUT:
+                held -= share[microbatch]
+        peaks.append(peak)
+    return peaks
+
+
+def _by_dispatch(trace: StepTrace, stage: int) -> list[TaskRecord]:
+    return sorted(trace.stage_records(stage), key=lambda record: record.dispatched)

@@ -1,0 +1,136 @@
+"""What it takes to have the core run a recorded step again in virtual time, so that it takes as long.
+
+Two things are not in the tasks' own times. The host takes its part between an arrival and the task that runs
+for it: that is added to the task. And the driver decides at moments of its own: it looks at all that has
+arrived while it was busy, and queues a task some time before the one before it ends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from statistics import median
+from typing import TypeAlias
+
+from rrfp_jax.core.tasks import Task
+from rrfp_jax.trace.costs import TableCosts
+from rrfp_jax.trace.records import StepTrace, TaskRecord
+
+TOGETHER = 200e-6
+"""Arrivals that follow each other within this time (s) are looked at together."""
+
+MOSTLY_HOST = 3.0
+"""A gap of so many times what the host usually takes may still be the host's."""
+
+AFTERWARDS = 1e-9
+"""Seconds by which what was not chosen arrives after what was."""
+
+Place: TypeAlias = tuple[int, Task]
+"""A task on a stage."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a step is run again with.
+
+    Attributes:
+        costs: of its tasks and transfers; a task that ran as soon as its input came has the host's time.
+        leads: how long before the end of a task the next one was chosen (s), where that is known; below 0 it
+            was chosen so long after the end.
+    """
+
+    costs: TableCosts
+    leads: Mapping[Place, float]
+
+
+def replay_of(trace: StepTrace) -> Replay:
+    """How to run a step again."""
+    stages = [trace.stage_records(stage) for stage in range(trace.stages)]
+    notice = MOSTLY_HOST * _usual_notice(stages)
+    durations: dict[Place, float] = {}
+    arrivals: dict[Place, float] = {}  # by receiver
+    leads: dict[Place, float] = {}
+    for stage, records in enumerate(stages):
+        arrivals |= {(stage, record.task): record.ready for record in records}
+        _choose_first(records, trace, arrivals)
+        earliest = [*accumulate((record.ready for record in reversed(records)), min)][::-1]
+        for (last, record), ready in zip(pairwise(chain([None], records)), earliest, strict=True):
+            assert record is not None
+            place, began = (stage, record.task), record.dispatched
+            if last is not None and _was_chosen_by_then(last, record, ready, notice):
+                leads[stage, last.task] = last.end - record.dispatched
+                began = max(began, last.end)
+            elif _arrives(trace, record):
+                began = min(began, max(arrivals[place], trace.start if last is None else last.end))
+            durations[place] = record.end - began
+    transfers: dict[Place, float] = {}
+    for receiver in trace.records:
+        sender = trace.sender(receiver)
+        if sender is not None and sender.stage != receiver.stage:
+            there = arrivals[receiver.stage, receiver.task]
+            transfers[sender.stage, sender.task] = max(0.0, there - sender.end)
+    return Replay(TableCosts(durations, transfers), leads)
+
+
+def _was_chosen_by_then(last: TaskRecord, record: TaskRecord, ready: float, notice: float) -> bool:
+    """Whether a task was chosen when the device was seen to be free, rather than when its input came.
+
+    Args:
+        last: the task before it.
+        record: of the task.
+        ready: when the first of all later tasks was (s).
+        notice: the host may take so long to see that a task has ended (s).
+    """
+    if record.ready <= last.end:
+        return True
+    return ready <= last.end and record.dispatched - last.end <= notice
+
+
+def _usual_notice(stages: Sequence[Sequence[TaskRecord]]) -> float:
+    """How long it took to see that a task had ended, where the next one was there already; the median (s)."""
+    found = [
+        record.dispatched - last.end
+        for records in stages
+        for last, record in pairwise(records)
+        if record.ready <= last.end < record.dispatched
+    ]
+    return median(found) if found else 0.0
+
+
+def _choose_first(records: Sequence[TaskRecord], trace: StepTrace, arrivals: dict[Place, float]) -> None:
+    """Of arrivals that were looked at together, have the one that was chosen be the first.
+
+    Args:
+        records: of a stage, by their start.
+        trace: of all stages.
+        arrivals: when tasks became ready, changed in place.
+    """
+    waiting = sorted((r.ready, i) for i, r in enumerate(records) if _arrives(trace, r))
+    times = [ready for ready, _ in waiting]
+    for i, record in enumerate(records):
+        if not _arrives(trace, record):
+            continue
+        after = first = bisect_right(times, record.dispatched)
+        while (
+            first > 0
+            and (times[first] if first < after else record.dispatched) - times[first - 1] <= TOGETHER
+        ):
+            first -= 1
+        together = [k for _, k in waiting[first:after]]
+        if i not in together:
+            continue  # it was there before, and chosen for another reason
+        places = [(record.stage, records[k].task) for k in together if k >= i]
+        earliest = min(arrivals[place] for place in places)
+        own = record.stage, record.task
+        for place in places:
+            if arrivals[place] < arrivals[own]:
+                arrivals[place] = max(arrivals[place], earliest + AFTERWARDS)
+        arrivals[own] = earliest
+
+
+def _arrives(trace: StepTrace, record: TaskRecord) -> bool:
+    """Whether its input comes from another stage."""
+    sender = trace.sender(record)
+    return sender is not None and sender.stage != record.stage
