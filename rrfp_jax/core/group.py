@@ -35,6 +35,7 @@ from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, Room
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Input, Task
 from rrfp_jax.core.transitions import Refusal
+from rrfp_jax.core.wait import Wait, WaitCause
 
 
 class ArrivalReport(NamedTuple):
@@ -113,7 +114,7 @@ class Leader:
             return NOTHING
         raise self.scheduler.illegal(event, "arrivals, room and reports, on the leader")
 
-    def awaited(self) -> str:
+    def awaited(self) -> Wait:
         """See `StageScheduler.awaited`."""
         return self.scheduler.awaited()
 
@@ -163,12 +164,12 @@ class Follower:
             return Answer(message=ArrivalReport(self.rank, event.input))
         raise self.scheduler.illegal(event, "arrivals, room and decisions, on a follower")
 
-    def awaited(self) -> str:
+    def awaited(self) -> Wait:
         """See `StageScheduler.awaited`."""
         task = self._decided.get(self._position)
         if task is None:
-            return "the leader's decision" if not self.scheduler.finished else self.scheduler.awaited()
-        return f"the input of {task}, which the leader chose"
+            return Wait(WaitCause.LEADER) if not self.scheduler.finished else self.scheduler.awaited()
+        return Wait(WaitCause.CHOSEN, (task,))
 
     def key(self) -> Hashable:
         """See `StageScheduler.key`; the position follows from what was dispatched."""
@@ -219,12 +220,12 @@ class Unanimous:
             return NOTHING
         raise self.scheduler.illegal(event, "arrivals, room and proposals")
 
-    def awaited(self) -> str:
+    def awaited(self) -> Wait:
         """See `StageScheduler.awaited`."""
         if not self._pending:
             return self.scheduler.awaited()
         silent = sorted(set(range(self.ranks)) - set(self._proposals[self._round]))
-        return f"the proposals of members {', '.join(map(str, silent))}"
+        return Wait(WaitCause.PROPOSALS, members=tuple(silent))
 
     def key(self) -> Hashable:
         """See `StageScheduler.key`."""
@@ -283,7 +284,7 @@ class Alone:
         dispatch = self.scheduler.handle(event)
         return NOTHING if dispatch is None else Answer(dispatch)
 
-    def awaited(self) -> str:
+    def awaited(self) -> Wait:
         """See `StageScheduler.awaited`."""
         return self.scheduler.awaited()
 

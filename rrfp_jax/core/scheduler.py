@@ -32,6 +32,7 @@ from rrfp_jax.core.progress import Progress, Row
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Direction, Kind, Task
 from rrfp_jax.core.transitions import ADDS, ADMITTED, DISPATCHED, FORWARD_ONLY, FUSED, READY
+from rrfp_jax.core.wait import Wait, WaitCause
 
 KEPT = 4096
 """Entries of a stage. A microbatch leaves about four on each chunk: two inputs and two tasks."""
@@ -265,24 +266,21 @@ class StageScheduler:
         """The ready tasks, runnable or not, in tie order: forwards, then backwards, then weight gradients."""
         return self._progress.ready_tasks()
 
-    def awaited(self) -> str:
-        """What the stage waits for if it does not dispatch, for messages; any thread may ask."""
+    def awaited(self) -> Wait:
+        """What the stage waits for if it does not dispatch; any thread may ask."""
         if self.finished:
-            return "nothing: all dispatched"
+            return Wait(WaitCause.DONE)
         if self._hint is None:
-            return f"{self._order[self.tasks - self._remaining]}, next in the fixed order"
+            return Wait(WaitCause.ORDER, (self._order[self.tasks - self._remaining],))
         view = RunnableTasks(
             self._progress, self._admissions, self._accumulator
         )  # own: asking one is noted there
         if (task := view.anything()) is not None:
-            return f"nothing: {task} can run"
-        ready = self.ready_tasks()
-        if ready:
-            chunks = "chunks of " if self.rules.placement.chunks > 1 else ""
-            return f"room for {ready[0]} ({self.in_flight} {chunks}microbatches in flight)"
-        missing = [str(task) for task in self._progress.missing()]
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        return f"the input of {', '.join(missing[:3])}{more}"
+            return Wait(WaitCause.RUNNABLE, (task,))
+        if ready := tuple(self.ready_tasks()):
+            by_chunk = self.rules.placement.chunks > 1
+            return Wait(WaitCause.ROOM, ready, in_flight=self.in_flight, by_chunk=by_chunk)
+        return Wait(WaitCause.INPUT, tuple(self._progress.missing()))
 
     def handle(self, event: Event) -> Dispatch | None:
         """Take in one event; what the driver must do now, if anything.

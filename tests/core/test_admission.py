@@ -125,7 +125,7 @@ def test_reserve_for_lower_microbatches():
     scheduler = StageScheduler(1, rules(stages=3, limit=1))
     scheduler.handle(Arrived(F(1).input))
     assert scheduler.handle(ROOM) is None
-    assert "room for F1" in scheduler.awaited()
+    assert "room for F1" in str(scheduler.awaited())
     scheduler.handle(Arrived(F(0).input))
     assert scheduler.handle(ROOM) == Dispatch(F(0))
 

@@ -93,9 +93,9 @@ class TestFollower:
     def test_runs_decisions_in_order_each_once_its_input_is_there(self):
         follower = rank(1)
         assert told(follower, Arrived(F(1).input), Decision(1, F(1)), ROOM) == [ArrivalReport(1, F(1).input)]
-        assert follower.awaited() == "the leader's decision"
+        assert str(follower.awaited()) == "the leader's decision"
         assert told(follower, Decision(0, F(0)), ROOM) == []
-        assert follower.awaited() == "the input of F0, which the leader chose"
+        assert str(follower.awaited()) == "the input of F0, which the leader chose"
         assert told(follower, Arrived(F(0).input), ROOM, ROOM) == [
             ArrivalReport(1, F(0).input),
             Dispatch(F(0)),
@@ -134,7 +134,7 @@ class TestUnanimous:
     def test_all_run_what_all_propose(self):
         voter = self.voter()
         assert told(voter, Arrived(F(0).input), ROOM) == [Proposal(0, 0, F(0))]
-        assert voter.awaited() == "the proposals of members 1"
+        assert str(voter.awaited()) == "the proposals of members 1"
         assert told(voter, ROOM, Proposal(0, 1, F(0))) == [Dispatch(F(0))]
 
     def test_nobody_runs_otherwise_and_nothing_advances(self):

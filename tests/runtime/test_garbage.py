@@ -106,5 +106,5 @@ def test_a_question_of_another_thread_changes_nothing():
     rules = StepRules(placement=Placement(1), microbatches=2, schedule=BF())
     scheduler = StageScheduler(0, rules)
     key = scheduler.key()
-    assert scheduler.awaited() == "nothing: F0 can run"
+    assert str(scheduler.awaited()) == "nothing: F0 can run"
     assert scheduler.view.known is None and scheduler.key() == key

@@ -52,7 +52,7 @@ class World:
             else:
                 self.tell(*self.under_way.pop(self.random.randrange(len(self.under_way))))
         if not all(w.complete(seen) for w, seen in zip(self.witnesses, self.seen, strict=True)):
-            raise Violation(f"deadlock: {[machine.awaited() for machine in self.machines]}")
+            raise Violation(f"deadlock: {[str(machine.awaited()) for machine in self.machines]}")
         return self
 
     def tell(self, node: int, event: object) -> None:

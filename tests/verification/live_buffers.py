@@ -135,7 +135,7 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
         def handle(self, event: Event) -> Dispatch | None:
             """As it should."""
             if isinstance(event, Room) and not self.finished:
-                look(self.stage, self.awaited())
+                look(self.stage, str(self.awaited()))
             return super().handle(event)
 
     def run(rules: StepRules, step: int, own: Mapping[int, Any], budgets: Any) -> list[TaskRecord]:

@@ -31,6 +31,7 @@ from rrfp_jax.core.events import Dispatch, Event, Room
 from rrfp_jax.core.group import Alone, Answer, Decision, GroupMessage, GroupProtocol, Member, member, partners
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.wait import Wait
 from rrfp_jax.errors import Disagreement, TrainingError, UsageError
 from rrfp_jax.runtime.run.frames import Message, encoded
 from rrfp_jax.runtime.run.token import Store
@@ -492,10 +493,9 @@ class Agreement:
                     return dispatch
         return self._sent(self._machine.handle(event))
 
-    def awaited(self) -> str:
+    def awaited(self) -> Wait:
         """See `StageScheduler.awaited`."""
-        ranks = ", ".join(map(str, self._group))
-        return f"{self._machine.awaited()} (its group is ranks {ranks})"
+        return self._machine.awaited()._replace(group=tuple(self._group))
 
     def account(self, records: Sequence[TaskRecord]) -> dict[str, Any]:
         """What the group's other processes must know of a step when it ends, as plain data."""
