@@ -10,7 +10,8 @@ from rrfp_jax.commands.launch import main
 from rrfp_jax.errors import PeerLost, UsageError
 from rrfp_jax.runtime.run.exits import Watchdog, last_words
 from rrfp_jax.runtime.run.frames import pack
-from rrfp_jax.runtime.run.mailbox import Failed, Goodbye, Mailbox
+from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.membership import Failed, Goodbye
 from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.run.world import World
 from tests.verification.failure_cell import Cell, run_by_hand, run_launched
@@ -73,7 +74,7 @@ def test_nonsense_as_the_limit_on_silence_is_refused(text, monkeypatch, tmp_path
 def watched():
     """The world of rank 3 with its peers' ends, and whom its watchdog has given up."""
     pairs = [socket.socketpair() for _ in range(3)]
-    mailbox = Mailbox(3, {rank: ours for rank, (ours, _) in enumerate(pairs)})
+    mailbox = Mailbox(3, {rank: ours for rank, (ours, _) in enumerate(pairs)}, 60.0)
     world, given_up = World(3, 4, mailbox), []
     came = threading.Event()
 
@@ -83,7 +84,7 @@ def watched():
 
     def start():
         nonlocal watchdog
-        watchdog = Watchdog(mailbox, world.heartbeat, world.recorder.beat, 60.0, give_up)
+        watchdog = Watchdog(mailbox, world.recorder.beat, give_up)
         return world, [theirs for _, theirs in pairs], given_up, came
 
     watchdog = None
@@ -100,7 +101,7 @@ def test_one_lost_peer_is_left_to_the_main_thread(watched):
     world, peers, _, came = watched()
     peers[1].close()
     assert not came.wait(0.7)
-    assert world.mailbox.departures.gone[1].how == "lost" and not world.mailbox.departures.is_cut_off()
+    assert world.mailbox.membership.gone[1].how == "lost" and not world.mailbox.membership.is_cut_off
 
 
 def test_one_that_has_left_is_not_given_up(watched):
@@ -108,7 +109,7 @@ def test_one_that_has_left_is_not_given_up(watched):
     peers[0].sendall(pack(Goodbye()))
     peers[0].close()
     assert not came.wait(0.7)
-    assert world.mailbox.departures.gone[0].how == "left"
+    assert world.mailbox.membership.gone[0].how == "left"
 
 
 def test_who_is_cut_off_says_so_at_once(watched):
@@ -127,6 +128,6 @@ def test_peers_that_say_why_they_end_do_not_cut_anybody_off(watched):
         peer.sendall(pack(Failed(1, "rank 1 raised it")))
         peer.close()
     assert not came.wait(0.7)
-    gone = world.mailbox.departures.gone[0]
+    gone = world.mailbox.membership.gone[0]
     words = last_words(world, PeerLost(gone.sentence, gone.culprit))
     assert (words.culprit, words.sentence) == (1, "rank 1 raised it")

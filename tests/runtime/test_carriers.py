@@ -82,7 +82,7 @@ def carriers(request, all_closed):
         if request.param == "kv":
             yield store_carriers(stack, FakeStore())[0]
         else:
-            worlds = [World(r, RANKS, box) for r, box in enumerate(all_joined(RANKS, beats=False))]
+            worlds = [World(r, RANKS, box) for r, box in enumerate(all_joined(RANKS))]
             yield [SocketCarrier(world, partners(world.rank)) for world in worlds]
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.runtime.run.frames import pack
-from rrfp_jax.runtime.run.mailbox import SAMPLES, Beat, Echo, PeerClock
+from rrfp_jax.runtime.run.membership import SAMPLES, Beat, Echo, PeerClock
 from tests.support.mailboxes import all_joined, joined, pump_until, received
 
 pytestmark = pytest.mark.usefixtures("all_closed")
@@ -38,18 +38,18 @@ class TestClock:
     def test_heartbeats_are_answered_by_rank_0_alone(self):
         zero, one, two = all_joined(3)
         for mailbox in (one, two):
-            mailbox.heartbeat.beat()
+            mailbox.tick()
         for mailbox in (zero, one, two):
             mailbox.pump()
-        pump_until(one, lambda: one.heartbeat.clock.samples)
-        assert one.heartbeat.clock.samples == 1 and zero.heartbeat.clock.samples == 0
-        assert abs(one.heartbeat.clock.offset) <= one.heartbeat.clock.precision < 5.0
+        pump_until(one, lambda: one.membership.clock.samples)
+        assert one.membership.clock.samples == 1 and zero.membership.clock.samples == 0
+        assert abs(one.membership.clock.offset) <= one.membership.clock.precision < 5.0
 
     def test_offset_of_another_machine(self):
         mailbox, ends = joined(rank=3, others=(0, 1))
         for number in range(5):
-            mailbox.heartbeat.beat()
+            mailbox.tick()
             beat = received(ends[0], Beat)
             ends[0].sendall(pack(Echo(beat.sent, time.perf_counter() - 1234.5)))
-            pump_until(mailbox, lambda number=number: mailbox.heartbeat.clock.samples > number)
-        assert abs(mailbox.heartbeat.clock.offset + 1234.5) <= mailbox.heartbeat.clock.precision < 1.0
+            pump_until(mailbox, lambda number=number: mailbox.membership.clock.samples > number)
+        assert abs(mailbox.membership.clock.offset + 1234.5) <= mailbox.membership.clock.precision < 1.0

@@ -7,7 +7,7 @@ import pytest
 
 from rrfp_jax.errors import PeerLost
 from rrfp_jax.runtime.run.frames import pack
-from rrfp_jax.runtime.run.mailbox import Beat, Failed, Goodbye
+from rrfp_jax.runtime.run.membership import Beat, Failed, Goodbye
 from tests.support.mailboxes import (
     all_joined,
     in_thread,
@@ -33,12 +33,12 @@ class TestGone:
         if how is not None:
             time.sleep(0.02)  # what was sent is there
             how(theirs)
-        pump_until(mailbox, lambda: mailbox.departures.gone)
+        pump_until(mailbox, lambda: mailbox.membership.gone)
         for _ in range(3):
             mailbox.pump()
         with pytest.raises(PeerLost) as caught:
-            mailbox.departures.require([1])
-        return mailbox.departures.gone[1], str(caught.value)
+            mailbox.membership.require([1])
+        return mailbox.membership.gone[1], str(caught.value)
 
     @pytest.mark.parametrize("how", [None, socket.socket.close, reset_connection])
     def test_who_says_goodbye_has_left(self, how):
@@ -69,16 +69,16 @@ class TestGone:
         assert (gone.how, sentence) == ("failed", "first")
 
     def test_failure_explains_more_than_silence(self):
-        mailbox, ends = joined()
+        mailbox, ends = joined(silence=TestSilence.LIMIT)
         TestSilence().judge(mailbox, 5.0)
-        before = mailbox.departures.gone
+        before = mailbox.membership.gone
         assert before[1].how == "lost"
         ends[1].sendall(pack(Goodbye()))
         mailbox.pump()
-        assert mailbox.departures.gone[1].how == "lost"
+        assert mailbox.membership.gone[1].how == "lost"
         ends[1].sendall(pack(Failed(1, "out of memory")))
         mailbox.pump()
-        assert mailbox.departures.gone[1].sentence == "out of memory"
+        assert mailbox.membership.gone[1].sentence == "out of memory"
         assert before[1].how == "lost"  # who looks from another thread sees no change under way
 
     @pytest.mark.parametrize(
@@ -91,22 +91,21 @@ class TestGone:
     )
     def test_the_most_telling_is_raised(self, needed, said):
         mailbox, ends = joined(others=(1, 2, 3, 4))
-        mailbox.departures.describe = "rank {}".format
         ends[1].sendall(pack(Goodbye()))
         ends[3].sendall(pack(Failed(9, "rank 9: the cause")))
         ends[2].close()
-        pump_until(mailbox, lambda: len(mailbox.departures.gone) == 3)
+        pump_until(mailbox, lambda: len(mailbox.membership.gone) == 3)
         with pytest.raises(PeerLost, match=said):
-            mailbox.departures.require(needed)
-        mailbox.departures.require([4])
-        mailbox.departures.require([])
+            mailbox.membership.require(needed)
+        mailbox.membership.require([4])
+        mailbox.membership.require([])
 
     def test_what_came_before_the_end_is_handled(self):
         mailbox, ends = joined()
         heard = listening(mailbox)
         ends[1].sendall(noted(1) + noted(2))
         ends[1].close()
-        pump_until(mailbox, lambda: mailbox.departures.gone)
+        pump_until(mailbox, lambda: mailbox.membership.gone)
         assert heard == [(1, 1), (1, 2)]
 
 
@@ -116,45 +115,44 @@ class TestSilence:
     def judge(self, mailbox, seconds, act=lambda: None):
         """Judge as often as a watchdog does, for some time or until somebody is gone."""
         deadline = time.monotonic() + seconds
-        while not mailbox.departures.gone and time.monotonic() < deadline:
+        while not mailbox.membership.gone and time.monotonic() < deadline:
             act()
-            mailbox.read()
-            mailbox.heartbeat.judge_silence(self.LIMIT)
+            mailbox.tick()
             time.sleep(self.LIMIT / 10)
 
     def test_the_silent_one_is_given_up(self):
-        mailbox, ends = joined(others=(1, 2))
+        mailbox, ends = joined(others=(1, 2), silence=self.LIMIT)
         self.judge(mailbox, self.LIMIT / 2)
-        assert not mailbox.departures.gone
+        assert not mailbox.membership.gone
         self.judge(mailbox, 5.0, lambda: ends[2].sendall(pack(Beat(0.0))))
-        assert mailbox.departures.gone.keys() == {1}
+        assert mailbox.membership.gone.keys() == {1}
         with pytest.raises(PeerLost, match=r"^rank 1 has not been heard from for 0 s: frozen or cut off$"):
-            mailbox.departures.require([1, 2])
+            mailbox.membership.require([1, 2])
 
     def test_part_of_a_message_is_a_sign_of_life(self):
-        mailbox, ends = joined()
+        mailbox, ends = joined(silence=self.LIMIT)
         ends[1].sendall(noted(b"x" * 1000)[:100])
         self.judge(mailbox, 3 * self.LIMIT, lambda: ends[1].sendall(b"x"))
-        assert not mailbox.departures.gone
+        assert not mailbox.membership.gone
 
     def test_who_has_left_may_be_silent(self):
-        mailbox, ends = joined()
+        mailbox, ends = joined(silence=self.LIMIT)
         ends[1].sendall(pack(Goodbye()))
         mailbox.pump()
         for _ in range(20):
             time.sleep(self.LIMIT / 10)
-            mailbox.heartbeat.judge_silence(self.LIMIT)
-        assert mailbox.departures.gone[1].how == "left"
+            mailbox.tick()
+        assert mailbox.membership.gone[1].how == "left"
 
     def test_a_process_that_stood_still_itself_accuses_nobody(self):
         """After Ctrl-Z of all, none has been heard from, and all are alive."""
-        mailbox, _ends = joined()
-        mailbox.heartbeat.judge_silence(self.LIMIT)
+        mailbox, _ends = joined(silence=self.LIMIT)
+        mailbox.tick()
         time.sleep(1.5 * self.LIMIT)
-        mailbox.heartbeat.judge_silence(self.LIMIT)
-        assert not mailbox.departures.gone
+        mailbox.tick()
+        assert not mailbox.membership.gone
         self.judge(mailbox, 5.0)
-        assert mailbox.departures.gone[1].how == "lost"
+        assert mailbox.membership.gone[1].how == "lost"
 
 
 class TestClose:
@@ -163,10 +161,9 @@ class TestClose:
             mailbox, other = all_joined(2)
             with (
                 in_thread(mailbox.read),
-                in_thread(mailbox.heartbeat.beat),
+                in_thread(mailbox.tick),
                 in_thread(mailbox.ring),
-                in_thread(lambda box=mailbox: box.heartbeat.judge_silence(9.0)),
-                in_thread(other.heartbeat.beat),
+                in_thread(other.tick),
             ):
                 time.sleep(5e-3)
                 mailbox.close()
@@ -180,7 +177,7 @@ class TestClose:
         mailbox.read()
         mailbox.pump()
         mailbox.post(1, note())
-        mailbox.heartbeat.beat()
+        mailbox.tick()
         for descriptor in descriptors:
             descriptor.setblocking(False)
             with pytest.raises(BlockingIOError):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rrfp_jax.errors import PeerLost
 from rrfp_jax.runtime.run.frames import HEADER, LARGEST_FRAME, Message, pack, pieces, unpack, whole
-from rrfp_jax.runtime.run.mailbox import Echo, Failed
+from rrfp_jax.runtime.run.membership import Echo, Failed
 from tests.support.mailboxes import Note, joined, listening, note, noted, pump_until
 
 pytestmark = pytest.mark.usefixtures("all_closed")
@@ -103,9 +103,9 @@ class TestFrames:
         pump_until(mailbox, lambda: len(heard) == 2)
         assert heard == [(1, "before"), (2, "well")]
         with pytest.raises(PeerLost, match=f"^rank 1 sent .*{reason}") as caught:
-            mailbox.departures.require([1, 2])
+            mailbox.membership.require([1, 2])
         assert caught.value.culprit == 1
-        mailbox.departures.require([2])
+        mailbox.membership.require([2])
 
     def test_one_that_is_too_large_is_not_sent(self):
         mailbox, _ends = joined()

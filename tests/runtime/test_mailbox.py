@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from rrfp_jax.runtime.run.frames import pack
-from rrfp_jax.runtime.run.mailbox import Beat, Echo, Goodbye
+from rrfp_jax.runtime.run.membership import Beat, Echo, Goodbye
 from tests.support.mailboxes import (
     PROMPT_SECONDS,
     Note,
@@ -32,7 +32,7 @@ def test_a_kind_has_one_handler_a_channel():
     with pytest.raises(ValueError, match="'Note' on channel 0 have a handler already"):
         listening(mailbox)
     with pytest.raises(ValueError, match="'Goodbye' on channel 0"):
-        mailbox.on_reading(Goodbye, lambda peer, said: None)
+        mailbox.on(Goodbye, lambda rank, said: None)
     mailbox.on(Note, lambda rank, said: None, channel=1)
 
 
@@ -51,7 +51,7 @@ def test_a_channel_that_has_ended_lets_go_of_its_handlers_and_drops_what_still_c
     assert gone() is None
     others[1].sendall(pack(note("late"), 7) + noted("after it"))
     pump_until(mailbox, lambda: heard)
-    assert heard == [(1, "after it")] and not mailbox.departures.gone
+    assert heard == [(1, "after it")] and not mailbox.membership.gone
 
 
 class TestDelivery:
@@ -96,9 +96,9 @@ class TestDelivery:
         ends[1].close()
         for _ in range(3):
             mailbox.post(1, note())
-            mailbox.heartbeat.beat()
+            mailbox.tick()
             mailbox.pump()
-        assert mailbox.flushed() and mailbox.departures.gone[1].how == "lost"
+        assert mailbox.flushed() and mailbox.membership.gone[1].how == "lost"
 
     def test_both_threads_may_post(self):
         mailbox, other = all_joined(2)
@@ -159,7 +159,7 @@ class TestSleep:
         deadline = time.monotonic() + 0.05
         while time.monotonic() < deadline:
             mailbox.pump()
-        assert mailbox.departures.gone and seconds_asleep(mailbox, 0.1) >= 0.1
+        assert mailbox.membership.gone and seconds_asleep(mailbox, 0.1) >= 0.1
 
     def test_rings_never_block(self):
         mailbox, _ends = joined()
@@ -184,8 +184,8 @@ class TestSleep:
         assert seconds_asleep(mailbox) < PROMPT_SECONDS
         mailbox.pump()
         assert bool(heard) == (what == "message")
-        assert bool(mailbox.departures.gone) == (what == "death")
-        assert mailbox.heartbeat.clock.samples == (what == "echo")
+        assert bool(mailbox.membership.gone) == (what == "death")
+        assert mailbox.membership.clock.samples == (what == "echo")
 
     def test_nothing_is_late_under_load(self):
         """Messages and rings come at random times while a watchdog reads, beats and judges."""
@@ -195,9 +195,7 @@ class TestSleep:
         chance = random.Random(0)
 
         def watch():
-            mailbox.heartbeat.beat()
-            mailbox.read()
-            mailbox.heartbeat.judge_silence(60.0)
+            mailbox.tick()
             time.sleep(chance.random() * 1e-4)
 
         def send():

@@ -76,7 +76,7 @@ def main(folder, size, word=""):
         trainer.schedule = Auto(candidates=HINTS)
     found = {"cases": cases, "losses": [report.loss for report in trainer.steps(2)]}
     found["chosen"] = [predicted, name_of(trainer.schedule)]
-    found["stages"] = trainer._world.roster.stages[trainer._world.rank]
+    found["stages"] = trainer._world.membership.stages[trainer._world.rank]
     folder.mkdir(exist_ok=True)
     (folder / f"ranks-{trainer._world.rank}.json").write_text(json.dumps(found))
 

@@ -6,12 +6,13 @@ import struct
 import threading
 import time
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import msgspec
 
 from rrfp_jax.runtime.run.frames import Message, pack, unpack
-from rrfp_jax.runtime.run.mailbox import Heartbeat, Mailbox
+from rrfp_jax.runtime.run.mailbox import Mailbox
 
 PROMPT_SECONDS = 0.3
 """Less than any pause of the code, more than a loaded machine takes to wake a thread."""
@@ -33,30 +34,28 @@ def noted(*content):
 made: list[Mailbox] = []
 
 
-def opened(rank, sockets, beats=True):
-    """A mailbox that is closed at the end of the test; a `World` gives it a heartbeat itself."""
-    mailbox = Mailbox(rank, sockets)
-    if beats:
-        mailbox.heartbeat = Heartbeat(mailbox)
+def opened(rank, sockets, silence=inf):
+    """A mailbox that is closed at the end of the test."""
+    mailbox = Mailbox(rank, sockets, silence)
     made.append(mailbox)
     return mailbox
 
 
-def joined(rank=0, others=(1,)):
+def joined(rank=0, others=(1,), silence=inf):
     """A mailbox, and the raw other ends of its connections by rank."""
     pairs = {other: socket.socketpair() for other in others}
     for _, theirs in pairs.values():
         theirs.settimeout(5.0)
-    mailbox = opened(rank, {other: mine for other, (mine, _) in pairs.items()})
+    mailbox = opened(rank, {other: mine for other, (mine, _) in pairs.items()}, silence)
     return mailbox, {other: theirs for other, (_, theirs) in pairs.items()}
 
 
-def all_joined(count, beats=True):
+def all_joined(count):
     """Mailboxes of so many ranks."""
     sockets = [{} for _ in range(count)]
     for a, b in itertools.combinations(range(count), 2):
         sockets[a][b], sockets[b][a] = socket.socketpair()
-    return [opened(rank, own, beats) for rank, own in enumerate(sockets)]
+    return [opened(rank, own) for rank, own in enumerate(sockets)]
 
 
 def listening(mailbox):

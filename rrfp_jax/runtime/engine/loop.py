@@ -29,7 +29,7 @@ from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precis
 from rrfp_jax.runtime.mesh.layout import stage_replica_name, taking_turns
 from rrfp_jax.runtime.run.consensus import Agreement
 from rrfp_jax.runtime.run.interrupts import interrupts_held
-from rrfp_jax.runtime.run.mailbox import Bell, EventBell
+from rrfp_jax.runtime.run.mailbox import EventWakeup, Wakeup
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, Wait
 from rrfp_jax.runtime.run.world import World
@@ -124,7 +124,7 @@ class Driver:
         self.devices = devices
         self._world, self._steps = world, 0
         self._stall_seconds = stall_seconds
-        self._bell: Bell = world.mailbox or EventBell()
+        self._bell: Wakeup = world.mailbox or EventWakeup()
         firsts = taking_turns(devices)
         distinct = list(dict.fromkeys(firsts.values()))
         self._queues = [queue(str(device), self._bell.ring) for device in distinct]
@@ -231,7 +231,7 @@ class Means:
     transport: Transport
     queues: Sequence[DeviceQueue]
     sharing: Sequence[Sequence[int]]
-    bell: Bell
+    bell: Wakeup
     stall_seconds: float
     scheduler: Callable[[int, StepRules, Budget | None], StageScheduler]
     agreement: Agreement | None

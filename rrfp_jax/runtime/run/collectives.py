@@ -11,7 +11,7 @@ from rrfp_jax.errors import Disagreement, TrainingError
 from rrfp_jax.runtime.run.frames import Message, pieces, whole
 from rrfp_jax.runtime.run.interrupts import Stop
 from rrfp_jax.runtime.run.mailbox import Mailbox
-from rrfp_jax.runtime.run.membership import Roster
+from rrfp_jax.runtime.run.membership import Membership
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, Waits, pause
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Collectives:
     """See above. Every process calls the same ones in the same order.
 
     Args:
-        roster: who takes part.
+        membership: who takes part.
         mailbox: to the others; None when alone.
         waits: of this process.
         stop: what is known of a request to stop; told, and heard of, with every gather.
@@ -49,8 +49,9 @@ class Collectives:
         gathers: how many this process has begun.
     """
 
-    def __init__(self, roster: Roster, mailbox: Mailbox | None, waits: Waits, stop: Stop) -> None:
-        self._roster, self._mailbox, self._waits, self._stop = roster, mailbox, waits, stop
+    def __init__(self, membership: Membership, mailbox: Mailbox | None, waits: Waits, stop: Stop) -> None:
+        self._members, self._mailbox, self._waits, self._stop = membership, mailbox, waits, stop
+        self._size = len(membership.others) + 1
         self.gathers = self._comparisons = 0
         self._values: dict[int, dict[int, tuple[str, Any, int]]] = {}  # by gather and rank
         self._pieces: dict[tuple[int, int], list[bytes]] = {}
@@ -64,23 +65,23 @@ class Collectives:
         number, self.gathers = self.gathers, self.gathers + 1
         values = self._values.setdefault(number, {})
         requested = int(self._stop.requested)
-        values[self._roster.rank] = (what, value, requested)
+        values[self._members.rank] = (what, value, requested)
         if self._mailbox is not None:
             parts = pieces([value, requested])
             for index, piece in enumerate(parts):
                 self._mailbox.post_all(Gathered(number, what, index, len(parts), piece))
             self._await(self._mailbox, what, values, limit)
         del self._values[number]
-        me = self._roster.rank
+        me = self._members.rank
         for rank, (theirs, _, _) in sorted(values.items()):
             if theirs != what:
                 raise Disagreement(
-                    f"{self._roster.describe(me)} is at {what}, {self._roster.describe(rank)} at {theirs}: "
+                    f"{self._members.describe(me)} is at {what}, {self._members.describe(rank)} at {theirs}: "
                     f"every process must run the same program with the same arguments",
                     rank,
                 )
         self._stop.hear(max(requested for _, _, requested in values.values()))
-        return [values[rank][1] for rank in range(self._roster.size)]
+        return [values[rank][1] for rank in range(self._size)]
 
     def agree(self, what: str, value: str | Mapping[str, str]) -> None:
         """See `World.agree`."""
@@ -88,7 +89,7 @@ class Collectives:
             number, self._comparisons = self._comparisons, self._comparisons + 1
             message = Compared(number, what, value if isinstance(value, str) else dict(value))
             self._mailbox.post_all(message)
-            self._on_compared(self._roster.rank, message)
+            self._on_compared(self._members.rank, message)
 
     def await_ready(self, what: str, arrays: Sequence[jax.Array], limit: float | None = None) -> None:
         """See `World.await_ready`."""
@@ -111,27 +112,27 @@ class Collectives:
             sleep(seconds)
             return
         self._mailbox.pump()
-        self._mailbox.departures.require_all()
+        self._mailbox.membership.require_all()
         self._mailbox.sleep(seconds)
 
     def _await(self, mailbox: Mailbox, what: str, values: Mapping[int, Any], limit: float | None) -> None:
         """Until every rank's value is there."""
 
         def missing() -> list[int]:
-            return [rank for rank in range(self._roster.size) if rank not in values]
+            return [rank for rank in range(self._size) if rank not in values]
 
         def described() -> list[str]:
-            who = ", ".join(self._roster.describe(rank) for rank in missing())
+            who = ", ".join(self._members.describe(rank) for rank in missing())
             return [f"{what} from {who}, since {wait.waited:.1f} s"]
 
         with self._waits.waits_for(described, limit, missing) as wait:
-            known = mailbox.departures.gone
+            known = mailbox.membership.gone
             mailbox.pump()
             while awaited := missing():
-                mailbox.departures.require(awaited, known)
+                mailbox.membership.require(awaited, known)
                 wait.check()
                 mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
-                known = mailbox.departures.gone
+                known = mailbox.membership.gone
                 mailbox.pump()
 
     def _on_gathered(self, rank: int, message: Gathered) -> None:
@@ -145,14 +146,14 @@ class Collectives:
     def _on_compared(self, rank: int, message: Compared) -> None:
         known = self._compared.setdefault(message.number, {})
         known[rank] = (message.what, message.value)
-        if len(known) < self._roster.size:
+        if len(known) < self._size:
             return
         del self._compared[message.number]
-        counted = Counter(repr(known[r]) for r in range(self._roster.size))
+        counted = Counter(repr(known[r]) for r in range(self._size))
         usual = counted.most_common(1)[0][0]
-        odd = [r for r in range(self._roster.size) if repr(known[r]) != usual]
+        odd = [r for r in range(self._size) if repr(known[r]) != usual]
         if odd:
-            elsewhere = next(known[r] for r in range(self._roster.size) if r not in odd)[1]
+            elsewhere = next(known[r] for r in range(self._size) if r not in odd)[1]
             raise self._disagreement(odd[0], *known[odd[0]], elsewhere)
 
     def _disagreement(
@@ -163,7 +164,7 @@ class Collectives:
             name = next(n for n in [*value, *elsewhere] if value.get(n) != elsewhere.get(n))
             what, value, elsewhere = f"{what}: {name}", value.get(name), elsewhere.get(name)
         return Disagreement(
-            f"{what} is {value} on {self._roster.describe(odd)}, elsewhere it is {elsewhere}: every process "
+            f"{what} is {value} on {self._members.describe(odd)}, elsewhere it is {elsewhere}: every process "
             f"must run the same program on the same data",
             odd,
         )

@@ -551,6 +551,8 @@ def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrie
         return SocketCarrier(world, partners)
     assert world.mailbox is not None and world.store is not None
     number, ring = world.next_round(), world.mailbox.ring
-    carrier = StoreCarrier(world.store, f"group/{number}", world.rank, partners, ring, world.silence_seconds)
+    carrier = StoreCarrier(
+        world.store, f"group/{number}", world.rank, partners, ring, world.membership.silence
+    )
     world.leaving.at_last(carrier.leave)
     return carrier

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, isinf
 from pathlib import Path
-from time import monotonic, perf_counter, sleep
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Literal
 
@@ -34,7 +34,7 @@ from rrfp_jax.errors import (
 from rrfp_jax.json_files import Unreadable, as_kind, parse_json, read_json
 from rrfp_jax.printing import settle_streams, warn
 from rrfp_jax.runtime.run.coordinator import Coordinator
-from rrfp_jax.runtime.run.mailbox import Failed, Goodbye, Heartbeat, Mailbox
+from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Gone
 from rrfp_jax.runtime.run.proc import children_give_up, exit_now, leave_file
 from rrfp_jax.runtime.run.stacks import own_threads
@@ -140,12 +140,12 @@ def last_words(world: World, error: BaseException) -> LastWords:
     sentence = sentence[:LONGEST_SENTENCE].encode("utf-8", "backslashreplace").decode()
     if kind == "interrupted":
         sentence = "interrupted"
-    if kind == "peer lost" and world.mailbox is not None and world.mailbox.departures.is_cut_off():
+    if kind == "peer lost" and world.membership.is_cut_off:
         culprit, sentence = world.rank, "lost all other processes at once: cut off, if they were not killed"
     told = kind == "failed" and not ours
     return LastWords(
         rank=world.rank,
-        stages=world.roster.stages[world.rank],
+        stages=world.membership.stages[world.rank],
         kind=kind,
         sentence=sentence,
         waiting=world.waits.told(),
@@ -176,7 +176,7 @@ def report(world: World, words: LastWords) -> None:
         sentence = words.sentence if words.kind == "peer lost" else f"{who}: {words.sentence}"
         if words.kind == "interrupted":
             sentence = f"{who} was interrupted"
-        world.mailbox.post_all(Failed(culprit, sentence))
+        world.mailbox.say_failure(culprit, sentence)
 
 
 def flush(mailbox: Mailbox, seconds: float) -> None:
@@ -269,13 +269,11 @@ class Farewell:
     """
 
     def __init__(self, world: World, coordinator: Coordinator | None = None) -> None:
-        assert world.mailbox is not None and world.heartbeat is not None
+        assert world.mailbox is not None
         self._world, self._mailbox, self._coordinator = world, world.mailbox, coordinator
         attendance = Attendance(world)
         world.waits.at_limit = attendance.plead
-        self._watchdog = Watchdog(
-            world.mailbox, world.heartbeat, attendance.attend, world.silence_seconds, self._give_up
-        )
+        self._watchdog = Watchdog(world.mailbox, attendance.attend, self._give_up)
         self._done = threading.Event()
         # Started now: from Python 3.12 on no thread can be once the main one has ended.
         self._leaver = threading.Thread(target=self._leave_when_done, name="rrfp-leave", daemon=True)
@@ -308,11 +306,11 @@ class Farewell:
         self._world.recorder.phase("ended")
         if self._coordinator is not None:
             self._outlive_others()
-            if (gone := self._mailbox.departures.in_trouble()) is not None:
+            if (gone := self._mailbox.membership.trouble) is not None:
                 self._give_up(gone)
         self._leave_service()
         self._world.leaving.act()
-        self._mailbox.post_all(Goodbye())
+        self._mailbox.say_goodbye()
         flush(self._mailbox, FLUSH_SECONDS)
         if self._coordinator is not None:
             self._coordinator.close()
@@ -322,13 +320,13 @@ class Farewell:
 
     def _outlive_others(self) -> None:
         """Wait until all other processes have ended; one that is silent for too long counts as lost."""
-        while len(self._mailbox.departures.gone) < self._world.size - 1:
+        while not self._mailbox.membership.all_gone:
             self._mailbox.read()
             sleep(0.02)
 
     def _leave_service(self) -> None:
         """Leave the coordination service, in the thread that was started for it: it may stand still."""
-        limit = self._world.silence_seconds
+        limit = self._world.membership.silence
         self._done.set()
         self._leaver.join(min(limit, threading.TIMEOUT_MAX))
         if self._leaver.is_alive():
@@ -343,9 +341,6 @@ class Farewell:
 
 TICK_SECONDS = 0.5
 
-GRACE_SECONDS = 4.0
-"""How long the main thread may take to notice by itself that a process is gone."""
-
 HANG_UP_SECONDS = 0.01
 """Pause before a connection that was closed is read again."""
 
@@ -354,10 +349,8 @@ class Watchdog:
     """Lives from joining a run to leaving it, whatever the main thread does: compile, load data, wait.
 
     Args:
-        mailbox: read while the main thread does not.
-        heartbeat: kept up.
+        mailbox: read while the main thread does not; its heartbeat is kept up.
         attend: called at every tick, for those who look at this process from outside.
-        silence_seconds: a process from which nothing has come for so long is given up.
         give_up: called in this thread when one is gone and the main thread has not noticed; must not return.
 
     JAX aborts a process that loses the coordination service, as does one that is cut off from everybody: then
@@ -367,14 +360,10 @@ class Watchdog:
     def __init__(
         self,
         mailbox: Mailbox,
-        heartbeat: Heartbeat,
         attend: Callable[[], None],
-        silence_seconds: float,
         give_up: Callable[[Gone], None],
     ) -> None:
-        self.silence_seconds = silence_seconds
-        self._mailbox, self._heartbeat = mailbox, heartbeat
-        self._attend, self._give_up = attend, give_up
+        self._mailbox, self._attend, self._give_up = mailbox, attend, give_up
         self._stop_end, self._stopper = os.pipe()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="rrfp-watchdog", daemon=True)
@@ -391,23 +380,15 @@ class Watchdog:
     def _run(self) -> None:
         while not self._stopped:
             self._pause()
-            self._heartbeat.beat()
             self._attend()
-            self._mailbox.read()  # before silence is judged: it may be this process that stood still
-            self._heartbeat.judge_silence(self.silence_seconds)
-            now = perf_counter()
-            for gone in list(self._mailbox.departures.gone.values()):
-                if gone.how != "left" and (
-                    self._mailbox.departures.is_cut_off() or now - gone.since > GRACE_SECONDS
-                ):
-                    self._give_up(gone)
+            if (gone := self._mailbox.tick()) is not None:
+                self._give_up(gone)
 
     def _pause(self) -> None:
         """Until the next tick, or news of a connection that was closed."""
-        known = len(self._mailbox.departures.gone)
-        if self._heartbeat.await_hang_up(TICK_SECONDS, self._stop_end):
+        known = len(self._mailbox.membership.gone)
+        if self._mailbox.await_hang_up(TICK_SECONDS, self._stop_end):
             self._mailbox.read()
-            if (
-                len(self._mailbox.departures.gone) == known
-            ):  # the main thread reads just now, or there is more to come
+            # Nothing new: the main thread reads just now, or there is more to come.
+            if len(self._mailbox.membership.gone) == known:
                 sleep(HANG_UP_SECONDS)

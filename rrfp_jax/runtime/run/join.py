@@ -22,7 +22,8 @@ from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime.run.coordinator import Coordinator
 from rrfp_jax.runtime.run.exits import Farewell, fail, limit_overtime
 from rrfp_jax.runtime.run.handshake import connect, listen
-from rrfp_jax.runtime.run.mailbox import Beat, Mailbox
+from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.membership import Beat
 from rrfp_jax.runtime.run.place import (
     NO_PORT,
     Place,
@@ -172,7 +173,7 @@ def _joined() -> World:
         token = token or _shared_token(shared, rank)
         store = SealedStore(_jax.key_value_store(), token)
         joining.waits_for("the addresses and calls of all other ranks", CONNECT_SECONDS)
-        world = World(rank, size, _connect(rank, size, token, store), folder, recorder, silence, store)
+        world = World(rank, size, _connect(rank, size, token, store, silence), folder, recorder, store)
     if shared is not None and rank == 0:
         shared.remove()  # all ranks have proved to have it
     Farewell(world, coordinator)
@@ -237,13 +238,13 @@ def _learn_clock(world: World) -> None:
     Raises:
         TrainingError: rank 0 does not answer.
     """
-    assert world.mailbox is not None and world.heartbeat is not None
+    assert world.mailbox is not None
     if world.rank > 0:
         with world.waits_for("the time from rank 0", CLOCK_SECONDS, lambda: [0]) as wait:
             for wanted in range(1, CLOCK_ROUNDS + 1):
                 world.mailbox.post(0, Beat(perf_counter()))
-                while world.heartbeat.clock.samples < wanted:
-                    world.mailbox.departures.require([0])
+                while world.membership.clock.samples < wanted:
+                    world.membership.require([0])
                     wait.check()
                     world.mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
                     world.mailbox.pump()
@@ -290,7 +291,7 @@ def in_company() -> bool:
     return found is not None and found[1] > 1
 
 
-def _connect(rank: int, size: int, token: bytes, store: SealedStore) -> Mailbox:
+def _connect(rank: int, size: int, token: bytes, store: SealedStore, silence: float) -> Mailbox:
     """Connections to all other ranks, whose addresses are in the key-value store."""
     deadline = monotonic() + CONNECT_SECONDS
     listener = _listen(rank)
@@ -308,7 +309,7 @@ def _connect(rank: int, size: int, token: bytes, store: SealedStore) -> Mailbox:
             f"rank {rank}: rank {len(addresses) % size} has not said within {CONNECT_SECONDS:.0f} s where it "
             f"listens; see its output ({str(error).splitlines()[0]})"
         ) from None
-    return Mailbox(rank, connect(listener, addresses, rank, token, deadline - monotonic()))
+    return Mailbox(rank, connect(listener, addresses, rank, token, deadline - monotonic()), silence)
 
 
 def _listen(rank: int) -> socket.socket:

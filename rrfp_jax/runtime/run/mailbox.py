@@ -2,7 +2,7 @@
 
 Messages from one process arrive in the order in which they were posted. The driver reads them when it runs or
 sleeps, else the watchdog does. What was read waits in an inbox until the main thread pumps, so handlers run
-in one thread only.
+in one thread only. What processes say of themselves goes to `Membership` as soon as it is read.
 """
 
 from __future__ import annotations
@@ -12,18 +12,32 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 import msgspec
 
-from rrfp_jax.runtime.run.frames import Connection, ConnectionLost, Frame, Message, pack
-from rrfp_jax.runtime.run.membership import Departures
+from rrfp_jax.runtime.run.frames import Frame, Message, pack, unpack
+from rrfp_jax.runtime.run.membership import Gone, Membership, Said, Send
+
+READ_AT_ONCE = 2**18  # bytes
+
+FULL_RETRY_SECONDS = 1e-3
+"""Pause before a full socket is tried again."""
+
+LOSS_SECONDS = 2.0
+"""Data fails to come as soon as its sender dies; that it has, this process may hear a little later."""
+
+M = TypeVar("M", bound=Message)
+Decoder = msgspec.msgpack.Decoder
+
+SAID = {kind.__name__: Decoder(kind) for kind in get_args(Said)}
 
 
-class Bell(Protocol):
+class Wakeup(Protocol):
     """Wakes one sleeper. The mailbox of a process of several is one, too: messages ring it."""
 
     def ring(self) -> None:
@@ -33,76 +47,66 @@ class Bell(Protocol):
         """Sleep until a ring, at most so long."""
 
 
-class EventBell:
+class EventWakeup:
     """For a process that is alone."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def ring(self) -> None:
-        """See `Bell.ring`."""
         self._event.set()
 
     def sleep(self, seconds: float) -> None:
-        """See `Bell.sleep`."""
         if self._event.wait(seconds):
             self._event.clear()
 
 
-SAMPLES = 32
-"""The quickest of so many latest round trips counts; older ones may have drifted."""
+class ConnectionLost(Exception):
+    """The other end is gone, or sent nonsense; the message goes on after its name."""
 
 
-class PeerClock:
-    """The offset of rank 0's clock, from round trips: sent here, answered there, back here.
+class Connection:
+    """The connection to one process. One thread at a time: see `Mailbox`."""
 
-    If the way there and the way back took equally long, the answer was given half-way; at worst one of them
-    took no time at all, so the offset is known to within half of the round trip (as in NTP).
-    """
+    def __init__(self, rank: int, connected: socket.socket) -> None:
+        self.rank, self.socket = rank, connected
+        self.unsent, self._unread = bytearray(), bytearray()
+        connected.setblocking(False)
 
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # round trip, offset
-        self._best = 0.0, 0.0  # kept apart, because one thread samples while another reads
+    def send(self, frame: bytes) -> None:
+        """Send a frame behind those before; returns at once, also if the other end is gone."""
+        self.unsent += frame
+        self.flush()
 
-    def sample(self, sent: float, theirs: float, back: float) -> None:
-        """Note one round trip; times in seconds, `theirs` on rank 0's clock, the others on this one's."""
-        self._samples.append((back - sent, theirs - (sent + back) / 2))
-        self._best = min(self._samples)
+    def flush(self) -> None:
+        """Send what waits, as much as the socket takes."""
+        try:
+            while self.unsent:
+                del self.unsent[: self.socket.send(self.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # reading says why, after what came before
+            self.unsent.clear()
 
-    @property
-    def offset(self) -> float:
-        """Add this to a time of this process to have it on rank 0's clock (s); 0 before any sample."""
-        return self._best[1]
+    def read(self) -> bool:
+        """Read what has come; returns at once. Whether anything had."""
+        try:
+            data = self.socket.recv(READ_AT_ONCE)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ConnectionLost(f"is gone ({error.strerror}): killed, crashed or cut off") from None
+        if not data:
+            raise ConnectionLost("closed its connection without a word: killed, crashed or cut off")
+        self._unread += data
+        return True
 
-    @property
-    def precision(self) -> float:
-        """Largest possible error of the offset (s)."""
-        return self._best[0] / 2
-
-    @property
-    def samples(self) -> int:
-        """How many round trips are known, at most `SAMPLES`."""
-        return len(self._samples)
-
-
-FULL_RETRY_SECONDS = 1e-3
-"""Pause before a full socket is tried again."""
-
-LOSS_SECONDS = 2.0
-"""Data fails to come as soon as its sender dies; that it has, this process may hear a little later."""
-
-M = TypeVar("M", bound=Message)
-
-
-class Goodbye(Message, frozen=True):
-    """The sender has done its part."""
-
-
-class Failed(Message, frozen=True):
-    """The sender ends: by whose fault, and why."""
-
-    culprit: int
-    sentence: str
+    def next_frame(self) -> Frame | None:
+        """The next frame of what was read; None if it is not there in full."""
+        try:
+            return unpack(self._unread)
+        except ValueError as error:
+            raise ConnectionLost(f"sent {error}") from None
 
 
 class Mailbox:
@@ -111,21 +115,20 @@ class Mailbox:
     Args:
         rank: of this process.
         sockets: connected and authenticated, by rank.
+        silence: see `Membership`.
 
     Attributes:
         connections: by rank.
-        departures: who takes no further part.
+        membership: who takes part, and who no longer does.
         lock: held by whoever reads, sends or closes, all of which take no time.
     """
 
-    def __init__(self, rank: int, sockets: Mapping[int, socket.socket]) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, sockets: Mapping[int, socket.socket], silence: float = inf) -> None:
         self.connections = {r: Connection(r, s) for r, s in sorted(sockets.items())}
-        self.departures = Departures(self.ranks)
+        self.membership = Membership(rank, self.connections.keys(), perf_counter(), silence)
         self.lock = threading.Lock()
         self._inbox: deque[tuple[Callable[[int, Any], None], int, Message]] = deque()
-        # By channel, then by kind: what decodes it, its handler, whether that is called at once.
-        self._channels: dict[int, dict[str, tuple[msgspec.msgpack.Decoder[Any], Any, bool]]] = {}
+        self._handlers: dict[int, dict[str, tuple[Decoder[Any], Any]]] = {}  # by channel and name
         self._ended: set[int] = set()  # channels
         self._closed = False
         self._selector = selectors.DefaultSelector()
@@ -135,10 +138,6 @@ class Mailbox:
         self._selector.register(self._wake_end, selectors.EVENT_READ)
         for connection in self.connections.values():
             self._selector.register(connection.socket, selectors.EVENT_READ, connection)
-        self.on_reading(Goodbye, lambda peer, said: self.departures.left(peer.rank))
-        self.on_reading(
-            Failed, lambda peer, said: self.departures.failed(peer.rank, said.culprit, said.sentence)
-        )
 
     @property
     def ranks(self) -> Collection[int]:
@@ -151,29 +150,27 @@ class Mailbox:
         Raises:
             ValueError: a class of this name has a handler on this channel.
         """
-        self._register(kind, handler, channel, False)
-
-    def on_reading(self, kind: type[M], handler: Callable[[Connection, M], None]) -> None:
-        """Have messages of a kind handled at once by whoever reads, who holds the lock.
-
-        Raises:
-            ValueError: see `on`.
-        """
-        self._register(kind, handler, 0, True)
+        known = self._handlers.setdefault(channel, {})
+        if kind.__name__ in known or (channel == 0 and kind.__name__ in SAID):
+            raise ValueError(f"messages {kind.__name__!r} on channel {channel} have a handler already")
+        known[kind.__name__] = Decoder(kind), handler
 
     def off(self, channel: int) -> None:
         """Let go of a channel's handlers for good; what still comes there is dropped. From any thread."""
         self._ended.add(channel)  # first: a message must find one or the other
-        self._channels.pop(channel, None)
+        self._handlers.pop(channel, None)
 
     def post(self, rank: int, message: Message, channel: int = 0) -> None:
         """Send a message to a process; returns at once, also if that process is gone."""
-        self._send([self.connections[rank]], pack(message, channel))
+        frame = pack(message, channel)
+        with self.lock:
+            self._send([rank], frame)
 
-    def post_all(self, message: Message, channel: int = 0, *, but: Collection[int] = ()) -> None:
-        """Send a message to every other process, but these."""
-        peers = [peer for rank, peer in self.connections.items() if rank not in but]
-        self._send(peers, pack(message, channel))
+    def post_all(self, message: Message, channel: int = 0) -> None:
+        """Send a message to every other process."""
+        frame = pack(message, channel)
+        with self.lock:
+            self._send(self.ranks, frame)
 
     def pump(self) -> None:
         """Hand what has come to its handlers; returns at once. Main thread only."""
@@ -190,6 +187,27 @@ class Mailbox:
         if news:
             self.ring()  # the main thread may just have gone to sleep on what has been taken away here
 
+    def tick(self) -> Gone | None:
+        """Read, judge who is silent, and show a sign of life; for whom to end this process, if for anybody.
+
+        Call it often.
+        """
+        self.read()  # before silence is judged: it may be this process that stood still
+        with self.lock:
+            now = perf_counter()
+            self._tell(self.membership.tick(now))
+            return self.membership.overdue(now)
+
+    def say_goodbye(self) -> None:
+        """Tell the others that this process has done its part."""
+        with self.lock:
+            self._tell(self.membership.leave())
+
+    def say_failure(self, culprit: int, sentence: str) -> None:
+        """Tell the others that this process ends, by whose fault, and why."""
+        with self.lock:
+            self._tell(self.membership.fail(culprit, sentence))
+
     def leave(self, handler: Callable[[int, Any], None], number: int, what: Any) -> None:
         """Have the thread that pumps call `handler(number, what)`; from any thread."""
         self._inbox.append((handler, number, what))
@@ -203,7 +221,7 @@ class Mailbox:
         """
         deadline = perf_counter() + LOSS_SECONDS
         while perf_counter() < deadline:
-            self.departures.require_all()
+            self.membership.require_all()
             self.sleep(0.1)
             self.pump()
 
@@ -221,9 +239,26 @@ class Mailbox:
             seconds = min(seconds, FULL_RETRY_SECONDS)
         select.select([self._selector], [], [], max(seconds, 0.0))  # type: ignore[list-item]
 
+    def await_hang_up(self, seconds: float, other: int) -> bool:
+        """Wait until a process that is not known to be gone closes its connection; whether any did.
+
+        Reads nothing.
+
+        Args:
+            seconds: at most so long.
+            other: a descriptor that ends the wait, too, by becoming readable.
+        """
+        poll = select.poll()
+        poll.register(other, select.POLLIN)
+        for rank, peer in self.connections.items():
+            if rank not in self.membership.gone:
+                poll.register(peer.socket, getattr(select, "POLLRDHUP", 0))
+        return any(number != other for number, _ in poll.poll(1000 * seconds))
+
     def flushed(self) -> bool:
         """Whether everything posted is on its way."""
-        self._send(self.connections.values(), b"")
+        with self.lock:
+            self._send(self.ranks, b"")
         return self._all_sent()
 
     def close(self) -> None:
@@ -240,22 +275,21 @@ class Mailbox:
         for connection in self.connections.values():
             connection.socket.close()
 
-    def _register(self, kind: type[M], handler: Callable[..., None], channel: int, at_once: bool) -> None:
-        known = self._channels.setdefault(channel, {})
-        if kind.__name__ in known:
-            raise ValueError(f"messages {kind.__name__!r} on channel {channel} have a handler already")
-        known[kind.__name__] = msgspec.msgpack.Decoder(kind), handler, at_once
-
     def _all_sent(self) -> bool:
         return not any(connection.unsent for connection in self.connections.values())
 
-    def _send(self, to: Collection[Connection], frame: bytes) -> None:
-        with self.lock:
-            for connection in () if self._closed else to:
-                connection.send(frame)
+    # Below here the caller holds the lock.
+
+    def _send(self, ranks: Collection[int], frame: bytes) -> None:
+        for rank in () if self._closed else ranks:
+            self.connections[rank].send(frame)
+
+    def _tell(self, sends: Sequence[Send]) -> None:
+        for ranks, said in sends:
+            self._send(ranks, pack(said))
 
     def _read(self) -> bool:
-        """Read what has come and send on what waits; whether anything had come. Holding the lock."""
+        """Read what has come and send what waits; whether anything had come."""
         if self._closed:
             return False
         found = self._selector.select(0)
@@ -270,94 +304,24 @@ class Mailbox:
 
     def _receive(self, connection: Connection) -> None:
         try:
-            for frame in connection.receive():
-                self._file(connection, frame)
+            if connection.read():
+                now = perf_counter()
+                self.membership.heard(connection.rank, now)
+                while (frame := connection.next_frame()) is not None:
+                    self._file(connection.rank, frame, now)
         except ConnectionLost as lost:
             self._selector.unregister(connection.socket)
-            self.departures.lost(connection.rank, str(lost))
+            self.membership.closed(connection.rank, str(lost), perf_counter())
 
-    def _file(self, connection: Connection, frame: Frame) -> None:
-        known = self._channels.get(frame.channel, {}).get(frame.kind)
-        if known is None and frame.channel in self._ended:
-            return
-        if known is None:
-            raise ConnectionLost(f"sent an unknown message {frame.kind!r}")
-        decoder, handler, at_once = known
+    def _file(self, rank: int, frame: Frame, now: float) -> None:
         try:
-            message = decoder.decode(frame.body)
+            if frame.channel == 0 and frame.kind in SAID:
+                said = SAID[frame.kind].decode(frame.body)
+                self._tell(self.membership.received(rank, said, now))
+            elif (known := self._handlers.get(frame.channel, {}).get(frame.kind)) is not None:
+                decoder, handler = known
+                self._inbox.append((handler, rank, decoder.decode(frame.body)))
+            elif frame.channel not in self._ended:
+                raise ConnectionLost(f"sent an unknown message {frame.kind!r}")
         except msgspec.DecodeError as error:
             raise ConnectionLost(f"sent a message {frame.kind!r} that is none: {error}") from None
-        if at_once:
-            handler(connection, message)
-        else:
-            self._inbox.append((handler, connection.rank, message))
-
-
-class Beat(Message, frozen=True):
-    """The sender lives; rank 0 answers with its time."""
-
-    sent: float  # by the sender's `perf_counter`, in seconds, as are all times here
-
-
-class Echo(Message, frozen=True):
-    """Rank 0's answer: the time that it was sent, and its own."""
-
-    sent: float
-    theirs: float
-
-
-class Heartbeat:
-    """The heartbeat of a process of several. Made before its mailbox is read.
-
-    Args:
-        mailbox: to the others.
-
-    Attributes:
-        clock: what is known of rank 0's.
-    """
-
-    def __init__(self, mailbox: Mailbox) -> None:
-        self.clock = PeerClock()
-        self._mailbox, self._judged = mailbox, perf_counter()
-        mailbox.on_reading(Beat, self._answer)
-        mailbox.on_reading(Echo, lambda peer, echo: self.clock.sample(echo.sent, echo.theirs, peer.heard))
-
-    def beat(self) -> None:
-        """Tell the others that this process lives, and ask rank 0 for its time; from any thread."""
-        self._mailbox.post_all(Beat(perf_counter()), but=self._mailbox.departures.gone.keys())
-
-    def judge_silence(self, limit: float) -> None:
-        """Give up processes from which nothing has come for `limit` seconds; call often, after reading.
-
-        If this process itself stood still, so may all have (Ctrl-Z): then their silence says nothing yet.
-        """
-        with self._mailbox.lock:
-            now = perf_counter()
-            stood_still, self._judged = now - self._judged > limit / 2, now
-            for rank, peer in self._mailbox.connections.items():
-                silence = now - peer.heard
-                if stood_still:
-                    peer.heard = now
-                elif silence > limit:
-                    reason = f"has not been heard from for {silence:.0f} s: frozen or cut off"
-                    self._mailbox.departures.lost(rank, reason)
-
-    def await_hang_up(self, seconds: float, other: int) -> bool:
-        """Wait until a process that is not known to be gone closes its connection; whether any did.
-
-        Reads nothing.
-
-        Args:
-            seconds: at most so long.
-            other: a descriptor that ends the wait, too, by becoming readable.
-        """
-        poll = select.poll()
-        poll.register(other, select.POLLIN)
-        for rank, peer in self._mailbox.connections.items():
-            if rank not in self._mailbox.departures.gone:
-                poll.register(peer.socket, getattr(select, "POLLRDHUP", 0))
-        return any(number != other for number, _ in poll.poll(1000 * seconds))
-
-    def _answer(self, peer: Connection, beat: Beat) -> None:
-        if self._mailbox.rank == 0:
-            peer.send(pack(Echo(beat.sent, perf_counter())))

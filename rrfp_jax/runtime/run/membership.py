@@ -1,78 +1,184 @@
-"""Who takes no further part in a run, and why."""
+"""Who takes part in a run, who is gone, and why: a machine without socket, clock or thread.
+
+Signs of life, messages, closed connections, ticks and requests go in, each with the time; messages to send
+come out. The rules:
+
+- The first reason for which a process is gone stays, but its own word on its failure explains more.
+- A process that stood still itself, as by Ctrl-Z of all, judges nobody by the silence before.
+- A process that lost several others, and all of them without a word, is itself the one that is cut off.
+- After its own goodbye or failure a process says and judges nothing more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
-from typing import Literal
+from math import inf
+from typing import Literal, TypeAlias
 
 from rrfp_jax.errors import PeerLost
+from rrfp_jax.runtime.run.frames import Message
+
+GRACE_SECONDS = 4.0
+"""How long the main thread may take to notice by itself that a process is gone."""
+
+SAMPLES = 32
+"""The quickest of so many latest round trips counts; older ones may have drifted."""
 
 
-class Roster:
-    """Who is in the run.
+class Beat(Message, frozen=True):
+    """The sender lives; rank 0 answers with its time."""
 
-    Args:
-        rank: of this process.
-        size: how many there are.
+    sent: float  # by the sender's `perf_counter`, in seconds, as are all times here
 
-    Attributes:
-        stages: of each rank as text, such as "stage 2"; empty until a mesh has been laid out.
-    """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self.stages: Sequence[str] = [""] * size
+class Echo(Message, frozen=True):
+    """Rank 0's answer: the time at which the beat was sent, and rank 0's own."""
 
-    def describe(self, rank: int) -> str:
-        """A rank as messages name it: "rank 2 (stage 2)"."""
-        return f"rank {rank} ({self.stages[rank]})" if self.stages[rank] else f"rank {rank}"
+    sent: float
+    theirs: float
+
+
+class Goodbye(Message, frozen=True):
+    """The sender has done its part."""
+
+
+class Failed(Message, frozen=True):
+    """The sender ends: by whose fault, and why."""
+
+    culprit: int
+    sentence: str
+
+
+Said: TypeAlias = Beat | Echo | Goodbye | Failed
+Send: TypeAlias = tuple[Collection[int], Said]
+"""A message to send to these ranks."""
+
+
+MOST_TELLING = ("failed", "lost", "left")
 
 
 @dataclass(frozen=True)
 class Gone:
     """Why a process takes no further part: it `left` in good order, `failed` and said so, or is `lost`."""
 
-    how: Literal["left", "failed", "lost"]
+    how: Literal["failed", "lost", "left"]
     culprit: int  # the rank whose trouble this is
     sentence: str
-    since: float  # perf_counter seconds
+    since: float
 
 
-class Departures:
-    """The processes that are gone. Noted by whoever reads messages; any thread may look.
+class PeerClock:
+    """The offset of rank 0's clock, from round trips: sent here, answered there, back here.
 
-    Args:
-        others: the ranks of the other processes.
-
-    Attributes:
-        gone: by rank; replaced as a whole, so that any thread may look.
-        describe: names a rank in messages.
+    If the way there and the way back took equally long, the answer was given half-way; at worst one of them
+    took no time at all, so the offset is known to within half of the round trip (as in NTP).
     """
 
-    def __init__(self, others: Collection[int]) -> None:
-        self._others = others
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # round trip, offset
+        self._best = 0.0, 0.0  # kept apart, because one thread samples while another reads
+
+    def sample(self, sent: float, theirs: float, back: float) -> None:
+        """Note one round trip: `theirs` is on rank 0's clock, the other times on this process's."""
+        self._samples.append((back - sent, theirs - (sent + back) / 2))
+        self._best = min(self._samples)
+
+    @property
+    def offset(self) -> float:
+        """Add this to a time of this process to have it on rank 0's clock (s); 0 before any sample."""
+        return self._best[1]
+
+    @property
+    def precision(self) -> float:
+        """Largest possible error of the offset (s)."""
+        return self._best[0] / 2
+
+    @property
+    def samples(self) -> int:
+        """How many round trips are known, at most `SAMPLES`."""
+        return len(self._samples)
+
+
+class Membership:
+    """What one process knows of the others. One thread at a time feeds it; any thread may look.
+
+    Args:
+        rank: of this process.
+        others: the ranks of the other processes.
+        now: the time (s), as everywhere here.
+        silence: a process from which nothing has come for so long is given up (s).
+
+    Attributes:
+        gone: by rank; replaced as a whole.
+        clock: what is known of rank 0's.
+        stages: of each rank as text, such as "stage 2"; empty until a mesh has been laid out.
+    """
+
+    def __init__(self, rank: int, others: Collection[int], now: float, silence: float = inf) -> None:
+        self.rank, self.others, self.silence = rank, others, silence
         self.gone: Mapping[int, Gone] = {}
-        self.describe: Callable[[int], str] = "rank {}".format
+        self.clock = PeerClock()
+        self.stages: Sequence[str] = [""] * (1 + max([rank, *others]))
+        self._heard = dict.fromkeys(others, now)
+        self._ticked = now
+        self._ended = False
 
-    def left(self, rank: int) -> None:
-        """It said goodbye."""
-        self._note(rank, Gone("left", rank, "has ended", perf_counter()))
+    def heard(self, rank: int, now: float) -> None:
+        """Note a sign of life: bytes have come, whatever they say."""
+        self._heard[rank] = now
 
-    def failed(self, rank: int, culprit: int, sentence: str) -> None:
-        """It said that it fails, and why."""
-        self._note(rank, Gone("failed", culprit, sentence, perf_counter()))
+    def received(self, rank: int, said: Said, now: float) -> Sequence[Send]:
+        """Take in what a process says of itself."""
+        match said:
+            case Beat(sent) if self.rank == 0:
+                return [([rank], Echo(sent, now))]
+            case Echo(sent, theirs) if rank == 0:
+                self.clock.sample(sent, theirs, now)
+            case Goodbye():
+                self._note(rank, Gone("left", rank, "has ended", now))
+            case Failed(culprit, sentence):
+                self._note(rank, Gone("failed", culprit, sentence, now))
+        return ()
 
-    def lost(self, rank: int, reason: str) -> None:
-        """It has ended, or is cut off, without a word."""
-        self._note(rank, Gone("lost", rank, f"{self.describe(rank)} {reason}", perf_counter()))
+    def closed(self, rank: int, reason: str, now: float) -> None:
+        """Nothing more can come from a process: it has ended, is cut off, or sent nonsense."""
+        self._note(rank, Gone("lost", rank, f"{self.describe(rank)} {reason}", now))
 
-    def _note(self, rank: int, gone: Gone) -> None:
-        """The first reason stays, except that a process's own word on its failure explains more."""
-        known = self.gone.get(rank)
-        if known is None or (gone.how == "failed" and known.how != "failed"):
-            self.gone = {**self.gone, rank: gone}
+    def tick(self, now: float) -> Sequence[Send]:
+        """Judge silence and show a sign of life; call often, after everything that has come was taken in."""
+        stood_still, self._ticked = now - self._ticked > self.silence / 2, now
+        for rank, heard in self._heard.items():
+            if stood_still:
+                self._heard[rank] = now
+            elif now - heard > self.silence:
+                reason = f"has not been heard from for {now - heard:.0f} s: frozen or cut off"
+                self.closed(rank, reason, now)
+        return self._to([rank for rank in self.others if rank not in self.gone], Beat(now))
+
+    def leave(self) -> Sequence[Send]:
+        """Say goodbye: this process has done its part."""
+        return self._end(Goodbye())
+
+    def fail(self, culprit: int, sentence: str) -> Sequence[Send]:
+        """Tell the others that this process ends, and why."""
+        return self._end(Failed(culprit, sentence))
+
+    def overdue(self, now: float) -> Gone | None:
+        """For whom this process must end now, because its main thread has not noticed; None for nobody.
+
+        A process that is cut off is not waited for: JAX would abort it.
+        """
+        if self._ended:
+            return None
+        gone, at_once = self.gone.values(), self.is_cut_off
+        late = (one for one in gone if one.how != "left" and (at_once or now - one.since > GRACE_SECONDS))
+        return next(late, None)
+
+    def describe(self, rank: int) -> str:
+        """A rank as messages name it: "rank 2 (stage 2)"."""
+        return f"rank {rank} ({self.stages[rank]})" if self.stages[rank] else f"rank {rank}"
 
     def require(self, needed: Collection[int], known: Mapping[int, Gone] | None = None) -> None:
         """Raise for the most telling of these processes that are gone: one that failed, else one lost.
@@ -89,21 +195,42 @@ class Departures:
         if not known:
             return
         gone = [one for rank, one in sorted(known.items()) if rank in needed]
-        for how in ("failed", "lost", "left"):
-            for one in gone:
-                if one.how == how:
-                    left = f"{self.describe(one.culprit)} has ended while this process still needs it"
-                    raise PeerLost(left if how == "left" else one.sentence, one.culprit)
+        if (one := min(gone, key=lambda one: MOST_TELLING.index(one.how), default=None)) is None:
+            return
+        sentence = one.sentence
+        if one.how == "left":
+            sentence = f"{self.describe(one.culprit)} has ended while this process still needs it"
+        raise PeerLost(sentence, one.culprit)
 
     def require_all(self) -> None:
         """Raise if any process is gone; see `require`."""
-        self.require(self._others)
+        self.require(self.others)
 
-    def in_trouble(self) -> Gone | None:
+    @property
+    def trouble(self) -> Gone | None:
         """The most telling of those who did not leave in good order, through no fault of this process."""
-        gone = [one for one in self.gone.values() if one.how != "left" and one.culprit in self._others]
+        gone = [one for one in self.gone.values() if one.how != "left" and one.culprit in self.others]
         return min(gone, key=lambda one: (one.how == "lost", one.since), default=None)
 
+    @property
+    def all_gone(self) -> bool:
+        """Whether no other process takes part any more."""
+        return len(self.gone) == len(self.others)
+
+    @property
     def is_cut_off(self) -> bool:
         """Whether all other processes, of several, are lost and not one said why."""
-        return 1 < len(self._others) == sum(one.how == "lost" for one in list(self.gone.values()))
+        return 1 < len(self.others) == sum(one.how == "lost" for one in self.gone.values())
+
+    def _note(self, rank: int, gone: Gone) -> None:
+        known = self.gone.get(rank)
+        if known is None or (gone.how == "failed" and known.how != "failed"):
+            self.gone = {**self.gone, rank: gone}
+
+    def _end(self, word: Goodbye | Failed) -> Sequence[Send]:
+        sends = self._to(self.others, word)
+        self._ended = True
+        return sends
+
+    def _to(self, ranks: Collection[int], said: Said) -> Sequence[Send]:
+        return () if self._ended or not ranks else [(ranks, said)]

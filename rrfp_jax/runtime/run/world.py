@@ -14,14 +14,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rrfp_jax.runtime.run.collectives import Collectives
 from rrfp_jax.runtime.run.interrupts import Leaving, Stop
-from rrfp_jax.runtime.run.mailbox import Heartbeat, Mailbox
-from rrfp_jax.runtime.run.membership import Roster
+from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.membership import Membership
 from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.runtime.run.token import Store
 from rrfp_jax.runtime.run.waits import Wait, Waits, What
@@ -42,12 +42,11 @@ class World:
         folder: in which the launcher collects what ranks leave, as it was named at the start; None
             without one.
         recorder: of what this process last did.
-        silence_seconds: after so long a silence whoever must answer is given up.
         store: the run's key-value store, sealed; None when alone.
 
     Attributes:
         folder_descriptor: of the folder; it still leads there when that has been renamed.
-        heartbeat: None when alone.
+        membership: who takes part in the run.
     """
 
     def __init__(
@@ -57,19 +56,17 @@ class World:
         mailbox: Mailbox | None = None,
         folder: Path | None = None,
         recorder: FlightRecorder | None = None,
-        silence_seconds: float = inf,
         store: Store | None = None,
     ) -> None:
         self.rank, self.size, self.mailbox, self.store = rank, size, mailbox, store
-        self.folder, self.silence_seconds = folder, silence_seconds
+        self.folder = folder
         self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self.recorder = recorder or FlightRecorder(None, rank, "")
-        self.roster, self.stop, self.leaving = Roster(rank, size), Stop(), Leaving()
+        self.stop, self.leaving = Stop(), Leaving()
+        others = [other for other in range(size) if other != rank]
+        self.membership = mailbox.membership if mailbox else Membership(rank, others, perf_counter())
         self.waits = Waits(lambda: self.describe(rank))
-        self.heartbeat = None if mailbox is None else Heartbeat(mailbox)
-        if mailbox is not None:
-            mailbox.departures.describe = self.describe
-        self._collectives = Collectives(self.roster, mailbox, self.waits, self.stop)
+        self._collectives = Collectives(self.membership, mailbox, self.waits, self.stop)
         self._rounds = 0
 
     def has_folder(self, folder: Path) -> bool:
@@ -82,11 +79,11 @@ class World:
 
     def describe(self, rank: int) -> str:
         """A rank as messages name it: "rank 2 (stage 2)"."""
-        return self.roster.describe(rank)
+        return self.membership.describe(rank)
 
     def run_stages(self, stages: Sequence[str]) -> None:
         """Say which stages each rank runs, as text, once a mesh has been laid out."""
-        self.roster.stages = stages
+        self.membership.stages = stages
         self.recorder.runs(stages[self.rank])
 
     def next_round(self) -> int:
@@ -97,9 +94,8 @@ class World:
     @property
     def clock(self) -> tuple[float, float]:
         """What to add to a `perf_counter` time of this process to have it on rank 0's, and how wrong (s)."""
-        if self.heartbeat is None:
-            return 0.0, 0.0
-        return self.heartbeat.clock.offset, self.heartbeat.clock.precision
+        clock = self.membership.clock
+        return clock.offset, clock.precision
 
     @property
     def gathers(self) -> int:

@@ -10,7 +10,7 @@ import jax
 
 from rrfp_jax.core.tasks import Direction, Input
 from rrfp_jax.runtime.run.interrupts import interrupts_held
-from rrfp_jax.runtime.run.mailbox import EventBell
+from rrfp_jax.runtime.run.mailbox import EventWakeup
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, Wait
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.protocol import Arrival, Devices, Key, Transport
@@ -103,5 +103,5 @@ class _Pending:
 def _sleep(wait: Wait, world: World, transport: Transport) -> None:
     """Until something may have come."""
     patience = transport.patience()
-    bell = world.mailbox or EventBell()
+    bell = world.mailbox or EventWakeup()
     bell.sleep(wait.shortened(LONGEST_SLEEP_SECONDS if patience is None else patience))

@@ -132,7 +132,7 @@ class SocketTransport:
             TrainingError: a transfer failed.
         """
         self._mailbox.pump()
-        self._mailbox.departures.require_all()
+        self._mailbox.membership.require_all()
         arrived = []
         for key, (pull, ended, _) in list(self._moving.items()) if self._moving else ():
             if all(array.is_ready() for array in pull.arrays):  # type: ignore[attr-defined]

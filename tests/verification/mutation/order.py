@@ -200,7 +200,7 @@ def orders_not_compared(original: Any) -> Any:
 @row(
     bug="A process was gone, and the others waited for hours instead of failing.",
     source="jax-ml/jax#19307",
-    target="rrfp_jax.runtime.run.membership:Departures.require",
+    target="rrfp_jax.runtime.run.membership:Membership.require",
     here="The connections of all processes are watched, and every wait ends with the name of who is gone.",
     tests=["tests/runtime/test_departures.py::TestGone::test_the_most_telling_is_raised"],
 )

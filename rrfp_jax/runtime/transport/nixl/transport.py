@@ -124,10 +124,10 @@ class NixlTransport:
             TrainingError: a write failed, or something came that nobody may send.
         """
         self._mailbox.pump()
-        if self._mailbox.departures.gone:
-            for rank in self._mailbox.departures.gone.keys() - self._gone:
+        if self._mailbox.membership.gone:
+            for rank in self._mailbox.membership.gone.keys() - self._gone:
                 self._forget(rank)
-            self._mailbox.departures.require_all()
+            self._mailbox.membership.require_all()
         for place in self._copies.ended() if self._copies else ():
             self._carry_out(self._receiver.copied(place))
         arrived, self._arrived = self._arrived, []
@@ -219,7 +219,7 @@ class NixlTransport:
         """Once nobody writes here any more, nor this process, the mailbox need not keep this alive."""
         if (
             not self._writes.ranks
-            and self._gone >= set(self._mailbox.ranks) - self._mailbox.departures.gone.keys()
+            and self._gone >= set(self._mailbox.ranks) - self._mailbox.membership.gone.keys()
         ):
             self._mailbox.off(self._number)
 
