@@ -161,7 +161,7 @@ def place_in_run() -> tuple[int, int] | None:
     return None if state.client is None else (state.process_id, state.num_processes)
 
 
-def join_run(coordinator: str, processes: int, rank: int, seconds: float) -> None:
+def join_run(coordinator: str, processes: int, rank: int) -> None:
     """`jax.distributed.initialize`, such that the death of another process is no death sentence for this one.
 
     Whatever proxy the environment names, the coordinator is called directly. JAX looks for no cluster: in a
@@ -172,10 +172,9 @@ def join_run(coordinator: str, processes: int, rank: int, seconds: float) -> Non
         coordinator: host:port of the coordination service, which runs already, or will.
         processes: in the run.
         rank: of this process.
-        seconds: within which all must have come.
 
     Raises:
-        RuntimeError: they have not, or the service refuses this one.
+        RuntimeError: the service refuses this process.
     """
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
@@ -188,7 +187,7 @@ def join_run(coordinator: str, processes: int, rank: int, seconds: float) -> Non
             processes,
             rank,
             cluster_detection_method="deactivate",
-            initialization_timeout=int(min(seconds, LONGEST_SECONDS)),
+            initialization_timeout=LONGEST_SECONDS,  # at which JAX aborts; `Joining` says why
             heartbeat_timeout_seconds=LONGEST_SECONDS,  # as in `_service.py`
         )
     finally:

@@ -170,7 +170,10 @@ def plain_nnx(keeps, within):
             params = jax.tree.map(
                 lambda a: jax.random.wrap_key_data(a) if a.dtype == jnp.uint32 else a, params
             )
-        nnx.update(module, nnx.State(params))
+        # A NumPy table of an `nnx.Dict` is no part of flax's state: the module has it anyway.
+        known = {path for path, _ in nnx.to_flat_state(nnx.state(module))}
+        given = [(path, leaf) for path, leaf in nnx.to_flat_state(nnx.State(params)) if path in known]
+        nnx.update(module, nnx.from_flat_state(given))
         return module(x)
 
     return apply

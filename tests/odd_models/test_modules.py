@@ -27,7 +27,7 @@ def test_like_plain_flax(name):
     differs(Modules.of(CASES[name]), (2, 1)[number % 2], schedules=("bf", "bfw")[number % 2 :][:1])
 
 
-@pytest.mark.parametrize("number", range(COUNT) if ALL else range(100, COUNT, 100))
+@pytest.mark.parametrize("number", range(COUNT) if ALL else range(0, COUNT, 100))
 def test_compositions_like_plain_flax(number):
     schedules = ("bf", "bfw")[number % 2 :][:1]
     differs(model(number), (1, 2, 4)[number % 3], ("none", "full")[number // 3 % 2], schedules)

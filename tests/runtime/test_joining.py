@@ -76,13 +76,6 @@ def rank(number, port, **more):
 
 
 def test_ranks_whose_coordinator_is_gone_frozen_or_alone_end_by_themselves():
-    # JAX's client has the same limit, and aborts a rank if it is first. That is rare, and seldom twice.
-    wrong = ends_of_ranks_that_cannot_join() and ends_of_ranks_that_cannot_join()
-    assert not wrong, wrong
-
-
-def ends_of_ranks_that_cannot_join():
-    """What ranks said that did not end with the reason, by reason."""
     with ExitStack() as stack:
         frozen = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -96,11 +89,12 @@ def ends_of_ranks_that_cannot_join():
             stack.callback(one.wait)
             stack.callback(one.kill)
         said = {reason: one.communicate(timeout=90.0)[1] for reason, one in ranks.items()}
-        return {
+        wrong = {
             reason: text
             for reason, text in said.items()
             if ranks[reason].returncode != 1 or reason not in text or "127.0.0.1:" not in text
         }
+        assert not wrong
 
 
 WORKERS = """

@@ -265,7 +265,7 @@ def _meet(place: Place, joining: Joining, limit: float) -> Coordinator | None:
     where, count = place.coordinator, place.processes
 
     def tried() -> str:
-        return where.tried(PROBE_SECONDS)
+        return f"{where.tried(PROBE_SECONDS)}; are all started, and is that address right?"
 
     joining.waits_for(f"all {count} ranks at {where}", limit, tried)
     serves = place.rank == 0 and place.folder is None
@@ -275,12 +275,11 @@ def _meet(place: Place, joining: Joining, limit: float) -> Coordinator | None:
         raise TrainingError(f"this process cannot join its run: {error}") from None
     os.environ.update(directly(where.host, os.environ))
     try:
-        _jax.join_run(str(where), count, place.rank, limit)
+        _jax.join_run(str(where), count, place.rank)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise TrainingError(
-            f"this process cannot join the run of {count} ranks at {where}: {tried()}; are all started, and "
-            f"is that address right? ({reason})"
+            f"this process cannot join the run of {count} ranks at {where}: {tried()} ({reason})"
         ) from None
     return coordinator
 
