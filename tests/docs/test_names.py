@@ -38,6 +38,8 @@ def exists(page, word):
 def test_paths_and_links_lead_somewhere(page):
     text = prose_of(page)
     links = {link.partition("#")[0] for link in LINK.findall(text) if "://" not in link}
+    if page.name == "moved.md":  # its second column names what is gone
+        text = re.sub(r"(?m)^(\| [^|]*\|).*", r"\1", text)
     paths = {word for word in INLINE.findall(text) if looks_like_a_path(word)}
     assert sorted(word for word in links | paths if not exists(page, word)) == []
 

@@ -86,7 +86,7 @@ def test_programs_that_differ_in_a_python_function_only(tmp_path, kept):
 def test_what_failed_is_tried_again(monkeypatch):
     store, device = Executables(), jax.devices()[0]
     with monkeypatch.context() as broken:
-        broken.setattr(executables, "_obtain", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(store, "_obtain", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             store.compiled(programs.lowered(device), [device])
     assert programs.result(store.compiled(programs.lowered(device), [device]), device)
