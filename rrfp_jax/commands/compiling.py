@@ -203,7 +203,7 @@ def chosen_run(
         setting=budget,
         transport=None if processes == 1 else settings.execution.transport,
     )
-    alike = len(set(mesh.widths)) == 1 and not mesh.shard_optimizer
+    alone = max(mesh.widths) == 1 and not mesh.shard_optimizer
     order: Schedule
     estimate: Estimate | None = None
     if isinstance(schedule, Auto):
@@ -211,7 +211,7 @@ def chosen_run(
         order, split, estimate = found.hint, found.split, found.estimate
     else:
         order = base_of(schedule)
-        if alike:
+        if alone:
             estimate = estimate_of(pipe, optimizer, data, settings, mesh, order, devices)
     if split == AUTO:
         if estimate is None:
@@ -227,7 +227,7 @@ def chosen_run(
         split=split,
         settings=settings,
     )
-    return run, dict(enumerate(estimate.ledgers(split) if alike and estimate is not None else []))
+    return run, dict(enumerate(estimate.ledgers(split) if alone and estimate is not None else []))
 
 
 def _temporary(of: BucketLedger | None, letter: str) -> int | None:

@@ -8,6 +8,9 @@ products:
     written     results of the program, of products and all else that is not fused, and what these read
     read        by each of them, and by each reduction, whatever is written of what it follows from
 
+Temporaries are an upper bound: what is written is there from its kernel to the last one that reads it, in the
+program's order. A compiler that reuses a place earlier, or writes a value in a narrower type, needs less.
+
 XLA counts the body of a loop once. Here the body of a scan is analysed by itself and counted as often as it
 runs. A loop of unknown length counts once. What a custom kernel does is not known.
 """
@@ -16,17 +19,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from operator import add
+from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from rrfp_jax.forecast.fusion import SCAN, Group, fused_groups, without_last
-from rrfp_jax.forecast.temporaries import Temporaries, temporaries_of
-from rrfp_jax.runtime.autodiff.traced import inline, spec_of, without_barriers
+from rrfp_jax.runtime.autodiff.traced import REPEATABLE, inline, spec_of, without_barriers
 from rrfp_jax.runtime.sizes import nbytes
+
+FUSED = REPEATABLE | {
+    *("exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erf_inv", "sin", "cos", "pow"),
+    *("sqrt", "rsqrt", "cbrt", "floor", "ceil", "round", "rem", "is_finite", "stop_gradient"),
+}
+"""Primitives that are computed where they are used."""
+
+SCAN = "scan"
 
 
 @dataclass(frozen=True)
@@ -36,28 +47,36 @@ class ProgramCost:
     Attributes:
         flops: operations, by the dtype of the matrix products that most of them belong to.
         bytes: moved between memory and processor.
-        temporaries: held while it runs, besides arguments and results.
+        temporary_bytes: held at once while it runs, besides arguments and results; an upper bound.
     """
 
     flops: Mapping[str, float]
     bytes: float
-    temporaries: Temporaries
+    temporary_bytes: int
+
+
+class Kernel(NamedTuple):
+    """Operations that are computed together: the last of them, and what they read of memory."""
+
+    equation: JaxprEqn
+    sources: Set[Any]
 
     @property
-    def temporary_bytes(self) -> int:
-        """The most of them at once."""
-        return self.temporaries.most()
+    def name(self) -> str:
+        """Name of the primitive that ends it."""
+        return str(self.equation.primitive.name)
 
 
 def program_cost(closed: ClosedJaxpr, added: int = 0) -> ProgramCost:
-    """The cost of a program, without the addition of its last results to sums; see `temporary_bytes`."""
+    """The cost of a program whose last `added` results are gradients, each added to a sum at once."""
     flops, products = _operations(closed)
     whole = sum(products.values())
     shares = {dtype: n / whole for dtype, n in products.items()} if whole else {"float32": 1.0}
+    flat = _flat(closed, added)
     return ProgramCost(
         flops={dtype: flops * share for dtype, share in shares.items()},
-        bytes=_bytes_moved(closed, added),
-        temporaries=temporaries_of(closed, added),
+        bytes=_bytes_moved(flat),
+        temporary_bytes=_most_at_once(flat),
     )
 
 
@@ -90,19 +109,65 @@ def _lowered(closed: ClosedJaxpr, specs: Sequence[Any]) -> jax.stages.Lowered:
     return lowered
 
 
-def _bytes_moved(closed: ClosedJaxpr, added: int = 0) -> float:
-    moved = 0.0
-    for group in fused_groups(without_last(without_barriers(inline(closed)).jaxpr, added)):
-        if group.name == SCAN:
-            moved += group.equation.params["length"] * _bytes_moved(group.equation.params["jaxpr"])
+def _flat(closed: ClosedJaxpr, added: int = 0) -> Jaxpr:
+    """The program without calls, and without its last results: what is used at once need not be written."""
+    flat = without_barriers(inline(closed)).jaxpr
+    shorter: Jaxpr = flat.replace(outvars=flat.outvars[: len(flat.outvars) - added])
+    return shorter
+
+
+def _kernels(flat: Jaxpr) -> list[Kernel]:
+    """The kernels of a program without calls, in its order.
+
+    Elementwise operations and moves are computed where they are used, in reductions too, but not in products:
+    in memory are results of the program, of products and all else that is not fused, and what these read.
+    """
+    written = _variables(flat.outvars)
+    for equation in flat.eqns:
+        name = equation.primitive.name
+        if name not in FUSED:
+            written |= set(equation.outvars)
+            if not name.startswith("reduce_"):
+                written |= _variables(equation.invars)
+    origins: dict[Any, Set[Any]] = {}  # of fused values, what is in memory
+    kernels = []
+    for equation in flat.eqns:
+        sources: Set[Any] = frozenset().union(*(origins.get(a, {a}) for a in _variables(equation.invars)))
+        if equation.primitive.name == SCAN or any(var in written for var in equation.outvars):
+            kernels.append(Kernel(equation, sources))
         else:
-            moved += _group_bytes(group)
+            origins.update(dict.fromkeys(equation.outvars, sources))
+    return kernels
+
+
+def _variables(atoms: Iterable[Any]) -> set[Any]:
+    return {atom for atom in atoms if not isinstance(atom, Literal)}
+
+
+def _bytes_moved(flat: Jaxpr) -> float:
+    moved = 0.0
+    for kernel in _kernels(flat):
+        results = nbytes([var.aval for var in kernel.equation.outvars])
+        if kernel.name == SCAN:
+            moved += kernel.equation.params["length"] * _bytes_moved(_flat(kernel.equation.params["jaxpr"]))
+        elif kernel.name in ("gather", "dynamic_slice"):  # which read what they give
+            moved += 2 * results
+        else:
+            moved += results + nbytes([atom.aval for atom in kernel.sources])
     return moved
 
 
-def _group_bytes(group: Group) -> float:
-    """What it reads and writes."""
-    results = nbytes([var.aval for var in group.equation.outvars])
-    if group.name in ("gather", "dynamic_slice"):  # which read what they give
-        return 2 * results
-    return results + nbytes([atom.aval for atom in group.sources])
+def _most_at_once(flat: Jaxpr) -> int:
+    """The most bytes that are in memory with one kernel, of what is no argument and no result."""
+    kernels, lasting = _kernels(flat), {*flat.invars, *flat.constvars, *_variables(flat.outvars)}
+    ends = {atom: place for place, kernel in enumerate(kernels) for atom in kernel.sources}
+    change = [0] * (len(kernels) + 1)
+    inside = [0] * len(kernels)
+    for place, kernel in enumerate(kernels):
+        for var in kernel.equation.outvars:
+            if var not in lasting:
+                change[place] += nbytes(var.aval)
+                change[ends.get(var, place) + 1] -= nbytes(var.aval)
+        if kernel.name == SCAN:
+            inside[place] = _most_at_once(_flat(kernel.equation.params["jaxpr"]))
+    return max(map(add, accumulate(change), inside), default=0)

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
-from jax.sharding import AbstractMesh
 
 from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
-from rrfp_jax.forecast.placed_programs import placed_programs
-from rrfp_jax.forecast.temporaries import temporaries_of
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
-from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.model.untrained import Border
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.programs.stage_programs import Liveness, footprint_of, program_of
@@ -38,16 +34,16 @@ class LayerCost:
 
     Attributes:
         programs: what each kind of task costs; a kind that computes nothing here costs nothing.
-        largest_result: by kind, bytes of the largest array that its program gives, besides gradients.
         footprint: of the layer as a virtual stage by itself.
+        gradient_bytes: of the largest gradient of a parameter.
         prepared_bytes: made of parameters once a step.
         inputs: indices of the fields and numbers that it reads.
         carry_bytes: what it gives to the next layer.
     """
 
     programs: Mapping[Kind, ProgramCost]
-    largest_result: Mapping[Kind, int]
     footprint: Footprint
+    gradient_bytes: int
     prepared_bytes: int
     inputs: frozenset[int]
     carry_bytes: int
@@ -61,8 +57,6 @@ def layer_costs(
     flow: Sequence[Border],
     kinds: Collection[Kind],
     remat: str,
-    sharding: Sharding | None = None,
-    mesh: AbstractMesh | None = None,
 ) -> list[LayerCost]:
     """All layers of a model for a microbatch of a bucket, in the model's order; inside `tracing_alone`.
 
@@ -74,11 +68,9 @@ def layer_costs(
         flow: which leaves of the carries have a gradient (`gradient_flow`).
         kinds: of backward tasks.
         remat: see `autodiff/remat.py`.
-        sharding, mesh: of stages of several devices; inside the mesh.
     """
     known: dict[Any, LayerCost] = {}
     costs = []
-    sharding = sharding or Sharding()
     for i, own in enumerate(shapes):
         trained = set(roles.leaves({str(i): own.params}).trained)
         shape = VirtualStageShape(
@@ -90,59 +82,42 @@ def layer_costs(
             carry_gradients=flow[i],
             cotangents=flow[i + 1],
             remat=remat,
-            sharding=sharding,
         )
         leaves, structure = jax.tree.flatten(own.carry_in)
         last = i == len(pipe) - 1  # which has the loss as well
-        lie = (*sharding.of_params({str(i): own.params}),)
-        alike = id(pipe.layers[i]), structure, *leaves, *sorted(trained), flow[i], flow[i + 1], last, lie
+        alike = id(pipe.layers[i]), structure, *leaves, *sorted(trained), flow[i], flow[i + 1], last
         if alike not in known:
-            known[alike] = _layer_cost(shape, kinds, mesh)
+            known[alike] = _layer_cost(shape, kinds)
         costs.append(known[alike])
     return costs
 
 
-def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind], mesh: AbstractMesh | None) -> LayerCost:
+def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
     params, carry, inputs = shape.specs()
     traced = differentiate(
         *(shape.flat, params, carry, inputs),
         *(shape.trainable, shape.carry_gradients, shape.cotangents),
     )
     every = (FORWARD, *kinds)
-    whole = {kind: program_of(traced, kind).closed for kind in every}
-    own: Mapping[Kind, ClosedJaxpr] = whole
-    prepared: Sequence[Any] = () if traced.prepare is None else traced.prepare.outputs
-    if mesh is None:
-        live = Liveness.unplaced(traced, carry, inputs, kinds)
-    else:
-        placed = placed_programs(traced, shape, mesh, kinds)
-        live = Liveness(traced, kinds, placed.values[traced.fixed :], len(carry), len(inputs), shape.ends)
-        own, prepared = placed.programs, placed.prepared
-    tasks = live.task_programs(dict.fromkeys(every))
+    live = Liveness.unplaced(traced, carry, inputs, kinds)
     trained = len(traced.backward.closed.jaxpr.outvars) - len(traced.moving_in)
-    added = {kind: trained if kind in (BACKWARD, WEIGHT) else 0 for kind in every}
     programs = {
-        kind: replace(
-            program_cost(whole[kind], added[kind]),
-            temporaries=temporaries_of(own[kind], added[kind], mesh is not None),
-        )
+        kind: program_cost(program_of(traced, kind).closed, trained if kind in (BACKWARD, WEIGHT) else 0)
         for kind in every
     }
+    footprint = footprint_of(
+        live.task_programs(dict.fromkeys(every)),
+        *(live.carry, live.sent, live.cotangents, live.gradients_sent),
+    )
     temporary = {kind.letter: cost.temporary_bytes for kind, cost in programs.items()}
-    footprint = footprint_of(tasks, live.carry, live.sent, live.cotangents, live.gradients_sent)
     return LayerCost(
         programs=programs,
-        largest_result={kind: _largest_result(own[kind], added[kind]) for kind in every},
         footprint=replace(footprint, temporary_bytes=temporary),
-        prepared_bytes=nbytes(prepared),
+        gradient_bytes=max(map(nbytes, compress(params, shape.trainable or ())), default=0),
+        prepared_bytes=nbytes(() if traced.prepare is None else traced.prepare.outputs),
         inputs=live.inputs,
         carry_bytes=nbytes(traced.forward.outputs[: traced.out]),
     )
-
-
-def _largest_result(closed: ClosedJaxpr, added: int) -> int:
-    outputs = closed.jaxpr.outvars[: len(closed.jaxpr.outvars) - added]
-    return max((nbytes(atom.aval) for atom in outputs), default=0)
 
 
 def joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
@@ -168,23 +143,12 @@ def joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
 
 
 def _temporary(kind: Kind, costs: Sequence[LayerCost]) -> int:
-    """Of the layer that needs most, beside what is there of the others.
-
-    A place of a later layer's result is free until that is written. What is written first of another layer is
-    there, and what its gradients wait with; see `Temporaries`. But what takes more memory than any kernel of
-    this layer waits until this layer is done, so gradients wait and first writes are no first ones.
-    """
-    own = [cost.programs[kind].temporaries for cost in costs]
-    most = 0
-    for i, one in enumerate(own):
-        later = costs[i + 1 :] if kind is FORWARD else costs[:i]
-        spare = max((cost.largest_result[kind] for cost in later), default=0)
-        others = [*own[:i], *own[i + 1 :]]
-        first = sum(other.first_bytes for other in others if other.first_bytes <= one.steepest)
-        left = sum(kept for after in own[i + 1 :] for rise, kept in after.late if rise > one.steepest)
-        left += sum(after.waiting_bytes for after in own[i + 1 :])
-        most = max(most, one.most(spare) + first + left)
-    return most
+    """Of the layer that needs most; a compiler may keep one gradient of another layer beside it."""
+    needed = [cost.programs[kind].temporary_bytes for cost in costs]
+    if kind is not BACKWARD:
+        return max(needed)
+    others = [max((own.gradient_bytes for own in costs if own is not cost), default=0) for cost in costs]
+    return max(own + other for own, other in zip(needed, others, strict=True))
 
 
 def _dropped(kind: str, layers: Sequence[Footprint]) -> int:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import optax
-from jax.sharding import AbstractMesh
 
 from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.core.tasks import Kind
 from rrfp_jax.forecast.layer_costs import LayerCost, joined, layer_costs
-from rrfp_jax.forecast.placed_programs import spread, stage_of
-from rrfp_jax.forecast.propagation import layout_of
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
-from rrfp_jax.runtime.model.pipeline import IDS, Pipeline, sharding_of
+from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.model.roles import Roles, leaf_paths
-from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.model.untrained import gradient_flow, refuse_untrained
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import specs_of
@@ -77,7 +72,6 @@ class ModelCosts:
         *,
         kinds: Collection[Kind],
         remat: str,
-        width: int = 1,
     ) -> ModelCosts:
         """Analyse a model; nothing is allocated or compiled.
 
@@ -87,33 +81,29 @@ class ModelCosts:
             optimizer: None if nothing is updated.
             kinds: of backward tasks that its schedule has.
             remat: see `autodiff/remat.py`.
-            width: devices of each stage. Bytes are those on one of them; operations, and what is moved, are
-                those of all, without what they send to each other.
 
         Raises:
             UsageError: a model or optimizer that does not work; see `Pipeline.shapes`, `Roles.of`,
                 `gradient_flow`, `refuse_untrained` and `WholeOptimizer.trace`.
         """
-        mesh = None if width == 1 else stage_of(width)
-        with tracing_alone() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
+        with tracing_alone():
             shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
             params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
             roles = Roles.of(params, pipe.frozen, pipe.tied, pipe.constants(params))
             own, leaves = roles.leaves(params), jax.tree.leaves(params)
             updated = own.owned_tree([leaves[place] for place in own.owned])
             whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)
-            sharding = sharding_of(pipe, next(iter(shapes.values())), roles, range(len(pipe)), width)
             flows = {b: gradient_flow(pipe, own, specs_of(b), roles) for b, own in shapes.items()}
             if optimizer is not None:
                 found = flows.values()
                 refuse_untrained(roles.trained(params), [f.cuts for f in found], [f.reached for f in found])
             layers = {
-                b: layer_costs(pipe, b, own, roles, flows[b].borders, kinds, remat, sharding, mesh)
+                b: layer_costs(pipe, b, own, roles, flows[b].borders, kinds, remat)
                 for b, own in shapes.items()
             }
         return cls(
             layers=layers,
-            states=[_state({layer: own}, roles, whole, sharding, mesh) for layer, own in params.items()],
+            states=[_state({layer: own}, roles, whole) for layer, own in params.items()],
             parameters=sum(
                 leaf.size
                 for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
@@ -141,26 +131,15 @@ class ModelCosts:
         )
 
 
-def _state(
-    params: Mapping[str, Any],
-    roles: Roles,
-    whole: WholeOptimizer | None,
-    sharding: Sharding,
-    mesh: AbstractMesh | None,
-) -> LayerState:
+def _state(params: Mapping[str, Any], roles: Roles, whole: WholeOptimizer | None) -> LayerState:
     """Of one layer, {index as text: tree}."""
     own, leaves = roles.leaves(params), jax.tree.leaves(params)
     (layer,) = map(int, params)
-    parts: dict[str, int] = {}
-    if mesh is not None:
-        leaves = spread(leaves, sharding.of_params(params), mesh)
-        shares = [math.prod(layout_of(leaf)) for leaf in leaves]
-        parts = dict(zip(leaf_paths(params), shares, strict=True))
     trained = [leaves[place] for place in own.trained]
     return LayerState(
         parameters=sum(leaf.size for leaf in leaves),
         weight_bytes=nbytes(leaves),
-        optimizer_bytes=whole.state_bytes(layer, parts) if whole is not None and own.owned else 0,
+        optimizer_bytes=whole.state_bytes(layer) if whole is not None and own.owned else 0,
         sum_bytes=nbytes([wide(leaf) for leaf in trained]),
         gradient_bytes=nbytes(trained),
     )

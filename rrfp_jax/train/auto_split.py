@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import optax
 
@@ -113,8 +112,6 @@ def estimate_of(
 ) -> Estimate:
     """The first step of one replica of a Trainer's with these arguments.
 
-    A stage of several devices counts as one that is so many times as fast; bytes are those of each.
-
     Raises:
         UsageError: a model or a schedule that does not work.
     """
@@ -126,7 +123,5 @@ def estimate_of(
     stages = range(mesh.pp)
     kinds = sorted({kind for s in stages for own in rules.backward_kinds(s) for kind in own})
     every = [*buckets, *declared_buckets(data)]
-    width = mesh.widths[0]
-    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=settings.memory.remat, width=width)
-    devices = replace(devices, accelerator=devices.accelerator.at(width))
+    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=settings.memory.remat)
     return Estimate(model=model, buckets=buckets, rules=rules, devices=devices)

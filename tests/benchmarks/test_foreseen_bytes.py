@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from benchmarks.gpu.compiled_cases import CASES, read_record, stages_of
-from benchmarks.gpu.foreseen_bytes import TEMPORARIES_OFF, Pair, main, pairs_of, pairs_table
+from benchmarks.gpu.foreseen_bytes import BELOW, Pair, main, pairs_of, pairs_table
 
 MIB = 2**20
 
@@ -15,13 +15,17 @@ def path_as_before(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
-@pytest.mark.parametrize("name", ["gpt3", "llama3", "llama3-tp8"])
-def test_predictions_are_near_what_xla_said(name):
+@pytest.mark.parametrize("name", ["gpt3", "llama3"])
+def test_predictions_are_not_below_what_xla_said(name):
     for pair in pairs_of(name, read_record()[name]):
         if pair.what == "held":
             assert pair.predicted == pair.found > 0
         elif pair.judged:
-            assert abs(pair.off) < TEMPORARIES_OFF, pair
+            assert pair.off > -BELOW, pair
+
+
+def test_nothing_is_predicted_of_several_devices():
+    assert not list(pairs_of("llama3-tp8", read_record()["llama3-tp8"]))
 
 
 def test_the_record_has_all_runs():

@@ -37,6 +37,8 @@ def exists(page, word):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_paths_and_links_lead_somewhere(page):
     text = prose_of(page)
+    if page.name == "moved.md":  # whose second column has names of before
+        text = re.sub(r"(?m)^(\|[^|]*\|).*$", r"\1", text)
     links = {link.partition("#")[0] for link in LINK.findall(text) if "://" not in link}
     if page.name == "moved.md":  # its second column names what is gone
         text = re.sub(r"(?m)^(\| [^|]*\|).*", r"\1", text)

@@ -64,6 +64,21 @@ def test_temporaries_are_near_what_xla_says():
     assert forward <= cost(attention, long, long, long).temporary_bytes <= 3.5 * forward
 
 
+def test_temporaries_end_with_their_last_use():
+    def chain(x):
+        a = x @ x
+        b = a @ a
+        return b @ b
+
+    assert cost(chain, SQUARE).temporary_bytes == 2 * BYTES
+    assert cost(lambda x: x, SQUARE).temporary_bytes == 0
+
+
+def test_gradients_that_are_added_at_once_are_there_one_by_one():
+    products = jax.make_jaxpr(lambda x, y: (x @ y, y @ x))(SQUARE, SQUARE)
+    assert [program_cost(products, added).temporary_bytes for added in (0, 1, 2)] == [0, BYTES, BYTES]
+
+
 def test_accelerators():
     accelerator = Accelerator(
         name="x", half=4.0, single=2.0, bytes_per_second=10.0, memory=None, link="loopback", source=""

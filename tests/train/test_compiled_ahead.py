@@ -9,15 +9,11 @@ from types import SimpleNamespace
 import jax
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
 from rrfp_jax.data.contract import as_data
-from rrfp_jax.forecast.accelerators import CPU, LINKS
-from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.runtime.programs.executables import ENDING, Executables, Request
 from rrfp_jax.train.ahead import AheadOfTime, compile_ahead
-from rrfp_jax.train.auto_split import estimate_of
 from rrfp_jax.train.named import schedule_of
 from tests.support import programs, toy
 from tests.support.refusals import BATCH
@@ -33,8 +29,8 @@ MESHES = {
 }
 
 
-def compiled(mesh, schedule, pipe, folder, stages=None, memory=None, here=False, remat="none"):
-    settings = rrfp.Trainer(pipe, OPTIMIZER, mesh=mesh, schedule=schedule, remat=remat)._stepper._settings
+def compiled(mesh, schedule, pipe, folder, stages=None, memory=None, here=False):
+    settings = rrfp.Trainer(pipe, OPTIMIZER, mesh=mesh, schedule=schedule)._stepper._settings
     run = AheadOfTime(
         pipe=pipe,
         optimizer=OPTIMIZER,
@@ -63,27 +59,6 @@ def test_a_start_compiles_nothing_and_says_the_same(name, tmp_path):
     assert [dataclasses.replace(own, **unlike) for own in found] == [
         dataclasses.replace(own, **unlike) for own in ledgers
     ]
-
-
-@pytest.mark.parametrize("remat", ["none", "full"])
-def test_what_several_devices_hold_is_foreseen(remat, tmp_path):
-    mesh = rrfp.Mesh(pp=2, tp=2)
-    tensors = {"*.up": P(None, "tp"), "*.down": P("tp", None)}
-    pipe = toy.pipeline(sharding=tensors, carry=P(None, "tp"))
-    ahead = compiled(mesh, "bfw", pipe, tmp_path, remat=remat)
-    devices = Devices(accelerator=CPU, link=LINKS[CPU.link], memory=None, setting=None)
-    settings = rrfp.Trainer(pipe, OPTIMIZER, mesh=mesh, schedule="bfw", remat=remat)._stepper._settings
-    schedule, data = schedule_of("bfw"), as_data(DATA)
-    foreseen = estimate_of(pipe, OPTIMIZER, data, settings, mesh, schedule, devices).ledgers(None)
-    for own, expected in zip(ahead.stages, foreseen, strict=True):
-        for name, bucket in own.ledger.buckets.items():
-            shared = 32 * 4  # the positions, which each layer is thought to hold by itself
-            assert 0 <= expected.buckets[name].held_bytes - bucket.held_bytes <= shared
-        for what in ("parameters", "weight_bytes", "accumulator_bytes"):
-            assert getattr(own.ledger, what) == getattr(expected, what)
-        assert own.ledger.optimizer_bytes == pytest.approx(
-            expected.optimizer_bytes, abs=12
-        )  # counts of steps
 
 
 def test_what_does_not_fit_is_said(tmp_path):

@@ -231,18 +231,9 @@ class WholeOptimizer:
             state=state,
         )
 
-    def state_bytes(self, layer: int, parts: Mapping[str, int]) -> int:
-        """Of the leaves that belong to a layer (to the first of several), and of those that are shared.
-
-        A leaf as large as its parameter is spread over as many devices; `parts` says how many, by path, where
-        that is more than one.
-        """
-        total = 0
-        for k, ((_, spec), of) in enumerate(zip(self.state, self.owners, strict=True)):
-            if self.layer_of(k) in (-1, layer):
-                shares = [parts.get(self.paths[i], 1) for i in of if self._shapes[i] == spec.shape]
-                total += nbytes(spec) // max(shares, default=1)
-        return total
+    def state_bytes(self, layer: int) -> int:
+        """Of the leaves that belong to a layer (to the first of several), and of those that are shared."""
+        return nbytes([spec for k, (_, spec) in enumerate(self.state) if self.layer_of(k) in (-1, layer)])
 
     @cached_property
     def _shapes(self) -> list[tuple[int, ...]]:
