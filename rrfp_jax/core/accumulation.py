@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
-from rrfp_jax.core.tasks import Task
-from rrfp_jax.core.transitions import ADDS
+from rrfp_jax.core.tasks import KINDS, Task
 
 Accumulation: TypeAlias = Literal["index", "arrival"]
 
@@ -69,7 +68,7 @@ def most_parked(order: Iterable[Task], chunks: int) -> int:
     tasks = list(order)
     accumulator, most = Accumulator(chunks, "index", len(tasks)), 0
     for kind, chunk, microbatch in tasks:
-        if ADDS[kind]:
+        if KINDS[kind].charge < 0:
             accumulator.add(chunk, microbatch)
             most = max(most, accumulator.parked)
     return most

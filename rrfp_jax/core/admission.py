@@ -36,7 +36,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from rrfp_jax.core.tasks import FORWARD, INPUT, Task
+from rrfp_jax.core.tasks import KINDS, Task
 
 
 class Admission(ABC):
@@ -140,12 +140,13 @@ class ByChunk(Admission):
         room = self._limit - self._costs[task.chunk][task.microbatch]
         held, costs, states = self.held, self._costs, self._states
         for kind, chunk, microbatch in order[start:stop]:
-            if kind is FORWARD:
+            charge = KINDS[kind].charge
+            if charge > 0:
                 if states[chunk][microbatch] == _TO_COME:
                     held += costs[chunk][microbatch]
                     if held > room:
                         return False
-            elif kind is not INPUT and states[chunk][microbatch] != _FREED:
+            elif charge < 0 and states[chunk][microbatch] != _FREED:
                 held -= costs[chunk][microbatch]
         return True
 

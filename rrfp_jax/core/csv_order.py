@@ -84,7 +84,7 @@ def _parsed(at: str, cell: str) -> tuple[int, Kind, int]:
     if match is None:
         raise ValueError(f"{at}: {cell!r} is no task: write virtual stage, F, B, I or W, microbatch")
     v, letter, microbatch = match.groups()
-    return int(v), next(kind for kind in Kind if kind.letter == letter), int(microbatch)
+    return int(v), Kind.of(letter), int(microbatch)
 
 
 def _misplaced(rows: Sequence[Sequence[tuple[str, int, Kind, int]]], placement: Placement) -> str | None:

@@ -41,7 +41,7 @@ from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 from rrfp_jax.core.step_rules import Budget
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Input, Kind, Output, Task
+from rrfp_jax.core.tasks import FORWARD, KINDS, Input, Kind, Output, Task
 
 T = TypeVar("T")
 
@@ -85,18 +85,25 @@ class Footprint:
 
     def held_change(self, kind: Kind) -> int:
         """By how much a dispatch of this kind changes what is held between programs."""
-        whole, half = self.held_after_forward_bytes, self.held_after_input_bytes
-        return {FORWARD: whole, BACKWARD: -whole, INPUT: half - whole, WEIGHT: -half}[kind]
+        before = KINDS[kind].after
+        return self._held_after(kind) - (0 if before is None else self._held_after(before))
 
-    @property
-    def forward_bytes(self) -> int:
-        """From F on."""
-        return self.held_after_forward_bytes + max(self.activation_out_bytes, self.gradient_in_bytes)
+    def bytes_after(self, kind: Kind) -> int:
+        """What is there from a dispatch of this kind to the next one: held, sent, or on its way here."""
+        whole = max(self.activation_out_bytes, self.gradient_in_bytes)
+        return self._held_after(kind) + (whole if KINDS[kind].flow > 0 else self.gradient_out_bytes)
 
-    @property
-    def input_bytes(self) -> int:
-        """From I on, or from B on, when only the gradient is left."""
-        return self.held_after_input_bytes + self.gradient_out_bytes
+    def arriving(self, flow: int) -> int:
+        """Of the message that comes for a task with this `KindRow.flow`."""
+        return self.activation_in_bytes if flow > 0 else self.gradient_in_bytes if flow else 0
+
+    def leaving(self, flow: int) -> int:
+        """Of the message that a task with this flow sends."""
+        return self.activation_out_bytes if flow > 0 else self.gradient_out_bytes if flow else 0
+
+    def _held_after(self, kind: Kind) -> int:
+        holds = KINDS[kind].holds
+        return 0 if holds is None else getattr(self, holds)
 
 
 Chunks: TypeAlias = Sequence[Footprint]
@@ -112,7 +119,7 @@ def costs(chunks: Chunks) -> list[int]:
     """Bytes of a microbatch in flight on each chunk, beyond what others are charged for."""
     own = _arrivals(chunks)
     return [
-        max(chunk.forward_bytes + own[c + 1] - own[c], chunk.held_after_input_bytes, 0)
+        max(chunk.bytes_after(FORWARD) + own[c + 1] - own[c], chunk.held_after_input_bytes, 0)
         for c, chunk in enumerate(chunks)
     ]
 
@@ -200,13 +207,10 @@ def _replayed(order: Sequence[Task], microbatches: Sequence[Chunks]) -> tuple[in
             phases[j][0] = 0
         else:
             held -= max(sum(phases[j]) - share[j], 0)
-        phases[j][chunk] = {
-            FORWARD: chunks[chunk].forward_bytes,
-            INPUT: chunks[chunk].input_bytes,
-        }.get(kind, chunks[chunk].gradient_out_bytes)
-        if chunk == 0 and kind in (BACKWARD, INPUT):
+        phases[j][chunk] = chunks[chunk].bytes_after(kind)
+        if chunk == 0 and KINDS[kind].flow < 0:
             share[j] = chunks[0].gradient_out_bytes
-        to_do[j] -= kind is not INPUT
+        to_do[j] -= KINDS[kind].charge != 0
         if to_do[j]:
             held += max(sum(phases[j]) - share[j], 0)
         else:
@@ -244,8 +248,9 @@ class Meter:
 
     def __init__(self, footprints: Sequence[Chunks], buckets: Sequence[int]) -> None:
         self._buckets = buckets
-        self._inputs = [[_inputs(chunk) for chunk in chunks] for chunks in footprints]
-        self._outputs = [[_outputs(chunk) for chunk in chunks] for chunks in footprints]
+        flows = [row.flow for row in KINDS]
+        self._inputs = [[[*map(chunk.arriving, flows)] for chunk in chunks] for chunks in footprints]
+        self._outputs = [[[*map(chunk.leaving, flows)] for chunk in chunks] for chunks in footprints]
         self._changes = [[_changes(chunk) for chunk in chunks] for chunks in footprints]
         self.begin()
 
@@ -272,23 +277,12 @@ class Meter:
         self.now -= self._outputs[self._buckets[microbatch]][chunk][direction]
 
 
-def _inputs(chunk: Footprint) -> dict[Direction, int]:
-    return _by_direction(chunk.activation_in_bytes, chunk.gradient_in_bytes)
-
-
-def _outputs(chunk: Footprint) -> dict[Direction, int]:
-    return _by_direction(chunk.activation_out_bytes, chunk.gradient_out_bytes)
-
-
-def _by_direction(activation: int, gradient: int) -> dict[Direction, int]:
-    """Bytes of what is sent for a task of each direction."""
-    return {Direction.FORWARD: activation, Direction.BACKWARD: gradient, Direction.WEIGHT: 0}
-
-
-def _changes(chunk: Footprint) -> dict[Kind, tuple[int, int]]:
+def _changes(chunk: Footprint) -> list[tuple[int, int]]:
     """By kind: how a dispatch changes what there is, and what it needs besides for a while."""
-    inputs, outputs = _inputs(chunk), _outputs(chunk)
-    sent = {way: outputs[way] - inputs[way] for way in outputs}
-    return {
-        kind: (chunk.held_change(kind) + sent[kind.direction], chunk.transient_bytes(kind)) for kind in Kind
-    }
+    return [
+        (
+            chunk.held_change(kind) + chunk.leaving(KINDS[kind].flow) - chunk.arriving(KINDS[kind].flow),
+            chunk.transient_bytes(kind),
+        )
+        for kind in Kind
+    ]

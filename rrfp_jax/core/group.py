@@ -32,9 +32,9 @@ from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, Room
+from rrfp_jax.core.progress import ArrivalError
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Input, Task
-from rrfp_jax.core.transitions import Refusal
 from rrfp_jax.core.wait import Wait, WaitCause
 
 
@@ -239,7 +239,7 @@ class Unanimous:
     def _defer(self, event: Arrived) -> None:
         """Keep an arrival for the end of the round, when what this rank proposes may have been dispatched."""
         if event in self._later:
-            raise self.scheduler.illegal(event, Refusal.ONCE.value)
+            raise self.scheduler.illegal(event, ArrivalError.ONCE.value)
         self.scheduler.require_possible(event, self._proposals[self._round][self.rank])
         self._later.append(event)
 

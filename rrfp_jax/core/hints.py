@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Direction, Placement, Task
 
 DIRECTIONS = tuple(Direction)
 
@@ -207,10 +207,6 @@ class FPriority(_Priority):
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
 
 
-HELD = {FORWARD: 1, BACKWARD: -1, INPUT: 0, WEIGHT: -1}
-"""What a dispatched task adds to the forwards without a backward."""
-
-
 class DrainState(NamedTuple):
     """The hint's own state, how many forwards have no backward, and the order to drain in from here on."""
 
@@ -251,7 +247,7 @@ class Drain(Hint):
             for j in range(microbatches):
                 order += [Task(FORWARD, c, j) for c in range(placement.chunks)]
                 for c in reversed(range(placement.chunks)):
-                    kinds = (INPUT, WEIGHT) if (c, j) in split else (BACKWARD,)
+                    kinds = KINDS[BACKWARD].parts if (c, j) in split else (BACKWARD,)
                     order += [Task(kind, c, j) for kind in kinds]
         return DrainState(self.hint.start(stage, placement, microbatches), 0, tuple(order))
 
@@ -261,11 +257,11 @@ class Drain(Hint):
         if held < self.limit:
             choice = self.hint.choose(inner, ready)
         elif not order:
-            choice = self.hint.choose(inner, Only(ready, lambda task: task.kind is not FORWARD))
+            choice = self.hint.choose(inner, Only(ready, lambda task: KINDS[task.kind].charge <= 0))
         else:
             order = order[next(at for at, task in enumerate(order) if not ready.was_dispatched(task)) :]
             choice = (order[0], inner) if order[0] in ready else None
         if choice is None:
             return None
         task, inner = choice
-        return task, DrainState(inner, held + HELD[task.kind], order)
+        return task, DrainState(inner, held + KINDS[task.kind].charge, order)

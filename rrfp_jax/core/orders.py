@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Kind, Placement, Task
 
 
 class FixedOrder(ABC):
@@ -169,14 +169,16 @@ def planned_order(
         if past[kind][chunk][j]:
             raise wrong(f"{task} is there twice")
         past[kind][chunk][j] = True
-        if kind is not FORWARD:
-            before = INPUT if kind is WEIGHT else FORWARD
-            if not past[before][chunk][j] and (needed := Task(before, chunk, j)) in order:
-                raise wrong(f"{task} stands before {needed}, which it needs")
+        before = KINDS[kind].after
+        if before is None or past[before][chunk][j]:
+            continue
+        if (needed := Task(before, chunk, j)) in order:
+            raise wrong(f"{task} stands before {needed}, which it needs")
     for chunk, j in product(chunks, range(microbatches)):
         found = [kind for kind in Kind if past[kind][chunk][j]]
-        split = INPUT in found or WEIGHT in found
-        wanted = (FORWARD, INPUT, WEIGHT) if split else (FORWARD,) if forward_only else (FORWARD, BACKWARD)
+        split = any(kind.whole is not kind for kind in found)
+        backward = KINDS[BACKWARD].parts if split else () if forward_only else (BACKWARD,)
+        wanted = (FORWARD, *backward)
         for kind in wanted:
             if kind not in found:
                 raise wrong(f"{Task(kind, chunk, j)} is missing")

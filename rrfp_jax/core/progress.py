@@ -1,4 +1,11 @@
-"""How far a stage is in its step: the state of each of its tasks, by the tables of `transitions`.
+"""How far a stage is in its step: the state of each of its tasks.
+
+A virtual stage has for each microbatch the tasks F and B, or F, I and W. Each goes through three states:
+
+    WAITING -> READY -> DISPATCHED
+
+There is no state for "ended": a device runs its programs in order, so that a predecessor on the same stage
+need only be dispatched. Everything else in the core decides *which* of the ready tasks is dispatched.
 
 Tasks are filed in *rows*, one for each direction and chunk. A chunk's B or I of a microbatch, whichever it
 has, is in the row of BACKWARD. A row has one byte per microbatch, so the lowest ready one is found by a
@@ -8,13 +15,52 @@ search for a byte.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
 from itertools import chain
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Input, Kind, Placement, Task
-from rrfp_jax.core.transitions import DISPATCHED, READY, RULES, TRANSITIONS, WAITING, Cause, Refusal, cause
+from rrfp_jax.core.tasks import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    WEIGHT,
+    Direction,
+    Input,
+    Kind,
+    Placement,
+    Task,
+)
 
-ARRIVAL = Cause.ARRIVAL
-BEFORE_ARRIVAL, _ = TRANSITIONS[ARRIVAL]
+WAITING, READY, DISPATCHED = range(3)
+
+
+class ReadyBy(Enum):
+    """What makes a waiting task ready."""
+
+    BEGINNING = "the step begins"
+    ARRIVAL = "its input arrives"
+    PREDECESSOR = "its predecessor is dispatched"
+
+
+def ready_by(kind: Kind, arrives: bool) -> ReadyBy:
+    """What makes a task ready.
+
+    Where its input comes from another virtual stage (`arrives`), that always comes last: a gradient exists
+    only after the forward of its own microbatch.
+    """
+    if arrives:
+        return ReadyBy.ARRIVAL
+    return ReadyBy.BEGINNING if KINDS[kind].after is None else ReadyBy.PREDECESSOR
+
+
+class ArrivalError(Enum):
+    """What was expected instead of an arrival that is illegal, in the order in which it is checked."""
+
+    ELSEWHERE = "F, B or I whose input comes from another virtual stage"
+    ONCE = "each input once"
+    EARLY = "a gradient only after the microbatch's own forward"
+    NO_BACKWARD = "no gradient in a forward-only pass"
+
 
 Names = Mapping[Kind, Sequence[Sequence[Task]]]
 """`[kind][chunk][microbatch]`: all tasks that there may be in a step."""
@@ -33,17 +79,17 @@ class Row:
         states: by microbatch, WAITING, READY or DISPATCHED.
         ready: how many are ready.
         lowest: the lowest microbatch that is ready, -1 if none is.
-        cause: what makes them ready.
+        by: what makes them ready.
         predecessor: the row of the tasks that are dispatched before them, if there are any.
         mixed: whether both B's and I's are among them.
     """
 
-    __slots__ = ("cause", "lowest", "mixed", "predecessor", "ready", "states", "tasks")
+    __slots__ = ("by", "lowest", "mixed", "predecessor", "ready", "states", "tasks")
 
     def __init__(
-        self, tasks: Sequence[Task], cause: Cause, predecessor: Row | None = None, mixed: bool = False
+        self, tasks: Sequence[Task], by: ReadyBy, predecessor: Row | None = None, mixed: bool = False
     ) -> None:
-        self.tasks, self.cause, self.predecessor, self.mixed = tasks, cause, predecessor, mixed
+        self.tasks, self.by, self.predecessor, self.mixed = tasks, by, predecessor, mixed
         self.states = bytearray(len(tasks))
         self.ready, self.lowest = 0, -1
 
@@ -92,9 +138,9 @@ class Progress:
             backwards[chunk][microbatch] = names[INPUT][chunk][microbatch]
         self.splits = sum(splits)
 
-        def causes(kind: Kind) -> Iterator[Cause]:
+        def causes(kind: Kind) -> Iterator[ReadyBy]:
             tasks = (row[0] for row in names[kind])
-            return (cause(kind, placement.needs_arrival(stage, task)) for task in tasks)
+            return (ready_by(kind, placement.needs_arrival(stage, task)) for task in tasks)
 
         self.forwards = [Row(*row) for row in zip(names[FORWARD], causes(FORWARD), strict=True)]
         self.backwards = [
@@ -104,17 +150,10 @@ class Progress:
             )
         ]
         self.weights = [Row(*row) for row in zip(names[WEIGHT], causes(WEIGHT), self.backwards, strict=True)]
-        self._of = {
-            Direction.FORWARD: self.forwards,
-            Direction.BACKWARD: self.backwards,
-            Direction.WEIGHT: self.weights,
-        }
+        self._of = dict(zip(Direction, (self.forwards, self.backwards, self.weights), strict=True))
         self.rows = {kind: self._of[kind.direction] for kind in Kind}
-        self.ranked = {  # best chunk first, by the paper's tie order (appendix A)
-            Direction.FORWARD: self.forwards,
-            Direction.BACKWARD: self.backwards[::-1],
-            Direction.WEIGHT: self.weights[::-1],
-        }
+        best_first = (self.forwards, self.backwards[::-1], self.weights[::-1])  # the paper's tie order
+        self.ranked = dict(zip(Direction, best_first, strict=True))
         self._chunks, self._microbatches = placement.chunks, len(names[FORWARD][0])
         self._forward_only = forward_only
         self._dispatches = {  # by kind and chunk: the task's row, and those in which another becomes ready
@@ -122,7 +161,7 @@ class Progress:
             for kind, rows in self.rows.items()
         }
         for row in self.forwards:
-            if row.cause is Cause.BEGINNING:
+            if row.by is ReadyBy.BEGINNING:
                 for j in range(self._microbatches):
                     row.make_ready(j)
 
@@ -130,9 +169,9 @@ class Progress:
         """The rows in which the dispatch of a task makes that of the same microbatch ready."""
         if self._forward_only:
             return []
-        ways = {after.direction for after in Kind if RULES[after].predecessor is kind}
+        ways = {row.direction for row in KINDS if row.after is kind}
         rows = (self._of[way][chunk] for way in Direction if way in ways)
-        return [row for row in rows if row.cause is Cause.PREDECESSOR]
+        return [row for row in rows if row.by is ReadyBy.PREDECESSOR]
 
     def state(self, task: Task) -> int:
         """WAITING, READY or DISPATCHED; WAITING for a B that is an I here, and for an I that is a B."""
@@ -165,16 +204,16 @@ class Progress:
         if not (0 <= chunk < self._chunks and 0 <= microbatch < self._microbatches):
             return f"chunk < {self._chunks} and microbatch < {self._microbatches}"
         row = self._of[direction][chunk]
-        if row.cause is not ARRIVAL:
-            return Refusal.ELSEWHERE.value
-        if row.states[microbatch] != BEFORE_ARRIVAL:
-            return Refusal.ONCE.value
+        if row.by is not ReadyBy.ARRIVAL:
+            return ArrivalError.ELSEWHERE.value
+        if row.states[microbatch] != WAITING:
+            return ArrivalError.ONCE.value
         if row.predecessor is not None:
             before = row.predecessor
             if before.states[microbatch] != DISPATCHED and before.tasks[microbatch] != coming:
-                return Refusal.EARLY.value
+                return ArrivalError.EARLY.value
             if self._forward_only:
-                return Refusal.NO_BACKWARD.value
+                return ArrivalError.NO_BACKWARD.value
         return None
 
     def dispatch(self, kind: Kind, chunk: int, microbatch: int) -> None:
@@ -211,8 +250,8 @@ class Progress:
             assert row.lowest == (ready[0].microbatch if ready else -1)
             for j, task in enumerate(row.tasks if row.predecessor else ()):
                 assert row.predecessor is not None
-                before, rule = row.predecessor.tasks[j], RULES[task.kind]
-                past = row.predecessor.states[j] == DISPATCHED and before.kind is rule.predecessor
+                before, after = row.predecessor.tasks[j], KINDS[task.kind].after
+                past = row.predecessor.states[j] == DISPATCHED and before.kind is after
                 assert past or row.states[j] == WAITING, f"{task} before {before}"
-                if row.cause is Cause.PREDECESSOR and not self._forward_only:
+                if row.by is ReadyBy.PREDECESSOR and not self._forward_only:
                     assert past == (row.states[j] != WAITING), f"{task} is ready when {before} is dispatched"

@@ -30,10 +30,7 @@ from itertools import accumulate, compress
 
 from rrfp_jax.core.hints import DIRECTIONS, Hint, HintView
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-
-FREES = (BACKWARD, WEIGHT)
-"""Kinds of tasks after which a chunk of a microbatch holds nothing any more."""
+from rrfp_jax.core.tasks import KINDS, WEIGHT, Placement, Task
 
 
 @dataclass(frozen=True)
@@ -59,14 +56,14 @@ class _Line:
     @classmethod
     def of(cls, order: Sequence[Task]) -> _Line:
         """With what follows from the order."""
-        counted = [task.kind is not INPUT for task in order]
+        counted = [KINDS[task.kind].charge != 0 for task in order]
         return cls(
             order=tuple(order),
             rank={task: at for at, task in enumerate(order)},
             ascending=_ascends(order),
             charges=list(compress(order, counted)),
             before=list(accumulate(counted, initial=0)),
-            full=next((at for at, task in enumerate(order) if task.kind in FREES), len(order)),
+            full=next((at for at, task in enumerate(order) if KINDS[task.kind].charge < 0), len(order)),
         )
 
 
@@ -138,7 +135,7 @@ class Ranked(Hint):
         if at < len(order) and (task := order[at]) in ready:
             return task, _new(_Place, (at + 1, line))
         for task in ready.heads(rank) if line.ascending else _by_rank(line, ready):
-            if self.reserve and task.kind is FORWARD:
+            if self.reserve and KINDS[task.kind].charge > 0:
                 before, stop = line.before, max(rank[task], line.full)
                 if not ready.leaves_room(task, line.charges, before[at], before[stop]):
                     continue

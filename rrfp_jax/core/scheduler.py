@@ -28,10 +28,9 @@ from rrfp_jax.core.admission import Admission, ByChunk, Whole
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, IllegalEvent, Room, ScheduleError
 from rrfp_jax.core.hints import Only
 from rrfp_jax.core.orders import FixedOrder, planned_order
-from rrfp_jax.core.progress import Progress, Row
+from rrfp_jax.core.progress import DISPATCHED, READY, Progress, Row
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Direction, Kind, Task
-from rrfp_jax.core.transitions import ADDS, ADMITTED, DISPATCHED, FORWARD_ONLY, FUSED, READY
+from rrfp_jax.core.tasks import KINDS, WEIGHT, Direction, Kind, Task
 from rrfp_jax.core.wait import Wait, WaitCause
 
 KEPT = 4096
@@ -171,9 +170,10 @@ class RunnableTasks:
 
     def _permits(self, kind: Kind, chunk: int, microbatch: int) -> bool:
         """Whether a ready task is also admitted, or has a place for its gradient."""
-        if ADDS[kind]:
+        charge = KINDS[kind].charge
+        if charge < 0:
             return self._accumulator.accepts(chunk, microbatch)
-        if ADMITTED[kind]:
+        if charge > 0:
             for admission in self._admissions:  # a call of all takes twice as long
                 if not admission.admits(chunk, microbatch):
                     return False
@@ -184,7 +184,7 @@ class RunnableTasks:
         for task in row:
             if self._permits(*task):
                 return task
-            if ADMITTED[task.kind]:
+            if KINDS[task.kind].charge > 0:
                 if any(admission.refuses_beyond(*task[1:]) for admission in self._admissions):
                     return None
             elif not row.mixed:
@@ -247,7 +247,7 @@ class StageScheduler:
         self.view = RunnableTasks(self._progress, self._admissions, self._accumulator)
         self._forward_only = rules.forward_only
         self._to_run = [placement.chunks] * microbatches  # in a forward-only pass
-        own = len(FORWARD_ONLY if rules.forward_only else FUSED)
+        own = 1 if rules.forward_only else 2
         self.tasks = self._remaining = microbatches * placement.chunks * own + self._progress.splits
         self.log = EventLog(self.kept)
         self._note = self.log.entries.append
@@ -377,12 +377,13 @@ class StageScheduler:
         self.view.known = None
         self._progress.dispatch(kind, chunk, microbatch)
         additions: tuple[int, ...] = ()
-        if ADMITTED[kind]:
+        charge = KINDS[kind].charge
+        if charge > 0:
             for admission in self._admissions:
                 admission.admit(chunk, microbatch)
             if self._forward_only:
                 self._leave(microbatch)
-        elif ADDS[kind]:
+        elif charge < 0:
             for admission in self._admissions:
                 admission.release(chunk, microbatch)
             additions = self._accumulator.add(chunk, microbatch)
@@ -407,7 +408,7 @@ class StageScheduler:
         past = [task.kind for task in every if progress.state(task) == DISPATCHED]
         assert len(past) + self._remaining == self.tasks
         if rules.charges_by_chunk and not rules.forward_only:
-            held = past.count(FORWARD) - past.count(BACKWARD) - past.count(WEIGHT)
+            held = sum(KINDS[kind].charge for kind in past)
             assert held == self.in_flight, f"{held} in flight, {self.in_flight} accounted for"
         if (limit := rules.admission_limit) is not None:
             most = limit * rules.placement.chunks

@@ -12,7 +12,7 @@ from rrfp_jax.core.hints import Drain, Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.progress import Names, all_tasks
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Kind, Placement
+from rrfp_jax.core.tasks import BACKWARD, KINDS, WEIGHT, Kind, Placement
 
 Backpressure: TypeAlias = Literal["admission", "drain"]
 
@@ -118,7 +118,7 @@ class StepRules:
         else:
             split = set(schedule.split(stage, self.placement, self.microbatches))
         counts = [sum(1 for j in range(self.microbatches) if (c, j) in split) for c in chunks]
-        fused, apart = frozenset([BACKWARD]), frozenset([INPUT, WEIGHT])
+        fused, apart = frozenset([BACKWARD]), frozenset(KINDS[BACKWARD].parts)
         return [
             fused if count == 0 else apart if count == self.microbatches else fused | apart
             for count in counts

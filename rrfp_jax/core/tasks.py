@@ -36,12 +36,22 @@ class Kind(IntEnum):
     @property
     def letter(self) -> str:
         """The one-letter name used in schedules and traces."""
-        return "FBIW"[self]
+        return KINDS[self].letter
 
     @property
     def direction(self) -> Direction:
         """What it is for."""
-        return DIRECTIONS[self]
+        return KINDS[self].direction
+
+    @property
+    def whole(self) -> Kind:
+        """The kind that it is a part of, or itself."""
+        return next((kind for kind in Kind if self in KINDS[kind].parts), self)
+
+    @classmethod
+    def of(cls, letter: str) -> Kind:
+        """The kind that a letter names."""
+        return next(kind for kind in cls if KINDS[kind].letter == letter)
 
 
 class Direction(IntEnum):
@@ -56,13 +66,80 @@ class Direction(IntEnum):
     WEIGHT = 3  # W
 
 
-DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.BACKWARD, Direction.WEIGHT)
-"""By kind."""
-
 FORWARD, BACKWARD, INPUT, WEIGHT = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
 
-FLOW = (1, -1, -1, 0)
-"""By kind: F sends to v + 1, B and I to v - 1, W to nobody; inputs come from the opposite side."""
+
+class KindRow(NamedTuple):
+    """All that distinguishes the tasks of one kind.
+
+    Attributes:
+        letter, title, colour: how it is written, called and drawn.
+        direction: what it is for.
+        after: the task of the same virtual stage and microbatch that is dispatched before it.
+        flow: on virtual stage v its input comes from v - flow, and its output goes to v + flow; 0: neither.
+        charge: 1: it takes its chunk's part of what may be in flight, for which admission must have room.
+            -1: it frees that, and makes a gradient of the weights, which needs a place until it is added.
+            0: neither, so that it may always run.
+        holds: the field of a `Footprint` that says what a microbatch holds after it; None: nothing.
+        parts: the kinds that together do the same; costs are told of these.
+        seconds: the table of a `Workload` that says how long it takes; "" if its parts have theirs.
+    """
+
+    letter: str
+    title: str
+    colour: str
+    direction: Direction
+    after: Kind | None
+    flow: int
+    charge: int
+    holds: Literal["held_after_forward_bytes", "held_after_input_bytes"] | None
+    parts: tuple[Kind, ...]
+    seconds: str = ""
+
+
+KINDS = (
+    KindRow(
+        *("F", "forward", "#0072b2"),
+        direction=Direction.FORWARD,
+        after=None,
+        flow=1,
+        charge=1,
+        holds="held_after_forward_bytes",
+        parts=(FORWARD,),
+        seconds="forward",
+    ),
+    KindRow(
+        *("B", "backward", "#d55e00"),
+        direction=Direction.BACKWARD,
+        after=FORWARD,
+        flow=-1,
+        charge=-1,
+        holds=None,
+        parts=(INPUT, WEIGHT),
+    ),
+    KindRow(
+        *("I", "input gradient", "#e69f00"),
+        direction=Direction.BACKWARD,
+        after=FORWARD,
+        flow=-1,
+        charge=0,
+        holds="held_after_input_bytes",
+        parts=(INPUT,),
+        seconds="backward_input",
+    ),
+    KindRow(
+        *("W", "weight gradient", "#009e73"),
+        direction=Direction.WEIGHT,
+        after=INPUT,
+        flow=0,
+        charge=-1,
+        holds=None,
+        parts=(WEIGHT,),
+        seconds="backward_weight",
+    ),
+)
+"""One row for each kind, and the only table by kind. Colours are those of Okabe and Ito, which colour-blind
+people can tell apart (https://jfly.uni-koeln.de/color)."""
 
 Shape: TypeAlias = Literal["looped", "v"]
 
@@ -82,7 +159,7 @@ class Task(NamedTuple):
     def input(self) -> Input:
         """What it takes from another virtual stage, if its place in the model needs that."""
         kind, chunk, microbatch = self
-        return Input(DIRECTIONS[kind], chunk, microbatch)
+        return Input(KINDS[kind].direction, chunk, microbatch)
 
 
 class Input(NamedTuple):
@@ -141,23 +218,25 @@ class Placement:
 
     def needs_arrival(self, stage: int, task: Task) -> bool:
         """Whether the task's input comes from another virtual stage, not from data or its own F or I."""
-        flow = FLOW[task.kind]
+        flow = KINDS[task.kind].flow
         return flow != 0 and 0 <= self.virtual_stage(stage, task.chunk) - flow <= self.last
 
     def destination(self, stage: int, task: Task) -> tuple[int, Input] | None:
         """The stage that needs this task's output, and what it is there; None if no virtual stage does."""
         kind, chunk, microbatch = task
-        v = self.virtual_stage(stage, chunk) + FLOW[kind]
-        if not FLOW[kind] or not 0 <= v <= self.last:
+        flow = KINDS[kind].flow
+        v = self.virtual_stage(stage, chunk) + flow
+        if not flow or not 0 <= v <= self.last:
             return None
         to, chunk = self.place(v)
-        return to, Input(DIRECTIONS[kind], chunk, microbatch)
+        return to, Input(KINDS[kind].direction, chunk, microbatch)
 
     def source(self, stage: int, wanted: Input) -> tuple[int, Output] | None:
         """The stage that sends an input, and what it is there; None at the ends of the model."""
         direction, chunk, microbatch = wanted
-        v = self.virtual_stage(stage, chunk) - FLOW[direction]
-        if not FLOW[direction] or not 0 <= v <= self.last:
+        flow = KINDS[direction].flow
+        v = self.virtual_stage(stage, chunk) - flow
+        if not flow or not 0 <= v <= self.last:
             return None
         sender, chunk = self.place(v)
         return sender, Output(direction, chunk, microbatch)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rrfp_jax.core.orders import FixedOrder, require_placement
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Kind, Placement, Task
 
 
 class VOrder(FixedOrder):
@@ -59,18 +59,18 @@ class _Counters:
     """Hands out a stage's tasks: of each kind and chunk in microbatch order."""
 
     def __init__(self) -> None:
-        self._given: dict[tuple[Kind, int], int] = {}
+        self._given: dict[tuple[Direction, int], int] = {}
 
     def next(self, kind: Kind, chunk: int) -> Task:
         """The next microbatch's task of a kind and chunk; B and I are of one kind here."""
-        what = (BACKWARD if kind is INPUT else kind, chunk)
+        what = (kind.direction, chunk)
         microbatch = self._given.get(what, 0)
         self._given[what] = microbatch + 1
         return Task(kind, chunk, microbatch)
 
     def given(self, kind: Kind, chunk: int) -> int:
         """How many of these have been handed out."""
-        return self._given.get((BACKWARD if kind is INPUT else kind, chunk), 0)
+        return self._given.get((kind.direction, chunk), 0)
 
 
 @dataclass(frozen=True)

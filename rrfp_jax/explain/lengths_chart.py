@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from rrfp_jax.core.tasks import Kind
+from rrfp_jax.core.tasks import KINDS, Kind
 from rrfp_jax.explain.plot import WIDTH, Plot, colours, milliseconds, thinned
 from rrfp_jax.explain.tails import quantile
 from rrfp_jax.trace.work import RecordedStep
-from rrfp_jax.views.picture import COLOURS, NAMES
 
 
 def lengths(steps: Sequence[RecordedStep]) -> Plot:
@@ -28,9 +27,9 @@ def lengths(steps: Sequence[RecordedStep]) -> Plot:
     for (bucket, kind), seconds in found.items():
         seconds.sort()
         low, middle, high = (milliseconds(quantile(seconds, at)) for at in (0.05, 0.5, 0.95))
-        of = {"bucket": labels[bucket], "kind": NAMES[kind], "tasks": len(seconds)}
+        of = {"bucket": labels[bucket], "kind": KINDS[kind].title, "tasks": len(seconds)}
         rows.append(of | {"low": low, "median": middle, "high": high})
-    kinds = {NAMES[kind]: COLOURS[kind] for kind in NAMES if any(kind is own for _, own in found)}
+    kinds = {KINDS[kind].title: KINDS[kind].colour for kind in sorted({kind for _, kind in found})}
     x = alt.X("bucket:N", title=None, sort=[labels[bucket] for bucket in _sorted(labels)], axis=thinned())
     base = alt.Chart(alt.NamedData("lengths"), width=WIDTH - 160, height=200).encode(
         x=x,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import altair as alt
 
 from rrfp_jax.core.step_rules import charges_of
-from rrfp_jax.core.tasks import FORWARD, INPUT
+from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.explain.plot import WIDTH, Plot, Row, milliseconds, row_height, thinned
 from rrfp_jax.trace.work import RecordedStep
 
@@ -42,8 +42,8 @@ def held(step: RecordedStep) -> list[Held]:
         amount, since = 0, [(step.trace.start, 0)]
         for record in sorted(step.trace.stage_records(stage), key=lambda record: record.dispatched):
             kind, chunk, microbatch = record.task
-            if kind is not INPUT:
-                amount += costs[chunk][microbatch] if kind is FORWARD else -costs[chunk][microbatch]
+            if charge := KINDS[kind].charge:
+                amount += charge * costs[chunk][microbatch]
                 since.append((record.dispatched, amount))
         found.append(Held(stage, since, limit, budget is not None))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rrfp_jax.core.tasks import Kind
+from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.explain import charts
 from rrfp_jax.explain.explanation import Explanation
 from rrfp_jax.explain.heatmap import heatmap, slowest
@@ -19,7 +19,6 @@ from rrfp_jax.explain.run_folder import Run
 from rrfp_jax.explain.tails import tails
 from rrfp_jax.explain.timeline_chart import drawn_stages, timeline
 from rrfp_jax.trace.work import RecordedStep
-from rrfp_jax.views.picture import NAMES
 
 MOST_TAILS = 40
 """Rows of the table; of more stages and kinds those that exceed their medians most."""
@@ -138,5 +137,5 @@ def _tails(run: Run) -> Section:
         figures = [f"{own * 1e3:.2f}" for own in (tail.median, tail.p95, tail.worst)]
         late = ", ".join(f"{microbatch} ({step})" for step, microbatch in tail.late)
         injected = [f"{tail.delayed} tasks, {tail.injected * 1e3:.1f}"] * delayed
-        rows.append([str(tail.stage), NAMES[Kind(tail.kind)], *figures, late, *injected])
+        rows.append([str(tail.stage), KINDS[tail.kind].title, *figures, late, *injected])
     return Section("Tails", note, table=rows)

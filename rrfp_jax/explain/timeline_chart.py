@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import altair as alt
 
+from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.explain.plot import WIDTH, Plot, Row, colours, milliseconds, row_height, thinned
 from rrfp_jax.trace.idleness import critical_path, idleness
 from rrfp_jax.trace.records import TaskRecord
 from rrfp_jax.trace.work import RecordedStep
-from rrfp_jax.views.picture import COLOURS, DELAY, DELAY_COLOUR, NAMES
+from rrfp_jax.views.picture import DELAY, DELAY_COLOUR
 
 LEAST_IDLE = 1e-3
 """Part of the step below which an idle time is left out."""
@@ -47,7 +48,7 @@ def timeline(step: RecordedStep, longest: float) -> Plot:
     x = alt.X("a:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(longest)]))
     y = alt.Y("s:O", title="stage", axis=thinned())
     present = {record.task.kind for record in records}
-    drawn = {NAMES[kind]: COLOURS[kind] for kind in NAMES if kind in present}
+    drawn = {KINDS[kind].title: KINDS[kind].colour for kind in sorted(present)}
     delays = _delays(step, records)
     scale = colours(drawn | ({DELAY: DELAY_COLOUR} if delays else {}))
     legend = alt.Legend(title=None, orient="bottom")
@@ -89,7 +90,7 @@ def _tasks(step: RecordedStep, records: Sequence[TaskRecord]) -> list[Row]:
             "s": record.stage,
             "a": milliseconds(record.start - begin),
             "b": milliseconds(record.end - begin),
-            "k": NAMES[record.task.kind],
+            "k": KINDS[record.task.kind].title,
             "t": str(record.task),
             "r": milliseconds(record.ready - begin),
             "n": _transfer(step, record),

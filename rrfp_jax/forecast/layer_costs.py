@@ -16,7 +16,7 @@ import jax
 
 from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.step_rules import Bucket
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
+from rrfp_jax.core.tasks import FORWARD, INPUT, KINDS, Kind
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
@@ -102,7 +102,7 @@ def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
     live = Liveness.unplaced(traced, carry, inputs, kinds)
     trained = len(traced.backward.closed.jaxpr.outvars) - len(traced.moving_in)
     programs = {
-        kind: program_cost(program_of(traced, kind).closed, trained if kind in (BACKWARD, WEIGHT) else 0)
+        kind: program_cost(program_of(traced, kind).closed, trained if KINDS[kind].charge < 0 else 0)
         for kind in every
     }
     footprint = footprint_of(
@@ -128,7 +128,7 @@ def joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
         kinds: of backward tasks.
     """
     layers, tasks = [cost.footprint for cost in costs], (FORWARD, *kinds)
-    first, last, letters = layers[0], layers[-1], [kind.letter for kind in tasks]
+    first, last = layers[0], layers[-1]
     halfway = sum(layer.held_after_input_bytes for layer in layers)
     return Footprint(
         activation_in_bytes=first.activation_in_bytes,
@@ -138,25 +138,23 @@ def joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
         held_after_forward_bytes=sum(layer.held_after_forward_bytes for layer in layers),
         held_after_input_bytes=halfway if INPUT in kinds else 0,
         temporary_bytes={kind.letter: _temporary(kind, costs) for kind in tasks},
-        dropped_bytes={kind: _dropped(kind, layers) for kind in letters},
+        dropped_bytes={kind.letter: _dropped(kind, layers) for kind in tasks},
     )
 
 
 def _temporary(kind: Kind, costs: Sequence[LayerCost]) -> int:
     """Of the layer that needs most; a compiler may keep one gradient of another layer beside it."""
     needed = [cost.programs[kind].temporary_bytes for cost in costs]
-    if kind is not BACKWARD:
+    if len(KINDS[kind].parts) == 1:
         return max(needed)
     others = [max((own.gradient_bytes for own in costs if own is not cost), default=0) for cost in costs]
     return max(own + other for own, other in zip(needed, others, strict=True))
 
 
-def _dropped(kind: str, layers: Sequence[Footprint]) -> int:
+def _dropped(kind: Kind, layers: Sequence[Footprint]) -> int:
     """Arguments of a virtual stage's program that nobody needs after it."""
-    own = [layer.dropped_bytes[kind] for layer in layers]
-    if kind == FORWARD.letter:
-        return own[0]
-    if kind == WEIGHT.letter:
-        return sum(own)
+    own = [layer.dropped_bytes[kind.letter] for layer in layers]
+    if (flow := KINDS[kind].flow) >= 0:
+        return own[0] if flow else sum(own)
     inner = zip(own[:-1], layers, strict=False)  # whose gradients do not arrive as arguments
     return own[-1] + sum(max(size - layer.gradient_in_bytes, 0) for size, layer in inner)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rrfp_jax.core.step_rules import Bucket, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, WEIGHT, Kind, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Kind, Task
 from rrfp_jax.forecast.accelerators import Accelerator, Link
 from rrfp_jax.forecast.model_costs import ModelCosts
 from rrfp_jax.trace.costs import TableCosts
@@ -27,8 +27,7 @@ class LayerTimes:
         return {
             bucket: [
                 {
-                    kind: self.accelerator.seconds(cost.flops, cost.bytes)
-                    + more * (kind in (BACKWARD, WEIGHT))
+                    kind: self.accelerator.seconds(cost.flops, cost.bytes) + more * (KINDS[kind].charge < 0)
                     for kind, cost in layer.programs.items()
                 }
                 for layer, more in zip(layers, adding, strict=True)
@@ -91,4 +90,4 @@ class LayerTimes:
         gradient = self.model.layers[bucket][layers.start].footprint.gradient_out_bytes
         for kind in kinds:
             duration = sum(self.tasks[bucket][i][kind] for i in layers)
-            yield kind, duration, link.seconds(activation if kind is FORWARD else gradient)
+            yield kind, duration, link.seconds(activation if KINDS[kind].flow > 0 else gradient)

@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
-from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Placement, Task
+from rrfp_jax.core.tasks import FORWARD, KINDS, Direction, Kind, Placement, Task
 from rrfp_jax.trace.costs import Costs
 
 
@@ -91,8 +91,9 @@ def operations(rules: StepRules, costs: Costs) -> list[Operation]:
             last = add(stage, Task(FORWARD, chunk, j), last)
         for stage, chunk in () if rules.forward_only else reversed(places):
             last = add(stage, stages[stage].task_for(Direction.BACKWARD, chunk, j), last)
-            if last.task.kind is INPUT:
-                add(stage, Task(WEIGHT, chunk, j), last)
+            for kind in Kind:
+                if KINDS[kind].after is last.task.kind:  # W, if that was I
+                    add(stage, Task(kind, chunk, j), last)
     for operation in reversed(found):
         if (before := operation.follows) is not None:
             before.tail = max(before.tail, operation.lag + operation.duration + operation.tail)

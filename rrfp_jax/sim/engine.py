@@ -32,7 +32,7 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 from rrfp_jax.core.events import ROOM, Arrived
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Kind, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Direction, Kind, Task
 from rrfp_jax.trace.costs import Costs
 from rrfp_jax.trace.records import RECORD, Part, StepTrace
 
@@ -95,10 +95,8 @@ class Device:
         self.free = self.busy = self.room = 0.0
         self.waiting: list[Callable[[float], None]] = []
         chunks, microbatches = rules.placement.chunks, rules.microbatches
-        forward, backward, weight = ([[0.0] * microbatches for _ in range(chunks)] for _ in range(3))
-        self.ready: dict[Kind | Direction, list[list[float]]] = {
-            **{FORWARD: forward, BACKWARD: backward, INPUT: backward, WEIGHT: weight}
-        }
+        by_direction = {way: [[0.0] * microbatches for _ in range(chunks)] for way in Direction}
+        self.ready = [by_direction[row.direction] for row in KINDS]
         self.routes: Routes = {}
 
 

@@ -32,8 +32,7 @@ from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-from rrfp_jax.core.transitions import ADDS
+from rrfp_jax.core.tasks import FORWARD, KINDS, Placement, Task
 from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.trace.costs import Costs, CostTable
 from rrfp_jax.trace.records import StepTrace, TaskRecord, peak_charge
@@ -99,7 +98,7 @@ def _of_microbatch(stage: int, task: Task) -> object:
 
 
 def _of_direction(stage: int, task: Task) -> object:
-    return task.kind is FORWARD, task.microbatch
+    return KINDS[task.kind].flow > 0, task.microbatch
 
 
 EVALUATIONS = 200
@@ -267,7 +266,7 @@ class _Planner:
                     return f"exceeds the limit {what} on stage {stage}"
             accumulator = Accumulator(chunks, rules.accumulation, rules.spare_gradients)
             for kind, chunk, microbatch in row:
-                if ADDS[kind]:
+                if KINDS[kind].charge < 0:
                     if not accumulator.accepts(chunk, microbatch):
                         return f"has no place for a gradient on stage {stage}"
                     accumulator.add(chunk, microbatch)
@@ -360,11 +359,11 @@ class _SplitAlike(FixedOrder):
 
 
 def _spelled(task: Task, split: bool) -> Sequence[Task]:
-    if split and task.kind is BACKWARD:
-        return task._replace(kind=INPUT), task._replace(kind=WEIGHT)
-    if not split and task.kind is INPUT:
-        return (task._replace(kind=BACKWARD),)
-    return () if not split and task.kind is WEIGHT else (task,)
+    if split:
+        return [task._replace(kind=part) for part in KINDS[task.kind].parts]
+    whole = task.kind.whole
+    last = task.kind not in (whole, KINDS[whole].parts[0])
+    return () if last else (task._replace(kind=whole),)
 
 
 def _splits(hint: Hint, rules: StepRules) -> list[Collection[tuple[int, int]]]:

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.step_rules import Budget
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
+from rrfp_jax.core.tasks import Placement, Task
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import Costs, TableCosts
 from rrfp_jax.trace.layers import Seen, fitted_shares, least_largest
@@ -124,7 +124,9 @@ class Layers:
         for i in layers:
             was, chunk = self.placement.place(self.work.virtual_stage_of[i])
             speed = self.shares.slowness[stage] / self.shares.slowness[was]
-            found += self.shares.of_time[i] * speed * _duration(costs, was, task._replace(chunk=chunk))
+            # A first virtual stage may have no I, and runs a fused B.
+            seconds = costs.of_any_cut(was, task._replace(chunk=chunk)) or 0.0
+            found += self.shares.of_time[i] * speed * seconds
         return found
 
     def _budget(
@@ -146,15 +148,6 @@ class Layers:
 
     def _lasting(self, layers: range) -> int:
         return sum(self.work.layers[i].lasting_bytes for i in layers)
-
-
-def _duration(costs: TableCosts, stage: int, task: Task) -> float:
-    """Of a task that may run in other halves there: a first virtual stage has no I, a fused B is both."""
-    if (stage, task) in costs.durations or task.kind is FORWARD:
-        return costs.durations.get((stage, task), 0.0)
-    if task.kind in (INPUT, WEIGHT):
-        return costs.durations.get((stage, task._replace(kind=BACKWARD)), 0.0) / 2
-    return sum(costs.durations.get((stage, task._replace(kind=kind)), 0.0) for kind in (INPUT, WEIGHT))
 
 
 def _text(split: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name, name_of
-from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Task
+from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.trace.costs import Costs, TableCosts, recorded
@@ -247,12 +247,11 @@ class _Halves(Costs):
     inner: TableCosts
 
     def duration(self, stage: int, task: Task) -> float:
-        if task.kind in (INPUT, WEIGHT) and (stage, task) not in self.inner.durations:
-            return self.inner.duration(stage, task._replace(kind=BACKWARD)) / 2
-        return self.inner.duration(stage, task)
+        seconds = self.inner.of_any_cut(stage, task)
+        return self.inner.duration(stage, task) if seconds is None else seconds
 
     def transfer(self, stage: int, task: Task) -> float:
-        kinds = (task.kind,) if task.kind not in (BACKWARD, INPUT) else (BACKWARD, INPUT)
+        kinds = (kind for kind in Kind if kind.direction is task.kind.direction)
         return max(self.inner.transfer(stage, task._replace(kind=kind)) for kind in kinds)
 
 

@@ -33,11 +33,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import chain
-from operator import add
 from statistics import median
 from typing import TypeAlias
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
+from rrfp_jax.core.tasks import KINDS, Kind, Placement, Task
 from rrfp_jax.trace.records import StepTrace
 from rrfp_jax.trace.work import RecordedStep
 
@@ -283,22 +282,14 @@ class WorkloadCosts(Costs):
                 f"the workload has {self.workload.stages} stages, the placement {self.placement.stages}: "
                 "they must be equal"
             )
-        workload = self.workload
-        halves = zip(workload.backward_input, workload.backward_weight, strict=True)
-        fused = [tuple(map(add, *rows)) for rows in halves]
+        workload, stages, chunks = self.workload, self.placement.stages, self.placement.chunks
         durations = {
-            FORWARD: workload.forward,
-            BACKWARD: fused,
-            INPUT: workload.backward_input,
-            WEIGHT: workload.backward_weight,
+            kind: _added([getattr(workload, KINDS[part].seconds) for part in KINDS[kind].parts], chunks)
+            for kind in Kind
         }
-        stages, chunks = range(self.placement.stages), range(self.placement.chunks)
-        if len(chunks) > 1:
-            durations = {
-                kind: [tuple(seconds / len(chunks) for seconds in row) for row in table]
-                for kind, table in durations.items()
-            }
-        links = {k: [[self._link(i, Task(k, c, 0)) for c in chunks] for i in stages] for k in Kind}
+        links = {
+            k: [[self._link(i, Task(k, c, 0)) for c in range(chunks)] for i in range(stages)] for k in Kind
+        }
         object.__setattr__(self, "_durations", durations)
         object.__setattr__(self, "_links", links)
 
@@ -319,15 +310,26 @@ class WorkloadCosts(Costs):
         if destination is None or destination[0] == stage:
             return None
         row = link_row(self.placement, stage, destination[0], task.kind)
-        forward = task.kind is FORWARD
-        return (self.workload.transfer_forward if forward else self.workload.transfer_backward)[row]
+        table: Table = getattr(self.workload, _transfers(task.kind))
+        return table[row]
+
+
+def _added(tables: Sequence[Table], chunks: int) -> Table:
+    """What these tables are in all, shared by the chunks of a stage."""
+    rows = zip(*tables, strict=True)
+    return tuple(tuple(sum(times) / chunks for times in zip(*parts, strict=True)) for parts in rows)
+
+
+def _transfers(kind: Kind) -> str:
+    """The table of a workload with the transfers of a kind's outputs."""
+    return f"transfer_{kind.direction.name.lower()}"
 
 
 def link_row(placement: Placement, stage: int, to: int, kind: Kind) -> int:
     """The row of a workload's transfers that has the link which a task's output crosses."""
     if placement.shape != "v":
         return stage
-    return min(stage, to) if kind is FORWARD else max(stage, to)
+    return min(stage, to) if KINDS[kind].flow > 0 else max(stage, to)
 
 
 @dataclass(frozen=True)
@@ -347,15 +349,28 @@ class TableCosts(Costs):
             ValueError: the table does not have it.
         """
         seconds = self.durations.get((stage, task))
-        if seconds is not None:
-            return seconds
-        halves = [self.durations.get((stage, task._replace(kind=kind))) for kind in (INPUT, WEIGHT)]
-        if task.kind is not BACKWARD or None in halves:
+        if seconds is None:
+            seconds = self._of_parts(stage, task)
+        if seconds is None:
             raise ValueError(
                 f"the table has no duration of {task} on stage {stage}: use a schedule that splits the same "
                 "backwards, on the same placement"
             )
-        return sum(half for half in halves if half is not None)
+        return seconds
+
+    def of_any_cut(self, stage: int, task: Task) -> float | None:
+        """The same, and I and W that are not in the table take half of B each; None if it lacks them all."""
+        seconds = self.durations.get((stage, task))
+        if seconds is not None:
+            return seconds
+        whole = task.kind.whole
+        fused = self.durations.get((stage, task._replace(kind=whole)))
+        return self._of_parts(stage, task) if fused is None else fused / len(KINDS[whole].parts)
+
+    def _of_parts(self, stage: int, task: Task) -> float | None:
+        parts = [self.durations.get((stage, task._replace(kind=part))) for part in KINDS[task.kind].parts]
+        known = [seconds for seconds in parts if seconds is not None]
+        return sum(known) if len(known) == len(parts) else None
 
     def transfer(self, stage: int, task: Task) -> float:
         """See `Costs.transfer`; 0 if the table does not have it."""
@@ -370,19 +385,6 @@ def recorded(trace: StepTrace) -> TableCosts:
         if receiver is not None and receiver.stage != sender.stage:
             transfers[sender.stage, sender.task] = max(0.0, receiver.ready - sender.end)
     return TableCosts({(r.stage, r.task): r.end - r.start for r in trace.records}, transfers)
-
-
-BACKWARDS = ("backward_input", "backward_weight")
-
-PARTS: Mapping[Kind, tuple[str, ...]] = {
-    FORWARD: ("forward",),
-    BACKWARD: BACKWARDS,
-    INPUT: BACKWARDS[:1],
-    WEIGHT: BACKWARDS[1:],
-}
-"""The tables of a workload that have a share in a task of each kind."""
-
-TRANSFERS = {FORWARD: "transfer_forward", BACKWARD: "transfer_backward", INPUT: "transfer_backward"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -428,7 +430,7 @@ class CostTable:
             tables: list[Table] = [getattr(self.buckets[name], part) for name in names]
             return tuple(tuple(chain(*rows)) for rows in zip(*tables, strict=True))
 
-        return Workload(**{part: table(part) for part in ("forward", *BACKWARDS, *_LINKS)})
+        return Workload(**{part: table(part) for part in _NAMES})
 
     @classmethod
     def from_json_object(cls, data: object) -> CostTable:
@@ -470,14 +472,14 @@ def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
         links: list[tuple[str, int, int, float]] = []
         for record in trace.records:
             kind, _, j = record.task
-            parts = PARTS[kind]
-            for part in parts:
-                place = part, record.stage, j
-                sums[place] = sums.get(place, 0.0) + (record.end - record.start) / len(parts)
+            kinds = KINDS[kind].parts
+            for own in kinds:
+                place = KINDS[own].seconds, record.stage, j
+                sums[place] = sums.get(place, 0.0) + (record.end - record.start) / len(kinds)
             receiver = trace.receiver(record)
             if receiver is not None and receiver.stage != record.stage:
                 row = link_row(trace.placement, record.stage, receiver.stage, kind)
-                links.append((TRANSFERS[kind], row, j, max(0.0, receiver.ready - record.end)))
+                links.append((_transfers(kind), row, j, max(0.0, receiver.ready - record.end)))
         for part, stage, j, seconds in chain(((*place, found) for place, found in sums.items()), links):
             parts_of = samples.setdefault(names[j], {})
             parts_of.setdefault(part, [[] for _ in range(trace.stages)])[stage].append(seconds)
@@ -503,14 +505,11 @@ def workload_of(step: RecordedStep) -> Workload:
     return replace(workload, activation_bytes=charges)
 
 
-_LINKS = ("transfer_forward", "transfer_backward")
-
-
 def _medians(parts: Mapping[str, Sequence[Sequence[float]]]) -> Workload:
     none: Sequence[Sequence[float]] = [()] * len(parts["forward"])
     return Workload(
         **{
             part: tuple((median(found) if found else 0.0,) for found in parts.get(part, none))
-            for part in ("forward", *BACKWARDS, *_LINKS)
+            for part in _NAMES
         }
     )

@@ -26,7 +26,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.core.tasks import KINDS, Task
 from rrfp_jax.trace.records import StepTrace, TaskRecord
 
 
@@ -161,7 +161,7 @@ def _gap(
     source, awaited = trace.sender(first), trace.sender(last)
     left = any_ready if source is None else min(within(source.end), any_ready)
     on_time = max(min(within(first.ready - first.late), any_ready), left)
-    held = Cause.ORDER if fixed_order else Cause.MEMORY if first.task.kind is FORWARD else Cause.TURN
+    held = Cause.ORDER if fixed_order else Cause.MEMORY if KINDS[first.task.kind].charge > 0 else Cause.TURN
     parts = (
         (start, left, Cause.STAGE, first, source),
         (left, on_time, Cause.LINK, first, source),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Kind, Placement, Task
+from rrfp_jax.core.tasks import KINDS, Direction, Kind, Placement, Task
 
 
 class TaskRecord(NamedTuple):
@@ -163,8 +163,6 @@ class StepTrace:
 
     def sender(self, receiver: TaskRecord) -> TaskRecord | None:
         """The task on another virtual stage whose output made this one ready; None if it needs none."""
-        if receiver.task.kind is WEIGHT:
-            return None
         source = self.placement.source(receiver.stage, receiver.task.input)
         if source is None:
             return None
@@ -234,11 +232,8 @@ def peak_charge(order: Iterable[Task], costs: Sequence[Sequence[int]]) -> int:
     """
     held = peak = 0
     for kind, chunk, microbatch in order:
-        if kind is FORWARD:
-            held += costs[chunk][microbatch]
-            peak = max(peak, held)
-        elif kind is not INPUT:
-            held -= costs[chunk][microbatch]
+        held += KINDS[kind].charge * costs[chunk][microbatch]
+        peak = max(peak, held)
     return peak
 
 
@@ -252,11 +247,12 @@ def peak_of_order(order: Iterable[Task], chunks: int) -> int:
     held = peak = 0
     to_go: dict[int, int] = {}  # releasing tasks, by microbatch
     for kind, _, microbatch in order:
-        if kind is FORWARD and microbatch not in to_go:
+        charge = KINDS[kind].charge
+        if charge > 0 and microbatch not in to_go:
             to_go[microbatch] = chunks
             held += 1
             peak = max(peak, held)
-        elif kind is not FORWARD and kind is not INPUT:
+        elif charge < 0:
             to_go[microbatch] -= 1
             held -= to_go[microbatch] == 0
     return peak
@@ -275,12 +271,8 @@ def peak_bytes(trace: StepTrace, activation_bytes: Sequence[Sequence[float]]) ->
         share = [size / trace.placement.chunks for size in activation_bytes[stage]]
         held = peak = 0.0
         for record in _by_dispatch(trace, stage):
-            kind, _, microbatch = record.task
-            if kind is FORWARD:
-                held += share[microbatch]
-                peak = max(peak, held)
-            elif kind is not INPUT:
-                held -= share[microbatch]
+            held += KINDS[record.task.kind].charge * share[record.task.microbatch]
+            peak = max(peak, held)
         peaks.append(peak)
     return peaks
 

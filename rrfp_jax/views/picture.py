@@ -1,7 +1,6 @@
 """Steps as a picture: one panel per step above a common time axis, one row per stage, one box per task.
 
-All pictures of steps are drawn here, real ones and simulated ones. Colours are those of Okabe and Ito
-(https://jfly.uni-koeln.de/color), which colour-blind people can tell apart; what has no colour is idle.
+All pictures of steps are drawn here, real ones and simulated ones. What has no colour is idle.
 """
 
 from __future__ import annotations
@@ -11,19 +10,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
+from rrfp_jax.core.tasks import FORWARD, KINDS, Task
 from rrfp_jax.trace.idleness import Cause, Idle, idleness
 from rrfp_jax.trace.records import StepTrace, TaskRecord
 from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.causes import DRAWN_AS, IDLE, NOTHING, WAITS
 
-COLOURS = {FORWARD: "#0072b2", BACKWARD: "#d55e00", INPUT: "#e69f00", WEIGHT: "#009e73"}
-NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: "input gradient", WEIGHT: "weight gradient"}
 DELAY, DELAY_COLOUR = "injected delay", "#ff69b4"
 """Of the end of a task in which its device was only kept busy."""
 
-DARK, LIGHT = "#202020", "white"
-LETTERS = {FORWARD: LIGHT, BACKWARD: LIGHT, INPUT: DARK, WEIGHT: LIGHT}
+DARK, LIGHT, HALFWAY = "#202020", "white", 0.5
+"""Inks, and the brightness of a box from which on its number is dark."""
+
 PALER = 0.45
 """How far the colour of a stage's last chunk is from its first one's to white."""
 
@@ -135,7 +133,7 @@ def figure(panels: Sequence[Panel]) -> Any:
             _draw_delays(axes, panel, axis, legend)
             _describe(axes, panel, axis)
         rows[-1].set_xlabel(f"time ({axis.unit}); the number in a box is its microbatch", fontsize=9)
-        order = [*NAMES.values(), CHUNKS, DELAY, *IDLE]
+        order = [*(row.title for row in KINDS), CHUNKS, DELAY, *IDLE]
         shown = [legend[name] for name in order if name in legend]
         made.legend(handles=shown, loc="outside lower center", ncols=len(shown), fontsize=8.5, frameon=False)
     return made
@@ -179,11 +177,11 @@ def _draw_tasks(axes: Any, panel: Panel, axis: TimeAxis, legend: dict[str, Any],
         axes.broken_barh(spans, row, facecolors=colours, edgecolor="white", linewidth=0.4)
         for (start, width), record in zip(spans, records, strict=True):
             if _fits(record, points, axis):
-                ink = DARK if record.task.chunk else LETTERS[record.task.kind]
+                ink = _ink(record.task)
                 look = {"ha": "center", "va": "center_baseline", "color": ink, "fontsize": points}
                 axes.text(start + width / 2, stage, str(record.task.microbatch), **look)
-    for kind in {record.task.kind for record in trace.records}:
-        legend[NAMES[kind]] = _patch(f"{kind.letter}: {NAMES[kind]}", facecolor=COLOURS[kind])
+    for kind in {KINDS[record.task.kind] for record in trace.records}:
+        legend[kind.title] = _patch(f"{kind.letter}: {kind.title}", facecolor=kind.colour)
     if chunks > 1:
         legend[CHUNKS] = _patch(CHUNKS, facecolor=_colour(Task(FORWARD, chunks - 1, 0), chunks))
 
@@ -228,7 +226,15 @@ def _colour(task: Task, chunks: int) -> tuple[float, ...]:
     from matplotlib.colors import to_rgb
 
     white = PALER * task.chunk / max(1, chunks - 1)
-    return tuple(white + (1 - white) * part for part in to_rgb(COLOURS[task.kind]))
+    return tuple(white + (1 - white) * part for part in to_rgb(KINDS[task.kind].colour))
+
+
+def _ink(task: Task) -> str:
+    """The colour of a task's number."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(KINDS[task.kind].colour)
+    return DARK if task.chunk or 0.3 * red + 0.59 * green + 0.11 * blue > HALFWAY else LIGHT
 
 
 def _patch(name: str, **look: Any) -> Any:

@@ -28,8 +28,6 @@ Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys
 BESIDE = ("idle", DELAY, "process_name", "thread_name")
 """Names of events that say nothing which others do not say."""
 
-KINDS = {kind.letter: kind for kind in Kind}
-
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A schema whose keys are all that there may be."""
@@ -185,7 +183,7 @@ def _steps(
 
 
 def _record(event: _Slice, args: _Task, placement: Placement | None) -> TaskRecord:
-    task = Task(KINDS[args.kind], args.chunk, args.microbatch)
+    task = Task(Kind.of(args.kind), args.chunk, args.microbatch)
     if placement is None or args.stage >= placement.stages or args.chunk >= placement.chunks:
         raise ValueError(f"{event.name} is of stage {args.stage}, chunk {args.chunk}; there is no such place")
     if (event.name, event.tid) != (str(task), args.stage):

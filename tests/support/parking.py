@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rrfp_jax.core.transitions import ADDS
+from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.runtime.stages.step import ModelStep
 
 
@@ -15,7 +15,7 @@ def every_gradient_parked():
 
     def parked(self, task, in_turn):
         found = run(self, task, False)
-        if in_turn and ADDS[task.kind]:
+        if in_turn and KINDS[task.kind].charge < 0:
             self.accumulate(task.chunk, task.microbatch)
         return found
 

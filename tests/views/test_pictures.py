@@ -10,12 +10,12 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Placement, Task
 from rrfp_jax.trace.idleness import Cause, Idle
 from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
 from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.causes import IDLE, WAITS
-from rrfp_jax.views.picture import NAMES, Panel, told
+from rrfp_jax.views.picture import Panel, told
 from rrfp_jax.views.timeline import SVG, Timeline, compare
 from rrfp_jax.views.tips import reason, tips
 from tests.views.test_trace_file import delayed, step
@@ -39,7 +39,7 @@ def texts(svg):
 )
 def test_the_legend_names_every_kind_of_task_and_of_idleness_and_no_other(schedule, kinds, idle):
     shown = texts(drawn(schedule).svg())
-    names = [f"{kind.letter}: {NAMES[kind]}" for kind in sorted(NAMES)]
+    names = [f"{row.letter}: {row.title}" for row in KINDS]
     legend = [name for name in names if name[0] in kinds]
     assert [text for text in shown if text in names] == legend
     assert [text.removeprefix("idle: ") for text in shown if text in IDLE] == idle

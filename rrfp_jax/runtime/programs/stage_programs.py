@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 
 from rrfp_jax.core.footprint import Footprint
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Kind
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, reduce
 from rrfp_jax.runtime.mesh.stage_mesh import Ends, StageMesh
@@ -188,16 +188,16 @@ class Liveness:
         """
         where = first_places([*at_hand, *computed])
         held = sorted(value for value in where if value in later)
-        gradient = len(self.traced.moving_in)
-        before, after = self.ends.before, self.ends.after
+        flow, ends = KINDS[kind].flow, (self.ends.before, self.ends.after)
+        once = ends if flow > 0 else ends[::-1]
         made = TaskProgram(
             program=program,
             head=[i for i in program_of(self.traced, kind).reads if i < self.traced.fixed],
-            arrives={FORWARD: self.carry, WEIGHT: []}.get(kind, self.cotangents),
+            arrives=self.carry if flow > 0 else self.cotangents if flow else [],
             takes=[where[i] for i in self._reads(kind)],
-            sends={FORWARD: self.traced.out, WEIGHT: 0}.get(kind, gradient),
-            arrives_once=before if kind is FORWARD else after,
-            sends_once=after if kind is FORWARD else before,
+            sends=self.traced.out if flow > 0 else len(self.traced.moving_in) if flow else 0,
+            arrives_once=once[0],
+            sends_once=once[1],
             keeps=[where[i] for i in held],
             held_bytes=self._bytes(held),
             dropped_bytes=self._bytes(set(at_hand) - set(held)),
@@ -223,11 +223,8 @@ class Liveness:
 
 def program_of(traced: Differentiated, kind: Kind) -> Program:
     """The traced program of a kind of task."""
-    if kind is FORWARD:
-        return traced.forward
-    if kind is BACKWARD:
-        return traced.backward
-    return traced.input if kind is INPUT else traced.weight
+    found: Program = getattr(traced, kind.name.lower())  # they are called like the kinds
+    return found
 
 
 def at_forward(carry: int, fields: int) -> list[int]:
@@ -416,17 +413,18 @@ class _Chain:
         """The program of a kind of task, after those that it takes something of; given if it is there."""
         traced = self._traced
         program = program_of(traced, kind)
-        first = {FORWARD: where(self._sent), WEIGHT: []}.get(kind, self._flowing)
-        if kind is FORWARD and traced.has_statistics:
+        row = KINDS[kind]
+        first = where(self._sent) if row.flow > 0 else self._flowing if row.flow else []
+        if row.flow > 0 and traced.has_statistics:
             first = [*first, self._compiler.stage_mesh.whole]
-        if (kind is BACKWARD or kind is WEIGHT) and self.sums:
+        if row.charge < 0 and self.sums:
             compiled = compiled or self._compile_adding(program, first)
         else:
             free = len(program.outputs) - len(first)
             compiled = compiled or self._compile(program, [*first, *[None] * free])
-        if kind is FORWARD or kind is INPUT:
+        if row.holds is not None:
             self._note(program, compiled)
-        if kind is FORWARD:
+        if row.flow > 0:
             self.values += [self._sent[i] for i in traced.moving_out]
             self.values += self._compiler.stage_mesh.spread([SCALE], [WHOLE])
         return compiled

@@ -12,7 +12,7 @@ import numpy as np
 
 from rrfp_jax.core.footprint import Meter
 from rrfp_jax.core.step_rules import Bucket
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
+from rrfp_jax.core.tasks import KINDS, Kind, Task
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.metrics import Reduced, add_to
 from rrfp_jax.runtime.model.pipeline import IDS
@@ -166,9 +166,10 @@ class ModelStep:
         if task in self._arrived:
             arrays = self._arrived.pop(task)
             at_hand += arrays if how.arrives_once else stage_mesh.joined(arrays, how.arrives)
-        if kind is BACKWARD or kind is INPUT:
+        row = KINDS[kind]
+        if row.flow < 0:
             at_hand.append(self.stage.loss_scale)
-        ends = kind is BACKWARD or kind is WEIGHT
+        ends = row.charge < 0
         sums: list[jax.Array] = []
         if ends:
             sums = self.stage.sums_of(chunk) if in_turn else self.stage.zeros(chunk)
@@ -197,7 +198,7 @@ class ModelStep:
             fixed += virtual_stage.prepare(*[leaves[i] for i in virtual_stage.prepare_reads])
         for kind, how in virtual_stage.tasks.items():
             head = [fixed[i] for i in how.head]
-            counts = kind is FORWARD and virtual_stage.statistics is not None
+            counts = KINDS[kind].flow > 0 and virtual_stage.statistics is not None
             self._bound[bucket, chunk, kind] = _Bound(how, how.program, head, counts)
 
 

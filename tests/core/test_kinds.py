@@ -1,4 +1,4 @@
-"""The rules as tables: that they are shown, and that the code follows them, one by one."""
+"""The table of kinds: that core/README.md shows it, and that the code follows it, one by one."""
 
 import re
 from pathlib import Path
@@ -9,14 +9,14 @@ import rrfp_jax.core
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, IllegalEvent
 from rrfp_jax.core.hints import BF, BFW
 from rrfp_jax.core.orders import OneFOneB
-from rrfp_jax.core.progress import Progress, all_tasks
+from rrfp_jax.core.progress import ArrivalError, Progress, ReadyBy, all_tasks, ready_by
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import (
     BACKWARD,
-    FLOW,
     FORWARD,
     INPUT,
+    KINDS,
     WEIGHT,
     Direction,
     Input,
@@ -24,14 +24,14 @@ from rrfp_jax.core.tasks import (
     Placement,
     Task,
 )
-from rrfp_jax.core.transitions import FUSED, RULES, SPLIT, TRANSITIONS, Cause, Refusal, cause, in_markdown
 
 README = Path(rrfp_jax.core.__file__).with_name("README.md")
+FUSED, SPLIT = (FORWARD, BACKWARD), (FORWARD, INPUT, WEIGHT)
 
 
 def test_the_readme_shows_them():
     shown = README.read_text().split("<!-- tables -->")[1].split("<!-- end of tables -->")[0]
-    assert shown.strip() == in_markdown(), "put what rrfp_jax.core.transitions.in_markdown() gives there"
+    assert shown.strip() == in_markdown(), "put what in_markdown() gives there"
 
 
 def test_the_readme_names_every_file():
@@ -47,8 +47,14 @@ def test_the_example_of_the_readme_holds():
 @pytest.mark.parametrize("kinds", [FUSED, SPLIT])
 def test_each_predecessor_is_of_the_same_virtual_stage_and_comes_before(kinds):
     for kind in kinds:
-        assert RULES[kind].predecessor in (None, *kinds[: kinds.index(kind)])
-    assert sum(RULES[kind].adds for kind in kinds) == sum(RULES[kind].admitted for kind in kinds) == 1
+        assert KINDS[kind].after in (None, *kinds[: kinds.index(kind)])
+    assert sorted(KINDS[kind].charge for kind in kinds if KINDS[kind].charge) == [-1, 1]
+
+
+def test_parts_and_wholes():
+    assert [KINDS[kind].parts for kind in Kind] == [(FORWARD,), (INPUT, WEIGHT), (INPUT,), (WEIGHT,)]
+    assert [kind.whole for kind in Kind] == [FORWARD, BACKWARD, BACKWARD, BACKWARD]
+    assert [Kind.of(kind.letter) for kind in Kind] == list(Kind)
 
 
 @pytest.mark.parametrize(
@@ -63,22 +69,21 @@ def test_what_makes_each_task_ready(placement):
                 for chunk in range(placement.chunks):
                     progress = Progress(stage, placement, all_tasks(placement.chunks, 1), splits, False)
                     task = Task(kind, chunk, 0)
-                    why = cause(kind, placement.needs_arrival(stage, task))
-                    before, after = (("waiting", "ready", "dispatched")[state] for state in TRANSITIONS[why])
+                    why = ready_by(kind, placement.needs_arrival(stage, task))
                     seen = [progress.state(task)]
                     for step in needed(placement, stage, task):
                         step(progress)
                         seen.append(progress.state(task))
                     names = [("waiting", "ready", "dispatched")[state] for state in seen]
-                    expected = [before] * (len(seen) - 1) + [after]
-                    assert names == (expected if why is not Cause.BEGINNING else [after]), (stage, task)
+                    expected = ["waiting"] * (len(seen) - 1) + ["ready"]
+                    assert names == (expected if why is not ReadyBy.BEGINNING else ["ready"]), (stage, task)
 
 
 def needed(placement, stage, task):
     """What must happen on a stage for a task to be ready, in order."""
     kind, chunk, _ = task
     found = []
-    if (before := RULES[kind].predecessor) is not None:
+    if (before := KINDS[kind].after) is not None:
         own = Task(before, chunk, 0)
         found += needed(placement, stage, own)
         found.append(lambda progress: progress.dispatch(*own))
@@ -93,9 +98,10 @@ def test_outputs_and_inputs_flow_by_the_table():
         stage, chunk = placement.place(v)
         for kind in Kind:
             destination = placement.destination(stage, Task(kind, chunk, 5))
-            if FLOW[kind] and 0 <= v + FLOW[kind] <= placement.last:
+            flow = KINDS[kind].flow
+            if flow and 0 <= v + flow <= placement.last:
                 to, wanted = destination
-                assert (to, wanted.chunk) == placement.place(v + FLOW[kind])
+                assert (to, wanted.chunk) == placement.place(v + flow)
                 assert placement.source(to, wanted) == (stage, (kind.direction, chunk, 5))
             else:
                 assert destination is None
@@ -114,11 +120,11 @@ def test_directions_are_not_kinds():
 @pytest.mark.parametrize(
     ("refusal", "stage", "events", "forward_only"),
     [
-        (Refusal.ELSEWHERE, 0, [Arrived(Input(Direction.FORWARD, 0, 0))], False),
-        (Refusal.ELSEWHERE, 1, [Arrived(Input(Direction.WEIGHT, 0, 0))], False),
-        (Refusal.ONCE, 1, [Arrived(Input(Direction.FORWARD, 0, 0))] * 2, False),
-        (Refusal.EARLY, 0, [Arrived(Input(Direction.BACKWARD, 0, 0))], False),
-        (Refusal.NO_BACKWARD, 0, [ROOM, Arrived(Input(Direction.BACKWARD, 0, 0))], True),
+        (ArrivalError.ELSEWHERE, 0, [Arrived(Input(Direction.FORWARD, 0, 0))], False),
+        (ArrivalError.ELSEWHERE, 1, [Arrived(Input(Direction.WEIGHT, 0, 0))], False),
+        (ArrivalError.ONCE, 1, [Arrived(Input(Direction.FORWARD, 0, 0))] * 2, False),
+        (ArrivalError.EARLY, 0, [Arrived(Input(Direction.BACKWARD, 0, 0))], False),
+        (ArrivalError.NO_BACKWARD, 0, [ROOM, Arrived(Input(Direction.BACKWARD, 0, 0))], True),
     ],
 )
 def test_each_refusal(refusal, stage, events, forward_only):
@@ -138,3 +144,51 @@ def test_a_fixed_order_is_told_no_choice():
     with pytest.raises(IllegalEvent, match="expected arrivals and room, as the order is fixed;"):
         scheduler.handle(Chosen(Task(FORWARD, 0, 0)))
     assert str(scheduler.handle(ROOM).task) == "F0"
+
+
+def in_markdown():
+    """The tables of core/README.md, and a drawing of the states."""
+    drawing = (
+        "waiting    --> ready       " + ", or ".join(why.value for why in ReadyBy),
+        "ready      --> dispatched  the schedule chooses it",
+    )
+    refused = table(
+        ("an arrival is illegal unless it keeps to",), [(expected.value,) for expected in ArrivalError]
+    )
+    text = "\n".join(("```text", *drawing, "```"))
+    return "\n\n".join((text, by_kind(), readiness(), refused))
+
+
+def by_kind():
+    places = {1: "v + 1", -1: "v - 1", 0: "nobody"}
+    allowed = {1: "it is admitted", 0: "always", -1: "there is a place for its gradient"}
+    rows = [
+        (
+            row.letter,
+            "nothing" if row.after is None else row.after.letter,
+            places[-row.flow],
+            places[row.flow],
+            allowed[row.charge],
+            "yes" if row.charge < 0 else "no",
+        )
+        for row in KINDS
+    ]
+    charge = "ends its chunk's charge (charged whole: the microbatch's, if the last)"
+    return table(("task of v", "after", "input from", "output to", "once ready, may run if", charge), rows)
+
+
+def readiness():
+    rows = []
+    for kind, row in zip(Kind, KINDS, strict=True):
+        why = ready_by(kind, arrives=False).value
+        why = why if row.after is None else f"its own {row.after.letter} is dispatched"
+        end = {1: "on the first virtual stage", -1: "on the last virtual stage", 0: "everywhere"}[row.flow]
+        rows.append((row.letter, end, why))
+        if row.flow:
+            rows.append((row.letter, "elsewhere", ready_by(kind, arrives=True).value))
+    return table(("task", "where", "is ready when"), rows)
+
+
+def table(heads, rows):
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
