@@ -26,7 +26,7 @@ from rrfp_jax.checkpoint.orbax_files import Damaged, joined, write_leaf
 from rrfp_jax.checkpoint.parts import Parts, Place, shards_to_write
 from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Chosen, Restored, read_all, refusal_of
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForOther
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 
 RUNNING = "running"
@@ -111,7 +111,7 @@ class Checkpoints:
         """Wait until the leaves being saved are copied to the host, so that they may be donated."""
         if self._saving is not None:
             what = f"the leaves of the checkpoint of step {self._saving.run.step} to be copied to the host"
-            with self._world.waits_for(what) as wait:
+            with self._world.waits_for(ForOther(what=what)) as wait:
                 while not self._copied.wait(wait.shortened(LONGEST_SLEEP_SECONDS)):
                     wait.check()
 
@@ -129,7 +129,7 @@ class Checkpoints:
         while (saving := self._saving) is not None:
             what = f"the checkpoint of step {saving.run.step}"
             if to_the_end:
-                with self._world.waits_for(f"{what} to be written", START_SECONDS):
+                with self._world.waits_for(ForOther(what=f"{what} to be written"), START_SECONDS):
                     wait([saving.job], START_SECONDS)
             states = self._world.gather(what, _state(saving.job), limit)
             if RUNNING in states:

@@ -43,22 +43,23 @@ def _why(arguments: Sequence[str]) -> int:
     if options is None:
         return DONE
     run: Path = options.run
-    from rrfp_jax.launcher.why.inquiry import Look, absent_ranks, told  # after --help, which is to be quick
-    from rrfp_jax.launcher.why.verdict import judge
+    from rrfp_jax.launcher.why.judge import judge  # after --help, which is to be quick
+    from rrfp_jax.launcher.why.snapshot import Look, absent_ranks
+    from rrfp_jax.launcher.why.words import render_report
 
     folder, ranks = _living(run)
     try:
         with Look(folder, ranks) as look:
             while not look.done():
                 time.sleep(POLL_SECONDS)
-            seen = look.sights()
+            seen = look.snapshots()
     except PermissionError:
         raise UsageError(f"{run}: the run is another user's; ask as that user") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{run}: its ranks cannot be looked at: {error}") from None
-    verdict = judge(seen, absent=absent_ranks(folder))
-    print_whole(told(verdict, seen))
-    return DONE if verdict.moves else FAILED
+    report = judge(seen, absent=absent_ranks(folder))
+    print_whole(render_report(report))
+    return DONE if report.moves else FAILED
 
 
 def _living(run: Path) -> tuple[Path, Sequence[int]]:
@@ -66,7 +67,7 @@ def _living(run: Path) -> tuple[Path, Sequence[int]]:
 
     There may be several: killed launchers leave theirs, and a new one begins beside what a run has left.
     """
-    from rrfp_jax.launcher.why.inquiry import living_ranks
+    from rrfp_jax.launcher.why.snapshot import living_ranks
 
     folders = [*([run] if any(run.glob("flight-*")) else []), *staged(run)]
     found = [living_ranks(folder) for folder in folders]

@@ -15,209 +15,110 @@ belief:
 
 from __future__ import annotations
 
-import re
 import signal
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 
-from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
-from rrfp_jax.runtime.run.consensus import difference, first_difference
-from rrfp_jax.runtime.run.exits import LastWords
+from rrfp_jax.errors import INTERRUPTED, REFUSED
+from rrfp_jax.launcher.why.judge import HangReport
+from rrfp_jax.runtime.run.consensus import first_difference
+from rrfp_jax.runtime.run.exits import STATUSES, ExitKind, ExitReport
 from rrfp_jax.runtime.run.recorder import Recording
-
-LOG_LINES = 12
-WAITS_SHOWN = 3
-
-TRACEBACK = "Traceback (most recent call last)"
 
 REFUSAL = "rrfp_jax.errors.UsageError: "
 """What Python's report of our refusals begins with."""
 
-CRASH = re.compile(r"F\d{4} |terminate called|Fatal Python error")
-"""How the last messages of C++, and of Python's fault handler, begin."""
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RankEnd:
-    """How a rank ended.
+    """How a rank ended, as far as its launcher knows.
 
     Attributes:
-        status: as `subprocess` has it: negative for a signal.
-        by_launcher: the launcher had sent it a signal before.
+        status: as `subprocess` has it: negative for a signal; None while it runs.
+        by_launcher: the launcher has sent it a signal.
         stopped: it stood still, in process state T, when it was ended.
-        words: what it said at its end, if it did.
+        report: what it said at its end, if it did.
         recording: its flight recorder, if it had one.
         log_tail: its latest lines of output.
         ended: when, in the seconds of `time.time()`.
     """
 
     rank: int
-    status: int
+    status: int | None = None
     by_launcher: bool = False
     stopped: bool = False
-    words: LastWords | None = None
+    report: ExitReport | None = None
     recording: Recording | None = None
     log_tail: Sequence[str] = ()
     ended: float = 0.0
 
     @property
-    def name(self) -> str:
-        """Rank and stages: "rank 2 (stage 2)"."""
-        stages = (self.words and self.words.stages) or (self.recording and self.recording.stages)
-        return f"rank {self.rank} ({stages})" if stages else f"rank {self.rank}"
-
-    @property
-    def kind(self) -> str | None:
+    def kind(self) -> ExitKind | None:
         """What it says of its end; without words, what its status says by convention."""
-        if self.words is not None:
-            return self.words.kind
+        if self.report is not None:
+            return self.report.kind
         if self.by_launcher:
             return None
-        if self._last_line.startswith(REFUSAL):  # before it joined the others, so Python said it
+        if self.last_line.startswith(REFUSAL):  # before it joined the others, so Python said it
             return "refused"
-        return {
-            REFUSED: "refused",
-            INTERRUPTED: "interrupted",
-            -signal.SIGINT: "interrupted",
-        }.get(self.status)
+        by_status: dict[int | None, ExitKind] = {REFUSED: "refused", INTERRUPTED: "interrupted"}
+        return by_status.get(INTERRUPTED if self.status == -signal.SIGINT else self.status)
 
     @property
     def sentence(self) -> str:
         """Its reason; without words, its last line of output."""
-        return self._last_line.removeprefix(REFUSAL) if self.words is None else self.words.sentence
+        return self.last_line.removeprefix(REFUSAL) if self.report is None else self.report.sentence
 
     @property
-    def _last_line(self) -> str:
+    def last_line(self) -> str:
+        """The latest of its output that is not empty."""
         return next((line for line in reversed(self.log_tail) if line.strip()), "it says nothing")
-
-    @property
-    def doing(self) -> str:
-        """What it did last, from its flight recorder or its words; may be empty."""
-        if self.recording is not None:
-            return self.recording.sentence(self.words.time if self.words else self.ended)
-        return self.words.doing if self.words is not None else ""
 
     @property
     def spoke(self) -> float:
         """When it said its last words; without words, when it ended."""
-        return self.words.time if self.words is not None else self.ended
+        return self.ended if self.report is None else self.report.time
 
-    def how(self) -> str:
-        """How it ended, after its name, if it is the cause."""
-        if self.kind in ("refused", "interrupted"):
-            return f"refused: {self.sentence}" if self.kind == "refused" else "was interrupted"
-        if self.stopped:
-            return "was frozen (stopped)"
-        return self._how_by_status() if self.words is None else self._how_by_words(self.words)
-
-    def _how_by_words(self, words: LastWords) -> str:
-        if words.kind == "failed":
-            return f"raised {_first_line(self.sentence)}" if words.traceback else f"failed: {self.sentence}"
-        if words.culprit is None:
-            return f"gave up: {self.sentence}"
-        return "was cut off: it was alive, but others lost it, and it lost them"
-
-    def _how_by_status(self) -> str:
-        if self.by_launcher:
-            return "gave no more signs of life and had to be killed"
-        if self.status >= 0:
-            raised = self.status == 1 and any(line.startswith(TRACEBACK) for line in self.log_tail)
-            said = f" after {self.sentence}" if raised else " without a word"
-            unusual = f"exited with status {self.status}{said}"
-            return unusual if self.status else "ended with status 0 while others still needed it"
-        name = _signal_name(-self.status)
-        lost = any("JAX distributed service detected" in line for line in self.log_tail)
-        without = ", as JAX does without its coordination service" if lost else ""
-        hint = {
-            "SIGABRT": f"aborted (SIGABRT){without}",
-            "SIGKILL": "was killed by SIGKILL (sent by hand, or by the kernel for want of memory)",
-        }
-        return hint.get(name, f"was killed by {name}")
-
-    def evidence(self) -> Iterable[str]:
-        """Indented lines: what it did last, then its traceback, what it waited for, or the end of its log."""
-        if self.doing:
-            yield f"  it was {self.doing}"
-        if self.words is not None:
-            if self.words.traceback:
-                yield from _indented(self.words.traceback.splitlines())
-            elif self.words.waiting:
-                yield f"  it waited for {self._waits()}"
-        elif self.kind is None and self.status not in (0, -signal.SIGKILL) and self.log_tail:
-            yield "  the end of its log:"
-            yield from _indented(_end_of_log(self.log_tail))
-
-    def beside(self) -> str:
-        """A line about it if it is not the cause."""
-        where = f"{self.name}, {self.doing}" if self.doing else self.name
-        return f"{where}: {self._beside()}"
-
-    def _beside(self) -> str:
-        if self.words is not None:
-            return f"waited for {self._waits()}" if self.words.waiting else _first_line(self.sentence)
-        if self.stopped:
-            return "stood still (stopped), ended by the launcher"
-        if self.by_launcher:
-            return (
-                f"ended by the launcher ({_signal_name(-self.status)})"
-                if self.status < 0
-                else "ended by the launcher"
-            )
-        return (
-            f"killed by {_signal_name(-self.status)}"
-            if self.status < 0
-            else f"exited with status {self.status}"
-        )
-
-    def _waits(self) -> str:
-        waiting = self.words.waiting if self.words is not None else ()
-        more = len(waiting) - WAITS_SHOWN
-        return "; ".join(waiting[:WAITS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    @property
+    def was_killed(self) -> bool:
+        """Whether it died, without a word, of a signal that was not the launcher's."""
+        return (self.status or 0) < 0 and not self.by_launcher and self.report is None
 
 
-def _end_of_log(lines: Sequence[str]) -> Sequence[str]:
-    """The last lines; all of a Python traceback if they hold one, or where a crash begins."""
-    crashes = [i for i, line in enumerate(lines) if CRASH.match(line)]
-    if crashes:  # a dump of all threads follows
-        return lines[crashes[0] : crashes[0] + LOG_LINES]
-    starts = [i for i, line in enumerate(lines) if line.startswith(TRACEBACK)]
-    latest = max(len(lines) - LOG_LINES, 0)
-    return lines[min([latest, *starts[-1:]]) :]
-
-
-def _indented(lines: Iterable[str]) -> Iterable[str]:
-    return (f"    {line}".rstrip() for line in lines)
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.splitlines()), "")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
     """How a run ended.
 
     Attributes:
-        status: 0 done, 1 failed, 2 refused, 130 interrupted.
-        text: why; empty for 0.
+        kind: of the end.
+        ranks: all of the run.
+        culprits: the ranks that are the cause; none if that is no matter of single ranks.
+        alike: all ranks are the cause, with one sentence.
+        orders: two ranks that dispatched different tasks, and at which position.
+        hung: why no rank moved while all of them lived, if that is the cause.
         lost: the ranks without which the others could have gone on: the one that is the cause, and all that
             died of a signal; none if it is not a matter of single ranks.
     """
 
-    status: int
-    text: str
-    lost: Sequence[int] = ()
+    kind: ExitKind
+    ranks: Sequence[RankEnd] = ()
+    culprits: Sequence[RankEnd] = ()
+    alike: bool = False
+    orders: tuple[RankEnd, RankEnd, int] | None = None
+    hung: HangReport | None = None
+    lost: Sequence[int] = field(default=())
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
+        return STATUSES[self.kind]
 
 
-def diagnose(ranks: Sequence[RankEnd], *, interrupted: bool = False, stall: str = "") -> Diagnosis:
+def diagnose(
+    ranks: Sequence[RankEnd], *, interrupted: bool = False, stall: HangReport | None = None
+) -> RunEnd:
     """Say how a run ended, naming the one rank that is the cause.
 
     Args:
@@ -226,52 +127,32 @@ def diagnose(ranks: Sequence[RankEnd], *, interrupted: bool = False, stall: str 
         stall: why no rank moved while all of them lived, if a wait has come to its limit: that ended the run.
     """
     if interrupted:
-        odd = [r for r in ranks if r.status == -signal.SIGKILL or r.kind == "failed"]
-        return Diagnosis(INTERRUPTED, "\n".join(["interrupted", *(f"  {r.beside()}" for r in odd)]))
+        return RunEnd(kind="interrupted", ranks=ranks)
     if all(r.status == 0 for r in ranks):
-        return Diagnosis(DONE, "")
+        return RunEnd(kind="done", ranks=ranks)
     if all(r.kind == "refused" for r in ranks):
-        return Diagnosis(REFUSED, _by_sentence(ranks))
-    gave_up = any(r.words is not None and r.kind == "failed" and not r.words.traceback for r in ranks)
-    hung = f"it hung: {stall}" if stall and gave_up else ""
-    if of_all := _differing_orders(ranks) or hung:
-        return Diagnosis(FAILED, "\n".join([of_all, *(f"  {r.beside()}" for r in ranks)]))
+        return RunEnd(kind="refused", ranks=ranks)
+    gave_up = any(r.report is not None and r.kind == "failed" and not r.report.traceback for r in ranks)
+    orders, hung = _differing_orders(ranks), stall if gave_up else None
+    if orders is not None or hung is not None:
+        return RunEnd(kind="failed", ranks=ranks, orders=orders, hung=hung)
     failed = [r for r in ranks if r.kind == "failed"]
     if len(ranks) > 1 and len(failed) == len(ranks) and len({r.sentence for r in failed}) == 1:
         first = min(failed, key=lambda r: r.spoke)
-        return Diagnosis(FAILED, "\n".join([f"all ranks {first.how()}", *first.evidence()]))
-
+        return RunEnd(kind="failed", ranks=ranks, culprits=[first], alike=True)
     culprits = _culprits(ranks)
-    if len(culprits) > 1:
-        names = " and ".join(r.name for r in culprits)
-        lines = [f"{names} lost each other, though each was alive"]
-    else:
-        lines = [f"{culprits[0].name} {culprits[0].how()}", *culprits[0].evidence()]
-    lines += [f"  {r.beside()}" for r in ranks if len(culprits) > 1 or r is not culprits[0]]
-    broken_off = len(culprits) == 1 and culprits[0].kind == "interrupted"
-    return Diagnosis(INTERRUPTED if broken_off else FAILED, "\n".join(lines), _lost(ranks, culprits))
-
-
-# Who.
-
-
-def _lost(ranks: Sequence[RankEnd], culprits: Sequence[RankEnd]) -> Sequence[int]:
-    """See `Diagnosis.lost`; SIGABRT is JAX's for the failures of others."""
-    killed = [r for r in ranks if _was_killed(r) and r.status != -signal.SIGABRT]
-    return sorted({r.rank for r in [*killed, *(culprits if len(culprits) == 1 else ())]})
-
-
-def _was_killed(rank: RankEnd) -> bool:
-    """Whether it died, without a word, of a signal that was not the launcher's."""
-    return rank.status < 0 and not rank.by_launcher and rank.words is None
+    alone = culprits if len(culprits) == 1 else []
+    kind: ExitKind = "interrupted" if any(r.kind == "interrupted" for r in alone) else "failed"
+    killed = [r for r in ranks if r.was_killed and r.status != -signal.SIGABRT]  # that is JAX's for others
+    lost = sorted({r.rank for r in [*killed, *alone]})
+    return RunEnd(kind=kind, ranks=ranks, culprits=culprits, lost=lost)
 
 
 def _culprits(ranks: Sequence[RankEnd]) -> Sequence[RankEnd]:
     """The cause; several only if they lost one another and nothing tells them apart."""
-    killed = list(filter(_was_killed, ranks))
-    killed.sort(key=lambda r: (r.status == -signal.SIGABRT, r.ended))
+    killed = sorted((r for r in ranks if r.was_killed), key=lambda r: (r.status == -signal.SIGABRT, r.ended))
     own = [r for r in ranks if r.kind == "failed"]
-    own.sort(key=lambda r: (r.words is None or r.words.traceback is None, r.spoke))
+    own.sort(key=lambda r: (r.report is None or r.report.traceback is None, r.spoke))
     own += [r for r in ranks if r.kind == "refused"]
     if killed and own and killed[0].status != -signal.SIGABRT and killed[0].ended < own[0].spoke:
         own = []
@@ -289,9 +170,9 @@ def _named_by_others(ranks: Sequence[RankEnd]) -> Sequence[RankEnd]:
     """Whom the others say they lost: the ends of their chains, or in a ring whoever is named most."""
     by_rank = {r.rank: r for r in ranks}
     lost = {
-        r.rank: r.words.culprit
+        r.rank: r.report.culprit
         for r in ranks
-        if r.words is not None and r.words.culprit in by_rank and r.words.culprit != r.rank
+        if r.report is not None and r.report.culprit in by_rank and r.report.culprit != r.rank
     }
     ends: Counter[int] = Counter()
     for accuser in lost:
@@ -307,26 +188,11 @@ def _named_by_others(ranks: Sequence[RankEnd]) -> Sequence[RankEnd]:
     return named if not ends else sorted(named, key=lambda r: r.ended)[:1]
 
 
-def _differing_orders(ranks: Sequence[RankEnd]) -> str:
-    """Two ranks of a stage that dispatched different tasks, in words; "" if there are none."""
-    groups: dict[str, list[tuple[RankEnd, Recording]]] = {}
-    for rank in ranks:
-        if rank.recording is not None and rank.recording.stages:
-            groups.setdefault(rank.recording.stages, []).append((rank, rank.recording))
-    for (one, recording), *others in groups.values():
-        tasks, steps = recording.tasks, {entry.position: entry.step for entry in recording.last}
-        for other, its in others:
-            if (number := first_difference(tasks, its.tasks)) is not None:
-                return difference(one.name, other.name, number, steps[number], tasks, its.tasks)
-    return ""
-
-
-def _by_sentence(ranks: Sequence[RankEnd]) -> str:
-    """The ranks' sentences, each once with those who say it; whoever differs from most comes first."""
-    said: dict[str, list[RankEnd]] = {}
-    for rank in ranks:
-        said.setdefault(rank.sentence, []).append(rank)
-    if len(said) == 1:
-        return f"all ranks: {ranks[0].sentence}" if len(ranks) > 1 else ranks[0].sentence
-    groups = sorted(said.items(), key=lambda item: len(item[1]))
-    return "\n".join(f"{', '.join(r.name for r in who)}: {sentence}" for sentence, who in groups)
+def _differing_orders(ranks: Sequence[RankEnd]) -> tuple[RankEnd, RankEnd, int] | None:
+    """Two ranks of a stage that dispatched different tasks, and the position."""
+    recorded = [(r, r.recording) for r in ranks if r.recording is not None and r.recording.stages]
+    for (one, mine), (other, theirs) in combinations(recorded, 2):
+        number = first_difference(mine.tasks, theirs.tasks) if mine.stages == theirs.stages else None
+        if number is not None:
+            return one, other, number
+    return None

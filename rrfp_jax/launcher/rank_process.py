@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rrfp_jax.launcher.exit_report import RankEnd
 from rrfp_jax.progress import MARK
-from rrfp_jax.runtime.run.exits import WORDS, LastWords, words_in
+from rrfp_jax.runtime.run.exits import WORDS, report_in
 from rrfp_jax.runtime.run.proc import is_stopped
 
 UNSHOWN = re.compile(rb"[%s%s][^\n]*\n" % (MARK.encode(), WORDS.encode()))
@@ -44,11 +45,7 @@ class RankProcess:
         show: called with every line that it prints (with the line's end), and with an incomplete last one.
 
     Attributes:
-        status: its end as `subprocess` has it, negative for a signal; None while it runs.
-        ended: when, in the seconds of `time.time()`.
-        words: its last ones, if it has printed them.
-        told: whether the launcher has sent it a signal.
-        froze: whether it was found stopped when it was killed.
+        end: how it ended, as far as that is known.
         tail: its latest lines, live ones left out.
         stopped_since: `time.monotonic()` since when it was seen in process state T; None if it runs.
 
@@ -60,13 +57,10 @@ class RankProcess:
         self, rank: int, argv: Sequence[str], env: Mapping[str, str], log: Path, show: Callable[[bytes], None]
     ) -> None:
         self.rank = rank
-        self.status: int | None = None
-        self.ended = 0.0
-        self.words: LastWords | None = None
-        self.told = self.froze = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.end = RankEnd(rank=rank)
         self.stopped_since: float | None = None
-        self._ended_at = 0.0  # `ended` by a clock that nobody sets
+        self._ended_at = 0.0  # `end.ended` by a clock that nobody sets
         self._rest = b""
         self._show = show
         self._log = log.open("wb", buffering=0)
@@ -84,6 +78,11 @@ class RankProcess:
         assert self._process.stdout is not None
         self.output = self._process.stdout
         os.set_blocking(self.output.fileno(), False)
+
+    @property
+    def status(self) -> int | None:
+        """Its end as `subprocess` has it, negative for a signal; None while it runs."""
+        return self.end.status
 
     @property
     def gone(self) -> bool:
@@ -120,8 +119,8 @@ class RankProcess:
         if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
         self._kill_group(signal.SIGKILL)
-        self.ended, self._ended_at = time.time(), time.monotonic()
-        self.status = self._process.wait()
+        self.end.ended, self._ended_at = time.time(), time.monotonic()
+        self.end.status = self._process.wait()
 
     def look(self, now: float) -> None:
         """Note whether it stands still; `now` is `time.monotonic()`."""
@@ -134,15 +133,15 @@ class RankProcess:
         """Send it a signal that the launcher got."""
         self.reap()
         if self.status is None:
-            self.told = True
+            self.end.by_launcher = True
             self._process.send_signal(number)
 
-    def end(self, number: int) -> None:
+    def kill(self, number: int) -> None:
         """Send a signal to it and all its group."""
         self.reap()
         if self.status is None:
-            self.told = True
-            self.froze = self.froze or is_stopped(self._process.pid)
+            self.end.by_launcher = True
+            self.end.stopped = self.end.stopped or is_stopped(self._process.pid)
             self._kill_group(number)
 
     def _kill_group(self, number: int) -> None:
@@ -155,8 +154,8 @@ class RankProcess:
         self._rest = b""
 
     def _line(self, line: bytes) -> None:
-        if (words := words_in(line)) is not None:
-            self.words = words
+        if (report := report_in(line)) is not None:
+            self.end.report = report
             return
         if not line.startswith(MARK.encode()):
             self.tail.append(line.decode("utf-8", "replace").rstrip())

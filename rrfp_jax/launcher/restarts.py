@@ -80,7 +80,7 @@ NO_STEP = -1
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RestartDecision:
     """What follows an attempt.
 
     Attributes:
@@ -98,7 +98,7 @@ def after_attempt(
     most: int,
     back_off: Sequence[float] = BACK_OFF_SECONDS,
     before: int = 0,
-) -> Verdict:
+) -> RestartDecision:
     """Whether a run is started again.
 
     Args:
@@ -111,13 +111,15 @@ def after_attempt(
     """
     restarts, fruitless = before + len(reached) - 1, _fruitless(reached)
     if status != FAILED or most == 0:
-        return Verdict(None)
+        return RestartDecision(None)
     if restarts >= most:
-        return Verdict(None, f"not restarted again: --max-restarts={most}")
+        return RestartDecision(None, f"not restarted again: --max-restarts={most}")
     if fruitless >= len(back_off):
         where = "the first step" if max(reached) == NO_STEP else f"step {max(reached)}"
-        return Verdict(None, f"not restarted again: {fruitless} restarts brought it no further than {where}")
-    return Verdict(back_off[fruitless])
+        return RestartDecision(
+            None, f"not restarted again: {fruitless} restarts brought it no further than {where}"
+        )
+    return RestartDecision(back_off[fruitless])
 
 
 def _fruitless(reached: Sequence[int]) -> int:
@@ -187,9 +189,9 @@ class Whole:
         """The ranks have made room for all replicas; what follows, as the end of a sentence."""
         raise AssertionError("nobody was asked to")
 
-    def refused(self) -> str:
-        """The run cannot be had with so few replicas; what follows, or nothing if it has all of them."""
-        return ""
+    def refuses_fewer(self) -> bool:
+        """The ranks have refused; whether that was with fewer replicas, which is not tried again."""
+        return False
 
     def end(self, status: int, say: Say) -> bool:
         """No attempt follows; whether the latest state is on disk, which perhaps no rank could see to.
@@ -279,12 +281,12 @@ class Elastic(Whole):
         self._bring_back()
         return f"goes on with all {self._assignment.replicas} replicas"
 
-    def refused(self) -> str:
+    def refuses_fewer(self) -> bool:
         """See `Whole`."""
         if self._is_whole:
-            return ""
+            return False
         self._slots = self._slots.never(self._assignment.replicas)
-        return f"not with fewer replicas, then: {self.handed_over()}"
+        return True
 
     def end(self, status: int, say: Say) -> bool:
         """See `Whole`."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError
 from rrfp_jax.files import shown_path
-from rrfp_jax.launcher.exit_report import Diagnosis, RankEnd, diagnose
+from rrfp_jax.launcher.exit_report import RunEnd, diagnose
+from rrfp_jax.launcher.exit_words import render_end
 from rrfp_jax.launcher.folders import RunFolder, remove_answers, set_attempt_aside
 from rrfp_jax.launcher.restarts import NO_STEP, Elastic, Whole, after_attempt
 from rrfp_jax.launcher.supervisor import ASKS_WHY, PASSED_ON, Patience, Screen, Supervisor, recording_of
@@ -71,16 +72,7 @@ def spawn(
     patience, replicas = patience or Patience.of(base), elastic or Whole(count)
     with collected_signals([*PASSED_ON, ASKS_WHY], wakes=[signal.SIGCHLD]) as signals:
         launch = _Launch(
-            argv=argv,
-            count=count,
-            folder=folder,
-            command=command,
-            base=base,
-            patience=patience,
-            max_restarts=max_restarts,
-            replicas=replicas,
-            discards=discards,
-            signals=signals,
+            argv, count, folder, command, base, patience, max_restarts, replicas, discards, signals
         )
         status: int = FAILED
         came: Collection[int] = ()
@@ -91,7 +83,7 @@ def spawn(
     return DONE if saved and status == INTERRUPTED and {*came} == {signal.SIGTERM} else status
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Launch:
     """What all attempts at a run have in common; see `spawn`."""
 
@@ -118,22 +110,22 @@ class _Launch:
                 continue
             found = _diagnosed(supervisor, self.folder, self.discards)
             reached.append(_furthest_step(self.folder.path, self.count))
-            headline, _, _ = found.text.partition("\n")
+            text = f"{self.command}: {render_end(found)}"
             most = 0 if supervisor.passed_on else self.max_restarts
-            verdict = after_attempt(found.status, reached, most, self.patience.back_off, before)
-            follows = self.replicas.refused() if found.status == REFUSED else ""
-            if verdict.wait is None and not follows:
-                _say_end(found, verdict.reason, self.folder, self.command)
-                return found.status, supervisor.passed_on
-            _keep(f"{self.command}: {found.text}", self.folder.path)
-            if verdict.wait is None:
-                reached.pop()  # that was no failure
-            else:
-                restart = f"restart {before + len(reached)} of {most} in {verdict.wait:g} s"
+            decision = after_attempt(found.status, reached, most, self.patience.back_off, before)
+            if decision.wait is not None:
+                restart = f"restart {before + len(reached)} of {most} in {decision.wait:g} s"
                 stepped = reached[-1] > NO_STEP
-                follows = restart + self.replicas.lost(found.lost, stepped, verdict.wait)
-            self._set_aside(f"{headline}; {follows}")
-            if came := _signals_within(verdict.wait or 0.0, self.signals):
+                follows = restart + self.replicas.lost(found.lost, stepped, decision.wait)
+            elif found.kind == "refused" and self.replicas.refuses_fewer():
+                reached.pop()  # that was no failure
+                follows = f"not with fewer replicas, then: {self.replicas.handed_over()}"
+            else:
+                _say_end(found.status, "\n".join(filter(None, [text, decision.reason])), self.folder)
+                return found.status, supervisor.passed_on
+            _keep(text, self.folder.path)
+            self._set_aside(f"{render_end(found).splitlines()[0]}; {follows}")
+            if came := _signals_within(decision.wait or 0.0, self.signals):
                 self.say("interrupted")
                 return INTERRUPTED, came
 
@@ -196,24 +188,16 @@ def _environment(
     }
 
 
-def _diagnosed(supervisor: Supervisor, folder: RunFolder, discards: Collection[int]) -> Diagnosis:
+def _diagnosed(supervisor: Supervisor, folder: RunFolder, discards: Collection[int]) -> RunEnd:
     """How the attempt went; sees to the folder, and keeps the diagnosis there if anything was wrong."""
-    words = read_all(folder.path)
-    ends = [
-        RankEnd(
-            rank=process.rank,
-            status=process.status or 0,
-            by_launcher=process.told,
-            stopped=process.froze,
-            words=words.get(process.rank) or process.words,
-            recording=recording_of(folder.path, process.rank),
-            log_tail=tuple(process.tail),
-            ended=process.ended,
-        )
-        for process in supervisor.ranks
-    ]
-    stall = supervisor.stall.sentence if supervisor.stall is not None else ""
-    found = diagnose(ends, interrupted=supervisor.interrupted, stall=stall)
+    reports = read_all(folder.path)
+    for process in supervisor.ranks:
+        end = process.end
+        end.report = reports.get(process.rank) or end.report
+        end.recording = recording_of(folder.path, process.rank)
+        end.log_tail = tuple(process.tail)
+    ends = [process.end for process in supervisor.ranks]
+    found = diagnose(ends, interrupted=supervisor.interrupted, stall=supervisor.stall)
     if not folder.has_begun and found.status in discards:
         folder.discard()
     else:
@@ -232,15 +216,14 @@ def _furthest_step(folder: Path, count: int) -> int:
     return max((step for step in steps if step is not None), default=NO_STEP)
 
 
-def _say_end(found: Diagnosis, more: str, folder: RunFolder, command: str) -> None:
+def _say_end(status: int, message: str, folder: RunFolder) -> None:
     """Print and keep the diagnosis of the last attempt, if anything was wrong."""
-    if found.status == DONE:
+    if status == DONE:
         return
-    message = "\n".join([f"{command}: {found.text}", *([more] if more else [])])
     if folder.path.exists():
         _keep(message, folder.path)
         message += f"\nlogs: {shown_path(folder.path)}/rank-*.log"
-    elif found.status == INTERRUPTED:
+    elif status == INTERRUPTED:
         message += "\nnothing is lost: the same command starts it again"
     warn(message)
 

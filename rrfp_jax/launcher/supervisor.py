@@ -16,12 +16,13 @@ from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
-from rrfp_jax.launcher.why.inquiry import Inquiry
-from rrfp_jax.launcher.why.verdict import Verdict
+from rrfp_jax.launcher.why.judge import HangReport
+from rrfp_jax.launcher.why.monitor import HangMonitor
+from rrfp_jax.launcher.why.snapshot import recorder_in
 from rrfp_jax.printing import CANNOT_PRINT, is_terminal, write_bytes
 from rrfp_jax.progress import LIVE, MARK
 from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
-from rrfp_jax.runtime.run.recorder import Recording
+from rrfp_jax.runtime.run.recorder import STARTING, Recording
 from rrfp_jax.runtime.run.recorder import read as read_recording
 from rrfp_jax.runtime.run.signals import SAVE_SECONDS, Signals, save_seconds
 
@@ -143,12 +144,12 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ)
         self._terminate_at = self._kill_at = float("inf")
-        self._inquiry = Inquiry(count, lambda: folder.path, say, patience.silence)
+        self._monitor = HangMonitor(count, lambda: folder.path, say, patience.silence)
 
     @property
-    def stall(self) -> Verdict | None:
+    def stall(self) -> HangReport | None:
         """Why a rank's wait came to its limit, as all ranks stood then; None if none did."""
-        return self._inquiry.stall
+        return self._monitor.stall
 
     @property
     def interrupted(self) -> bool:
@@ -189,14 +190,14 @@ class Supervisor:
             self._heed_signals(now)
             self._heed_ends(now)
             self._end_frozen(now)
-            self._inquiry.go_on()
+            self._monitor.go_on()
             meanwhile()
 
     def close(self) -> None:
         """Kill whatever is left, and read no more."""
-        self._inquiry.close()
+        self._monitor.close()
         for rank in self.ranks:
-            rank.end(signal.SIGKILL)
+            rank.kill(signal.SIGKILL)
         for rank in self.ranks:
             while rank.status is None:
                 rank.reap()
@@ -210,12 +211,12 @@ class Supervisor:
 
     def _end_all(self, number: int) -> None:
         for rank in self._running():
-            rank.end(number)
+            rank.kill(number)
 
     def _heed_signals(self, now: float) -> None:
         for number in self._signals.take():
             if number == ASKS_WHY:
-                self._inquiry.ask()
+                self._monitor.ask()
                 continue
             self._was_well = self._was_well or not any(map(self._ended_badly, self.ranks))
             self.passed_on.append(number)
@@ -253,11 +254,11 @@ class Supervisor:
         for rank in stopped:
             too_long = rank.stopped_since is not None and now - rank.stopped_since >= limit
             if too_long and (alone or self._is_starting(rank)):
-                rank.end(signal.SIGKILL)
+                rank.kill(signal.SIGKILL)
 
     def _is_starting(self, rank: RankProcess) -> bool:
         recording = recording_of(self._folder.path, rank.rank)
-        return recording is None or recording.phase == "starting"
+        return recording is None or recording.phase == STARTING
 
 
 def _passed_on(number: int, seconds: float) -> str:
@@ -271,6 +272,6 @@ def _passed_on(number: int, seconds: float) -> str:
 def recording_of(folder: Path, rank: int) -> Recording | None:
     """A rank's flight recorder, if it has one."""
     try:
-        return read_recording(folder / f"flight-{rank}")
+        return read_recording(recorder_in(folder, rank))
     except (OSError, ValueError):
         return None

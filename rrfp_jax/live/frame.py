@@ -16,6 +16,7 @@ from rrfp_jax.live.bars import GAP, Glyphs, Table, legend, ranks_text
 from rrfp_jax.live.figures import Slowest, rows_of, slowest_of, summarised
 from rrfp_jax.live.latest_step import Edge, LatestStep
 from rrfp_jax.live.look import ALIVE_SECONDS, Line, Seen, State
+from rrfp_jax.runtime.run.recorder import ENDED, RunPhase
 
 LONG_SECONDS, LONG_STEPS = 10.0, 5.0
 """A step that takes so many seconds, and so many times as long as usual, is worth a word."""
@@ -130,7 +131,7 @@ def _alerts(seen: Seen) -> list[str]:
         said.append(f"no step has ended for {waited:.0f} s, usually one takes {_seconds(usual)}: {why}")
     for one in seen.recorders:
         silent = seen.now - one.beat
-        if silent > ALIVE_SECONDS and one.phase != "ended":
+        if silent > ALIVE_SECONDS and one.phase != ENDED:
             where = f" ({printable(one.stages)})" if one.stages else ""
             said.append(f"no sign of life from rank {one.rank}{where} for {silent:.0f} s")
     return said
@@ -138,13 +139,13 @@ def _alerts(seen: Seen) -> list[str]:
 
 def _phases(seen: Seen) -> list[str]:
     """What processes are at before the first step has ended."""
-    found: dict[str, list[int]] = defaultdict(list)
-    since: dict[str, float] = {}
+    found: dict[RunPhase, list[int]] = defaultdict(list)
+    since: dict[RunPhase, float] = {}
     for one in seen.recorders:
         found[one.phase].append(one.rank)
         since[one.phase] = min(since.get(one.phase, math.inf), one.phase_since)
     return [
-        f"{_ranks(ranks)}: {printable(phase) or 'unknown'} for {max(seen.now - since[phase], 0.0):.0f} s"
+        f"{_ranks(ranks)}: {str(phase) or 'unknown'} for {max(seen.now - since[phase], 0.0):.0f} s"
         for phase, ranks in found.items()
     ] or ["no step has ended yet"]
 

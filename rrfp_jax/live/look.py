@@ -188,7 +188,7 @@ def _recorders_in(place: Path) -> list[Recording]:
 
 def _state(folder: Path, began: float | None, recorders: Sequence[Recording], now: float) -> State:
     """By the lock on the run's name; by processes' signs of life where it says nothing."""
-    alive = any(now - one.beat < ALIVE_SECONDS and one.phase != "ended" for one in recorders)
+    alive = any(now - one.beat < ALIVE_SECONDS and one.phase != flight_recorder.ENDED for one in recorders)
     hold = hold_on(folder)
     if hold is not None and (hold.certain or alive):
         return State.RUNNING if began is not None and began >= hold.since else State.STARTING

@@ -27,6 +27,7 @@ from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.runtime.engine.links import agreement_of, told_links_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.transport.nixl.slots import Foreseen
 from rrfp_jax.sim.choice import Auto, Candidate, choose
@@ -210,7 +211,7 @@ class PacedRun:
         """
         for step in range(count):
             began = perf_counter()
-            self._world.recorder.phase(f"step {step}", step)
+            self._world.recorder.phase(RunPhase("step", step))
             records = self._driver.run(self._rules, step, self._parts)
             told = self._member, Part.of(records, *self._world.clock).plain()
             gathered = self._driver.gather(f"the end of step {step}", told, records, step)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from time import perf_counter
 
+from msgspec.structs import replace
+
 from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.data.contract import Arrays, Data, Microbatch, bucket_of, load_checked, plan_step
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.run.stacks import LOADER
-from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForData
 from rrfp_jax.runtime.run.world import World
 
 
@@ -70,10 +72,10 @@ class Loader:
             while self._ahead is not None and not self._ahead.join(min(LONGEST_SLEEP_SECONDS, limit)):
                 if perf_counter() - max(began, self._request.since) > limit:
                     self._world.waits.at_limit()
-                    me, what = self._world.describe(self._world.rank), self._request.described()[0]
+                    waits, what = self._world.waits, self._request.awaited()
                     raise TrainingError(
-                        f"{me} gives up waiting for {what}: look at what the data does there, or allow more "
-                        f"with stall_seconds, now {limit:g}"
+                        f"{waits.name} gives up waiting for {waits.words(what)}: look at what the data does "
+                        f"there, or allow more with stall_seconds, now {limit:g}"
                     )
 
     def _of(self, data: Data, step: int) -> _Ahead | None:
@@ -84,7 +86,7 @@ class Loader:
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Inside, it is the data that the main thread waits for."""
-        with self._world.waits_for(self._request.described):
+        with self._world.waits_for(lambda: [self._request.awaited()]):
             yield
 
 
@@ -92,23 +94,23 @@ class _Request:
     """What the data is asked for just now, by whichever thread, and since when (`perf_counter`)."""
 
     def __init__(self) -> None:
-        self.what, self.since = "the data", perf_counter()
+        self._what, self.since = ForData(), perf_counter()
 
     def plan(self, data: Data, step: int) -> Sequence[Microbatch]:
         """See `plan_step`."""
-        self.what, self.since = f"the data's plan({step})", perf_counter()
+        self._what, self.since = ForData(call="plan", step=step), perf_counter()
         return plan_step(data, step)
 
     def load(self, data: Data, step: int, j: int, planned: Microbatch, names: Set[str]) -> Arrays:
         """See `load_checked`; nothing is asked for if no field is wanted."""
         if not names:
             return {}
-        self.what, self.since = f"the data's load() of microbatch {j} of step {step}", perf_counter()
+        self._what, self.since = ForData(call="load", step=step, microbatch=j), perf_counter()
         return load_checked(data, step, j, planned, frozenset(names))
 
-    def described(self) -> list[str]:
-        """For messages."""
-        return [f"{self.what}, since {perf_counter() - self.since:.1f} s"]
+    def awaited(self) -> ForData:
+        """The same as a value."""
+        return replace(self._what, waited=perf_counter() - self.since)
 
 
 class _Ahead:

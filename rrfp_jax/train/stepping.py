@@ -20,6 +20,7 @@ from rrfp_jax.runtime.engine.engine import Engine, as_text
 from rrfp_jax.runtime.engine.resplit import Ready
 from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.run.interrupts import interrupts_held
+from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned, base_of
@@ -166,7 +167,7 @@ class Stepper:
         """
         engine = self.engine
         trains = phase == "train"
-        engine.world.recorder.phase(f"{'step' if trains else 'validation'} {step}", step if trains else None)
+        engine.world.recorder.phase(RunPhase("step" if trains else "validation", step))
         began = perf_counter()
         plan = self.loader.plan(data, step)  # which waits until the step's data has been loaded ahead
         waited = perf_counter() - began

@@ -25,7 +25,7 @@ from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy
 from rrfp_jax.runtime.run.consensus import Terms
-from rrfp_jax.runtime.run.exits import LastWords
+from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.join import Place, silence_seconds
 from rrfp_jax.runtime.run.place import SlurmStep
 from rrfp_jax.runtime.run.signals import save_seconds
@@ -179,7 +179,7 @@ def space():
         "costs": reader("bad.json", lambda path: read_costs(path, str(path))),
         "order": reader("bad.csv", lambda path: read_schedule(f"csv:{path}")),
         "trace": TRACES,
-        "last_words": reader("bad.json", lambda path: read_json(path, LastWords)),
+        "last_words": reader("bad.json", lambda path: read_json(path, ExitReport)),
     }
 
 

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.csv_order import write_csv
@@ -23,7 +24,7 @@ from rrfp_jax.live.look import latest_lines
 from rrfp_jax.live.step_file import NAME, read_step
 from rrfp_jax.runs.files import _lines_of
 from rrfp_jax.runtime.run import recorder as flight_recorder
-from rrfp_jax.runtime.run.exits import LastWords
+from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.exits import read_all as read_last_words
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, log_normal
@@ -38,7 +39,14 @@ from tests.support.watched import latest, seen, step_of, told
 EXAMPLES = settings(max_examples=300, deadline=None, derandomize=True)
 STEP = log_normal(2, 3, forward=0.01, sigma=0.3, shared=0.5, seed=0, transfer=0.001)
 COSTS = CostTable({name: log_normal(2, 1, forward=1.0, sigma=0, shared=0, seed=0) for name in ("a", "b")})
-WORDS = LastWords(rank=1, stages="stage 1", kind="peer lost", sentence="rank 2 was lost", culprit=2, time=1.5)
+WORDS = ExitReport(
+    rank=1,
+    stages="stage 1",
+    kind="peer lost",
+    sentence="rank 2 was lost",
+    culprit=2,
+    time=1.5,
+)
 TRANSFERS = ("transfer_forward", "transfer_backward")
 
 
@@ -168,7 +176,7 @@ def test_last_words(folder, data):
     tree = data.draw(changed_trees(json.loads(path.read_text())))
     path.write_text(json.dumps(tree))
     for words in read_last_words(folder).values():
-        assert same_json({**vars(words), "waiting": list(words.waiting)}, tree)
+        assert same_json(to_builtins(words), tree)
 
 
 @EXAMPLES
@@ -176,7 +184,7 @@ def test_last_words(folder, data):
 def test_flight_recorders(folder, data):
     """Whatever a torn page holds, the launcher reads something of it."""
     recorder = flight_recorder.FlightRecorder(folder / "flight", 1, "stage 1")
-    recorder.phase("step 3")
+    recorder.phase(flight_recorder.RunPhase("step", 3))
     for j in range(4):
         recorder.dispatched(3, 1, Task(FORWARD, 0, j))
     content = data.draw(changed_bytes((folder / "flight").read_bytes()[:700])).ljust(

@@ -9,6 +9,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.data.contract import InMemory, bucket_of
+from rrfp_jax.runtime.run.waits import ForData
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.loading import Loader
 from tests.support import toy
@@ -168,7 +169,7 @@ def test_waiting_for_data_that_hangs_has_a_limit_and_a_name(asks, named):
         with pytest.raises(rrfp.TrainingError, match=rf"waiting for the data's {named}, since .*, now 1$"):
             next(again)
     assert trainer.steps_done == 2
-    assert "the data's" in trainer._world.waits.described()[0]  # for last words
+    assert isinstance(trainer._world.waits.awaited()[0], ForData)  # for last words
     comes.set()
     assert next(trainer.steps(1)).step == 2
     assert loads(data)[2] is False and data.asked.count(("plan", 2, False)) == 1

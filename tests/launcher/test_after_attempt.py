@@ -4,7 +4,7 @@ import pytest
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS, NO_STEP, after_attempt
-from rrfp_jax.runtime.run.recorder import FlightRecorder, read
+from rrfp_jax.runtime.run.recorder import FlightRecorder, RunPhase, read
 
 
 @pytest.mark.parametrize("status", [DONE, REFUSED, INTERRUPTED])
@@ -47,6 +47,6 @@ def test_it_ends_when_that_is_pointless_or_too_often(reached, most, reason):
 def test_a_flight_recorder_tells_the_training_step_also_in_the_validation_after_it(tmp_path):
     recorder = FlightRecorder(tmp_path / "flight-0", 0, "")
     assert read(tmp_path / "flight-0").training_step is None
-    for phase, step in (("step 12", 12), ("validation 3", None), ("validation 4", None)):
-        recorder.phase(phase, step)
+    for phase in (RunPhase("step", 12), RunPhase("validation", 3), RunPhase("validation", 4)):
+        recorder.phase(phase)
         assert read(tmp_path / "flight-0").training_step == 12

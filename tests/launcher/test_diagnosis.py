@@ -5,20 +5,35 @@ from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 import pytest
 
 from rrfp_jax.core.tasks import BACKWARD, Task
-from rrfp_jax.launcher.exit_report import RankEnd, diagnose
-from rrfp_jax.runtime.run.exits import LastWords
-from rrfp_jax.runtime.run.recorder import RecordedDispatch, Recording
+from rrfp_jax.launcher import exit_report
+from rrfp_jax.launcher.exit_report import RankEnd
+from rrfp_jax.launcher.exit_words import render_end
+from rrfp_jax.runtime.run.exits import ExitReport
+from rrfp_jax.runtime.run.recorder import RecordedDispatch, Recording, RunPhase
+from rrfp_jax.runtime.run.waits import ForOther
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: bad value\n'
 
 
 def words(rank, kind="peer lost", sentence="", at=100.0, **more):
-    return LastWords(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, time=at, **more)
+    return ExitReport(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, time=at, **more)
 
 
-def recording(rank, at=99.2, phase="step 12"):
+def recording(rank, at=99.2, name="step"):
     last = (RecordedDispatch(1, 12, rank, Task(BACKWARD, 0, 3), at),)
+    phase = RunPhase(name, 12)
     return Recording(rank, 1, f"stage {rank}", phase, at, at, last)
+
+
+class Found:
+    """How a run ended, with its words."""
+
+    def __init__(self, end):
+        self.status, self.lost, self.text = end.status, end.lost, render_end(end)
+
+
+def diagnose(ranks, **more):
+    return Found(exit_report.diagnose(ranks, **more))
 
 
 def end(rank, status=1, ended=100.0, **more):
@@ -26,13 +41,13 @@ def end(rank, status=1, ended=100.0, **more):
 
 
 def lost(rank, culprit, at=100.0):
-    waiting = (f"input of F3 on stage {rank} in step 12, since 2.1 s",)
+    waiting = (ForOther(what=f"input of F3 on stage {rank} in step 12", waited=2.1),)
     sentence = f"rank {culprit} was lost"
-    return end(rank, ended=at, words=words(rank, sentence=sentence, at=at, culprit=culprit, waiting=waiting))
+    return end(rank, ended=at, report=words(rank, sentence=sentence, at=at, culprit=culprit, waiting=waiting))
 
 
 def failed(rank, sentence="ValueError: bad value", at=100.0, trace=TRACE):
-    return end(rank, words=words(rank, "failed", sentence, at, traceback=trace))
+    return end(rank, report=words(rank, "failed", sentence, at, traceback=trace))
 
 
 def first_line(*ranks):
@@ -60,7 +75,7 @@ def test_a_killed_rank_is_named_with_what_it_did_and_what_the_others_waited_for(
 def ring(rank, tasks, first=1):
     """Stage 1's flight recorder with these microbatches' backwards, the first of them at a position."""
     last = [RecordedDispatch(at, 12, 1, Task(BACKWARD, 0, j), 99.0) for at, j in enumerate(tasks, first)]
-    return Recording(rank, 1, "stage 1", "step 12", 99.0, 99.0, tuple(last))
+    return Recording(rank, 1, "stage 1", RunPhase("step", 12), 99.0, 99.0, tuple(last))
 
 
 def test_ranks_of_a_stage_that_dispatched_different_tasks_are_named_whatever_came_of_it():
@@ -126,7 +141,7 @@ def test_a_crash_shows_where_it_begins():
 
 
 def test_a_rank_that_knows_that_it_was_cut_off():
-    ranks = [lost(0, 2), lost(1, 2), end(2, words=words(2, sentence="lost all", culprit=2))]
+    ranks = [lost(0, 2), lost(1, 2), end(2, report=words(2, sentence="lost all", culprit=2))]
     assert first_line(*ranks).startswith("rank 2 (stage 2) was cut off: ")
 
 
@@ -187,14 +202,14 @@ def test_a_silent_rank_that_others_name():
 
 
 def test_a_loss_of_nobody_in_particular_is_told_as_it_is():
-    gave_up = end(0, words=words(0, sentence="no progress for 300 s"))
+    gave_up = end(0, report=words(0, sentence="no progress for 300 s"))
     assert first_line(gave_up, end(1, -SIGTERM, by_launcher=True)) == (
         "rank 0 (stage 0) gave up: no progress for 300 s"
     )
 
 
 def refused(rank, sentence="no such file"):
-    return end(rank, 2, words=words(rank, "refused", sentence))
+    return end(rank, 2, report=words(rank, "refused", sentence))
 
 
 def test_refusals_of_all_are_told_once():
@@ -222,14 +237,16 @@ def test_interrupted():
 
 
 def test_one_rank_interrupted_alone_is_named():
-    found = diagnose([end(0, 130, words=words(0, "interrupted")), lost(1, 0)])
+    found = diagnose([end(0, 130, report=words(0, "interrupted")), lost(1, 0)])
     assert found.status == 130
     assert found.text.startswith("rank 0 (stage 0) was interrupted\n")
 
 
 def test_many_waits_are_cut_short():
-    many = words(1, culprit=0, waiting=tuple(f"F{j}" for j in range(9)))
-    assert diagnose([end(0, -SIGKILL), end(1, words=many)]).text.endswith("waited for F0; F1; F2; and 6 more")
+    many = words(1, culprit=0, waiting=tuple(ForOther(what=f"F{j}", waited=1.0) for j in range(9)))
+    assert diagnose([end(0, -SIGKILL), end(1, report=many)]).text.endswith(
+        "waited for F0, since 1.0 s; F1, since 1.0 s; F2, since 1.0 s; and 6 more"
+    )
 
 
 class TestWhatPythonSaysBeforeARankHasJoined:

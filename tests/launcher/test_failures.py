@@ -8,7 +8,7 @@ import pytest
 
 from rrfp_jax.commands.launch import main
 from rrfp_jax.errors import PeerLost, UsageError
-from rrfp_jax.runtime.run.exits import Watchdog, last_words
+from rrfp_jax.runtime.run.exits import Watchdog, exit_report
 from rrfp_jax.runtime.run.frames import pack
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Failed, Goodbye
@@ -117,7 +117,7 @@ def test_who_is_cut_off_says_so_at_once(watched):
     for peer in peers:
         peer.close()
     assert came.wait(0.3)
-    words = last_words(world, PeerLost(given_up[0].sentence, given_up[0].culprit))
+    words = exit_report(world, PeerLost(given_up[0].sentence, given_up[0].culprit))
     assert (words.kind, words.culprit) == ("peer lost", 3)
     assert words.sentence.startswith("lost all other processes at once")
 
@@ -129,5 +129,5 @@ def test_peers_that_say_why_they_end_do_not_cut_anybody_off(watched):
         peer.close()
     assert not came.wait(0.7)
     gone = world.mailbox.membership.gone[0]
-    words = last_words(world, PeerLost(gone.sentence, gone.culprit))
+    words = exit_report(world, PeerLost(gone.sentence, gone.culprit))
     assert (words.culprit, words.sentence) == (1, "rank 1 raised it")

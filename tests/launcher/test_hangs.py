@@ -4,7 +4,7 @@ import pytest
 
 from rrfp_jax.commands import why
 from rrfp_jax.commands.why import main
-from rrfp_jax.launcher.why import inquiry as looking
+from rrfp_jax.launcher.why import snapshot
 from tests.verification.hang_cell import run_cell
 from tests.verification.hangs import CELLS, faults_of
 
@@ -30,7 +30,7 @@ def test_refuses_what_does_not_live(tmp_path, capsys):
 
 def test_a_run_lives_in_its_folder_or_where_a_launcher_prepares_it(tmp_path, monkeypatch, capsys):
     living = []
-    monkeypatch.setattr(looking, "living_ranks", lambda folder: [0, 1] if folder in living else [])
+    monkeypatch.setattr(snapshot, "living_ranks", lambda folder: [0, 1] if folder in living else [])
     run, left, staged = tmp_path / "run", tmp_path / ".run.starting-3", tmp_path / ".run.starting-21"
     for folder in (run, left, staged):
         folder.mkdir()

@@ -16,11 +16,11 @@ from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
-from rrfp_jax.launcher.why import inquiry
+from rrfp_jax.launcher.why import monitor, snapshot
 from rrfp_jax.runtime.run import proc
 from rrfp_jax.runtime.run.recorder import MOST_MESSAGES, FlightRecorder, read
 from rrfp_jax.runtime.run.stacks import dumped_threads
-from rrfp_jax.runtime.run.status_report import DUMP_SIGNAL, dump_on_signal, read_testimony
+from rrfp_jax.runtime.run.status_report import DUMP_SIGNAL, dump_on_signal, read_report
 from tests.launcher.conftest import until
 from tests.launcher.test_spawn import ROOT
 
@@ -30,15 +30,16 @@ RANK = """\
 import os, sys, time
 from pathlib import Path
 from rrfp_jax.runtime.run.status_report import Attendance, dump_on_signal
-from rrfp_jax.runtime.run.exits import LastWords
-from rrfp_jax.runtime.run.recorder import FlightRecorder
+from rrfp_jax.runtime.run.exits import ExitReport
+from rrfp_jax.runtime.run.recorder import FlightRecorder, RunPhase
+from rrfp_jax.runtime.run.waits import ForGather, ForOther
 from rrfp_jax.runtime.run.world import World
 rank, here = int(os.environ["RRFP_RANK"]), Path(os.environ["RRFP_FOLDER"])
 recorder = FlightRecorder(here / f"flight-{rank}", rank, f"stage {rank}")
 dump_on_signal(here / f"stacks-{rank}.txt", recorder)
 world = World(rank, 2, folder=here, recorder=recorder)
 attendance = Attendance(world)
-recorder.phase("step 3")
+recorder.phase(RunPhase("step", 3))
 def until_asked():
     while not (here / "why.txt").exists():
         time.sleep(0.02)
@@ -46,8 +47,8 @@ def until_asked():
 
 
 def phase_in(folder, rank):
-    found = inquiry.recorded(folder).get(rank)
-    return found and found.phase
+    found = snapshot.recorded(folder).get(rank)
+    return found and str(found.phase)
 
 
 @pytest.fixture
@@ -72,7 +73,9 @@ def test_sigusr1_has_all_ranks_looked_at_and_the_run_goes_on(launch, tmp_path):
         os.kill(os.getpid(), signal.SIGUSR1)
 
     threading.Thread(target=ask, daemon=True).start()
-    err, folder, status = launch("attendance.alone()\nwith world.waits_for('rain'): until_asked()")
+    err, folder, status = launch(
+        "attendance.alone()\nwith world.waits_for(ForOther(what='rain')): until_asked()"
+    )
     first, *others = err.splitlines()
     assert status == 0 and first.startswith("rrfp-launch: the run moves (step 3): ")
     assert (
@@ -80,7 +83,7 @@ def test_sigusr1_has_all_ranks_looked_at_and_the_run_goes_on(launch, tmp_path):
     )
     assert others[1].startswith("  rank 1 (stage 1), in step 3, ") and others[-1].endswith("trial/why.txt")
     kept = (folder / "why.txt").read_text()
-    assert f"{tmp_path}/train.py:15 until_asked" in kept
+    assert f"{tmp_path}/train.py:16 until_asked" in kept
     left = sorted(path.name for path in folder.iterdir())
     assert left == ["flight-0", "flight-1", "rank-0.log", "rank-1.log", "why.txt"]
 
@@ -92,14 +95,14 @@ def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
         "    until_asked()\n"
         "if rank == 0: user()\n"
         "else:\n"
-        "    from rrfp_jax.launcher.why.inquiry import recorded\n"
+        "    from rrfp_jax.launcher.why.snapshot import recorded\n"
         "    while 0 not in recorded(here): time.sleep(0.02)\n"
-        "    with world.waits_for('the names', 1.0, lambda: [0]) as wait:\n"
+        "    with world.waits_for(ForGather(number=1, what='the names', ranks=(0,)), 1.0) as wait:\n"
         "        try:\n"
         "            while True: wait.check(); time.sleep(0.05)\n"
         "        except Exception as error:\n"
         "            assert (here / 'why.txt').exists()\n"
-        "            LastWords(rank=1, stages='stage 1', kind='failed', sentence=str(error)).write(here)\n"
+        "            ExitReport(rank=1, stages='stage 1', kind='failed', sentence=str(error)).write(here)\n"
         "            sys.exit(1)\n"
     )
     sentence = "rank 0 (stage 0) is in the user's until_asked ("
@@ -109,7 +112,7 @@ def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
 
 
 def test_what_holds_the_interpreter_is_shown_by_a_signal(launch, monkeypatch):
-    monkeypatch.setattr(inquiry, "LEAST_SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(monitor, "LEAST_SILENCE_SECONDS", 1.5)
     err, _, status = launch(
         "import ctypes, threading\n"
         "if rank == 1:\n"
@@ -124,7 +127,7 @@ def test_what_holds_the_interpreter_is_shown_by_a_signal(launch, monkeypatch):
     )
     assert status == 0
     assert err.startswith("rrfp-launch: rank 1 (stage 1) does not answer: something holds its interpreter, ")
-    assert "it is in <module> (" in err.splitlines()[0] and "train.py:23)" in err.splitlines()[0]
+    assert "it is in <module> (" in err.splitlines()[0] and "train.py:24)" in err.splitlines()[0]
 
 
 @pytest.fixture
@@ -159,7 +162,7 @@ def test_asking_a_run(living, tmp_path, capsys, monkeypatch):
     def another_users(path):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(inquiry, "counters_of", another_users)
+    monkeypatch.setattr(snapshot, "counters_of", another_users)
     assert main([str(tmp_path)]) == 2
     assert "the run is another user's; ask as that user" in capsys.readouterr().err
     monkeypatch.setattr(proc.socket, "gethostname", lambda: "elsewhere")
@@ -205,7 +208,7 @@ def test_of_several_dumps_the_last_is_read():
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 0}'])
 def test_an_answer_that_is_none_is_passed_over(tmp_path, text):
     (tmp_path / "testimony-0.json").write_text(text)
-    assert read_testimony(tmp_path, 0) is None
+    assert read_report(tmp_path, 0) is None
 
 
 def test_more_messages_than_a_board_holds_are_not_recorded(tmp_path):

@@ -18,7 +18,7 @@ from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.files import RunFiles
-from rrfp_jax.runtime.run.recorder import FlightRecorder, read
+from rrfp_jax.runtime.run.recorder import FlightRecorder, RunPhase, read
 from rrfp_jax.runtime.run.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def launch(tmp_path, capfd):
         script = tmp_path / "train.py"
         script.write_text(PROLOGUE + text)
         for step in range(3):
-            FlightRecorder(tmp_path / f"step-{step}", 0, "stage 0").phase(f"step {step}", step)
+            FlightRecorder(tmp_path / f"step-{step}", 0, "stage 0").phase(RunPhase("step", step))
         folder, began = RunFolder(tmp_path / "runs", "trial"), time.monotonic()
         argv = [sys.executable, str(script)]
         status = spawn(argv, 2, folder, patience=patience, max_restarts=max_restarts)

@@ -31,11 +31,12 @@ def end_by(number): os.kill(os.getpid(), number)
 OURS = """\
 from pathlib import Path
 from rrfp_jax.core.tasks import BACKWARD, Task
-from rrfp_jax.runtime.run.recorder import FlightRecorder
-from rrfp_jax.runtime.run.exits import LastWords
+from rrfp_jax.runtime.run.recorder import FlightRecorder, RunPhase
+from rrfp_jax.runtime.run.exits import ExitReport
+from rrfp_jax.runtime.run.waits import ForOther
 recorder = FlightRecorder(Path(here) / f"flight-{rank}", rank, f"stage {rank}")
 def farewell(kind, sentence, status=1, **more):
-    LastWords(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, **more).write(Path(here))
+    ExitReport(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, **more).write(Path(here))
     sys.exit(status)
 """
 
@@ -96,16 +97,17 @@ def test_what_ranks_are_told(launch, monkeypatch):
 def test_a_killed_rank_ends_the_run(launch):
     done = launch(
         OURS
-        + 'recorder.phase("step 12"); recorder.dispatched(12, rank, Task(BACKWARD, 0, 3))\n'
+        + 'recorder.phase(RunPhase("step", 12)); recorder.dispatched(12, rank, Task(BACKWARD, 0, 3))\n'
         + "if rank == 1: end_by(signal.SIGKILL)\n"
-        + 'farewell("peer lost", "rank 1 was lost", culprit=1, waiting=["input of B3"])'
+        + 'awaited = ForOther(what="input of B3", waited=2.1)\n'
+        + 'farewell("peer lost", "rank 1 was lost", culprit=1, waiting=(awaited,))'
     )
     assert done.status == 1 and done.seconds < HANG_SECONDS
     first, second, third, logs = done.err.splitlines()
     assert first.startswith("rrfp-launch: rank 1 (stage 1) was killed by SIGKILL")
     assert second.startswith("  it was in step 12, last dispatched B3 on stage 1, ")
     assert third.startswith("  rank 0 (stage 0), in step 12, last dispatched B3 on stage 0, ")
-    assert third.endswith("waited for input of B3")
+    assert third.endswith("waited for input of B3, since 2.1 s")
     assert logs.startswith("logs: ") and logs.endswith("trial/rank-*.log")
     assert (done.folder / "diagnosis.txt").read_text().splitlines() == [first, second, third]
 
@@ -142,7 +144,7 @@ def test_a_rank_frozen_at_the_start(launch):
 def test_a_rank_frozen_later_is_for_the_others_to_miss(launch):
     done = launch(
         OURS
-        + 'recorder.phase("step 3")\n'
+        + 'recorder.phase(RunPhase("step", 3))\n'
         + "if rank == 1: end_by(signal.SIGSTOP)\n"
         + 'time.sleep(2.0)\nfarewell("peer lost", "rank 1 was lost", culprit=1)'
     )
@@ -151,7 +153,7 @@ def test_a_rank_frozen_later_is_for_the_others_to_miss(launch):
 
 
 def test_all_frozen(launch):
-    assert launch(OURS + 'recorder.phase("step 3")\nend_by(signal.SIGSTOP)').status == 1
+    assert launch(OURS + 'recorder.phase(RunPhase("step", 3))\nend_by(signal.SIGSTOP)').status == 1
 
 
 @pytest.mark.parametrize("leave", ["", ", start_new_session=True"])

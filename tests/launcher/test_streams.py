@@ -17,7 +17,7 @@ from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.supervisor import Screen
-from rrfp_jax.runtime.run.exits import last_words, read_all, report, words_in
+from rrfp_jax.runtime.run.exits import exit_report, read_all, report, report_in
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.user_code import called
 from tests.launcher.conftest import LIMIT_SECONDS, until
@@ -110,7 +110,7 @@ class Odd(Exception):
 
 def test_exceptions_without_a_text():
     assert text_of(Odd()) == "it has no text: its __str__ raised RuntimeError"
-    words = last_words(World(), Odd())
+    words = exit_report(World(), Odd())
     assert words.sentence == f"Odd: {text_of(Odd())}" and "Odd" in words.traceback
     with (
         pytest.raises(TrainingError, match=r"^f\(\) raised Odd: it has no text"),
@@ -125,7 +125,7 @@ def test_exceptions_without_a_text():
 def test_last_words_that_no_file_takes_are_printed_for_the_launcher(tmp_path, monkeypatch, capfd, long):
     world = World(1, 2, folder=tmp_path)
     shutil.rmtree(tmp_path)
-    words = last_words(world, ValueError("x" * (10**5 if long else 10)))
+    words = exit_report(world, ValueError("x" * (10**5 if long else 10)))
     report(world, words)
     line = capfd.readouterr().err
     tmp_path.mkdir()
@@ -135,8 +135,8 @@ def test_last_words_that_no_file_takes_are_printed_for_the_launcher(tmp_path, mo
     assert until(lambda: not rank.read())
     rank.close()
     assert shown == [b"before\n", b"after\n"] and list(rank.tail) == ["before", "after"]
-    assert rank.words == words_in(line.lstrip("\n").encode())
-    assert (rank.words.sentence, rank.words.traceback is None) == (words.sentence, long)
+    assert rank.end.report == report_in(line.lstrip("\n").encode())
+    assert (rank.end.report.sentence, rank.end.report.traceback is None) == (words.sentence, long)
     assert (tmp_path / "log").read_text() == "before\nafter\n" and not read_all(tmp_path)
 
 
@@ -208,7 +208,7 @@ import atexit, os, socket, sys, threading, time
 sys.path.insert(0, {str(ROOT)!r})
 from rrfp_jax.runtime.run.exits import limit_overtime
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.runtime.run.exits import Farewell
+from rrfp_jax.runtime.run.exits import Shutdown
 from rrfp_jax.runtime.run.mailbox import Mailbox
 ours, theirs = socket.socketpair()
 world = World(0, 2, Mailbox(0, {{1: ours}}))
@@ -230,7 +230,7 @@ limit_overtime(World() if sys.argv[2:] else world, float(sys.argv[1]))
         ("threading.Thread(target=upload, daemon=True).start()", "1", 0, ""),
         ("threading.Timer(1.0, print, ['heard']).start()", "20", 0, ""),
         ("threading.Timer(1.0, os._exit, [7]).start(); sys.exit(3)", "inf", 7, ""),
-        ("Farewell._leave_service = lambda _: time.sleep(3); Farewell(world)", "1", 0, ""),
+        ("Shutdown._leave_service = lambda _: time.sleep(3); Shutdown(world)", "1", 0, ""),
     ],
 )
 def test_what_outlasts_the_work(tmp_path, code, limit, status, who):

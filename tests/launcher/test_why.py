@@ -7,11 +7,12 @@ import pytest
 from rrfp_jax.authors import OURS
 from rrfp_jax.core.hints import BFW
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.launcher.why.inquiry import told
-from rrfp_jax.launcher.why.verdict import judge
-from rrfp_jax.runtime.run.recorder import COMING, DELIVERED, OFFERED, PRODUCED
+from rrfp_jax.core.wait import WaitCause
+from rrfp_jax.launcher.why.words import render_report
+from rrfp_jax.runtime.run.recorder import COMING, DELIVERED, OFFERED, PRODUCED, STARTING
 from rrfp_jax.runtime.run.stacks import Frame, Thread
-from tests.support.recorded_run import DRIVER, LIBRARY, USERS, Run, task_of
+from rrfp_jax.runtime.run.waits import ForData
+from tests.support.recorded_run import DRIVER, LIBRARY, USERS, Run, judge, task_of
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_rank_that_has_not_come_to_the_step(run):
     all_forwards(run)
     rules = StepRules(placement=run.placement, microbatches=3, schedule=BFW())
     run.recorders[2].begin_round(8, 6, rules, [2])
-    run.says(2, ["the data's load() of microbatch 1 of step 7, since 30.0 s"], frames=[USERS, *DRIVER])
+    run.says(2, [ForData(call="load", step=7, microbatch=1, waited=30.0)], frames=[USERS, *DRIVER])
     assert run.judged().sentence == (
         "rank 2 (stage 2) waits for the data's load() of microbatch 1 of step 7, since 30.0 s, in the user's "
         "block (train.py:31); 2 other ranks wait for it"
@@ -85,7 +86,7 @@ def test_a_rank_that_has_not_come_to_the_step(run):
 
 def test_data_that_is_loaded_by_another_thread(run):
     run.threads[0] = [Thread("rrfp-load", False, (LIBRARY, USERS))]
-    run.says(0, ["the data's plan(7), since 30.0 s"])
+    run.says(0, [ForData(call="plan", step=7, waited=30.0)])
     run.waits(1)
     run.waits(2)
     assert run.judged().sentence.startswith(
@@ -112,7 +113,7 @@ def test_threads_for_which_nobody_waits_are_not_blamed(run):
 def test_a_program_that_does_not_end(run):
     all_forwards(run)
     run.runs(2, "B0", ends=False)
-    run.waits(2, "the end of B0")
+    run.waits_for_the_end(2, "B0")
     sentence = run.judged().sentence
     assert sentence.startswith("rank 2 (stage 2) runs B0, dispatched ")
     assert sentence.endswith(" ago, which has not ended; 2 other ranks wait for it")
@@ -139,22 +140,22 @@ def test_a_rank_that_cannot_answer_comes_first(run, state, words):
 
 def test_a_rank_that_still_starts_is_silent_and_not_stuck(run):
     all_forwards(run, lost=["F1"])
-    run.recorders[0].phase("starting")
-    del run.testimonies[0]
+    run.recorders[0].phase(STARTING)
+    del run.reports[0]
     assert run.judged().blamed == [1, 2]
 
 
 def test_a_gather_that_one_has_not_come_to(run):
     for rank in (0, 1):
-        run.waits(rank, "the clocks from rank 2 (stage 2)", whom=[2], gathers=5)
+        run.gathers(rank, "the clocks", [2])
     run.says(2, [], gathers=4, frames=[USERS])
     assert run.judged().sentence.startswith("rank 2 (stage 2) is in the user's block")
 
 
 def test_a_value_of_a_gather_that_is_lost(run):
     for rank in (0, 1):
-        run.waits(rank, "the clocks from rank 2 (stage 2)", whom=[2], gathers=5)
-    run.waits(2, "the names from rank 0 (stage 0), rank 1 (stage 1)", whom=[0, 1], gathers=6)
+        run.gathers(rank, "the clocks", [2])
+    run.gathers(2, "the names", [0, 1], number=6)
     assert run.judged().sentence == (
         "rank 2 (stage 2) has sent its value of the clocks to rank 0 (stage 0), which has not heard of it "
         "(and 1 more such message)"
@@ -166,8 +167,8 @@ def test_a_ring_blames_nobody_alone(tmp_path):
     run.runs(0, "F0")
     run.gets(1, "F0")
     run.runs(1, "F0")
-    run.waits(0, "B0, next in the fixed order")
-    run.waits(1, "F1, next in the fixed order")
+    run.waits(0, WaitCause.ORDER, "B0")
+    run.waits(1, WaitCause.ORDER, "F1")
     verdict = run.judged()
     assert verdict.sentence == "the ranks wait for one another: rank 0 (stage 0), rank 1 (stage 1)"
     assert verdict.blamed == [0, 1]
@@ -191,11 +192,11 @@ def test_one_process_alone(tmp_path):
 def test_stacks_are_told_once_and_those_of_the_blamed_first(run):
     all_forwards(run, lost=["F2"])
     run.says(0, [], frames=[LIBRARY])
-    text = told(run.judged(), run.sights())
+    text = render_report(run.judged().report)
     assert text.count("thread MainThread (main)") == 2
     assert text.index("rank 1 (stage 1), rank 2 (stage 2):\n") < text.index("rank 0 (stage 0):\n")
     assert f"    {LIBRARY.file}:890 __call__" in text
-    assert "rank 0 (stage 0):\n" not in told(run.judged(), run.sights(), blamed_only=True)
+    assert "rank 0 (stage 0):\n" not in render_report(run.judged().report, blamed_only=True)
 
 
 def test_a_delivered_message_stays_known_as_sent(run):

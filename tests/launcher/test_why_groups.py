@@ -4,11 +4,13 @@ import time
 
 import pytest
 
-from rrfp_jax.launcher.why.verdict import Sight, judge
-from rrfp_jax.runtime.run import status_report as testimony
-from rrfp_jax.runtime.run.recorder import FlightRecorder, read
+from rrfp_jax.core.wait import WaitCause
+from rrfp_jax.launcher.why.snapshot import RankSnapshot
+from rrfp_jax.runtime.run.recorder import COMPILING, STARTING, FlightRecorder, read
 from rrfp_jax.runtime.run.stacks import Thread
-from tests.support.recorded_run import AWAIT_READY, DRIVER, LIBRARY, USERS, Run
+from rrfp_jax.runtime.run.status_report import StatusReport
+from rrfp_jax.runtime.run.waits import ForDevices
+from tests.support.recorded_run import AWAIT_READY, DRIVER, LIBRARY, USERS, Run, judge
 
 
 def grouped(folder):
@@ -31,8 +33,8 @@ def test_a_decision_that_was_not_heard(tmp_path):
     run = grouped(tmp_path)
     run.runs(2, "B0", ends=False)
     run.recorders[2].board.told()
-    run.waits(2, "the end of B0")
-    run.waits(3, "the leader's decision (its group is ranks 2, 3)")
+    run.waits_for_the_end(2, "B0")
+    run.waits(3, WaitCause.LEADER, group=(2, 3))
     assert run.judged().sentence == (
         "rank 2 (stage 1) has sent decision 1 (B0) of their group in step 7 to rank 3 (stage 1), which has "
         "not heard of it"
@@ -42,7 +44,7 @@ def test_a_decision_that_was_not_heard(tmp_path):
 def test_a_follower_waits_for_a_leader_that_is_elsewhere(tmp_path):
     run = grouped(tmp_path)
     run.says(2, [], frames=[USERS])
-    run.waits(3, "the leader's decision (its group is ranks 2, 3)")
+    run.waits(3, WaitCause.LEADER, group=(2, 3))
     verdict = run.judged()
     assert verdict.blamed == [2] and "3 other ranks wait for it" in verdict.sentence
 
@@ -52,7 +54,7 @@ def test_a_follower_that_has_not_run_what_its_leader_runs(tmp_path):
     run.runs(2, "B0", ends=False)
     run.recorders[2].board.told()
     run.recorders[3].board.heard(0)
-    run.waits(2, "the end of B0")
+    run.waits_for_the_end(2, "B0")
     run.says(3, [], frames=[USERS])
     assert run.judged().sentence.startswith("rank 3 (stage 1) is in the user's block")
 
@@ -74,8 +76,13 @@ def test_different_tasks_at_one_position(tmp_path):
 def test_a_program_of_several_ranks_that_one_left_out(tmp_path, frames):
     run = Run(tmp_path, stages=1, replicas=2, microbatches=1)
     run.recorders[1].board.enters("the sum of the replicas' gradients")
-    run.says(1, ["the gradients, since 3.0 s"] if frames == AWAIT_READY else [], gathers=4, frames=frames)
-    run.waits(0, "the results from rank 1 (stage 1)", whom=[1])
+    run.says(
+        1,
+        [ForDevices(what="the gradients", waited=3.0)] if frames == AWAIT_READY else [],
+        gathers=4,
+        frames=frames,
+    )
+    run.gathers(0, "the results", [1])
     verdict = run.judged()
     assert verdict.sentence.startswith(
         "rank 0 (stage 0 of replica 0) has not entered the sum of the replicas' gradients, in which rank 1 "
@@ -87,7 +94,7 @@ def test_a_program_of_several_ranks_that_one_left_out(tmp_path, frames):
 def test_a_program_of_several_ranks_that_one_has_not_come_to(tmp_path):
     run = Run(tmp_path, stages=1, replicas=2, microbatches=1)
     run.recorders[1].board.enters("the sum of the replicas' gradients")
-    run.says(1, ["the gradients, since 3.0 s"], frames=AWAIT_READY)
+    run.says(1, [ForDevices(what="the gradients", waited=3.0)], frames=AWAIT_READY)
     run.says(0, [], frames=[USERS])
     assert run.judged().sentence.startswith("rank 0 (stage 0 of replica 0) is in the user's block")
 
@@ -95,20 +102,18 @@ def test_a_program_of_several_ranks_that_one_has_not_come_to(tmp_path):
 def test_one_still_compiles_while_another_of_its_stage_waits_in_their_first_sum(tmp_path):
     for rank in range(2):
         recorder = FlightRecorder(tmp_path / f"flight-{rank}", rank, "stage 0")
-        recorder.phase("compiling")
+        recorder.phase(COMPILING)
         if rank == 0:
             recorder.board.enters("the first sum over all devices of stage 0")
     threads = [Thread("MainThread", True, (LIBRARY, *DRIVER))]
-    said = testimony.Testimony(
-        rank=0, number=1, waiting=(), waited=0.0, whom=(), gathers=1, threads=tuple(threads)
-    )
+    said = StatusReport(rank=0, number=1, waiting=(), gathers=1, threads=tuple(threads))
     sights = [
-        Sight(
+        RankSnapshot(
             rank=rank,
             state="answers",
             now=time.time() + 60,
             recording=read(tmp_path / f"flight-{rank}"),
-            testimony=said,
+            report=said,
             threads=threads,
         )
         for rank in range(2)
@@ -125,13 +130,13 @@ def test_ranks_that_start_and_wait_for_nobody(tmp_path):
     """JAX traces the user's code then; whoever is in it for long is named all the same."""
     run = Run(tmp_path)
     for rank, recorder in enumerate(run.recorders):
-        recorder.phase("compiling" if rank else "starting")
+        recorder.phase(COMPILING if rank else STARTING)
         run.says(rank, [], frames=[USERS, *DRIVER])
     verdict = judge(run.sights(later=5.0))
     assert verdict.moves and verdict.sentence.startswith("all ranks are starting or compiling, for 5.")
     for late, stalls in ((60.0, False), (5.0, True)):
         assert not judge(run.sights(later=late), stalls=stalls).moves
-    run.waits(0, "the names from rank 2 (stage 2)", whom=[2], gathers=6)
+    run.gathers(0, "the names", [2], number=6)
     verdict = judge(run.sights(later=5.0))
     assert not verdict.moves
     assert verdict.sentence == (

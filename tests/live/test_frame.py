@@ -12,7 +12,7 @@ from rrfp_jax.live.figures import DELAYED, rows_of, slowest_of, summarised
 from rrfp_jax.live.frame import Screen, frame
 from rrfp_jax.live.look import State
 from rrfp_jax.live.watch import shown
-from rrfp_jax.runtime.run.recorder import RecordedDispatch, Recording
+from rrfp_jax.runtime.run.recorder import PHASES, RecordedDispatch, Recording, RunPhase
 from rrfp_jax.trace.idleness import Cause
 from rrfp_jax.trace.records import Part
 from tests.support.spoilt import spoilt
@@ -155,6 +155,9 @@ def test_an_edge_has_all_messages_between_two_stages(tmp_path):
 
 def recording(rank, phase, since, beat):
     last = (RecordedDispatch(1, 3, rank, Task(Kind.FORWARD, 0, 0), NOW - since),)
+    name, _, number = phase.partition(" ")
+    assert name in PHASES
+    phase = RunPhase(name, int(number) if number else None)
     return Recording(rank, 100 + rank, f"stage {rank}", phase, NOW - since, NOW - beat, last)
 
 

@@ -9,7 +9,7 @@ import pytest
 from rrfp_jax.live.look import Looker, State, latest_lines
 from rrfp_jax.live.step_file import NAME, StepFile
 from rrfp_jax.runtime.run import name_lock
-from rrfp_jax.runtime.run.recorder import FlightRecorder
+from rrfp_jax.runtime.run.recorder import COMPILING, ENDED, STARTING, FlightRecorder, RunPhase
 from tests.support.watched import step_of, told
 
 LINE = {"step": 0, "step_seconds": 0.5, "wall_seconds": 0.6, "loss": 2.0, "of_somebody_else": [1]}
@@ -65,11 +65,11 @@ def test_a_run_that_starts_beside_what_an_earlier_one_has_left(folder, held):
         set_age(path, 10)
     staged = folder.parent / ".mine.starting-77"
     staged.mkdir()
-    FlightRecorder(staged / "flight-0", 0, "stage 0").phase("compiling")
+    FlightRecorder(staged / "flight-0", 0, "stage 0").phase(COMPILING)
     (staged / "flight-1").write_bytes(b"half")
     found = Looker(folder).look()
     assert (found.state, found.lines, found.latest) == (State.STARTING, (), None)
-    assert [one.phase for one in found.recorders] == ["compiling"]
+    assert [str(one.phase) for one in found.recorders] == ["compiling"]
 
 
 def test_signs_of_life_tell_where_there_are_no_locks(folder, monkeypatch):
@@ -81,7 +81,7 @@ def test_signs_of_life_tell_where_there_are_no_locks(folder, monkeypatch):
     assert Looker(folder).look().state is State.ENDED, "nobody has it"
     monkeypatch.setattr(name_lock.fcntl, "flock", refuse)
     assert Looker(folder).look().state is State.RUNNING
-    recorder.phase("ended")
+    recorder.phase(ENDED)
     assert Looker(folder).look().state is State.ENDED
 
 
@@ -90,18 +90,18 @@ def test_processes_that_a_launcher_has_just_started(tmp_path):
     staged.mkdir()
     FlightRecorder(staged / "flight-0", 0, "")
     found = Looker(tmp_path / "mine").look()
-    assert found.state is State.STARTING and found.recorders[0].phase == "starting"
+    assert found.state is State.STARTING and found.recorders[0].phase == STARTING
 
 
 def test_what_a_killed_launcher_has_left_says_nothing_of_a_run_that_lives(folder, held):
     (folder / "config.json").touch()
     left = folder.parent / ".mine.starting-77"
     left.mkdir()
-    FlightRecorder(left / "flight-0", 0, "").phase("starting")
-    FlightRecorder(folder / "flight-0", 0, "stage 0").phase("step 1")
-    assert [one.phase for one in Looker(folder).look().recorders] == ["step 1"]
-    FlightRecorder(left / "flight-0", 0, "").phase("compiling")
-    assert [one.phase for one in Looker(folder).look().recorders] == ["compiling"]
+    FlightRecorder(left / "flight-0", 0, "").phase(STARTING)
+    FlightRecorder(folder / "flight-0", 0, "stage 0").phase(RunPhase("step", 1))
+    assert [str(one.phase) for one in Looker(folder).look().recorders] == ["step 1"]
+    FlightRecorder(left / "flight-0", 0, "").phase(COMPILING)
+    assert [str(one.phase) for one in Looker(folder).look().recorders] == ["compiling"]
 
 
 def test_a_step_of_an_earlier_start_is_not_shown(folder):

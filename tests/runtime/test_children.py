@@ -67,10 +67,10 @@ child()
 die()
 """
 IN_A_RUN = """
-from rrfp_jax.runtime.run.exits import Farewell
+from rrfp_jax.runtime.run.exits import Shutdown
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.world import World
-Farewell(World(0, 2, Mailbox(0, {1: socket.socket(fileno=int(sys.argv[1]))})))
+Shutdown(World(0, 2, Mailbox(0, {1: socket.socket(fileno=int(sys.argv[1]))})))
 def fails(): raise ValueError("in the child")
 time.sleep(1.0)  # for a heartbeat
 """

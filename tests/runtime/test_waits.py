@@ -4,7 +4,7 @@ import pytest
 
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run import waits
-from rrfp_jax.runtime.run.waits import Wait
+from rrfp_jax.runtime.run.waits import ForOther, LimitedWait, Waits
 
 
 class Clock:
@@ -31,7 +31,7 @@ LOOKS = {
 
 @pytest.mark.parametrize("looks", LOOKS.values(), ids=LOOKS)
 def test_a_wait_comes_to_its_limit_by_what_was_waited(clock, looks):
-    wait = Wait("rank 0", "the input of F3", 300.0)
+    wait = LimitedWait(Waits(0, "rank {}".format), ForOther(what="the input of F3"), 300.0)
     *before, last = looks
     for seconds in before:
         clock.now += seconds

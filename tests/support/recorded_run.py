@@ -1,4 +1,4 @@
-"""A run as its ranks' recordings and testimonies tell it, made by hand."""
+"""A run as its ranks' recordings and status reports tell it, made by hand."""
 
 import time
 
@@ -6,10 +6,14 @@ from rrfp_jax.authors import OURS
 from rrfp_jax.core.hints import BFW
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Kind, Placement, Task
-from rrfp_jax.launcher.why.verdict import Sight, judge
-from rrfp_jax.runtime.run import status_report as testimony
-from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, OFFERED, PRODUCED, FlightRecorder, read
+from rrfp_jax.core.wait import Wait, WaitCause
+from rrfp_jax.launcher.why import judge as judging
+from rrfp_jax.launcher.why import words
+from rrfp_jax.launcher.why.snapshot import RankSnapshot
+from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, OFFERED, PRODUCED, FlightRecorder, RunPhase, read
 from rrfp_jax.runtime.run.stacks import Frame, Thread
+from rrfp_jax.runtime.run.status_report import StatusReport
+from rrfp_jax.runtime.run.waits import ForGather, ForProgram, ForTask
 
 AWAIT_READY = (Frame(f"{OURS}runtime/run/collectives.py", 95, "await_ready"),)
 DRIVER = (Frame(f"{OURS}runtime/run/mailbox.py", 155, "sleep"), Frame("train.py", 80, "<module>"))
@@ -19,6 +23,20 @@ USERS = Frame("train.py", 31, "block")
 
 def task_of(text):
     return Task(Kind("FBIW".index(text[0])), 0, int(text[1:]))
+
+
+class Said:
+    """A report with its words."""
+
+    def __init__(self, report):
+        self.report, self.moves, self.blamed = report, report.moves, report.blamed
+        self.sentence = words.sentence(report)
+        self.lines = [words.line(report, one) for one in report.seen.values()]
+        self.text = "\n".join([self.sentence, *(f"  {line}" for line in self.lines)])
+
+
+def judge(seen, **more):
+    return Said(judging.judge(seen, **more))
 
 
 class Run:
@@ -32,12 +50,12 @@ class Run:
         for rank, number in enumerate(self.stage_of):
             name = f"stage {number % stages}" + (f" of replica {number // stages}" if replicas > 1 else "")
             recorder = FlightRecorder(folder / f"flight-{rank}", rank, name)
-            recorder.phase("step 7")
+            recorder.phase(RunPhase("step", 7))
             recorder.begin_round(9, 7, rules, [number])
             if width > 1:
                 recorder.board.joins([r for r, other in enumerate(self.stage_of) if other == number])
             self.recorders.append(recorder)
-        self.testimonies = {}
+        self.reports = {}
         self.states = {}
         self.threads = {}
 
@@ -56,18 +74,26 @@ class Run:
         for task in map(task_of, inputs):
             self.recorders[rank].board.got(self.stage_of[rank], task.input, bits)
 
-    def waits(self, rank, what="the input of F0", whom=(), gathers=5, frames=DRIVER):
-        text = what if whom or frames == AWAIT_READY else f"{what} on stage {self.stage_of[rank]} in step 7"
-        self.says(rank, [f"{text}, since 31.0 s"], whom, gathers, frames)
+    def waits(self, rank, cause=WaitCause.INPUT, task="F0", group=()):
+        """For what its stage dispatches nothing."""
+        replica, stage = divmod(self.stage_of[rank], self.placement.stages)
+        tasks = () if cause is WaitCause.LEADER else (task_of(task),)
+        why = Wait(cause, tasks, group=group)
+        self.says(rank, [ForTask(step=7, stage=stage, replica=replica, why=why, waited=31.0)])
 
-    def says(self, rank, waiting, whom=(), gathers=5, frames=DRIVER):
+    def waits_for_the_end(self, rank, task):
+        self.says(rank, [ForProgram(step=7, task=task_of(task), waited=31.0)])
+
+    def gathers(self, rank, what, ranks, number=5):
+        gather = ForGather(number=number, what=what, ranks=tuple(ranks), waited=31.0)
+        self.says(rank, [gather], number)
+
+    def says(self, rank, waiting, gathers=5, frames=DRIVER):
         main = Thread("MainThread", True, tuple(frames))
-        self.testimonies[rank] = testimony.Testimony(
+        self.reports[rank] = StatusReport(
             rank=rank,
             number=1,
             waiting=tuple(waiting),
-            waited=31.0,
-            whom=tuple(whom),
             gathers=gathers,
             threads=(main, *self.threads.get(rank, ())),
         )
@@ -75,14 +101,14 @@ class Run:
     def sights(self, later=60.0):
         found = []
         for rank in range(len(self.recorders)):
-            said = self.testimonies.get(rank)
+            said = self.reports.get(rank)
             found.append(
-                Sight(
+                RankSnapshot(
                     rank=rank,
                     state=self.states.get(rank, "answers" if said else "silent"),
                     now=time.time() + later,
                     recording=read(self.folder / f"flight-{rank}"),
-                    testimony=said,
+                    report=said,
                     threads=said.threads if said else (),
                 )
             )

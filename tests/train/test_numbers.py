@@ -252,11 +252,11 @@ class TestExchange:
 
         class Telling(LocalTransport):
             def poll(self):
-                told.extend(world.waits.described())
+                told.extend(map(world.waits.words, world.waits.awaited()))
                 return super().poll()
 
         assert float(*send(Telling(), world)[1, 0]) == 3
-        assert told[0].startswith("tables to stage 1, since") and not world.waits.described()
+        assert told[0].startswith("tables to stage 1, since") and not world.waits.awaited()
 
 
 def send(transport, world=None):

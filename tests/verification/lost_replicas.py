@@ -191,8 +191,7 @@ def _is_at(run: Run, moment: str, rank: int) -> bool:
     if moment == "handing over":
         return any((folder / "hand-over").exists() for folder in lent)
     recording = recording_of(run.folder / NAME, rank)
-    phase = "starting" if recording is None else recording.phase
-    return phase.partition(" ")[0] == moment
+    return (recording.phase.name if recording is not None else "starting") == moment
 
 
 def _is_lent_to(folder: Path, run: Run) -> bool:

@@ -29,6 +29,7 @@ from rrfp_jax.runtime.programs.compiler import Compiler, compile_pool, compiled_
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.programs.library import Library, Phase, StagePrograms, phase_of
+from rrfp_jax.runtime.run.recorder import COMPILING
 from rrfp_jax.runtime.stages import leaves as ties
 from rrfp_jax.runtime.stages.leaves import Held
 from rrfp_jax.runtime.stages.memory import Memory, StepMemory
@@ -296,7 +297,7 @@ class Engine:
 
     def start(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile for a first step and allocate parameters and optimizer state, once."""
-        self.world.recorder.phase("compiling")
+        self.world.recorder.phase(COMPILING)
         for bucket in buckets:
             self.library.examine(bucket)
         with compile_pool() as pool:

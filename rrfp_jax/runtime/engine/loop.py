@@ -31,7 +31,7 @@ from rrfp_jax.runtime.run.consensus import Agreement
 from rrfp_jax.runtime.run.interrupts import interrupts_held
 from rrfp_jax.runtime.run.mailbox import EventWakeup, Wakeup
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
-from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, Wait
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, AnyAwaited, ForProgram, ForTask, LimitedWait
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.local import LocalTransport
 from rrfp_jax.runtime.transport.protocol import Devices, Key, Transport
@@ -283,7 +283,7 @@ class StepExecution:
         for part in parts.values():
             part.meter.begin()
         self._began = perf_counter()
-        self._wait: Wait  # of `run`
+        self._wait: LimitedWait  # of `run`
         self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
         self._late: dict[tuple[int, Task], float] = {}  # of that, how much was injected; by stage and task
         self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
@@ -436,13 +436,16 @@ class StepExecution:
                 queue.watch()
         self._means.bell.sleep(min(patience, until - now))
 
-    def _waiting(self) -> list[str]:
-        """What this process waits for and since when, for messages."""
-        since = f"in step {self._step}, since {self._wait.waited:.1f} s"
-        unfinished = [s for s, scheduler in self._schedulers.items() if not scheduler.finished]
-        waits = [f"{self._machines[s].awaited()} on {self._name(s)} {since}" for s in unfinished]
+    def _waiting(self) -> list[AnyAwaited]:
+        """What this process waits for just now."""
+        found: list[AnyAwaited] = []
+        for number, scheduler in self._schedulers.items():
+            if not scheduler.finished:
+                replica, stage = divmod(number, self._stages)
+                why = self._machines[number].awaited()
+                found.append(ForTask(step=self._step, stage=stage, replica=replica, why=why))
         running = [task for queue in self._means.queues for task in queue.running]
-        return waits + [f"the end of {task} {since}" for task in running]
+        return found + [ForProgram(step=self._step, task=task) for task in running]
 
     def _stalled(self) -> str:
         waits = "; ".join(f"{self._name(s)} waits for {c.awaited()}" for s, c in self._machines.items())

@@ -12,7 +12,7 @@ from rrfp_jax.runtime.run.frames import Message, pieces, whole
 from rrfp_jax.runtime.run.interrupts import Stop
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Membership
-from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, Waits, pause
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForDevices, ForGather, Waits, pause
 
 if TYPE_CHECKING:
     import jax
@@ -95,7 +95,7 @@ class Collectives:
         """See `World.await_ready`."""
         import jax  # here: the launcher reads this package without JAX
 
-        with self._waits.waits_for(what, limit) as wait:
+        with self._waits.waits_for(ForDevices(what=what), limit) as wait:
             try:
                 for array in arrays:
                     while not array.is_ready():  # type: ignore[attr-defined]
@@ -121,11 +121,10 @@ class Collectives:
         def missing() -> list[int]:
             return [rank for rank in range(self._size) if rank not in values]
 
-        def described() -> list[str]:
-            who = ", ".join(self._members.describe(rank) for rank in missing())
-            return [f"{what} from {who}, since {wait.waited:.1f} s"]
+        def awaits() -> Sequence[ForGather]:
+            return [ForGather(number=self.gathers, what=what, ranks=tuple(missing()))]
 
-        with self._waits.waits_for(described, limit, missing) as wait:
+        with self._waits.waits_for(awaits, limit) as wait:
             known = mailbox.membership.gone
             mailbox.pump()
             while awaited := missing():

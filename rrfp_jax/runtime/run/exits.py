@@ -11,17 +11,20 @@ import json
 import os
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf, isinf
 from pathlib import Path
 from time import monotonic, sleep
+from time import time as wall_time
 from types import TracebackType
-from typing import Literal
+from typing import Literal, TypeAlias
+
+from msgspec import to_builtins
 
 from rrfp_jax.errors import (
+    DONE,
     FAILED,
     INTERRUPTED,
     REFUSED,
@@ -37,8 +40,10 @@ from rrfp_jax.runtime.run.coordinator import Coordinator
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Gone
 from rrfp_jax.runtime.run.proc import children_give_up, exit_now, leave_file
+from rrfp_jax.runtime.run.recorder import ENDED
 from rrfp_jax.runtime.run.stacks import own_threads
 from rrfp_jax.runtime.run.status_report import Attendance
+from rrfp_jax.runtime.run.waits import AnyAwaited
 from rrfp_jax.runtime.run.world import World
 
 WORDS = "\x1d"
@@ -47,20 +52,28 @@ WORDS = "\x1d"
 LONGEST_LINE = 60_000
 """Characters of such a line, of which the launcher waits for 65,536; a longer traceback is left out."""
 
-Why = Literal["failed", "refused", "peer lost", "interrupted"]
+ExitKind: TypeAlias = Literal["done", "failed", "refused", "peer lost", "interrupted"]
+"""How ranks and runs end."""
+
+STATUSES: Mapping[ExitKind, int] = {
+    "done": DONE,
+    "failed": FAILED,
+    "refused": REFUSED,
+    "peer lost": FAILED,
+    "interrupted": INTERRUPTED,
+}
+"""The exit status that goes with each."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastWords:
+class ExitReport:
     """Why a rank ended.
 
     Attributes:
-        rank: of the process.
         stages: that it ran, as text: "stage 2", "stages 2-3".
         kind: "failed" by its own fault, "refused" what it was asked, "peer lost", or "interrupted".
         sentence: the reason: for "failed", the exception as `ValueError: ...`.
-        doing: what it was at, such as "in step 12".
-        waiting: what it waited for, each such as "input of F3 on stage 2 in step 12, since 2.1 s".
+        waiting: what it waited for.
         culprit: the rank whose loss ended it, if one did.
         traceback: of its own failure.
         time: when, in the seconds of `time.time()`.
@@ -68,13 +81,12 @@ class LastWords:
 
     rank: int
     stages: str
-    kind: Why
+    kind: ExitKind
     sentence: str
-    doing: str = ""
-    waiting: tuple[str, ...] = ()
+    waiting: tuple[AnyAwaited, ...] = ()
     culprit: int | None = None
     traceback: str | None = None
-    time: float = field(default_factory=time.time)
+    time: float = field(default_factory=wall_time)
 
     def write(self, folder: Path | int) -> None:
         """Write `last-words-<rank>.json`, whole or not at all.
@@ -85,35 +97,35 @@ class LastWords:
         Raises:
             OSError: it cannot be written.
         """
-        leave_file(folder, f"last-words-{self.rank}.json", asdict(self))
+        leave_file(folder, f"last-words-{self.rank}.json", to_builtins(self))
 
     def line(self) -> str:
         """The same as a line, for when no file can be written: a full disk, a folder that was removed."""
-        text = json.dumps(asdict(self))
+        text = json.dumps(to_builtins(self))
         if len(text) > LONGEST_LINE:
-            text = json.dumps(asdict(replace(self, traceback=None)))
+            text = json.dumps(to_builtins(replace(self, traceback=None)))
         return f"{WORDS}{text}"
 
 
-def words_in(line: bytes) -> LastWords | None:
+def report_in(line: bytes) -> ExitReport | None:
     """The last words that a printed line holds; None if it holds none."""
     if not line.startswith(WORDS.encode()):
         return None
     try:
-        return as_kind(parse_json(line.removeprefix(WORDS.encode())), LastWords)
+        return as_kind(parse_json(line.removeprefix(WORDS.encode())), ExitReport)
     except ValueError:
         return None
 
 
-def read_all(folder: Path) -> dict[int, LastWords]:
+def read_all(folder: Path) -> dict[int, ExitReport]:
     """The last words in a folder by rank; a file that holds none is passed over."""
     found = (_read(path) for path in sorted(folder.glob("last-words-*.json")))
     return {words.rank: words for words in found if words is not None}
 
 
-def _read(path: Path) -> LastWords | None:
+def _read(path: Path) -> ExitReport | None:
     try:
-        return read_json(path, LastWords)
+        return read_json(path, ExitReport)
     except Unreadable:
         return None
 
@@ -124,9 +136,9 @@ LONGEST_SENTENCE = 4000
 FLUSH_SECONDS = 1.0
 
 
-def last_words(world: World, error: BaseException) -> LastWords:
+def exit_report(world: World, error: BaseException) -> ExitReport:
     """Why this process ends."""
-    kind: Why = "failed"
+    kind: ExitKind = "failed"
     if isinstance(error, PeerLost):
         kind = "peer lost"
     elif isinstance(error, UsageError):
@@ -143,23 +155,18 @@ def last_words(world: World, error: BaseException) -> LastWords:
     if kind == "peer lost" and world.membership.is_cut_off:
         culprit, sentence = world.rank, "lost all other processes at once: cut off, if they were not killed"
     told = kind == "failed" and not ours
-    return LastWords(
+    return ExitReport(
         rank=world.rank,
         stages=world.membership.stages[world.rank],
         kind=kind,
         sentence=sentence,
-        waiting=world.waits.told(),
+        waiting=world.waits.awaited(),
         culprit=culprit,
         traceback="".join(traceback.format_exception(error)) if told else None,
     )
 
 
-def exit_status(words: LastWords) -> int:
-    """The exit status that goes with last words."""
-    return {"refused": REFUSED, "interrupted": INTERRUPTED}.get(words.kind, FAILED)
-
-
-def report(world: World, words: LastWords) -> None:
+def report(world: World, words: ExitReport) -> None:
     """Tell the launcher if there is one, else whoever reads standard error; then the other processes."""
     if world.folder_descriptor is not None:
         try:
@@ -168,7 +175,7 @@ def report(world: World, words: LastWords) -> None:
             warn(f"\n{words.line()}")  # a line of its own, whatever was printed before
     elif words.kind != "interrupted" or world.size > 1:  # whoever interrupts one process knows it
         text = [words.traceback or "", f"{world.describe(world.rank)}: {words.sentence}\n"]
-        text += [f"  it waited for {item}\n" for item in words.waiting]
+        text += [f"  it waited for {world.waits.words(item)}\n" for item in words.waiting]
         warn("".join(text), end="")
     if world.mailbox is not None:
         who = world.describe(world.rank)
@@ -202,8 +209,8 @@ def fail(world: World, error: BaseException) -> None:
     world.leaving.claim_end()
     status = FAILED
     try:
-        words = last_words(world, error)
-        status = exit_status(words)
+        words = exit_report(world, error)
+        status = STATUSES[words.kind]
         report(world, words)
     except Exception:
         warn(traceback.format_exc(), end="")
@@ -259,7 +266,7 @@ def waited_for() -> str:
     return f"an exit handler{f', in {at},' if at else ''}"
 
 
-class Farewell:
+class Shutdown:
     """The end of a process of several. Once it is made, the process ends so.
 
     Args:
@@ -303,7 +310,7 @@ class Farewell:
     def _say_goodbye(self) -> None:
         """At Python's end, after the main thread's."""
         self._world.leaving.says_goodbye = True
-        self._world.recorder.phase("ended")
+        self._world.recorder.phase(ENDED)
         if self._coordinator is not None:
             self._outlive_others()
             if (gone := self._mailbox.membership.trouble) is not None:

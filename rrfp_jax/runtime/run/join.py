@@ -20,7 +20,7 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime.run.coordinator import Coordinator
-from rrfp_jax.runtime.run.exits import Farewell, fail, limit_overtime
+from rrfp_jax.runtime.run.exits import Shutdown, fail, limit_overtime
 from rrfp_jax.runtime.run.handshake import connect, listen
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Beat
@@ -39,7 +39,7 @@ from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.runtime.run.stacks import first_used
 from rrfp_jax.runtime.run.status_report import Attendance, dump_on_signal
 from rrfp_jax.runtime.run.token import FILE, HOW, SealedStore, SharedToken, take_token
-from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForAnswer
 from rrfp_jax.runtime.run.world import World
 
 REMINDER_SECONDS = 30.0
@@ -176,7 +176,7 @@ def _joined() -> World:
         world = World(rank, size, _connect(rank, size, token, store, silence), folder, recorder, store)
     if shared is not None and rank == 0:
         shared.remove()  # all ranks have proved to have it
-    Farewell(world, coordinator)
+    Shutdown(world, coordinator)
     _learn_clock(world)
     return world
 
@@ -240,7 +240,7 @@ def _learn_clock(world: World) -> None:
     """
     assert world.mailbox is not None
     if world.rank > 0:
-        with world.waits_for("the time from rank 0", CLOCK_SECONDS, lambda: [0]) as wait:
+        with world.waits_for(ForAnswer(what="the time", ranks=(0,)), CLOCK_SECONDS) as wait:
             for wanted in range(1, CLOCK_ROUNDS + 1):
                 world.mailbox.post(0, Beat(perf_counter()))
                 while world.membership.clock.samples < wanted:

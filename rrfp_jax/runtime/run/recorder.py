@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Direction, Input, Kind, Output, Placement, Shape, Task
@@ -269,6 +270,22 @@ def _numbers(data: bytes, at: int, count: int) -> tuple[int, ...]:
 SILENT = 2.0  # seconds without a heartbeat that are worth a word
 
 
+PHASES = ("", "starting", "compiling", "step", "validation", "ended")
+
+
+class RunPhase(NamedTuple):
+    """What a process is at: the name of the phase, one of `PHASES`, and its number if it has one."""
+
+    name: str = ""
+    number: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.number is None else f"{self.name} {self.number}"
+
+
+STARTING, COMPILING, ENDED = RunPhase("starting"), RunPhase("compiling"), RunPhase("ended")
+
+
 @dataclass(frozen=True)
 class RecordedDispatch:
     """A task that was dispatched.
@@ -291,7 +308,7 @@ class Recording:
 
     Attributes:
         stages: as text: "stage 2".
-        phase: what the process was at; "" if it had not said.
+        phase: what the process was at; without a name if it had not said.
         phase_since, beat: when that began and when it was last known alive, in the seconds of `time.time()`.
         last: the latest dispatches, oldest first, at most 64.
         host, started: of the process: the machine's name, and its start as `start_of` has it; None if that
@@ -306,7 +323,7 @@ class Recording:
     rank: int
     pid: int
     stages: str
-    phase: str
+    phase: RunPhase
     phase_since: float
     beat: float
     last: tuple[RecordedDispatch, ...]
@@ -317,6 +334,11 @@ class Recording:
     collective: str = ""
     round: RecordedRound | None = None
     training_step: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Rank and stages: "rank 2 (stage 2)"."""
+        return f"rank {self.rank} ({self.stages})" if self.stages else f"rank {self.rank}"
 
     @property
     def is_here(self) -> bool:
@@ -335,12 +357,13 @@ class Recording:
 
     def sentence(self, now: float) -> str:
         """What it did last, with times before `now`, the seconds of `time.time()` at which it ended."""
-        numbered = self.phase[-1:].isdigit()
-        place = f"in {self.phase}" if numbered else self.phase or "at an unknown point"
-        words = ["at its end" if self.phase == "ended" else place]
+        place = str(self.phase) or "at an unknown point"
+        if self.phase.number is not None:
+            place = f"in {place}"
+        words = ["at its end" if self.phase == ENDED else place]
         if self.last:
             entry = self.last[-1]
-            step = "" if self.phase == f"step {entry.step}" else f" in step {entry.step}"
+            step = "" if self.phase == RunPhase("step", entry.step) else f" in step {entry.step}"
             words.append(
                 f"last dispatched {entry.task} on stage {entry.stage}{step}, {_ago(now - entry.at)} before"
             )
@@ -356,7 +379,7 @@ def _ago(seconds: float) -> str:
     return f"{max(seconds, 0.0):.1f} s"
 
 
-MAGIC = b"RRFPREC3"
+MAGIC = b"RRFPREC4"
 BOARD_AT = 4096
 SIZE = BOARD_AT + BOARD_SIZE  # bytes
 ENTRIES = 64
@@ -364,7 +387,7 @@ ENTRIES = 64
 HEADER = struct.Struct("<8sii")  # magic, rank, pid
 STAGES = struct.Struct("<H62s")  # length, text
 BEAT = struct.Struct("<d")  # time
-PHASE = struct.Struct("<QdqH102sQ")  # number, since, training step, length, text, number
+PHASE = struct.Struct("<QdqiqQ")  # count, since, training step, name, number, count
 ENTRY = struct.Struct("<QqiiiidQ")  # position, step, stage, kind, chunk, microbatch, time, position
 PROCESS = struct.Struct("<Qi64s")  # start, signal that has stacks dumped, host
 
@@ -398,7 +421,7 @@ class FlightRecorder:
         self.runs(stages)
         self.dumps_by(0)
         HEADER.pack_into(self._memory, HEADER_AT, MAGIC, rank, os.getpid())
-        self.phase("starting")
+        self.phase(STARTING)
         self.beat()
 
     def runs(self, stages: str) -> None:
@@ -413,18 +436,14 @@ class FlightRecorder:
         """A round of tasks begins on these stage replicas; see `RoundBoard.begin`."""
         self.board.begin(round, step, rules, own, self._position)
 
-    def phase(self, text: str, training_step: int | None = None) -> None:
-        """Say what begins now, in a few words: "compiling", "step 12", "validation 3", "ended".
-
-        Args:
-            text: the words.
-            training_step: its number, if it is one.
-        """
-        if training_step is not None:
-            self._training_step = training_step
-        self._phases = number = self._phases + 1
-        at, step = PHASE_AT + number % 2 * PHASE.size, self._training_step
-        PHASE.pack_into(self._memory, at, number, time.time(), step, *_clipped(text, 102), number)
+    def phase(self, phase: RunPhase) -> None:
+        """Say what begins now."""
+        number = -1 if phase.number is None else phase.number
+        if phase.name == "step":
+            self._training_step = number
+        self._phases = count = self._phases + 1
+        at, name = PHASE_AT + count % 2 * PHASE.size, PHASES.index(phase.name)
+        PHASE.pack_into(self._memory, at, count, time.time(), self._training_step, name, number, count)
 
     def beat(self) -> None:
         """Say that the process is alive."""
@@ -452,15 +471,15 @@ def read(path: Path) -> Recording:
         raise ValueError(f"{path}: not a flight recorder ({len(data)} bytes, beginning with {data[:8]!r})")
     _, rank, pid = HEADER.unpack_from(data, HEADER_AT)
     phases = [PHASE.unpack_from(data, PHASE_AT + i * PHASE.size) for i in range(2)]
-    whole = [p for p in phases if p[0] and p[0] == p[-1]]
-    _, since, step, length, text, _ = max(whole, default=(0, 0.0, -1, 0, b"", 0))
+    whole = [p for p in phases if p[0] and p[0] == p[-1] and 0 <= p[3] < len(PHASES)]
+    _, since, step, name, number, _ = max(whole, default=(0, 0.0, -1, 0, -1, 0))
     started, dump_signal, host = PROCESS.unpack_from(data, PROCESS_AT)
     entered, collective = read_entered(data, BOARD_AT)
     return Recording(
         rank=rank,
         pid=pid,
         stages=_text(*STAGES.unpack_from(data, STAGES_AT)),
-        phase=_text(length, text),
+        phase=RunPhase(PHASES[name], number if number >= 0 else None),
         phase_since=since,
         beat=BEAT.unpack_from(data, BEAT_AT)[0],
         last=_entries(data),

@@ -12,36 +12,34 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+
+from msgspec import to_builtins
 
 from rrfp_jax.json_files import Unreadable, read_json
 from rrfp_jax.runtime.run.proc import leave_file
 from rrfp_jax.runtime.run.recorder import ANSWERED, ASKED, HEARD, PLEAS, FlightRecorder
 from rrfp_jax.runtime.run.stacks import Thread, own_threads
+from rrfp_jax.runtime.run.waits import AnyAwaited
 from rrfp_jax.runtime.run.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
-class Testimony:
+class StatusReport:
     """An answer of a rank.
 
     Attributes:
-        rank: of the process.
         number: of the question that it answers.
-        waiting: what the main thread waits for, each such as "input of F3 on stage 2, since 2.1 s".
-        waited: for how many seconds without progress; 0 if it waits for nothing.
-        whom: the ranks that it waits for, if it knows them.
+        waiting: what the main thread waits for.
         gathers: how many it has begun, each of which tells its value to the others.
         threads: where they are; the main one first.
     """
 
     rank: int
     number: int
-    waiting: tuple[str, ...]
-    waited: float
-    whom: tuple[int, ...]
+    waiting: tuple[AnyAwaited, ...]
     gathers: int
     threads: tuple[Thread, ...]
 
@@ -51,13 +49,13 @@ class Testimony:
         Raises:
             OSError: it cannot be written.
         """
-        leave_file(folder, _name(self.rank), asdict(self))
+        leave_file(folder, _name(self.rank), to_builtins(self))
 
 
-def read_testimony(folder: Path, rank: int) -> Testimony | None:
+def read_report(folder: Path, rank: int) -> StatusReport | None:
     """The latest of a rank; None if there is none that can be read."""
     try:
-        return read_json(folder / _name(rank), Testimony)
+        return read_json(folder / _name(rank), StatusReport)
     except Unreadable:
         return None
 
@@ -91,7 +89,7 @@ class Attendance:
         asked = self._counters[ASKED]
         if asked > self._counters[ANSWERED] and self._world.folder_descriptor is not None:
             with suppress(OSError):  # a full disk; who asks finds no answer
-                testimony_of(self._world, asked).write(self._world.folder_descriptor)
+                status_of(self._world, asked).write(self._world.folder_descriptor)
             self._counters[ANSWERED] = asked
 
     def alone(self) -> None:
@@ -113,15 +111,12 @@ class Attendance:
             sleep(0.05)
 
 
-def testimony_of(world: World, number: int) -> Testimony:
+def status_of(world: World, number: int) -> StatusReport:
     """What this process is at, in answer to a question; from any thread."""
-    wait = world.waits.current
-    return Testimony(
+    return StatusReport(
         rank=world.rank,
         number=number,
-        waiting=world.waits.told(),
-        waited=0.0 if wait is None else wait.waited,
-        whom=() if wait is None else tuple(wait.whom()),
+        waiting=world.waits.awaited(),
         gathers=world.gathers,
         threads=tuple(own_threads()),
     )

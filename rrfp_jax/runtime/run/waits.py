@@ -1,20 +1,27 @@
 """What the main thread waits for, for whom, and for how long at most: every wait of a run is one of these.
 
-    with world.waits_for("the clocks from rank 2", limit) as wait:
+    with world.waits_for(ForAnswer(what="the time", ranks=(2,)), limit) as wait:
         while not there():
             wait.check()
             sleep(wait.shortened(1.0))
 
-Whoever has to say why a process ended (last words, a watchdog) asks `Waits.described`.
+What is waited for is a value. It travels in status reports and exit reports, where others decide by it;
+`words` alone makes a text of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from time import perf_counter
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.wait import Wait
 from rrfp_jax.errors import TrainingError
 
 SHORTEST_PAUSE, PAUSE_SHARE = 2e-5, 0.05
@@ -32,8 +39,117 @@ STOOD_STILL_SECONDS = 10.0
 LONGEST_SECONDS = 366 * 86400.0
 """Of a limit that a system call gets: a year."""
 
-What: TypeAlias = str | Callable[[], Sequence[str]]
-"""What is waited for; or what gives that as it is just now, with whom and since when, an item a line."""
+
+class Awaited(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Something that a rank waits for.
+
+    Attributes:
+        waited: seconds without progress.
+        limit: on them.
+    """
+
+    waited: float = 0.0
+    limit: float = inf
+
+    @property
+    def place(self) -> Awaited:
+        """The same without times: equal on ranks that are at the same point."""
+        return replace(self, waited=0.0, limit=0.0)
+
+
+class ForTask(Awaited, frozen=True, kw_only=True):
+    """Something that a stage needs before it can dispatch another task of a step."""
+
+    step: int
+    stage: int
+    replica: int
+    why: Wait
+
+
+class ForProgram(Awaited, frozen=True, kw_only=True):
+    """The end of a task's program."""
+
+    step: int
+    task: Task
+
+
+class ForGather(Awaited, frozen=True, kw_only=True):
+    """Other ranks' values of a gather; `number` counts those of this process."""
+
+    number: int
+    what: str
+    ranks: tuple[int, ...]
+
+
+class ForAnswer(Awaited, frozen=True, kw_only=True):
+    """Something that ranks tell whoever asks them."""
+
+    what: str
+    ranks: tuple[int, ...]
+
+
+class ForDevices(Awaited, frozen=True, kw_only=True):
+    """What devices compute outside of tasks, perhaps with those of other ranks."""
+
+    what: str
+
+
+class ForTransfer(Awaited, frozen=True, kw_only=True):
+    """Arrays that are sent between stages outside of tasks; `stages` as messages name them."""
+
+    what: str
+    stages: tuple[str, ...]
+
+
+class ForData(Awaited, frozen=True, kw_only=True):
+    """The user's data; `call` is None between two calls."""
+
+    call: Literal["plan", "load"] | None = None
+    step: int = 0
+    microbatch: int = 0
+
+
+class ForOther(Awaited, frozen=True, kw_only=True):
+    """Work of this process alone."""
+
+    what: str
+
+
+AnyAwaited: TypeAlias = (
+    ForTask | ForProgram | ForGather | ForAnswer | ForDevices | ForTransfer | ForData | ForOther
+)
+
+
+def words(awaited: AnyAwaited, name: Callable[[int], str]) -> str:
+    """What is waited for, as messages have it: "input of F3 on stage 2 in step 7, since 2.1 s".
+
+    Args:
+        awaited: the value.
+        name: of a rank.
+    """
+    match awaited:
+        case ForTask(stage=stage, replica=replica):
+            of = f" of replica {replica}" if replica else ""
+            text = f"{awaited.why} on stage {stage}{of} in step {awaited.step}"
+        case ForProgram():
+            text = f"the end of {awaited.task} in step {awaited.step}"
+        case ForGather(ranks=ranks) | ForAnswer(ranks=ranks):
+            text = f"{awaited.what} from {', '.join(map(name, ranks))}"
+        case ForTransfer():
+            text = f"{awaited.what} to {', '.join(awaited.stages)}"
+        case ForData(call="plan"):
+            text = f"the data's plan({awaited.step})"
+        case ForData(call="load"):
+            text = f"the data's load() of microbatch {awaited.microbatch} of step {awaited.step}"
+        case ForData():
+            text = "the data"
+        case ForDevices() | ForOther():
+            text = awaited.what
+    return f"{text}, since {awaited.waited:.1f} s"
+
+
+What: TypeAlias = AnyAwaited | Callable[[], Sequence[AnyAwaited]]
+"""What is waited for; or what gives that as it is just now. The wait adds its times where there are none."""
 
 
 def pause(waited_seconds: float) -> float:
@@ -45,30 +161,16 @@ def _nothing() -> None:
     """No launcher looks at this process."""
 
 
-class Wait:
+class LimitedWait:
     """One wait under way.
 
-    Args:
-        who: waits, as messages name it.
-        what: is waited for.
-        limit_seconds: without progress.
-        whom: gives the ranks that it waits for; None if it does not know them.
-        at_limit: called before a wait is given up.
-
     Attributes:
+        limit: in seconds without progress.
         since: the beginning, or the last progress (s, `perf_counter`).
     """
 
-    def __init__(
-        self,
-        who: str,
-        what: What,
-        limit_seconds: float,
-        whom: Callable[[], Sequence[int]] | None = None,
-        at_limit: Callable[[], None] = _nothing,
-    ) -> None:
-        self._who, self._what, self._limit = who, what, limit_seconds
-        self._whom, self._at_limit = whom, at_limit
+    def __init__(self, waits: Waits, what: What, limit: float) -> None:
+        self._waits, self._what, self.limit = waits, what, limit
         self.since = self._looked = perf_counter()
 
     def progressed(self) -> None:
@@ -83,7 +185,7 @@ class Wait:
     @property
     def left(self) -> float:
         """Seconds up to the limit; 0 or less once it is reached."""
-        return self._limit - self.waited
+        return self.limit - self.waited
 
     def shortened(self, seconds: float) -> float:
         """A sleep that does not outlast the limit."""
@@ -96,81 +198,78 @@ class Wait:
             TrainingError: naming what was waited for.
         """
         if self.reached():
-            raise TrainingError(f"{self._who} gives up waiting for {self.described()[0]}")
+            raise TrainingError(
+                f"{self._waits.name} gives up waiting for {self._waits.words(self.awaited()[0])}"
+            )
 
     def reached(self) -> bool:
-        """Whether it has come to its limit; then others have looked at why (`lifecycle/attendance.py`)."""
+        """Whether it has come to its limit; then others have looked at why (`status_report.py`)."""
         before, self._looked = self._looked, perf_counter()
         still = self._looked - before
         if still > STOOD_STILL_SECONDS + 2 * pause(before - self.since):
             self.since += still
         if self.left > 0:
             return False
-        self._at_limit()
+        self._waits.at_limit()
         return True
 
-    def whom(self) -> Sequence[int]:
-        """The ranks that it waits for; none if it does not know them."""
-        return () if self._whom is None else self._whom()
-
-    def described(self) -> Sequence[str]:
-        """What is waited for, with whom and since when, an item a line."""
-        if isinstance(self._what, str):
-            return [f"{self._what}, since {self.waited:.1f} s"]
-        return self._what()
+    def awaited(self) -> Sequence[AnyAwaited]:
+        """What is waited for just now."""
+        items = [self._what] if isinstance(self._what, Awaited) else self._what()
+        return [replace(item, waited=item.waited or self.waited, limit=self.limit) for item in items]
 
 
 class Waits:
     """The waits of the main thread: at most one at a time, or one within another.
 
     Args:
-        who: gives the name of this process for messages.
+        rank: of this process.
+        describe: gives the name of a rank for messages.
 
     Attributes:
         stall_seconds: the limit of a wait that is given none.
         at_limit: called before a wait is given up.
-        current: the innermost wait; None if the main thread waits for nothing.
     """
 
-    def __init__(self, who: Callable[[], str]) -> None:
+    def __init__(self, rank: int, describe: Callable[[int], str]) -> None:
         self.stall_seconds = STALL_SECONDS
-        self._who = who
         self.at_limit: Callable[[], None] = _nothing
-        self.current: Wait | None = None
-        self._broken_off: Sequence[str] = ()
+        self._rank, self._describe = rank, describe
+        self._current: LimitedWait | None = None
+        self._broken_off: Sequence[AnyAwaited] = ()
+
+    @property
+    def name(self) -> str:
+        """Of this process, for messages."""
+        return self._describe(self._rank)
+
+    def words(self, awaited: AnyAwaited) -> str:
+        """See `words`."""
+        return words(awaited, self._describe)
 
     @contextmanager
-    def waits_for(
-        self,
-        what: What,
-        limit_seconds: float | None = None,
-        whom: Callable[[], Sequence[int]] | None = None,
-    ) -> Iterator[Wait]:
+    def waits_for(self, what: What, limit_seconds: float | None = None) -> Iterator[LimitedWait]:
         """Inside, the main thread waits for this."""
         limit = self.stall_seconds if limit_seconds is None else limit_seconds
-        outer, self.current = self.current, Wait(self._who(), what, limit, whom, self.at_limit)
+        outer, self._current = self._current, LimitedWait(self, what, limit)
         if outer is None:
             self._broken_off = ()
         try:
-            yield self.current
+            yield self._current
         except BaseException:
-            # As text: whoever catches the error must not keep alive what the wait was for.
-            self._broken_off = self._broken_off or tuple(self.current.described())
+            # As values: whoever catches the error must not keep alive what the wait was for.
+            self._broken_off = self._broken_off or tuple(self._current.awaited())
             raise
         finally:
-            self.current = outer
+            self._current = outer
 
-    def described(self) -> Sequence[str]:
+    def awaited(self) -> tuple[AnyAwaited, ...]:
         """What the main thread waits for, or waited for when an error came; from any thread.
 
-        The main thread may be changing that just now, which may raise RuntimeError or LookupError.
+        Nothing if the main thread was changing that just now.
         """
-        current = self.current
-        return self._broken_off if current is None else current.described()
-
-    def told(self) -> tuple[str, ...]:
-        """The same, or nothing if the main thread was changing it; from any thread."""
+        current = self._current
         try:
-            return tuple(self.described())
+            return tuple(self._broken_off if current is None else current.awaited())
         except (RuntimeError, LookupError):
             return ()

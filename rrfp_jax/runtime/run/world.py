@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +24,7 @@ from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Membership
 from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.runtime.run.token import Store
-from rrfp_jax.runtime.run.waits import Wait, Waits, What
+from rrfp_jax.runtime.run.waits import LimitedWait, Waits, What
 
 if TYPE_CHECKING:
     import jax
@@ -65,7 +65,7 @@ class World:
         self.stop, self.leaving = Stop(), Leaving()
         others = [other for other in range(size) if other != rank]
         self.membership = mailbox.membership if mailbox else Membership(rank, others, perf_counter())
-        self.waits = Waits(lambda: self.describe(rank))
+        self.waits = Waits(rank, self.describe)
         self._collectives = Collectives(self.membership, mailbox, self.waits, self.stop)
         self._rounds = 0
 
@@ -103,19 +103,10 @@ class World:
         return self._collectives.gathers
 
     def waits_for(
-        self,
-        what: What,
-        limit_seconds: float | None = None,
-        whom: Callable[[], Sequence[int]] | None = None,
-    ) -> AbstractContextManager[Wait]:
-        """Inside, the main thread waits for this.
-
-        Args:
-            what: with whom it waits for, as text, or what gives that as it is just now.
-            limit_seconds: without progress; None for `waits.stall_seconds`.
-            whom: gives the ranks that it waits for; None if it does not know them.
-        """
-        return self.waits.waits_for(what, limit_seconds, whom)
+        self, what: What, limit_seconds: float | None = None
+    ) -> AbstractContextManager[LimitedWait]:
+        """Inside, the main thread waits for this, for so long without progress (see `Waits`)."""
+        return self.waits.waits_for(what, limit_seconds)
 
     def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
         """Every rank's value, in rank order; waits for all of them.

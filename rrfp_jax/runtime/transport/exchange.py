@@ -11,7 +11,7 @@ import jax
 from rrfp_jax.core.tasks import Direction, Input
 from rrfp_jax.runtime.run.interrupts import interrupts_held
 from rrfp_jax.runtime.run.mailbox import EventWakeup
-from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, Wait
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForTransfer, LimitedWait
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.protocol import Arrival, Devices, Key, Transport
 
@@ -46,13 +46,14 @@ def exchange(
         TrainingError: a transfer failed, or nothing came for so long.
     """
     round = world.next_round()
-    pending = _Pending(what, expected, name)
+    pending = _Pending(expected)
 
-    def described() -> list[str]:
-        return [f"{pending.described()}, since {wait.waited:.1f} s"]
+    def awaits() -> Sequence[ForTransfer]:
+        stages = tuple(map(name, sorted({stage for stage, _ in pending.missing()})))
+        return [ForTransfer(what=what, stages=stages)]
 
     allowed = jax.transfer_guard_device_to_device("allow")  # as in `Driver.run`
-    with allowed, world.waits_for(described, stall_seconds) as wait, interrupts_held() as interrupted:
+    with allowed, world.waits_for(awaits, stall_seconds) as wait, interrupts_held() as interrupted:
         try:
             transport.begin(round, devices)
             keys = {place: Key(round, place[0], Input(Direction.WEIGHT, 0, place[1])) for place in sends}
@@ -81,8 +82,8 @@ def exchange(
 class _Pending:
     """What has arrived of an exchange, and what has not."""
 
-    def __init__(self, what: str, expected: Collection[tuple[int, int]], name: Callable[[int], str]) -> None:
-        self._what, self._expected, self._name = what, expected, name
+    def __init__(self, expected: Collection[tuple[int, int]]) -> None:
+        self._expected = expected
         self.arrived: dict[tuple[int, int], Shards] = {}
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
@@ -94,13 +95,8 @@ class _Pending:
         """Stages and numbers of what has not come."""
         return [place for place in self._expected if place not in self.arrived]
 
-    def described(self) -> str:
-        """The same for messages."""
-        to = ", ".join(map(self._name, sorted({stage for stage, _ in self.missing()})))
-        return f"{self._what} to {to}"
 
-
-def _sleep(wait: Wait, world: World, transport: Transport) -> None:
+def _sleep(wait: LimitedWait, world: World, transport: Transport) -> None:
     """Until something may have come."""
     patience = transport.patience()
     bell = world.mailbox or EventWakeup()

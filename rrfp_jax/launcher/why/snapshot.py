@@ -1,0 +1,249 @@
+"""What is seen of ranks at one moment: flight recorders, answers, and stacks dumped without them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from rrfp_jax.core.wait import WaitCause
+from rrfp_jax.errors import UsageError
+from rrfp_jax.files import read_whole
+from rrfp_jax.runtime.run.proc import is_stopped
+from rrfp_jax.runtime.run.recorder import (
+    ANSWERED,
+    ASKED,
+    Counters,
+    RecordedDispatch,
+    RecordedRound,
+    Recording,
+    RunPhase,
+    counters_of,
+    read,
+)
+from rrfp_jax.runtime.run.stacks import LOADER, Frame, Thread, dumped_threads
+from rrfp_jax.runtime.run.status_report import StatusReport, read_report
+from rrfp_jax.runtime.run.waits import AnyAwaited, Awaited, ForData, ForTask
+
+State: TypeAlias = Literal["answers", "silent", "stopped", "gone"]
+
+ANSWER_SECONDS = 3.0
+"""For a rank to answer; it looks twice a second. One that cannot has its stacks dumped then."""
+
+DUMP_SECONDS = 0.5
+
+LARGEST_DUMP = 2**22
+"""Bytes of a file of dumped stacks that is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSnapshot:
+    """What is seen of a rank.
+
+    Attributes:
+        state: whether it answers; if it does not, it may be stopped (SIGSTOP), or have ended.
+        now: when it was looked at, in the seconds of `time.time()`.
+        report: its answer; None if there is none.
+        threads: where they are, by its answer or dumped without it; none if unknown.
+    """
+
+    rank: int
+    state: State
+    now: float
+    recording: Recording
+    report: StatusReport | None = None
+    threads: Sequence[Thread] = ()
+
+    @property
+    def name(self) -> str:
+        """Rank and stages: "rank 2 (stage 2)"."""
+        return self.recording.name
+
+    @property
+    def stages(self) -> str:
+        """Its stages, alike for all their replicas."""
+        return self.recording.stages.partition(" of replica ")[0]
+
+    @property
+    def phase(self) -> RunPhase:
+        """What it is at."""
+        return self.recording.phase
+
+    @property
+    def round(self) -> RecordedRound | None:
+        """The present round of tasks, or the latest."""
+        return self.recording.round
+
+    @property
+    def waiting(self) -> Sequence[AnyAwaited]:
+        """What its main thread waits for."""
+        return () if self.report is None else self.report.waiting
+
+    @property
+    def place(self) -> Awaited | None:
+        """What it waits for, without times: equal on ranks that are at the same point."""
+        return self.waiting[0].place if self.waiting else None
+
+    @property
+    def cause(self) -> WaitCause | None:
+        """Why its stage dispatches nothing, if it waits for that."""
+        return self.waiting[0].why.cause if self.waiting and isinstance(self.waiting[0], ForTask) else None
+
+    @property
+    def users(self) -> Frame | None:
+        """The user's line that it is in: its main thread, or another one for which that waits."""
+        threads = sorted(filter(self._may_wait_for, self.threads), key=lambda thread: not thread.is_main)
+        return next((thread.users for thread in threads if thread.users is not None), None)
+
+    def _may_wait_for(self, thread: Thread) -> bool:
+        """Whether what a thread does may hold up the main one, or is that; of dumped ones nobody knows."""
+        if thread.is_main or self.report is None:
+            return True
+        if thread.name == LOADER:  # it loads ahead
+            return isinstance(self.place, ForData)
+        return not thread.is_users_own
+
+    @property
+    def main_frames(self) -> Sequence[Frame]:
+        """Where its main thread is, innermost first."""
+        return next((thread.frames for thread in self.threads if thread.is_main), ())
+
+    @property
+    def listens(self) -> bool:
+        """Whether it waits for others, and so takes in what comes."""
+        return self.state == "answers" and bool(self.waiting) and self.users is None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its main thread does something that is neither a wait nor the user's code."""
+        return self.state == "answers" and not self.waiting and self.users is None
+
+    @property
+    def running(self) -> Sequence[RecordedDispatch]:
+        """The tasks on its devices, the oldest first, as far as it still knows them."""
+        if self.round is None:
+            return []
+        return [entry for entry in self.recording.last if entry.position > self.round.ended]
+
+
+class Look:
+    """A look at some ranks, whose runs all are on this machine; use as a context manager.
+
+    `done` is called again and again until it says that all have answered, or do not.
+
+    Args:
+        folder: of the run.
+        ranks: that have flight recorders there.
+
+    Raises:
+        PermissionError: they are another user's.
+        OSError, ValueError: a flight recorder cannot be read.
+    """
+
+    def __init__(self, folder: Path, ranks: Iterable[int]) -> None:
+        self._folder = folder
+        self._asked: dict[int, int] = {}
+        self._counters: dict[int, Counters] = {}
+        self._began, self._dumped = time.monotonic(), 0.0
+        self._dumps: set[int] = set()
+        with ExitStack() as stack:
+            for rank in ranks:
+                self._counters[rank] = counters = stack.enter_context(counters_of(recorder_in(folder, rank)))
+                counters[ASKED] = self._asked[rank] = max(counters[ASKED], counters[ANSWERED]) + 1
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Look:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self._stack.close()
+
+    def done(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        unanswered = [self._read(rank) for rank in self._counters if not self._has_answered(rank)]
+        silent = [one for one in unanswered if one.lives and not is_stopped(one.pid)]
+        if not silent:
+            return True
+        waited = time.monotonic() - self._began
+        if waited > ANSWER_SECONDS and not self._dumped:
+            for one in silent:  # by the signal that it listens to, if it does
+                with suppress(ProcessLookupError):
+                    if one.dump_signal:
+                        os.kill(one.pid, one.dump_signal)
+                        self._dumps.add(one.rank)
+            self._dumped = waited
+        return bool(self._dumped) and waited > self._dumped + DUMP_SECONDS
+
+    def snapshots(self) -> list[RankSnapshot]:
+        """What is seen of every rank."""
+        return list(map(self._snapshot, self._counters))
+
+    def _snapshot(self, rank: int) -> RankSnapshot:
+        recording = self._read(rank)
+        report = read_report(self._folder, rank) if self._has_answered(rank) else None
+        if report is not None and report.number < self._asked[rank]:
+            report = None
+        state: State = "silent" if report is None else "answers"
+        if not recording.lives:
+            state = "gone"
+        elif is_stopped(recording.pid):
+            state = "stopped"
+        threads = self._dumped_threads(rank) if report is None else report.threads
+        return RankSnapshot(
+            rank=rank, state=state, now=time.time(), recording=recording, report=report, threads=threads
+        )
+
+    def _read(self, rank: int) -> Recording:
+        return read(recorder_in(self._folder, rank))
+
+    def _has_answered(self, rank: int) -> bool:
+        return self._counters[rank][ANSWERED] >= self._asked[rank]
+
+    def _dumped_threads(self, rank: int) -> Sequence[Thread]:
+        if rank not in self._dumps:
+            return ()
+        try:
+            text = read_whole(self._folder / f"stacks-{rank}.txt", LARGEST_DUMP)
+        except OSError:
+            return ()
+        return dumped_threads(text.decode("utf-8", "replace").splitlines())
+
+
+def recorder_in(folder: Path, rank: int) -> Path:
+    """Where a rank's flight recorder is."""
+    return folder / f"flight-{rank}"
+
+
+def recorded(folder: Path) -> dict[int, Recording]:
+    """The flight recorders in a folder by rank, without those that are being made just now."""
+    found = {}
+    for path in folder.glob("flight-*"):
+        with suppress(OSError, ValueError):
+            recording = read(path)
+            found[recording.rank] = recording
+    return found
+
+
+def living_ranks(folder: Path) -> Sequence[int] | None:
+    """The ranks of a run if any of them lives, else none; None if there are no flight recorders yet.
+
+    Raises:
+        UsageError: they are on another machine.
+    """
+    found = recorded(folder)
+    hosts = sorted({recording.host for recording in found.values() if not recording.is_here})
+    if hosts:
+        raise UsageError(f"{folder}: the run is on {', '.join(hosts)}; run this command there")
+    if not found:
+        return None
+    return sorted(found) if any(recording.lives for recording in found.values()) else []
+
+
+def absent_ranks(folder: Path) -> Sequence[int]:
+    """Those that the launcher has started and that have no flight recorder yet."""
+    started = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.log"))
+    return sorted(int(n) for n in started if n.isdecimal() and not recorder_in(folder, int(n)).exists())

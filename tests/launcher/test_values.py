@@ -1,0 +1,284 @@
+"""Runs are judged by values: with every text replaced by "x" nothing is decided otherwise."""
+
+import os
+from signal import SIGKILL
+
+import pytest
+
+from rrfp_jax.core import tasks
+from rrfp_jax.core.wait import Wait, WaitCause
+from rrfp_jax.errors import FAILED
+from rrfp_jax.launcher import exit_words
+from rrfp_jax.launcher.exit_report import RankEnd, diagnose
+from rrfp_jax.launcher.restarts import NO_STEP, Elastic, after_attempt
+from rrfp_jax.launcher.why import judge as judging
+from rrfp_jax.launcher.why import words
+from rrfp_jax.launcher.why.judge import (
+    Late,
+    Lost,
+    Moves,
+    NotEntered,
+    OrdersDiffer,
+    Out,
+    Prepares,
+    Ring,
+    SentDecision,
+    SentInput,
+    SentValue,
+)
+from rrfp_jax.runtime.run import consensus, waits
+from rrfp_jax.runtime.run.exits import ExitReport, read_all
+from rrfp_jax.runtime.run.recorder import COMPILING, STARTING, Recording, RunPhase
+from rrfp_jax.runtime.run.stacks import Frame, Thread
+from rrfp_jax.runtime.run.status_report import StatusReport, read_report
+from rrfp_jax.runtime.run.waits import ForData, ForDevices, ForGather, ForTask
+from tests.support.recorded_run import DRIVER, LIBRARY, USERS, Run, task_of
+
+RENDERERS = (
+    *((kind, "__str__") for kind in (tasks.Task, tasks.Input, Wait, RunPhase, Frame)),
+    (Recording, "sentence"),
+    *((module, "words") for module in (waits, words, exit_words)),
+    *((module, "difference") for module in (consensus, words)),
+    *((words, name) for name in ("sentence", "line", "orders_differ", "render_report", "name_of")),
+    *((exit_words, name) for name in ("sentence", "orders_differ", "render_end")),
+)
+
+
+@pytest.fixture(params=["as it is", "x"])
+def texts(request, monkeypatch):
+    """The texts, and then none of them."""
+    if request.param == "x":
+        for owner, name in RENDERERS:
+            monkeypatch.setattr(owner, name, lambda *_, **__: "x")
+        assert str(Wait(WaitCause.DONE)) == f"{STARTING}" == words.sentence(None) == "x"
+
+
+def forwards(run):
+    """All forwards have run, and what they send has come, but for F1 to stage 2."""
+    run.runs(0, "F0", "F1", "F2")
+    run.gets(1, "F0", "F1", "F2")
+    run.runs(1, "F0", "F1", "F2")
+    run.gets(2, "F0", "F2")
+    run.runs(2, "F0", "F2")
+    for rank in range(3):
+        run.waits(rank)
+
+
+def message(folder):
+    forwards(run := Run(folder))
+    return run, Lost(1, 2, SentInput(task_of("F1").input, 2, 7)), [1, 2]
+
+
+def grouped(folder):
+    run = Run(folder, stages=2, width=2, microbatches=1)
+    for rank in (0, 1):
+        run.runs(rank, "F0")
+    for rank in (2, 3):
+        run.gets(rank, "F0")
+        run.runs(rank, "F0")
+    for leader in (0, 2):
+        run.recorders[leader].board.told()
+        run.recorders[leader + 1].board.heard(0)
+    for rank in range(4):
+        run.waits(rank)
+    run.waits(3, WaitCause.LEADER, group=(2, 3))
+    return run
+
+
+def decision(folder):
+    run = grouped(folder)
+    run.runs(2, "B0", ends=False)
+    run.recorders[2].board.told()
+    run.waits_for_the_end(2, "B0")
+    return run, Lost(2, 3, SentDecision(1, 7, task_of("B0"))), [2, 3]
+
+
+def leader(folder):
+    run = grouped(folder)
+    run.says(2, [], frames=[USERS])
+    return run, Late(2, 3), [2]
+
+
+def gather(folder):
+    run = Run(folder)
+    for rank in (0, 1):
+        run.gathers(rank, "the clocks", [2])
+    run.gathers(2, "the names", [0, 1], number=6)
+    return run, Lost(2, 0, SentValue("the clocks"), more=1), [2, 0]
+
+
+def user_code(folder):
+    forwards(run := Run(folder))
+    run.says(2, [], frames=[USERS, *DRIVER])
+    return run, Late(2, 2), [2]
+
+
+def a_layer(folder):
+    run = Run(folder)
+    for rank, recorder in enumerate(run.recorders):
+        recorder.phase(COMPILING if rank else STARTING)
+        run.says(rank, [], frames=[USERS, *DRIVER] if rank == 2 else [LIBRARY])
+    run.gathers(0, "the names", [2])
+    run.gathers(1, "the names", [2])
+    run.reports[2] = StatusReport(rank=2, number=1, waiting=(), gathers=4, threads=run.reports[2].threads)
+    return run, Late(2, 2), [2]
+
+
+def a_callback(folder):
+    run, *_ = user_code(folder)
+    run.gets(2, "F1")
+    run.runs(2, "F1", ends=False)
+    return run, Late(2, 2), [2]
+
+
+def data(folder):
+    forwards(run := Run(folder))
+    run.threads[2] = [Thread("rrfp-load", False, (LIBRARY, USERS))]
+    run.says(2, [ForData(call="plan", step=7, waited=30.0)])
+    return run, Late(2, 2), [2]
+
+
+def a_collective(folder):
+    run = Run(folder, stages=1, replicas=2, microbatches=1)
+    run.recorders[1].board.enters("the sum of the replicas' gradients")
+    run.says(1, [ForDevices(what="the gradients", waited=3.0)], gathers=4)
+    run.gathers(0, "the results", [1])
+    return run, NotEntered(0, 1, "the sum of the replicas' gradients"), [0]
+
+
+def the_lock(folder):
+    forwards(run := Run(folder))
+    del run.reports[1]
+    return run, Out(1), [1]
+
+
+def freeze(folder):
+    forwards(run := Run(folder))
+    run.states[2] = "stopped"
+    return run, Out(2), [2]
+
+
+def kill(folder):
+    forwards(run := Run(folder))
+    run.states[1] = "gone"
+    return run, Out(1), [1]
+
+
+def orders(folder):
+    run = Run(folder, stages=1, width=2)
+    run.runs(0, "F0", "F1")
+    run.runs(1, "F0", "B0")
+    for rank in (0, 1):
+        run.waits(rank)
+    return run, OrdersDiffer(0, 1, 2), [0, 1]
+
+
+def ring(folder):
+    run = Run(folder, stages=2)
+    run.runs(0, "F0")
+    run.gets(1, "F0")
+    run.runs(1, "F0")
+    run.waits(0, WaitCause.ORDER, "B0")
+    run.waits(1, WaitCause.ORDER, "F1")
+    return run, Ring([0, 1]), [0, 1]
+
+
+def votes(folder):
+    """Whoever waits for a member's vote waits for that member."""
+    run = grouped(folder)
+    for _ in range(2):
+        run.recorders[3].board.told()
+    vote = Wait(WaitCause.PROPOSALS, members=(0,), group=(2, 3))
+    run.says(3, [ForTask(step=7, stage=1, replica=0, why=vote)])
+    run.says(2, [], frames=[USERS])
+    return run, Late(2, 3), [2]
+
+
+HANGS = (message, decision, leader, gather, user_code, a_layer, a_callback, data, a_collective, the_lock)
+HANGS += (freeze, kill, orders, ring, votes)
+
+
+@pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.__name__)
+def test_who_is_blamed_that_a_run_hangs(hang, texts, tmp_path):
+    run, finding, blamed = hang(tmp_path)
+    report = judging.judge(run.sights())
+    assert (report.finding, list(report.blamed), report.moves) == (finding, blamed, False)
+
+
+def test_whether_a_run_moves(texts, tmp_path):
+    run, *_ = message(tmp_path)
+    assert isinstance(judging.judge(run.sights(later=0.3)).finding, Moves)
+    for rank, recorder in enumerate(run.recorders):
+        recorder.phase(COMPILING)
+        run.says(rank, [])
+    assert isinstance(judging.judge(run.sights(later=5.0)).finding, Prepares)
+
+
+def ended(rank, kind, sentence="", status=1, **more):
+    report = ExitReport(rank=rank, stages=f"stage {rank}", kind=kind, sentence=sentence, time=100.0, **more)
+    return RankEnd(rank=rank, status=status, report=report, ended=101.0)
+
+
+def lost(rank, culprit):
+    waiting = (ForGather(number=1, what="the clocks", ranks=(culprit,), waited=2.0),)
+    return ended(rank, "peer lost", "x", culprit=culprit, waiting=waiting)
+
+
+KILLED = RankEnd(rank=2, status=-SIGKILL, ended=99.0)
+TRACE = "Traceback (most recent call last):\n"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "culprits", "gone"),
+    [
+        ([lost(0, 1), lost(1, 2), KILLED], "failed", [2], [2]),
+        ([lost(0, 1), ended(1, "failed", "x", traceback=TRACE), lost(2, 1)], "failed", [1], [1]),
+        ([lost(0, 1), lost(1, 0)], "failed", [0, 1], []),
+        ([lost(0, 1), RankEnd(rank=1, status=-SIGKILL, by_launcher=True, stopped=True)], "failed", [1], [1]),
+        ([ended(rank, "refused", "x", 2) for rank in range(2)], "refused", [], []),
+        ([lost(0, 1), ended(1, "interrupted", "x", 130)], "interrupted", [1], [1]),
+        ([ended(rank, "failed", "x", traceback=TRACE) for rank in range(2)], "failed", [0], []),
+        ([RankEnd(rank=0, status=0), RankEnd(rank=1, status=0)], "done", [], []),
+    ],
+)
+def test_why_a_run_ended(ranks, kind, culprits, gone, texts, tmp_path):
+    for rank in ranks:  # what it said is written and read
+        if rank.report is not None:
+            rank.report.write(tmp_path)
+            rank.report = read_all(tmp_path)[rank.rank]
+    end = diagnose(ranks)
+    assert (end.kind, [one.rank for one in end.culprits], list(end.lost)) == (kind, culprits, gone)
+
+
+def test_a_run_that_hung_ended_by_that(texts, tmp_path):
+    run, finding, blamed = gather(tmp_path)
+    stall = judging.judge(run.sights(), stalls=True)
+    end = diagnose([ended(0, "failed", "x"), lost(1, 0), lost(2, 0)], stall=stall)
+    assert (end.kind, end.hung.finding, end.hung.blamed, end.culprits) == ("failed", finding, blamed, ())
+
+
+@pytest.mark.parametrize(
+    ("reached", "wait"),
+    [([3], 1.0), ([3, 3], 5.0), ([3, 3, 3], 30.0), ([3] * 4, None), ([NO_STEP] * 4, None)],
+)
+def test_when_a_run_is_started_again(reached, wait, texts):
+    assert after_attempt(FAILED, reached, 9).wait == wait
+
+
+def test_whether_a_run_is_tried_with_all_replicas_again(texts, tmp_path):
+    elastic = Elastic({1: 2, 2: 4}, 60.0, tmp_path, lambda *_: False)
+    assert not elastic.refuses_fewer()
+    elastic.lost([3], True, 1.0)
+    assert len(elastic.slots) == 2 and elastic.refuses_fewer()
+    elastic.handed_over()
+    assert len(elastic.slots) == 4
+
+
+def test_what_is_waited_for_travels_as_a_value(texts, tmp_path):
+    run, *_ = decision(tmp_path)
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    for rank, report in run.reports.items():
+        report.write(folder)
+        assert read_report(tmp_path, rank) == report
+    os.close(folder)
+    assert run.reports[3].waiting[0].why == Wait(WaitCause.LEADER, group=(2, 3))
