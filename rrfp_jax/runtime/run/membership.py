@@ -155,7 +155,7 @@ class Membership:
             elif now - heard > self.silence:
                 reason = f"has not been heard from for {now - heard:.0f} s: frozen or cut off"
                 self.closed(rank, reason, now)
-        return self._to([rank for rank in self.others if rank not in self.gone], Beat(now))
+        return self._to_all(Beat(now))  # also to those given up: one that goes on must hear who is there
 
     def leave(self) -> Sequence[Send]:
         """Say goodbye: this process has done its part."""
@@ -228,9 +228,9 @@ class Membership:
             self.gone = {**self.gone, rank: gone}
 
     def _end(self, word: Goodbye | Failed) -> Sequence[Send]:
-        sends = self._to(self.others, word)
+        sends = self._to_all(word)
         self._ended = True
         return sends
 
-    def _to(self, ranks: Collection[int], said: Said) -> Sequence[Send]:
-        return () if self._ended or not ranks else [(ranks, said)]
+    def _to_all(self, said: Said) -> Sequence[Send]:
+        return () if self._ended else [(self.others, said)]
