@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from rrfp_jax.commands.command_line import Parser, exit_status, path_argument
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.commands.plan import MEMORY_SHARE
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, FAILED, UsageError
 from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.forecast.accelerators import ACCELERATORS
@@ -69,10 +69,10 @@ def _compile(arguments: Sequence[str]) -> int:
     line = read_config_line(rest)
     if options.json is not None:
         check_not_read("--json", options.json, [Path(line.file)])
-    from rrfp_jax.runtime.programs.compiler import ENVIRONMENT, require_gpu_compiler  # these import JAX
+    from rrfp_jax.runtime.programs import compiler  # these import JAX
 
-    os.environ.update(ENVIRONMENT)
-    require_gpu_compiler()
+    ENVIRONMENT.update(compiler.ENVIRONMENT)
+    compiler.require_gpu_compiler()
     from jax.errors import JaxRuntimeError
 
     from rrfp_jax.commands.compiling import compile_run

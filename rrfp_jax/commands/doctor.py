@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Sequence
 
 from rrfp_jax.commands.command_line import Parser, exit_status, path_argument
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, FAILED, UsageError
 from rrfp_jax.fields import output_of
 from rrfp_jax.json_files import write_json
@@ -49,7 +49,7 @@ def _examine(arguments: Sequence[str]) -> int:
     from rrfp_jax.commands.preflight.meeting import meet
     from rrfp_jax.commands.preflight.surroundings import look
 
-    found = look(os.environ, folder=str(options.directory), tp=options.tp)
+    found = look(ENVIRONMENT, folder=str(options.directory), tp=options.tp)
     place = found.place
     several = place is not None and place.processes > 1
     if place is not None and several and place.folder is None and not found.address_error:

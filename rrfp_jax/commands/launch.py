@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from rrfp_jax.commands import local
 from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, leave, path_argument
 from rrfp_jax.commands.config_line import FLAG, names_a_run
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_name
 from rrfp_jax.files import read_whole
@@ -84,7 +84,7 @@ def _launch(arguments: Sequence[str]) -> int:
     from rrfp_jax.launcher.spawn import spawn
     from rrfp_jax.launcher.supervisor import Patience
 
-    patience = Patience.of(os.environ)
+    patience = Patience.of(ENVIRONMENT)
     folder = RunFolder(options.directory, name)
     if earlier := folder.begin():
         warn(f"{COMMAND}: an earlier run is kept as {earlier}")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status, interruptible, leave
 from rrfp_jax.commands.config_line import read_config_line
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.printing import occupy_streams
@@ -83,7 +83,7 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
             f"divides {most}"
         )
     config.actual_mesh.groups(count)  # refuses what cannot be
-    patience = Patience.of(os.environ)
+    patience = Patience.of(ENVIRONMENT)
     argv = [sys.executable, "-m", "rrfp_jax.commands.train", *rest]
     with _elastic(replace_after, max_restarts or 0, config, count) as elastic:
         return spawn(
@@ -91,7 +91,7 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
             count,
             RunFolder(Path(config.directory), config.name),
             command=command,
-            env=with_cpu_devices(config.actual_mesh.devices_of_process(count), os.environ),
+            env=with_cpu_devices(config.actual_mesh.devices_of_process(count), ENVIRONMENT),
             patience=patience,
             max_restarts=max_restarts or 0,
             elastic=elastic,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, exit_status, path_argument
 from rrfp_jax.commands.config_line import read_config_line
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
@@ -100,11 +100,11 @@ def _accelerator(name: str | None, memory_share: float | None) -> Accelerator:
         return ACCELERATORS[str(name)]
     if name not in (None, MEASURED):
         raise UsageError(f"--card={name}: choose one of {', '.join(ACCELERATORS)}, or {MEASURED}")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    ENVIRONMENT.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if memory_share is not None:
-        os.environ.pop(OLD_MEMORY, None)
-        os.environ[MEMORY] = str(memory_share)
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {THREADS_FLAG}=false".strip()
+        ENVIRONMENT.pop(OLD_MEMORY, None)
+        ENVIRONMENT[MEMORY] = str(memory_share)
+    ENVIRONMENT["XLA_FLAGS"] = f"{ENVIRONMENT.get('XLA_FLAGS', '')} {THREADS_FLAG}=false".strip()
     device = jax.local_devices()[0]
     known = None if name == MEASURED or device.platform == "cpu" else accelerator_of_kind(device.device_kind)
     return known or measured_accelerator(device)

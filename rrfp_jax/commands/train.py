@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import asks_for_usage, exit_status
 from rrfp_jax.commands.config_line import read_config_line
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.printing import occupy_streams, settle_streams
@@ -63,7 +63,7 @@ def _train(argv: Sequence[str]) -> int:
 
 def _settings() -> set[tuple[str, str]]:
     """The environment variables of this package, with their values."""
-    return {(name, value) for name, value in os.environ.items() if name.startswith("RRFP_")}
+    return {(name, value) for name, value in ENVIRONMENT.items() if name.startswith("RRFP_")}
 
 
 def run() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import time
@@ -11,6 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError
 from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.exit_report import RunEnd, diagnose
@@ -68,7 +68,7 @@ def spawn(
         TrainingError: the ranks, or the coordinator, cannot be started.
         UsageError: `env` gives nonsense as a limit; nothing has been started then.
     """
-    base = os.environ if env is None else env
+    base = ENVIRONMENT if env is None else env
     patience, replicas = patience or Patience.of(base), elastic or Whole(count)
     with collected_signals([*PASSED_ON, ASKS_WHY], wakes=[signal.SIGCHLD]) as signals:
         launch = _Launch(

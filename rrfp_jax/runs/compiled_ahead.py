@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jax
 
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.json_files import Unreadable, read_json, write_json
 from rrfp_jax.runtime.programs.executables import COMPILER_VARIABLES, compiler_of, flags_for
 
@@ -35,7 +35,7 @@ class MadeFor:
     flags: str
 
     @classmethod
-    def of(cls, device: jax.Device, processes: int, environment: Mapping[str, str] = os.environ) -> MadeFor:
+    def of(cls, device: jax.Device, processes: int, environment: Mapping[str, str] = ENVIRONMENT) -> MadeFor:
         """Of programs that are compiled in this process for such a device."""
         flags = (flags_for(device.platform, environment.get(name)) for name in COMPILER_VARIABLES)
         return cls(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ import jax
 from rrfp_jax.data.contract import as_data, plan_step
 from rrfp_jax.data.documents import Documents
 from rrfp_jax.data.text import ByteText, bigram_loss
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, TrainingError
 from rrfp_jax.progress import during
 from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
@@ -85,7 +85,7 @@ class _Run:
     ) -> None:
         self._config, self._world, self._display, self._stopping = config, world, display, stopping
         self._source = source
-        self._memory = HostMemory.of(os.environ)
+        self._memory = HostMemory.of(ENVIRONMENT)
         self._mesh = config.mesh
         if self._memory is not None:  # some replicas may have been lost
             self._mesh = replace(config.mesh, dp=self._memory.replicas)

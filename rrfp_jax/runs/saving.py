@@ -15,6 +15,7 @@ from typing import Any
 
 from rrfp_jax.checkpoint.checkpoint import NoneIntact
 from rrfp_jax.checkpoint.folder import CheckpointFolder
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import move_away, read_whole
 from rrfp_jax.runs.checkpointing import Checkpointing
@@ -135,7 +136,7 @@ class Saver:
             mark = self._mark
             try:
                 mark.parent.mkdir(parents=True, exist_ok=True)
-                mark.write_text(os.environ.get(JOB, ""), encoding="utf-8")
+                mark.write_text(ENVIRONMENT.get(JOB, ""), encoding="utf-8")
             except OSError as error:
                 self._say(
                     f"{mark}: cannot be written ({error.strerror}): a requeued run would begin anew again"
@@ -152,7 +153,7 @@ class Saver:
             job = read_whole(self._mark, LONGEST_JOB).decode(errors="replace")
         except OSError:
             return False
-        return self._world.folder is not None or (started_again() and job == os.environ.get(JOB, ""))
+        return self._world.folder is not None or (started_again() and job == ENVIRONMENT.get(JOB, ""))
 
     @property
     def _resumes(self) -> bool:
@@ -209,4 +210,4 @@ def _has_only_mark(folder: Path) -> bool:
 
 def started_again() -> bool:
     """Whether a launcher has started this process again after a failure."""
-    return os.environ.get("RRFP_RESTARTS", "0") != "0"
+    return ENVIRONMENT.get("RRFP_RESTARTS", "0") != "0"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.display import Display
@@ -57,7 +57,7 @@ class Stopping:
         def say(why: Why, at_once: bool) -> None:
             self._say_again(why) if at_once else self._say_answer(why, done())
 
-        return StopsAfterStep(self._world, save_seconds(os.environ), say, leave=self._display.close)
+        return StopsAfterStep(self._world, save_seconds(ENVIRONMENT), say, leave=self._display.close)
 
     def say_end(self, step: int, saved: bool) -> int:
         """Say after which step the run has stopped, and how to go on; the exit status that goes with it.
@@ -80,7 +80,7 @@ class Stopping:
     def _say_start(self) -> None:
         latest = self._latest()
         lost = "nothing was trained yet" if latest is None else f"nothing is lost; resumes from {latest}"
-        if os.environ.get(FOLDER) and started_again():
+        if ENVIRONMENT.get(FOLDER) and started_again():
             lost = "what only the host's memory has is lost, as the run saves no checkpoints"
             if self._config.checkpoint.wanted:
                 lost = "the launcher saves next what only the host's memory has"
@@ -110,7 +110,7 @@ class Stopping:
 
     def _how(self) -> str:
         """The command that goes on with the run, in words."""
-        if self._world.size > 1 and NAME not in os.environ:
+        if self._world.size > 1 and NAME not in ENVIRONMENT:
             return "to go on: start all ranks again as before"
         command = without_flag(typed_command(), RESUME)
         if not self._config.checkpoint.resume and self._latest() is not None:

@@ -24,6 +24,8 @@ from jax.experimental import serialize_executable
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import SingleDeviceSharding
 
+from rrfp_jax.environment import ENVIRONMENT
+
 try:
     from jax._src import flattree  # type: ignore[attr-defined]  # jax 0.12
 except ImportError:
@@ -149,7 +151,7 @@ def provide_cpu_devices(count: int) -> None:
 def cpu_devices_asked_by() -> str:
     """The setting that asks for a number of virtual CPU devices; "" if none does."""
     flag = "xla_force_host_platform_device_count"
-    if flag in os.environ.get("XLA_FLAGS", ""):
+    if flag in ENVIRONMENT.get("XLA_FLAGS", ""):
         return f"XLA_FLAGS=--{flag}"
     wanted: int = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009 (JAX's types lack it)
     return "jax_num_cpu_devices (JAX_NUM_CPU_DEVICES in the environment)" if wanted > 0 else ""

@@ -5,7 +5,6 @@ A run from a config has a display of its own (`runs/display.py`), with a bar for
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO, cast
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.status import Status
 
 from rrfp_jax import printing
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.printing import Lenient, is_terminal
 from rrfp_jax.progress import LIVE, MARK, Progress
 from rrfp_jax.views.lasting import Lasting
@@ -34,7 +34,7 @@ def shown_progress() -> Progress:
 
 def printed_lines(say: Callable[[str], None]) -> Lasting:
     """Lines by `say`: plain ones, or a live one if a launcher shows such."""
-    if not os.environ.get(LIVE):
+    if not ENVIRONMENT.get(LIVE):
         return plain_lines(say)
 
     def end(text: str, seconds: float) -> None:

@@ -21,6 +21,7 @@ PACKAGE = REPOSITORY / "rrfp_jax"
 
 ARROWS = {
     "authors": set(),
+    "environment": set(),
     "errors": set(),
     "files": set(),
     "json_files": {"fields", "files"},
@@ -34,10 +35,10 @@ ARROWS = {
     "trace": {"core"},
     "sim": {"trace"},
     "schedules": {"sim"},
-    "views": {"json_files", "printing", "progress", "trace"},
+    "views": {"environment", "json_files", "printing", "progress", "trace"},
     "data": {"json_files", "trace", "user_code"},
     # The runtime: what one process knows of others ...
-    "runtime._jax": set(),
+    "runtime._jax": {"environment"},
     "runtime.run": {"authors", "trace", "json_files", "printing", "runtime._jax"},
     "runtime.transport": {"runtime.run"},
     # ... what a stage computes ...
@@ -208,6 +209,12 @@ def test_arrows_make_no_circle():
 )
 def test_private_jax_is_used_in_one_place(path):
     assert path in MAY_USE_PRIVATE_JAX or private_jax(parse(path)) == []
+
+
+def test_the_environment_is_read_in_one_file():
+    reads = re.compile(r"\b(environb?|getenv)\b")
+    found = [path for path in PACKAGE.rglob("*.py") if reads.search(path.read_text(encoding="utf-8"))]
+    assert found == [PACKAGE / "environment.py"]
 
 
 @pytest.mark.parametrize("path", sources("models"))

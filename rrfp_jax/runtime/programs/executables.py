@@ -38,6 +38,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.fields import expanded
 from rrfp_jax.files import OTHERS_READ, OTHERS_WRITE, open_own, require_own
 from rrfp_jax.printing import warn
@@ -394,7 +395,7 @@ class Executables:
     def __init__(
         self,
         folder: str | Path | None = None,
-        environment: Mapping[str, str] = os.environ,
+        environment: Mapping[str, str] = ENVIRONMENT,
         say: Callable[[str], None] = warn,
         here: bool = True,
     ) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from time import monotonic, perf_counter
 from types import TracebackType
 from typing import NamedTuple
 
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime import _jax
@@ -133,26 +133,26 @@ def join() -> World:
         UsageError: the environment says half of what is needed, or nonsense, or JAX was in use already.
         TrainingError: the others cannot be reached.
     """
-    limit = exit_seconds(os.environ)
+    limit = exit_seconds(ENVIRONMENT)
     world = _joined()
     limit_overtime(world, limit)
     if world.folder is not None or world.size > 1:
-        os.environ[TAKEN] = named_place(os.environ)
+        ENVIRONMENT[TAKEN] = named_place(ENVIRONMENT)
     return world
 
 
 def is_taken() -> bool:
     """Whether this process's place in a run has been taken: by itself, or by the rank whose worker it is."""
-    return os.environ.get(TAKEN) == named_place(os.environ)
+    return ENVIRONMENT.get(TAKEN) == named_place(ENVIRONMENT)
 
 
 def _joined() -> World:
     """The same, without a limit on what follows the work."""
-    place = Place.of(os.environ) or _place_in_step()
-    silence, limit = silence_seconds(os.environ), join_seconds(os.environ)
+    place = Place.of(ENVIRONMENT) or _place_in_step()
+    silence, limit = silence_seconds(ENVIRONMENT), join_seconds(ENVIRONMENT)
     recorder = None if place is None else _recorder(place)
     folder = None if place is None else place.folder
-    token = take_token(os.environ)
+    token = take_token(ENVIRONMENT)
     apart = place is not None and place.processes > 1 and _jax.place_in_run() is None
     rank, size = (place.rank, place.processes) if place is not None else (0, 1)
 
@@ -253,10 +253,10 @@ def _learn_clock(world: World) -> None:
 
 def _place_in_step() -> Place | None:
     """What SLURM says; this task then sees its share of the GPUs if `srun` shows it those of all tasks."""
-    step = SlurmStep.of(os.environ)
+    step = SlurmStep.of(ENVIRONMENT)
     if step is None:
         return None
-    os.environ.update(step_gpus(os.environ, step))
+    ENVIRONMENT.update(step_gpus(ENVIRONMENT, step))
     return Place.in_step(step)
 
 
@@ -273,7 +273,7 @@ def _meet(place: Place, joining: Joining, limit: float) -> Coordinator | None:
         coordinator = Coordinator(where.serving, count) if serves else None
     except RuntimeError as error:
         raise TrainingError(f"this process cannot join its run: {error}") from None
-    os.environ.update(directly(where.host, os.environ))
+    ENVIRONMENT.update(directly(where.host, ENVIRONMENT))
     try:
         _jax.join_run(str(where), count, place.rank)
     except RuntimeError as error:
@@ -320,7 +320,7 @@ def _listen(rank: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise UsageError(f"rank {rank} cannot listen on {address}: {NO_PORT}") from None
         raise UsageError(
-            f"rank {rank} cannot listen on {os.environ.get('RRFP_BIND') or address}: {error.strerror}; set "
+            f"rank {rank} cannot listen on {ENVIRONMENT.get('RRFP_BIND') or address}: {error.strerror}; set "
             f"RRFP_BIND to an address of this machine that the other ranks reach"
         ) from None
     _jax.exchange_at(address)
@@ -338,7 +338,7 @@ def address_towards(coordinator: str) -> str:
     Raises:
         OSError: there is no such host, or no way to it, or RRFP_BIND is no single address.
     """
-    if chosen := os.environ.get("RRFP_BIND", "").strip("[]"):
+    if chosen := ENVIRONMENT.get("RRFP_BIND", "").strip("[]"):
         found = str(socket.getaddrinfo(chosen, None, type=socket.SOCK_STREAM)[0][4][0])
         if ip_address(found).is_unspecified:
             raise OSError(errno.EINVAL, "that is every address: name the one to be reached at")

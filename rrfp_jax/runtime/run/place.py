@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.run.token import SharedToken
 
@@ -363,7 +364,7 @@ NAME = "RRFP_COMMAND"
 """In which a launcher tells its ranks how it was started."""
 
 
-def typed_command(environment: Mapping[str, str] = os.environ) -> str:
+def typed_command(environment: Mapping[str, str] = ENVIRONMENT) -> str:
     """The command line, as a shell takes it."""
     return environment.get(NAME) or shlex.join(as_typed(sys.orig_argv))
 

@@ -12,7 +12,6 @@ notes travel with every gather. After the gather that ends a step all know the s
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
@@ -23,6 +22,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import INTERRUPTED, TrainingError, UsageError
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime.run.interrupts import Why
@@ -237,7 +237,7 @@ def ends_at_once(command: str, end: Callable[[], None] | None = None) -> EndsAtO
     """
 
     def say() -> None:
-        if os.environ.get("RRFP_RANK", "0") == "0":
+        if ENVIRONMENT.get("RRFP_RANK", "0") == "0":
             text = "Ctrl-C while starting: ends; the same command starts it again"
             warn(f"{command}: {text}")
 

@@ -7,7 +7,6 @@ gives it to wait for; with NIXL's own setting it would take a whole core.
 from __future__ import annotations
 
 import importlib
-import os
 import secrets
 import threading
 from collections import Counter
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import TrainingError
 
 MODULES = ("nixl_cu12", "nixl_cu13")
@@ -68,9 +68,9 @@ def bindings(here: bool = False) -> ModuleType:
     Raises:
         Absent: it is not, or cannot be loaded.
     """
-    os.environ.setdefault("UCX_LOG_LEVEL", "error")  # its warnings go to standard output
+    ENVIRONMENT.setdefault("UCX_LOG_LEVEL", "error")  # its warnings go to standard output
     if here:
-        os.environ.setdefault(NETWORKS, LOOPBACK)  # else it listens on all networks
+        ENVIRONMENT.setdefault(NETWORKS, LOOPBACK)  # else it listens on all networks
     reasons = []
     for name in MODULES:
         try:

@@ -5,7 +5,6 @@ The copies out of slots that are under way.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.runtime.transport.nixl.agent import LOOPBACK, NETWORKS, Agent, Memory
 from rrfp_jax.runtime.transport.protocol import Specs
 
@@ -114,8 +114,8 @@ class Sources:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        own_pool = os.environ.get(ALLOCATOR, "") in KEEPS_ITS_MEMORY
-        nothing_is_pinned = agent.here and os.environ.get(NETWORKS) == LOOPBACK
+        own_pool = ENVIRONMENT.get(ALLOCATOR, "") in KEEPS_ITS_MEMORY
+        nothing_is_pinned = agent.here and ENVIRONMENT.get(NETWORKS) == LOOPBACK
         self._keeps = own_pool if agent.on_devices else nothing_is_pinned
         self._idle: dict[Memory, None] = {}  # registered, the oldest first
 
