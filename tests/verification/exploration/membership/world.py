@@ -268,7 +268,7 @@ def _send(world: World, r: int, sends: Sequence[Send]) -> World:
             if world.ranks[other].state in ("runs", "frozen"):
                 at, old = r * world.case.ranks + other, False
                 if links[at] and _plain(links[at][-1][0]) == _plain(said):  # one of two that say the same
-                    *links[at], (_, old) = links[at]
+                    links[at], old = links[at][:-1], links[at][-1][1]
                 links[at] = (*links[at], (said, old))
     return world._replace(links=tuple(links))
 
