@@ -15,27 +15,31 @@ FAST := tests/core tests/sim tests/views tests/forecast tests/house/test_layerin
 	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,trainer.py refusals.py)
 
-.PHONY: train test test-fast test-durations golden odd-models other-models gpu-compile lint format docs docs-serve rivals clean
+.PHONY: train test test-all test-fast test-durations golden odd-models other-models gpu-compile lint format docs docs-serve rivals clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
 
+# Every feature, within minutes: without slow tests and most cases of others (tests/support/quick.py).
 test: $(VENV)/.installed
+	$(MAKE) test-all ARGS="-p tests.support.quick --quick $(ARGS)"
+
+test-all: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not optimized" $(ARGS)
 	RRFP_TEST_OPTIMIZED=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m optimized $(ARGS)
 
 test-fast: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(FAST) $(ARGS)
 
-# Every odd model, on 1, 2 and 4 stages, with and without rematerialisation; `make test` runs a part of that. Last
+# Every odd model, on 1, 2 and 4 stages, with and without rematerialisation; `make test-all` runs a part of that. Last
 # 320 models of layers, modules and transforms of flax; a summary of what came of them.
 odd-models: $(VENV)/.installed
 	RRFP_ODD_MODELS=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/odd_models $(ARGS)
 	$(BIN)/python -m tests.odd_models.corpus
 
-# How long each test takes: .pytest_cache/durations.json, and the slowest.
+# How long each test takes: .pytest_cache/durations.json, the slowest, and those of over 5 s not marked slow.
 test-durations: $(VENV)/.installed
-	$(MAKE) test ARGS="-p tests.support.durations --durations-file=.pytest_cache/durations.json $(ARGS)"
+	$(MAKE) test-all ARGS="-p tests.support.durations --durations-file=.pytest_cache/durations.json $(ARGS)"
 	$(BIN)/python -m tests.support.durations .pytest_cache/durations.json
 
 # What this checkout does beside an older commit: make golden ARGS="--old=main" (tests/golden/README.md).

@@ -168,6 +168,7 @@ class TestSupervision:
         assert [part.number for part in PARTS] == [7, *range(1, 7)]  # the first minute says most
 
 
+@pytest.mark.slow
 class TestParts:
     @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.title)
     def test_every_part_passes_without_other_packages(self, everything, part):

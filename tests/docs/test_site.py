@@ -41,6 +41,9 @@ class Read(HTMLParser):
         self.fetched |= {value for name, value in attrs if (tag, name) in LOADED and value}
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The folder of the site, and what was said when it was built."""

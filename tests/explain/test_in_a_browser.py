@@ -14,7 +14,10 @@ from tests.support.browser import CHROMIUM, browser
 from tests.support.large_steps import large_step
 from tests.support.spoilt import MICROBATCHES, spoilt
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
 
 DRAWN = "document.body && document.body.dataset.drawn"
 WIDEST = 1240

@@ -132,6 +132,7 @@ def test_its_model_counts_on_by_itself(executed):
     assert (np.array(json.loads(numbers)) == counted).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_interrupted_and_run_again_leaves_nothing_behind(executed):
     cells, kernel, _ = executed
     train = cells["train"].source

@@ -87,6 +87,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
     assert {name for name in names if name.startswith("rrfp_jax/")} == {*sources, "rrfp_jax/py.typed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nnx_script.py", "linen_script.py"])
 def test_trains_from_an_empty_folder(environment, tmp_path, name):
     script = shutil.copy(SCRIPTS / name, tmp_path)
@@ -137,6 +138,7 @@ def data(step):
 """
 
 
+@pytest.mark.slow
 def test_launches_a_run_anywhere_with_the_modules_beside_its_config(environment, tmp_path):
     """In every one of its processes, from another folder."""
     (tmp_path / "mine").mkdir()

@@ -1,10 +1,13 @@
 """A cell of `python -m tests.verification.moves`: a rank dies while layers move; the next start."""
 
+import pytest
+
 from tests.verification.failure_cell import Cell
 from tests.verification.failures import END_SECONDS, faults_of
 from tests.verification.moves import failed_and_resumed, undisturbed
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_layers_move_and_the_next_start(tmp_path):
     (tmp_path / "failing").mkdir()
     (tmp_path / "fine").mkdir()

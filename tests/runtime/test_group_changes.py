@@ -11,6 +11,8 @@ from tests.support import group_changes as changes
 from tests.support import toy
 from tests.train.test_processes import command
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 
 

@@ -1,8 +1,8 @@
 """A plugin that writes how long each test took: `pytest -p tests.support.durations --durations-file=FILE`.
 
 The file is JSON: seconds by test id, set-up and tear-down included; a fixture that several tests share counts
-for the first. A later run adds to it. `python -m tests.support.durations FILE` says which files and tests
-take longest.
+for the first. A later run adds to it. Tests of over 5 s that are not marked `slow` are listed at the end.
+`python -m tests.support.durations FILE` says which files and tests take longest.
 """
 
 import collections
@@ -27,10 +27,17 @@ class Durations:
     """Adds up the phases of each test; of workers, too, whose reports come here."""
 
     def __init__(self, file):
-        self.file, self.seconds = file, collections.Counter()
+        self.file, self.seconds, self.slow = file, collections.Counter(), set()
 
     def pytest_runtest_logreport(self, report):
         self.seconds[report.nodeid] += report.duration
+        if "slow" in report.keywords:
+            self.slow.add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter):
+        for test, seconds in self.seconds.most_common():
+            if seconds > SLOW_SECONDS and test not in self.slow:
+                terminalreporter.write_line(f"{seconds:.1f} s, not marked slow: {test}")
 
     def pytest_sessionfinish(self):
         before = json.loads(self.file.read_text()) if self.file.exists() else {}

@@ -47,7 +47,10 @@ def command(*arguments, folder, limit=150.0):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module", params=[4, 2], ids="{}-processes".format)
+PROCESSES = [pytest.param(4, marks=pytest.mark.slow), 2]
+
+
+@pytest.fixture(scope="module", params=PROCESSES, ids="{}-processes".format)
 def parity(request, tmp_path_factory):
     """What every rank found, of one launch that runs all cases of a world shape."""
     folder = tmp_path_factory.mktemp("parity")

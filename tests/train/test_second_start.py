@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.train.test_processes import REPOSITORY, command
 
 RANKS = 3  # first, middle and last stage
@@ -21,6 +23,7 @@ def start(folder):
     return [int((folder / f"compiled-{rank}").read_text()) for rank in range(RANKS)], said
 
 
+@pytest.mark.slow
 def test_it_compiles_nothing(tmp_path):
     cold, said = start(tmp_path)
     assert any(cold), "equal programs are compiled by whoever comes first"
