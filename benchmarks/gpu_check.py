@@ -1,4 +1,4 @@
-"""Checks the runtime on this machine's GPU and measures it; see docs/gpu.md for what each part answers.
+"""Checks the runtime on this machine's GPU and measures it; see results/gpu.md for what each part answers.
 
     python -m benchmarks.gpu_check --out=DIR [--quick] [--parts=1,2,...]
 

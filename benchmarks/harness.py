@@ -20,7 +20,9 @@ import numpy as np
 
 REPOSITORY = Path(__file__).parent.parent
 
-SIMULATED = REPOSITORY / "docs" / "simulated.md"
+RESULTS = REPOSITORY / "benchmarks" / "results"
+
+SIMULATED = RESULTS / "simulated.md"
 
 
 MOST_DIGITS = 9

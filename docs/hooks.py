@@ -23,8 +23,6 @@ PLACES = {
     "CHANGELOG.md": "CHANGELOG.md",
     "launch/README.md": "launch/README.md",
     "launch/slurm.md": "launch/slurm.md",
-    "benchmarks/README.md": "benchmarks/README.md",
-    "tests/verification/README.md": "tests/verification/README.md",
     "rrfp_jax/core/README.md": "rrfp_jax/core/README.md",
     NOTEBOOK: "notebooks/quickstart.md",
 }

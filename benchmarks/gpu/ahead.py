@@ -6,8 +6,8 @@ steps    seconds of a step with the loaded programs, and with those compiled and
 bytes    by stage, shape and kind of program: what `rrfp-compile` said, what the loaded programs say, and the
          tuned ones; the most that the device held, beside what was predicted
 
-DIR/compiled is made on another machine, with this card's name (docs/gpu.md). `--quick` makes it itself, for
-this machine's CPU in place of an absent card.
+DIR/compiled is made on another machine, with this card's name (results/gpu.md). `--quick` makes it itself,
+for this machine's CPU in place of an absent card.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Decoder layers by tokens of a microbatch, in sequences no longer than the model's; encoder layers by images.
 Forward and backward, fused and split, as the runtime runs them, bfloat16 with float32 parameters. Attention
 is cuDNN's where it can be had, which each row says, with the reason where it cannot. The format is in
-docs/gpu.md.
+results/gpu.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from statistics import fmean, median
 
-from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
+from benchmarks.harness import RESULTS, Aim, finish, parse, percent_longer, put_figures
 from benchmarks.markdown import table
 from benchmarks.studies.measured import (
     CHATQA2,
@@ -35,7 +35,7 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.sim.families import ACTIVATION_BYTES, FORWARD_SECONDS, TRANSFER_SECONDS, Step, noisy
 from rrfp_jax.trace.costs import constant
 
-PAGE = REPOSITORY / "docs" / "rivals.md"
+PAGE = RESULTS / "rivals.md"
 
 STAGES, MICROBATCHES = 8, 32
 SHARES = {"Wikipedia": WIKIPEDIA, "LMsysChat1M": LMSYS, "ChatQA2-Long-SFT": CHATQA2}
@@ -183,7 +183,7 @@ def markdown(found: Sequence[Row]) -> str:
 def main() -> int:
     """Simulate, print, write."""
     parser = parse(__doc__)
-    parser.add_argument("--write", action="store_true", help="the table into docs/rivals.md")
+    parser.add_argument("--write", action="store_true", help="the table into results/rivals.md")
     parser.add_argument("--seeds", type=int, default=8, metavar="N", help="steps of each kind (8)")
     options = parser.parse_args()
     found = list(rows(options.seeds))

@@ -4,8 +4,8 @@
 
 8 stages, 32 microbatches, forwards of 30 ms, backwards twice as long (log-normal, sd 0.3, half of the
 variance common to all tasks of a microbatch), half of that where a stage has two chunks; messages of 64 KiB.
-Devices stand in for accelerators on both sides (docs/rivals.md). A step is what passes from the start of its
-first task to the end of its last one, over all stages. Per seed everybody runs 4 steps, PyTorch first;
+Devices stand in for accelerators on both sides (results/rivals.md). A step is what passes from the start of
+its first task to the end of its last one, over all stages. Per seed everybody runs 4 steps, PyTorch first;
 figures are means over the seeds of the median step. Beside it stands what the tasks would take in the order
 in which they ran if messages were free: what is beyond that, messages and waiting for them cost.
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
+from benchmarks.harness import RESULTS, Aim, finish, parse, percent_longer, put_figures
 from benchmarks.markdown import table
 from benchmarks.rivals.environment import require_torch, torch_finds
 from benchmarks.rivals.found import Found, found_in
@@ -34,7 +34,7 @@ from benchmarks.runtime.paced import STEPS, run_paced
 from rrfp_jax.core.csv_order import write_csv
 from rrfp_jax.trace.costs import Workload, log_normal
 
-PAGE = REPOSITORY / "docs" / "rivals.md"
+PAGE = RESULTS / "rivals.md"
 
 STAGES, MICROBATCHES, SECONDS = 8, 32, 0.030
 QUICK = (2, 4, 0.010)
@@ -157,7 +157,7 @@ def main() -> int:
     """Run everybody, print, write."""
     parser = parse(__doc__)
     parser.add_argument("--quick", action="store_true", help="2 stages, 4 microbatches, 10 ms, 1 seed")
-    parser.add_argument("--write", action="store_true", help="the table into docs/rivals.md")
+    parser.add_argument("--write", action="store_true", help="the table into results/rivals.md")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="steps (3)")
     options = parser.parse_args()
     require_torch()

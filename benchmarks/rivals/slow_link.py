@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
-from benchmarks.harness import REPOSITORY, Aim, finish, parse, put_figures
+from benchmarks.harness import RESULTS, Aim, finish, parse, put_figures
 from benchmarks.markdown import table
 from benchmarks.rivals.slackness import adapted, measured
 from rrfp_jax.core.schedules import Schedule, by_name
@@ -25,7 +25,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import Workload, WorkloadCosts, log_normal
 
-PAGE = REPOSITORY / "docs" / "rivals.md"
+PAGE = RESULTS / "rivals.md"
 
 STAGES, MICROBATCHES, FORWARD, LINK = 8, 32, 0.010, 0.001
 SPREADS = (0.02, 0.3)
@@ -120,7 +120,7 @@ def markdown(found: Sequence[Cell]) -> str:
 def main() -> int:
     """Simulate, print, write."""
     parser = parse(__doc__)
-    parser.add_argument("--write", action="store_true", help="the table into docs/rivals.md")
+    parser.add_argument("--write", action="store_true", help="the table into results/rivals.md")
     parser.add_argument("--seeds", type=int, default=4, metavar="N", help="runs of 9 steps (4)")
     options = parser.parse_args()
     found = list(cells(options.seeds))

@@ -21,7 +21,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness import (
-    REPOSITORY,
+    RESULTS,
     Aim,
     Compared,
     finish,
@@ -39,7 +39,7 @@ from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.trace_file import write_trace
 from rrfp_jax.views.trace_reading import read_trace
 
-PROOF = REPOSITORY / "docs" / "proof.md"
+PROOF = RESULTS / "proof.md"
 
 ROUNDS, LIMIT_SECONDS = 6, 900.0
 
@@ -123,7 +123,7 @@ def main() -> int:
     """Run all cases, print, write."""
     parser = parse(__doc__)
     parser.add_argument("--quick", action="store_true", help="one round")
-    parser.add_argument("--write", action="store_true", help="the table into docs/proof.md")
+    parser.add_argument("--write", action="store_true", help="the table into results/proof.md")
     parser.add_argument("--steps", type=Path, metavar="FILE", help="write the steps of all cases here")
     options = parser.parse_args()
     found = sitting(1 if options.quick else ROUNDS)

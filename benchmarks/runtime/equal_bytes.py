@@ -81,7 +81,7 @@ def main() -> int:
     """Run all cases, print, write."""
     parser = parse(__doc__)
     parser.add_argument("--quick", action="store_true", help="2 stages, 4 microbatches, 10 ms")
-    parser.add_argument("--write", action="store_true", help="the table into docs/simulated.md")
+    parser.add_argument("--write", action="store_true", help="the table into results/simulated.md")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="steps (1)")
     options = parser.parse_args()
     size = QUICK if options.quick else (STAGES, MICROBATCHES, SECONDS)

@@ -1,4 +1,4 @@
-"""What a limit in bytes costs readiness-first: `docs/simulated.md`.
+"""What a limit in bytes costs readiness-first: `results/simulated.md`.
 
     python -m benchmarks.studies.budgets [--json=FILE] [--check] [--quick] [--write] [--seeds=20]
 
@@ -109,7 +109,7 @@ def main() -> int:
     """Run all cells, print, write."""
     parser = parse(__doc__)
     parser.add_argument("--quick", action="store_true", help="4 stages, three seeds")
-    parser.add_argument("--write", action="store_true", help="the table into docs/simulated.md")
+    parser.add_argument("--write", action="store_true", help="the table into results/simulated.md")
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="steps of each kind (20)")
     options = parser.parse_args()
     seeds = range(3 if options.quick else options.seeds)

@@ -1,4 +1,4 @@
-"""`schedule="auto"` against the best choice in hindsight, in the simulator: `docs/simulated.md`.
+"""`schedule="auto"` against the best choice in hindsight, in the simulator: `results/simulated.md`.
 
     python -m benchmarks.studies.choosing [--json=FILE] [--check] [--write] [--quick]
         [--seeds=5] [--largest=64] [--jobs=N]

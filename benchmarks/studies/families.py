@@ -1,4 +1,4 @@
-"""Readiness-first on the variability that others have measured (`measured.py`): `docs/proof.md`.
+"""Readiness-first on the variability that others have measured (`measured.py`): `results/proof.md`.
 
     python -m benchmarks.studies.families [--json=FILE] [--check] [--quick] [--write] [--seeds=4] [--jobs=N]
 
@@ -21,7 +21,7 @@ from functools import partial
 from operator import attrgetter
 from statistics import median
 
-from benchmarks.harness import REPOSITORY, Aim, finish, parse, put_figures
+from benchmarks.harness import RESULTS, Aim, finish, parse, put_figures
 from benchmarks.markdown import table
 from benchmarks.studies.measured import CELLS, SIZES, UNKNOWN, MeasuredCell
 from benchmarks.studies.pictures import ratios
@@ -37,7 +37,7 @@ from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.planned import Plan, plan
 from rrfp_jax.trace.costs import WorkloadCosts
 
-PROOF = REPOSITORY / "docs" / "proof.md"
+PROOF = RESULTS / "proof.md"
 IMAGES = PROOF.parent / "images"
 PLANNED = ("planned", "planned-v")
 """Orders for a step with one chunk a stage, and with two in a V."""
@@ -161,7 +161,7 @@ def main() -> int:
     """Run all kinds, print, write."""
     parser = parse(__doc__)
     parser.add_argument("--quick", action="store_true", help="three kinds on 8 stages, one step each")
-    parser.add_argument("--write", action="store_true", help="the table into docs/proof.md")
+    parser.add_argument("--write", action="store_true", help="the table into results/proof.md")
     parser.add_argument(
         "--seeds", type=int, default=4, metavar="N", help="steps of each kind (4), half on 16 stages"
     )

@@ -1,4 +1,4 @@
-"""The pictures of `docs/proof.md`."""
+"""The pictures of `results/proof.md`."""
 
 from __future__ import annotations
 

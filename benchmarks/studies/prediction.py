@@ -20,7 +20,7 @@ from itertools import permutations
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import REPOSITORY, Aim, finish, parse, parts_flag, percent_longer, put_figures
+from benchmarks.harness import RESULTS, Aim, finish, parse, parts_flag, percent_longer, put_figures
 from benchmarks.markdown import table
 from benchmarks.runtime.blocks import BLOCK_SECONDS, Paced
 from benchmarks.runtime.computed import ROUNDS, sitting
@@ -30,7 +30,7 @@ from benchmarks.studies.pictures import simulated_against
 from rrfp_jax.trace.work import LayerWork, RecordedStep, Work
 from rrfp_jax.views.trace_reading import read_trace
 
-PROOF = REPOSITORY / "docs" / "proof.md"
+PROOF = RESULTS / "proof.md"
 IMAGES = PROOF.parent / "images"
 
 AIMS = {"paced": (5.0, 10.0), "computed": (10.0, 20.0)}
@@ -143,7 +143,7 @@ def main() -> int:
     parser = parse(__doc__)
     parts_flag(parser, AIMS)
     parser.add_argument("--quick", action="store_true", help="two paced runs, one round of computed ones")
-    parser.add_argument("--write", action="store_true", help="the tables into docs/proof.md")
+    parser.add_argument("--write", action="store_true", help="the tables into results/proof.md")
     parser.add_argument("--steps", type=Path, metavar="FILE", help="computed ones of an earlier time")
     options = parser.parse_args()
     figures, aims = {}, []

@@ -1,4 +1,4 @@
-"""What adding gradients in microbatch order costs where messages overtake one another: `docs/simulated.md`.
+"""What adding gradients in microbatch order costs where messages overtake one another: results/simulated.md.
 
     python -m benchmarks.studies.reordering [--json=FILE] [--check] [--quick] [--write] [--seeds=20]
 
@@ -169,7 +169,7 @@ def main() -> int:
     """Run all cells, print, write."""
     parser = parse(__doc__)
     parser.add_argument("--quick", action="store_true", help="two kinds of steps, three seeds")
-    parser.add_argument("--write", action="store_true", help="the tables into docs/simulated.md")
+    parser.add_argument("--write", action="store_true", help="the tables into results/simulated.md")
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="steps of each kind (20)")
     options = parser.parse_args()
     if options.seeds < 2:

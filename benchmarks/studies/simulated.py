@@ -1,4 +1,4 @@
-"""Readiness-first against its rivals at equal bytes, in the simulator: `docs/simulated.md`.
+"""Readiness-first against its rivals at equal bytes, in the simulator: `results/simulated.md`.
 
     python -m benchmarks.studies.simulated [--json=FILE] [--check] [--quick] [--write] [--planned]
         [--seeds=20] [--largest=64] [--jobs=N]
@@ -8,7 +8,7 @@ same step: devices are alike, so what the fullest needs all have. Every schedule
 seeds). Fixed orders are followed strictly, whatever they hold; they count as rivals where that fits.
 With `--planned`, which takes 100 simulations a step more, also the best of all orders with one chunk a stage
 at 1F1B's bytes, improved by simulating what is known of the step. `--write` puts the tables into
-docs/simulated.md and the picture beside it.
+results/simulated.md and the picture beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import partial
 from statistics import geometric_mean, median
 from typing import TypeAlias
 
-from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
+from benchmarks.harness import REPOSITORY, SIMULATED, Aim, finish, parse, put_figures
 from benchmarks.markdown import table
 from benchmarks.studies.cells import CELLS, Cell
 from benchmarks.studies.pareto import plot
@@ -159,13 +159,13 @@ def _mean(rows: Sequence[Row], name: str) -> float | None:
 
 
 def write(rows: Sequence[Row], seeds: int) -> None:
-    """Put the tables into docs/simulated.md and the picture beside it."""
+    """Put the tables into results/simulated.md and the picture beside it."""
     parts = [f"\nMedians of {seeds} paired seeds, fewer from 32 stages on. A dash: more bytes than that.\n"]
     for factor in FACTORS:
         own = [row for row in rows if row.factor == factor]
         parts.append(f"\n### {factor:g} times the bytes of 1F1B\n\n{markdown(own)}\n")
     put_figures(SIMULATED, "figures", "".join([*parts, "\n"]))
-    plot(rows, FIXED, HINTS, SIMULATED.parent / "images" / "simulated.svg")
+    plot(rows, FIXED, HINTS, REPOSITORY / "docs" / "images" / "simulated.svg")
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 Two rules; docs/memory.md has the proofs. Orders that reserve their memory (`ranked.py`) are charged by chunk.
 Other hints do not know what they need next. Charged by chunk they fill a stage with the first chunks of
 microbatches whose second ones then find no room, and become two to three times as slow at tight limits
-(docs/simulated.md); so for them microbatches are charged whole.
+(benchmarks/results/simulated.md); so for them microbatches are charged whole.
 
 **By chunk.** A chunk of a microbatch is charged when its F is dispatched and freed when its B or W is. With
 

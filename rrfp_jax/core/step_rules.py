@@ -23,7 +23,7 @@ MOST_QUEUED = 2
 def usual_limit(stages: int) -> int:
     """Microbatches in flight on a stage unless somebody says otherwise, or bytes limit them: two per stage.
 
-    1F1B holds up to one per stage. More than two gain next to nothing (`docs/simulated.md`).
+    1F1B holds up to one per stage. More than two gain next to nothing (`benchmarks/results/simulated.md`).
     """
     return 2 * stages
 

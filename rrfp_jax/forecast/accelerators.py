@@ -90,7 +90,7 @@ CPU = Accelerator(
     memory=None,
     link="loopback",
     kinds=("cpu",),
-    source="one core of the machine of docs/benchmarks.md",
+    source="one core of the machine of benchmarks/results/benchmarks.md",
 )
 
 ACCELERATORS: Mapping[str, Accelerator] = {

@@ -221,7 +221,7 @@ class TestParts:
         assert (encoder["images"], encoder["tokens"]) == (2, 10)
         for row in table["layers"]:
             assert row["forward"] > 0 and row["backward"] > 0 and row["source"] and row["held_bytes"] > 0
-        text = (REPOSITORY / "docs" / "gpu.md").read_text()
+        text = (REPOSITORY / "benchmarks" / "results" / "gpu.md").read_text()
         assert all(f"`{name}`" in text for name in {*decoder, *encoder, *table})
 
 

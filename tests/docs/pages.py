@@ -7,7 +7,10 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "rrfp_jax"
-FOLDERS = [".", "docs", "docs/reference", "launch", "benchmarks", "tests/verification", "rrfp_jax/core"]
+FOLDERS = [
+    *(".", "docs", "docs/reference", "launch", "benchmarks", "benchmarks/results", "tests/verification"),
+    "rrfp_jax/core",
+]
 PAGES = [page for folder in FOLDERS for page in sorted((REPOSITORY / folder).glob("*.md"))]
 
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

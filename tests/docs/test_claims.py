@@ -82,9 +82,12 @@ def test_a_message_that_nobody_says_is_found():
     assert not is_said("step ...: the loss of microbatch ... is purple")
 
 
+RESULTS = "../benchmarks/results"
+
+
 def table_of_bytes(times):
     """Of `simulated.md`, by kind of step and schedule, step times at so many bytes."""
-    (_, *names), *rows = rows_of("simulated.md", f"### {times} times the bytes of 1F1B")
+    (_, *names), *rows = rows_of(f"{RESULTS}/simulated.md", f"### {times} times the bytes of 1F1B")
     found = {}
     for kind, *cells in rows:
         seconds = [inf if cell == "-" else float(cell.strip("*")) for cell in cells]

@@ -1,7 +1,7 @@
 """A plugin for `make test`: leaves out slow tests, and most cases of tests that compile or start something.
 
 `--quick` deselects tests marked `slow`. A parametrised test of the folders and files below keeps one case of
-so many, at least one. Which ones depends on their ids alone, so tests that share a fixture keep the same cases.
+so many, at least one. Which ones depends on their ids alone, so tests that share a fixture keep the same.
 `make test-all` runs everything.
 """
 

@@ -1,4 +1,4 @@
-"""The figures of arXiv:2605.18750 by simulation: `docs/proof.md`.
+"""The figures of arXiv:2605.18750 by simulation: `results/proof.md`.
 
     python -m benchmarks.studies.paper [--json=FILE] [--check] [--quick] [--write] [--fit]
         [--part=rows|tables|ablation] [--seeds=1] [--jobs=N]
@@ -126,7 +126,7 @@ def main() -> int:
     """Run the parts, print, write."""
     parser = parse(__doc__)
     parser.add_argument("--quick", action="store_true", help="a few rows of each part, one iteration each")
-    parser.add_argument("--write", action="store_true", help="the tables into docs/proof.md")
+    parser.add_argument("--write", action="store_true", help="the tables into results/proof.md")
     parser.add_argument("--fit", action="store_true", help="fit the three numbers again, and keep them")
     parts_flag(parser, PARTS)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="iterations of each row (1)")

@@ -54,7 +54,7 @@ def precise_timers() -> Iterator[None]:
 LONGEST_JOIN_SECONDS = 1.0
 
 LEAD_SECONDS = 1e-3
-"""See `DeviceQueue`; what is best on a GPU is not known yet (docs/gpu.md)."""
+"""See `DeviceQueue`; what is best on a GPU is not known yet (benchmarks/results/gpu.md)."""
 
 DEEPEST = 8
 """Most programs on a device at a time where a group decides ahead."""

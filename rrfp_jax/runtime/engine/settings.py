@@ -35,7 +35,8 @@ class MemoryPolicy:
             for what is left (CPUs do not say what that is); None for no limit. Fixed orders that may hold
             more are refused.
         spare_gradients: gradients that a stage may park until their turn comes, each as large as its
-            parameters; more of them help where messages overtake one another (`docs/simulated.md`).
+            parameters; more of them help where messages overtake one another
+            (`benchmarks/results/simulated.md`).
 
     Raises:
         UsageError: one that cannot be, with its name and value.
