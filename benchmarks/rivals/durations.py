@@ -10,7 +10,7 @@ figures are means over the seeds of the median step. Beside it stands what the t
 in which they ran if messages were free: what is beyond that, messages and waiting for them cost.
 
 Who may hold 32 microbatches is compared with whoever holds no more, and at equal bytes who holds no more than
-1F1B does, 8; what was held is told from what ran. `planned-split` is told all durations beforehand, so it is
+1F1B does, 8; what was held is told from what ran. `planned` is told all durations beforehand, so it is
 shown, and is not in the aims. Nor are the orders by PipeMorph's rule (`slackness.py`), made for the means of
 each stage and followed strictly by our runtime.
 """
@@ -41,7 +41,7 @@ QUICK = (2, 4, 0.010)
 
 THEIRS = ("1f1b", "interleaved-1f1b", "interleaved-zb", "zb-v", "dualpipe-v")
 FIXED = ("1f1b", "zb-h1", "zb-v")
-HINTS = ("bf", "bfw", "ranked:zb-v", "planned-split")
+HINTS = ("bf", "bfw", "ranked:zb-v", "planned")
 """These run within either limit, with as many chunks a stage as they say; one of them also with more:"""
 CHUNKED, CHUNKS = "bfw", 2
 

@@ -53,7 +53,7 @@ class Case:
 
 
 CASES = (
-    *(Case(name) for name in ("1f1b", "zb-h1", "bf", "bfw", "planned", "planned-split")),
+    *(Case(name) for name in ("1f1b", "zb-h1", "bf", "bfw", "planned")),
     *(Case(name, balanced=True) for name in ("1f1b", "bfw")),
 )
 

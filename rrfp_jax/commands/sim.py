@@ -151,7 +151,7 @@ def _add_schedules(parser: Parser) -> None:
         "--policy",
         action="append",
         metavar="NAME",
-        help=f"again for each: {', '.join(NAMED)}, {RANKED}ORDER, {', '.join(AUTO)}, {PLANNED}, "
+        help=f"again for each: {', '.join(NAMED)}, {RANKED}ORDER, {AUTO}, {PLANNED}, "
         f"{CSV}FILE "
         f"({' and '.join(POLICIES)})",
     )

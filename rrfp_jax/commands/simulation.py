@@ -251,22 +251,22 @@ def _check_sizes(**sizes: int) -> None:
 def _name(policy: str | Schedule | Auto) -> str:
     if isinstance(policy, str):
         return policy
-    return next(iter(AUTO)) if isinstance(policy, Auto) else name_of(policy)
+    return AUTO if isinstance(policy, Auto) else name_of(policy)
 
 
 def _schedule(policy: str | Schedule | Auto) -> Schedule | Auto | None:
     """None for an order that is planned."""
     if policy == PLANNED:
         return None
-    if isinstance(policy, str) and policy in AUTO:
-        return AUTO[policy]
+    if policy == AUTO:
+        return Auto()
     if isinstance(policy, Auto):
         return policy
     try:
         return schedule_of(policy)
     except UsageError as error:
         known = isinstance(policy, str) and policy.removeprefix(RANKED).startswith(CSV)
-        raise (error if known else UsageError(f"{error}, {', '.join(AUTO)}, or {PLANNED}")) from None
+        raise (error if known else UsageError(f"{error}, {AUTO}, or {PLANNED}")) from None
 
 
 def _jittered(level: Level) -> Change:

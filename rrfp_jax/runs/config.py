@@ -47,10 +47,10 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         rebalance: go on with another split where measured costs are for it: off; suggest, say so; auto, move
             the layers between two steps.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v,
-            v-half, v-min, v-zb, dualpipe-v; planned or planned-split, by what was measured or by the costs in
-            a file (planned:FILE); csv:FILE, an order in a file; ranked: and the name of an order, readiness
-            first by that order, which reserves its memory; or auto, the hint that the simulator finds
-            fastest, looked at again after some steps, and auto-once, the same before the first step only.
+            v-half, v-min, v-zb, dualpipe-v; planned, by what was measured or by the costs in a file
+            (planned:FILE); csv:FILE, an order in a file; ranked: and the name of an order, readiness first by
+            that order, which reserves its memory; or auto, the hint that the simulator finds fastest, looked
+            at again after some steps.
         validate_every: steps between validations; 0 for one at the end.
         validation_steps: steps of validation data that each of them takes; 0 for as many as the data's
             `steps` says, or 1 if it does not say.

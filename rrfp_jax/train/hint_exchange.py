@@ -36,7 +36,7 @@ class HintExchange:
         """
         if not auto.exchange:
             raise UsageError(
-                "schedule='auto-once' is chosen when a Trainer is made; between steps give 'auto'"
+                "schedule=Auto(exchange=False) is chosen when a Trainer is made; between steps give 'auto'"
             )
         if replicas > 1:
             raise UsageError(

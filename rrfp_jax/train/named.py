@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rrfp_jax.core.csv_order import read_csv
-from rrfp_jax.core.hints import BFW, Hint
+from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.scheduler import check_can_end
@@ -24,11 +24,8 @@ CSV = "csv:"
 LARGEST_ORDER = 2**24
 """Bytes of a file with an order; a task takes about six."""
 
-PLANNED: Mapping[str, Planned] = {"planned": Planned(), "planned-split": Planned(base=BFW())}
-"""Planned orders by name; "NAME:FILE" has costs of a file."""
-
-AUTO: Mapping[str, Auto] = {"auto": Auto(), "auto-once": Auto(exchange=False)}
-"""Hints that are chosen, by name: again after some steps, or once before the first."""
+PLANNED, AUTO = "planned", "auto"
+"""An order that is planned for each step, PLANNED:FILE by costs of a file; a hint that is chosen."""
 
 
 def read_schedule(given: Schedule | Planned | Auto | str) -> Schedule | Planned | Auto:
@@ -38,16 +35,16 @@ def read_schedule(given: Schedule | Planned | Auto | str) -> Schedule | Planned 
         UsageError: see `schedule_of`, or costs that cannot be read.
     """
     if isinstance(given, str):
-        if given in AUTO:
-            return AUTO[given]
+        if given == AUTO:
+            return Auto()
         name, _, file = given.partition(":")
-        if name not in PLANNED:
-            return schedule_of(given, (*AUTO, *PLANNED, *(f"{known}:FILE" for known in PLANNED)))
+        if name != PLANNED:
+            return schedule_of(given, (AUTO, PLANNED, f"{PLANNED}:FILE"))
         if given.endswith(":"):
             raise UsageError(
                 f"schedule={given!r}: no file of costs is named; leave out the colon for measured ones"
             )
-        given = replace(PLANNED[name], costs=file or None)
+        given = Planned(costs=file or None)
     if isinstance(given, Planned):
         if not isinstance(given.costs, str):
             return given

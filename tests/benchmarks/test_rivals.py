@@ -73,7 +73,7 @@ ROWS = [
     row(OURS, "1f1b", 0, 4.70, 8.0),
     row(OURS, "ranked:zb-v", 8, 3.4, 8.0),
     row(OURS, "bfw", 32, 3.1, 30.0),
-    row(TOLD, "planned-split", 32, 2.0, 30.0),
+    row(TOLD, "planned", 32, 2.0, 30.0),
 ]
 
 

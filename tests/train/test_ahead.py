@@ -150,12 +150,13 @@ class TestTraining:
         assert [r.loss for r in plain.steps(4)] == [r.loss for r in reports]
         assert trainer.evaluate(mixed).loss == plain.evaluate(mixed).loss
 
-    @pytest.mark.parametrize("name", ["planned", "planned-split"])
-    def test_by_a_file_from_the_first_step_on(self, file, name):
-        trainer = toy.trainer(4, data=mixed, schedule=f"{name}:{file}", activation_budget=BUDGET)
+    @pytest.mark.parametrize("base", [BF(), BFW()], ids=["BF", "BFW"])
+    def test_by_a_file_from_the_first_step_on(self, file, base):
+        schedule = f"planned:{file}" if base == BF() else Planned(base=base, costs=str(file))
+        trainer = toy.trainer(4, data=mixed, schedule=schedule, activation_budget=BUDGET)
         trainer.start()
         reports = list(trainer.steps(3))
-        base, tight = {"planned": BF(), "planned-split": BFW()}[name], False
+        tight = False
         for report in reports:
             own = buckets(mixed(report.step))
             workload = read_costs(file, "").workload([bucket_name(bucket) for bucket in own])

@@ -174,8 +174,8 @@ class TestTraining:
         assert name_of(trainer.schedule) == "bfw"
         trainer.schedule = "bf"
         assert trainer._stepper.exchange is None
-        with pytest.raises(rrfp.UsageError, match="'auto-once' is chosen when a Trainer is made"):
-            trainer.schedule = "auto-once"
+        with pytest.raises(rrfp.UsageError, match="is chosen when a Trainer is made"):
+            trainer.schedule = rrfp.schedules.Auto(exchange=False)
         several = toy.trainer(data=data, mesh=rrfp.Mesh(pp=1, dp=2))
         with pytest.raises(rrfp.UsageError, match="between steps with dp=2"):
             several.schedule = "auto"
