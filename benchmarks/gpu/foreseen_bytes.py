@@ -7,7 +7,7 @@ By run, stage and kind of program: what a microbatch holds and what the largest 
 Predictions are made anew, which takes a minute. What XLA says is in `compiled_bytes.json`. With `--figures`
 it comes from a folder with the figures of `rrfp-compile`, by name of the run; what is not there is compiled,
 which needs XLA's compiler for GPUs and minutes for each. `--write` keeps that in the record, beside the
-runs that are not among the cases, and puts the tables of all into docs/gpu-programs.md.
+runs that are not among the cases, and puts the tables of all into results/gpu-programs.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from benchmarks.gpu.compiled_cases import CARD, CASES, Case, figures_of, read_record, stages_of, write_record
-from benchmarks.harness import REPOSITORY, Aim, finish, parse, percent_longer, put_figures
+from benchmarks.harness import RESULTS, Aim, finish, parse, percent_longer, put_figures
 from benchmarks.markdown import table
 from rrfp_jax.commands.command_line import exit_status
 from rrfp_jax.commands.compiling import chosen_run
@@ -35,7 +35,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.accelerators import ACCELERATORS
 from rrfp_jax.runtime.programs.compiler import ENVIRONMENT, PLUGINS, is_there
 
-PAGE = REPOSITORY / "docs" / "gpu-programs.md"
+PAGE = RESULTS / "gpu-programs.md"
 
 MIB, GIB = 2**20, 2**30
 

@@ -21,7 +21,7 @@ from math import isnan, nan
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.harness import REPOSITORY, Aim, Compared, finish, parse, put_figures
+from benchmarks.harness import RESULTS, Aim, Compared, finish, parse, put_figures
 from benchmarks.markdown import table
 from benchmarks.runtime.paced import PacedCase, PacedTimes
 from configs.qwen3_4b_vit_bigg import get_config
@@ -36,7 +36,7 @@ from rrfp_jax.trace.costs import Workload
 from rrfp_jax.trace.idleness import Cause, shares, stage_times
 from rrfp_jax.train.auto_split import estimate_of
 
-PAGE = REPOSITORY / "docs" / "multimodal.md"
+PAGE = RESULTS / "multimodal.md"
 FIXED, HINTS = ("1f1b", "zb-v"), ("bf", "bfw", "ranked:zb-v")
 STAGES, MICROBATCHES, SECONDS, MANY = (4, 8), 48, 0.020, 32
 HOP = 0.0004
@@ -159,7 +159,7 @@ def main() -> int:
     """Run all cases, print, write."""
     parser = parse(__doc__)
     parser.add_argument("--quick", action="store_true", help="2 stages, 4 microbatches, 5 ms")
-    parser.add_argument("--write", action="store_true", help="the table into docs/multimodal.md")
+    parser.add_argument("--write", action="store_true", help="the table into results/multimodal.md")
     parser.add_argument("--simulate", action="store_true", help="run nothing; a hop takes 0.4 ms")
     options = parser.parse_args()
     every, microbatches, seconds, many = QUICK if options.quick else (STAGES, MICROBATCHES, SECONDS, MANY)
