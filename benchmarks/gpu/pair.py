@@ -25,7 +25,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
-from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.protocol import Ends, Key
 
 STREAM = 4
 """Messages offered at once to measure throughput."""
@@ -41,9 +41,8 @@ class Line:
     def __init__(self, world: World, name: TransportName = "socket") -> None:
         assert world.mailbox is not None
         self.world, self._mailbox = world, world.mailbox
-        self._devices = {world.rank: jax.local_devices()[:1]}
-        chosen = between_processes(name, world, [[0], [1]], self._devices, [1 - world.rank])
-        self._transport = chosen.transport
+        ends = Ends(world, [[0], [1]], {world.rank: jax.local_devices()[:1]}, [1 - world.rank])
+        self._transport = between_processes(name, ends).transport
         self._sent = 0
         self._round = 0
 
@@ -51,7 +50,7 @@ class Line:
         """Both ranks have come so far; the time."""
         self.world.gather(what, None)
         self._round, self._sent = self.world.next_round(), 0
-        self._transport.begin(self._round, self._devices)
+        self._transport.begin(self._round)
         self.world.gather(f"{what}, begun", None)
         return perf_counter()
 
@@ -82,8 +81,8 @@ class Line:
                 count -= 1
                 if count == 0:
                     return arrival.arrays[0]
-            patience = self._transport.patience()
-            self._mailbox.sleep(1.0 if patience is None else min(patience, 1.0))
+            seconds = self._transport.seconds_until_poll()
+            self._mailbox.sleep(1.0 if seconds is None else min(seconds, 1.0))
 
 
 def by_size(line: Line, sizes: dict[str, int], rounds: int) -> dict[str, Any]:

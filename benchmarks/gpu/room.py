@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -86,12 +85,11 @@ class Tasks:
     def step_seconds(self, lead: float) -> float:
         """Median seconds of a step's tasks in the driver with this lead (s)."""
         engine = self._trainer._engine
-        driver = Driver(
+        engine._driver = Driver(
             engine.layout.devices,
             engine.world,
             queue=lambda name, ring: DeviceQueue(name, ring, lead),
         )
-        engine._links = replace(engine._linked, driver=driver)
         self._step_seconds(2)  # until durations are known
         return self._step_seconds(self._rounds)
 

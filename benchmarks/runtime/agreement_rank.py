@@ -24,7 +24,7 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runs.paced import StandIn
-from rrfp_jax.runtime.engine.links import agreement_of, transport_of
+from rrfp_jax.runtime.engine.links import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.mesh.layout import Layout
@@ -66,7 +66,7 @@ def cases(lengths: Sequence[float]) -> Iterator[AgreementCase]:
         )
 
 
-def run(case: AgreementCase, layout: Layout, transport: Transport) -> dict[str, Any]:
+def run(case: AgreementCase, layout: Layout, remote: Transport | None) -> dict[str, Any]:
     """One case; all processes call this together, and get the same figures."""
     world, placement, seconds = layout.world, Placement(STAGES), case.task_ms / 1000
     workload = log_normal(STAGES, MICROBATCHES, forward=seconds, sigma=0.3, shared=0.5, seed=1)
@@ -79,9 +79,11 @@ def run(case: AgreementCase, layout: Layout, transport: Transport) -> dict[str, 
     driver = Driver(
         {stage: own[:1] for stage, own in layout.devices.items()},
         world,
-        delays.transport(transport, placement, costs, world.rank),
+        remote,
         queue=delays.queue(costs),
         agreement=agreement,
+        delays=delays.arrivals(placement, costs, world.rank),
+        name=layout.name,
     )
     parts = {s: StandIn(MESSAGE_BYTES, MICROBATCHES, 1, device) for s, (device,) in layout.devices.items()}
     world.gather("everybody to be ready", None, START_SECONDS)
@@ -139,10 +141,10 @@ def _figures(
 def main(file: Path, lengths: Sequence[float]) -> None:
     """All cases of this run's size of groups."""
     layout = Mesh(pp=STAGES, tp=join().size // STAGES).lay_out()
-    transport = transport_of(layout, Placement(STAGES))
+    remote = remote_of(layout, Placement(STAGES))
     found = []
     for case in cases(lengths):
-        found.append(run(case, layout, transport))
+        found.append(run(case, layout, remote))
         if layout.world.rank == 0:
             print(json.dumps(found[-1]), flush=True)
             file.write_text(json.dumps(found), encoding="utf-8")

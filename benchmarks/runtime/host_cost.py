@@ -102,7 +102,7 @@ def watched_steps(trainer: rrfp.Trainer, watch: Stopwatch, transport: type, step
         watch.wrap(StageScheduler, "handle", "scheduling"),
         watch.wrap(ModelStep, "run", "dispatch"),
         watch.wrap(ModelStep, "accumulate", "dispatch"),
-        *(watch.wrap(transport, m, "transfer") for m in ("offer", "produced", "poll", "patience")),
+        *(watch.wrap(transport, m, "transfer") for m in ("offer", "produced", "poll", "seconds_until_poll")),
         watch.wrap(StepExecution, "_sleep", "sleep"),
     ]
     dispatch = StepExecution._dispatch

@@ -17,11 +17,11 @@ from typing import Any
 from benchmarks.harness import median_and_p99
 from benchmarks.runtime.host_cost import STAGES, WARMUP, Stopwatch, empty_pipeline, watched_steps
 from configs import quickstart
+from rrfp_jax.nixl.sender import Sender
+from rrfp_jax.nixl.transport import NixlTransport
 from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.runtime.transport.nixl.sender import Sender
-from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
 from rrfp_jax.trace.costs import constant
 from rrfp_jax.trace.records import StepTrace
 from rrfp_jax.train.pace import Pace

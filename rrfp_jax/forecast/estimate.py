@@ -25,7 +25,7 @@ from rrfp_jax.runtime.stages.memory import (
     memory_of_step,
     parked_bytes,
 )
-from rrfp_jax.runtime.transport.choice import foreseen_slot_bytes
+from rrfp_jax.runtime.transport.choice import reserved_bytes
 from rrfp_jax.sim.choice import Candidate
 from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.trace.records import StepTrace, peak_of_order
@@ -232,4 +232,4 @@ class Estimate:
     def _slot_bytes(self, buckets: Iterable[BucketLedger]) -> int:
         largest = max(chunk.largest_arrival for bucket in buckets for chunk in bucket.chunks)
         transport = self.devices.transport
-        return 0 if transport is None else foreseen_slot_bytes(transport, largest)
+        return 0 if transport is None else reserved_bytes(transport, largest)

@@ -24,12 +24,11 @@ from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
 from rrfp_jax.printing import say
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
-from rrfp_jax.runtime.engine.links import agreement_of, told_links_of
+from rrfp_jax.runtime.engine.links import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.world import START_SECONDS
-from rrfp_jax.runtime.transport.nixl.slots import Foreseen
 from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import Workload, WorkloadCosts
@@ -182,16 +181,18 @@ class PacedRun:
         self._world.agree("what is to be run", agreed | {"the hash of pace.workload": tables})
         self._member, self._grouped, self._ranks = layout.member, layout.grouped, layout.groups
         devices = {stage: stage_mesh.own[:1] for stage, stage_mesh in layout.stage_meshes.items()}
-        foreseen = Foreseen(room=dict.fromkeys(devices, config.pace.message_bytes))
-        links = told_links_of(layout, placement, settings.execution.transport, foreseen)
         self._driver = Driver(
             devices,
             self._world,
-            delays.transport(links.transport, placement, costs, layout.world.rank),
+            remote_of(layout, placement, settings.execution.transport),
             settings.execution.stall_seconds,
             delays.queue(costs),
             agreement=agreement_of(layout, terms),
+            delays=delays.arrivals(placement, costs, layout.world.rank),
+            name=layout.name,
         )
+        message = (((config.pace.message_bytes,), "uint8"),)
+        self._driver.reserve({stage: [message] for stage in devices})
         self._parts = {
             stage: StandIn(config.pace.message_bytes, workload.microbatches, placement.chunks, device)
             for stage, (device,) in devices.items()

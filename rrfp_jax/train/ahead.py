@@ -34,7 +34,7 @@ from rrfp_jax.runtime.programs.virtual_stage import placed_params
 from rrfp_jax.runtime.sizes import in_words, nbytes, temporary_bytes
 from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger, memory_of_step, parked_bytes
 from rrfp_jax.runtime.stages.staging import LastingPrograms, Staging
-from rrfp_jax.runtime.transport.nixl.slots import Foreseen, compile_copiers, slot_bytes
+from rrfp_jax.runtime.transport.choice import compile_ahead as compile_transport
 from rrfp_jax.train.checks import check_order, rows_program
 from rrfp_jax.train.settings import Settings
 
@@ -206,12 +206,13 @@ def _slot_bytes(
 
     But for tied values: these are compiled at the start.
     """
-    if run.settings.execution.transport == "socket":
-        return {}
-    foreseen = Foreseen(library.arrivals("train"), compiler=partial(compiled_for, executables))
-    devices = layout.devices
-    compile_copiers(devices, foreseen, library.arrivals("evaluate"))
-    return {number: slot_bytes(foreseen.slot_size(devices, (*own,))) for number, own in devices.items()}
+    return compile_transport(
+        run.settings.execution.transport,
+        layout.devices,
+        partial(compiled_for, executables),
+        library.arrivals("train"),
+        library.arrivals("evaluate"),
+    )
 
 
 def _stage(

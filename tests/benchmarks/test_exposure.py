@@ -99,6 +99,6 @@ def test_what_a_group_decides_behind_a_delay_counts_as_run_behind_it(jittered):
     now = time.perf_counter()
     queue.submit(program(1, now - 3.0, now - 1.0))
     assert queue.ended() == []
-    second, start = queue._held[1]
-    assert start == pytest.approx(end) and second.end == pytest.approx(end + 2.0 + 1000.0)
+    second = queue._held[1]
+    assert second.start == pytest.approx(end) and second.end == pytest.approx(end + 2.0 + 1000.0)
     assert [task.microbatch for task in queue.running] == [0, 1]

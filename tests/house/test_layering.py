@@ -41,6 +41,7 @@ ARROWS = {
     "runtime._jax": {"environment"},
     "runtime.run": {"authors", "trace", "json_files", "printing", "runtime._jax"},
     "runtime.transport": {"runtime.run"},
+    "nixl": {"runtime.transport"},  # a transport as anybody can write one: `choice` loads it by name
     # ... what a stage computes ...
     "runtime.sizes": set(),
     "runtime.autodiff": {"errors", "random_keys", "runtime._jax", "runtime.sizes"},
@@ -58,7 +59,7 @@ ARROWS = {
     "live": {"json_files", "runtime.run", "trace"},
     "runs": {"live", "train"},
     "launcher": {"progress", "runtime.run"},
-    "commands": {"families", "fields", "launcher", "runs"},
+    "commands": {"families", "fields", "launcher", "nixl", "runs"},
     # What users import.
     "weights": {"train"},
     "loggers": {"train"},

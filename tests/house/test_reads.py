@@ -54,7 +54,8 @@ MAY_RUN = {
     ("runtime/_jax.py", "load_for.Mover.persistent_load", "self.backend.deserialize_executable"),
     ("runs/config_file.py", "load_config", "spec.loader.exec_module"),  # the user's own program
     ("runtime/run/stacks.py", "WhenImported.find_spec", "spec.loader.exec_module"),  # JAX itself
-    ("runtime/transport/nixl/agent.py", "bindings", "importlib.import_module"),  # by names in the code
+    ("nixl/agent.py", "bindings", "importlib.import_module"),  # by names in the code
+    ("runtime/transport/choice.py", "_candidates", "import_module"),  # by names in the code
     ("data/optional.py", "imported", "importlib.import_module"),  # by names that stand in the code
     ("__init__.py", "__getattr__", "import_module"),
     ("runtime/engine/device.py", "_prctl", "ctypes.CDLL"),  # of None: the C library that is there

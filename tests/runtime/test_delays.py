@@ -75,11 +75,11 @@ def test_a_paced_device_tells_what_of_a_task_was_injected():
         for running in tasks:
             queue.submit(running)
         ended = queue.ended()  # all, since they are due in the past
-    assert [running for running, _ in ended] == tasks
+    assert ended == tasks
     assert {running.delayed > 0 for running in tasks} == {True, False}
-    for running, start in ended:
+    for running in ended:
         own = costs.duration(0, running.task)
-        assert running.end - start == pytest.approx(own + running.delayed)
+        assert running.end - running.start == pytest.approx(own + running.delayed)
 
 
 def test_a_transfer_by_the_costs_is_not_injected():

@@ -11,7 +11,7 @@ from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.runtime.engine.pacing import DelayedTransport
+from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.runtime.stages.memory import (
     MARGIN,
     BucketLedger,
@@ -237,9 +237,10 @@ def compiled():
 def trainer(compiled):
     """Two stages; its driver and its budget may be tampered with."""
     engine, driver = compiled._engine, compiled._engine.driver
-    before = engine.memory, driver.transport
+    before = engine.memory, driver.local
     yield compiled
-    engine.memory, driver.transport = before
+    engine.memory, driver.local = before
+    driver.delays = None
     driver.scheduler = StageScheduler
     vars(driver).pop("run", None)
 
@@ -276,9 +277,7 @@ def test_training_keeps_its_budget(trainer, schedule):
         trainer.step(batch)
     least = int(str(said.value).split("at least activation_budget=")[1].split(",")[0])
     draw = random.Random(0)
-    trainer._engine.driver.transport = DelayedTransport(
-        trainer._engine.driver.transport, lambda _, now: (now + draw.uniform(0, 3e-3), 0.0)
-    )
+    trainer._engine.driver.delays = ArrivalDelays(lambda _, now: (now + draw.uniform(0, 3e-3), 0.0))
     for extra in (1.0, 1.7):
         budgeted_by(trainer, int(extra * least))
         report = trainer.step(batch)

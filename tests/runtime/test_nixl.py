@@ -12,19 +12,18 @@ import pytest
 
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.nixl import trial
+from rrfp_jax.nixl.agent import Absent, Agent, Peers, Stretch, WriteFailed
+from rrfp_jax.nixl.memory import ALIGNMENT, Slabs, memory_of, packed, zeros
+from rrfp_jax.nixl.messages import Ask, Dropped, Written
+from rrfp_jax.nixl.slots import Give, Grow
+from rrfp_jax.nixl.transport import NixlTransport
 from rrfp_jax.runtime.programs.compiler import compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.runtime.transport.choice import MOST_TOLD, _speeds, between_processes
-from rrfp_jax.runtime.transport.nixl import trial
-from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Peers, Stretch, WriteFailed
-from rrfp_jax.runtime.transport.nixl.copies import ALIGNMENT, packed
-from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Written
-from rrfp_jax.runtime.transport.nixl.receiver import Copy, Slabs, memory_of, zeros
-from rrfp_jax.runtime.transport.nixl.slots import Foreseen, Give, Grow, compile_copiers
-from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
-from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.choice import between_processes
+from rrfp_jax.runtime.transport.protocol import Ends, Key, by_jit
 
 RECEIVERS = [[0], [1]]
 SPECS = (((4,), "float32"),)
@@ -63,7 +62,7 @@ def both(worlds, call):
 def chosen(worlds, name):
     def choose(world):
         devices = {world.rank: jax.devices()[world.rank : world.rank + 1]}
-        return between_processes(name, world, RECEIVERS, devices, [1 - world.rank])
+        return between_processes(name, Ends(world, RECEIVERS, devices, [1 - world.rank]))
 
     return both(worlds, choose)
 
@@ -76,9 +75,10 @@ class TestTrial:
     def test_where_it_works_it_is_taken_and_told(self, worlds):
         found = chosen(worlds, "auto")
         assert all(isinstance(one.transport, NixlTransport) for one in found), found
-        assert found[0].said == found[1].said
-        assert found[0].said.startswith("messages between processes: by NIXL (rank 0 to 1: ")
-        assert all(one.slot_bytes() == {rank: found[0].slot_bytes()[0]} for rank, one in enumerate(found))
+        assert found[0].details == found[1].details
+        assert found[0].way == "by NIXL" and found[0].details.startswith("rank 0 to 1: ")
+        kept = [one.transport.reserve({}) for one in found]
+        assert all(own == {rank: kept[0][0]} for rank, own in enumerate(kept))
 
     def test_memory_that_cannot_be_registered_is_a_reason_for_sockets(self, worlds, monkeypatch):
         def refused(*_):
@@ -87,7 +87,7 @@ class TestTrial:
         monkeypatch.setattr(Agent, "register", refused)
         found = chosen(worlds, "auto")
         assert [type(one.transport).__name__ for one in found] == ["SocketTransport"] * 2
-        assert "rank 0: NIXL cannot register memory: no more memory may be locked" in found[0].said
+        assert "rank 0: NIXL cannot register memory: no more memory may be locked" in found[0].details
 
     @pytest.mark.parametrize("name", ["auto", "nixl"])
     def test_where_one_rank_lacks_it_all_know(self, worlds, monkeypatch, name):
@@ -102,12 +102,12 @@ class TestTrial:
         def choose(world):
             threading.current_thread().name = lacking if world.rank else "has"
             devices = {world.rank: jax.devices()[world.rank : world.rank + 1]}
-            return between_processes(name, world, RECEIVERS, devices, [1 - world.rank])
+            return between_processes(name, Ends(world, RECEIVERS, devices, [1 - world.rank]))
 
         found = both(worlds, choose)
         if name == "auto":
             assert [type(one.transport).__name__ for one in found] == ["SocketTransport"] * 2
-            assert "by sockets, through hosts (rank 1: NIXL cannot be imported: no module)" in found[0].said
+            assert found[0][1:] == ("by sockets, through hosts", "rank 1: NIXL cannot be imported: no module")
         else:
             assert all(isinstance(one, UsageError) for one in found)
             assert "transport='nixl': rank 1: NIXL cannot be imported" in str(found[0])
@@ -132,8 +132,8 @@ class TestTrial:
         assert all("rank 0 cannot write to rank 1: 4096 bytes were not written" in str(one) for one in found)
 
     def test_of_many_edges_the_slowest_is_told(self):
-        edges = [trial.Edge(n, n + 1, 1e-5, 1e9 * (n + 1)) for n in range(MOST_TOLD + 1)]
-        assert _speeds(edges) == "9 edges, the slowest rank 0 to 1: 10 us, 1.0 GB/s"
+        edges = [trial.Edge(n, n + 1, 1e-5, 1e9 * (n + 1)) for n in range(trial.MOST_TOLD + 1)]
+        assert trial.speeds(edges) == "9 edges, the slowest rank 0 to 1: 10 us, 1.0 GB/s"
 
 
 def test_between_machines(worlds, monkeypatch):
@@ -141,8 +141,8 @@ def test_between_machines(worlds, monkeypatch):
     monkeypatch.setattr(trial, "_all_here", lambda world: False)
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
     sender, receiver = (own.transport for own in chosen(worlds, "nixl"))
-    for rank, transport in enumerate((sender, receiver)):
-        transport.begin(7, {rank: jax.devices()[rank : rank + 1]})
+    for transport in (sender, receiver):
+        transport.begin(7)
     come = {}
     for n in range(20):
         array = jax.block_until_ready(jnp.arange(10.0**3) * n)
@@ -162,8 +162,8 @@ class TestRefusals:
     @pytest.fixture
     def transports(self, worlds):
         found = [one.transport for one in chosen(worlds, "nixl")]
-        for rank, transport in enumerate(found):
-            transport.begin(7, {rank: jax.devices()[rank : rank + 1]})
+        for transport in found:
+            transport.begin(7)
         return found
 
     @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ class TestRefusals:
         stranger._agent.genNotif(transports[0]._agent.name, b"written", stranger._backends)
         with pytest.raises(TrainingError, match=f"notified by '{stranger.name}', and no process of this run"):
             for round in range(8, 1008):
-                transports[0].begin(round, {0: jax.devices()[:1]})
+                transports[0].begin(round)
                 threading.Event().wait(0.01)
 
 
@@ -200,13 +200,15 @@ def agent():
 
 class TestMemory:
     def slabs(self, agent, count=2):
-        return Slabs(agent, {0: jax.devices()[:count]}, Foreseen({0: [(((1024,), "uint8"),)]}), 2)
+        slabs = Slabs(agent, {0: jax.devices()[:count]}, by_jit, 2)
+        slabs.grow(Grow(0, 0, 1024))
+        slabs.grow(Grow(0, 1, 1024))
+        return slabs
 
     def test_what_is_copied_is_no_view_of_the_slot(self, agent):
         """An array as large as its slot, of the slot's own dtype: JAX would hand it on."""
         slabs = self.slabs(agent, 1)
-        copy = Copy(0, key(0, 0), (((1024,), "uint8"),), 0.0, 1, 0, 0)
-        (array,), _ = slabs.copy(copy)
+        (array,), _ = slabs.copy(0, 0, (((1024,), "uint8"),))
         before = np.array(array)
         slot = slabs._slots[0][0].arrays[0]
         assert memory_of(array).address != memory_of(slot).address
@@ -218,22 +220,24 @@ class TestMemory:
         device = jax.devices()[0]
         small, large = (((1024,), "uint8"),), (((500, 3), "float32"), ((), "int32"))
         stores = [Executables(tmp_path), Executables(tmp_path)]
-        first, again = (Foreseen({0: [small]}, compiler=partial(compiled_for, store)) for store in stores)
-        compile_copiers({0: [device]}, first, {0: [large]})
+        first, again = (partial(compiled_for, store) for store in stores)
+        NixlTransport.compile_ahead({0: [device]}, first, {0: [small]}, {0: [large]})
         assert stores[0].compiles == 3  # of the larger only what copies out of a slot that has grown
         slabs = Slabs(agent, {0: [device]}, again, 2)
+        slabs.grow(Grow(0, 0, packed(small, 1).size))
+        slabs.grow(Grow(0, 1, packed(small, 1).size))
         slabs.prepare({0: [small]})
         slabs.prepare({0: [large]})
         slabs.grow(Grow(0, 1, packed(large, 1).size))
         made = dict(slabs._copiers._made)
         for slot, specs in [(0, small), (1, small), (1, large)]:
-            slabs.copy(Copy(0, key(0, 0), specs, 0.0, 1, 0, slot))
+            slabs.copy(0, slot, specs)
         assert slabs._copiers._made == made and (stores[1].compiles, stores[1].loads) == (0, 3)
 
     def test_each_device_gets_its_own(self, agent):
         slabs = self.slabs(agent)
         specs = (((2, 3), "float32"), ((), "bool"), ((0,), "int8"), ((4,), "complex64"))
-        arrays, tokens = slabs.copy(Copy(0, key(0, 0), specs, 0.0, 1, 0, 1))
+        arrays, tokens = slabs.copy(0, 1, specs)
         assert [array.device for array in arrays] == [*jax.devices()[:2], *jax.devices()[:2]]
         assert [(array.shape, array.dtype.name) for array in arrays] == list(specs)
         assert [token.device for token in tokens] == jax.devices()[:2]

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rrfp_jax.nixl.memory import ALIGNMENT, packed
+from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
+from rrfp_jax.nixl.sender import Release, Sender, Write
+from rrfp_jax.nixl.slots import Slots
 from rrfp_jax.runtime.run.frames import pack, unpack
-from rrfp_jax.runtime.transport.nixl.copies import ALIGNMENT, packed
-from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
-from rrfp_jax.runtime.transport.nixl.sender import Forget, Sender, Write
-from rrfp_jax.runtime.transport.nixl.slots import Slots
 from tests.verification.exploration.slots.cases import SMALL
 from tests.verification.exploration.slots.faults import faults
 from tests.verification.exploration.slots.forged import check_forged
@@ -124,7 +124,7 @@ class TestSender:
 
     def test_a_place_that_was_there_is_kept_when_its_round_is_broken_off(self, sender):
         number, _ = sender.offer(0, message_key(1, 1, 0), SPECS)
-        assert sender.reset(1) == [Forget(number)]
+        assert sender.reset(1) == [Release(number)]
         again, done = sender.offer(0, message_key(2, 1, 0), SPECS)
         assert done == [] and sender.produced(again, 0.0)[0].place.place == 2
 

@@ -23,8 +23,8 @@ MICROBATCHES = 12
 class DelayedTransport(LocalTransport):
     """Arrivals are held back for random times, so that they come in other orders."""
 
-    def __init__(self, seed, mean=3e-3):
-        super().__init__()
+    def __init__(self, devices, seed, mean=3e-3):
+        super().__init__(devices)
         self.random, self.mean, self.held = random.Random(seed), mean, []
 
     def poll(self):
@@ -34,8 +34,8 @@ class DelayedTransport(LocalTransport):
         self.held = [item for item in self.held if item[0] > now]
         return due
 
-    def patience(self):
-        return 2e-5 if self.held else super().patience()
+    def seconds_until_poll(self):
+        return 2e-5 if self.held else super().seconds_until_poll()
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,10 @@ def trainer():
     return trainer
 
 
-def run(trainer, transport):
+def run(trainer, transport, *arguments):
     """One step's trace and gradients."""
     engine = trainer._engine
-    engine.driver.transport = transport
+    engine.driver.local = transport(engine.driver.devices, *arguments)
     sums = trainer._stepper.run("train", trainer._data, 0).sums
     gradients = jax.device_get([stage.gradients for stage in engine.stages.values()])
     engine.reset_gradients()
@@ -65,7 +65,7 @@ def test_a_real_run_replays_to_the_same_instructions(trainer, schedule, monkeypa
         return schedulers[-1]
 
     monkeypatch.setattr(trainer._engine.driver, "scheduler", keep)
-    trace, _ = run(trainer, DelayedTransport(4))
+    trace, _ = run(trainer, DelayedTransport, 4)
     assert len(schedulers) == 4
     for scheduler in schedulers:
         assert replay(scheduler).finished
@@ -101,7 +101,7 @@ def twelve_microbatches(trainer):
 
 
 def test_other_delays_other_orders_same_gradients(trainer):
-    traces, gradients = zip(*[run(trainer, DelayedTransport(seed)) for seed in (1, 2)], strict=True)
+    traces, gradients = zip(*[run(trainer, DelayedTransport, seed) for seed in (1, 2)], strict=True)
     orders = [[trace.order(stage) for stage in range(4)] for trace in traces]
     assert orders[0] != orders[1]
     for trace in traces:
@@ -110,13 +110,13 @@ def test_other_delays_other_orders_same_gradients(trainer):
 
 
 def test_the_trace_check_can_fail(trainer):
-    trace, _ = run(trainer, DelayedTransport(3))
+    trace, _ = run(trainer, DelayedTransport, 3)
     late = [r._replace(ready=0.0) for r in trace.records]
     assert skipped_although_ready(type(trace)(trace.step, trace.placement, [Part.of(late)]))
 
 
 def test_tasks_of_a_stage_do_not_overlap_and_start_after_dispatch(trainer):
-    trace, _ = run(trainer, LocalTransport())
+    trace, _ = run(trainer, LocalTransport)
     for stage in range(4):
         records = trace.stage_records(stage)
         assert all(r.ready <= r.dispatched <= r.start <= r.end for r in records)
@@ -125,6 +125,6 @@ def test_tasks_of_a_stage_do_not_overlap_and_start_after_dispatch(trainer):
 
 
 def test_stages_overlap(trainer):
-    trace, _ = run(trainer, LocalTransport())
+    trace, _ = run(trainer, LocalTransport)
     spans = [(r.start, r.end, r.stage) for r in trace.records]
     assert any(a[0] < b[0] < a[1] for a in spans for b in spans if a[2] != b[2])

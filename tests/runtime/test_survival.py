@@ -77,7 +77,7 @@ class TestStepsThatAreBrokenOff:
         step = trainer.steps_done
         monkeypatch.setattr(trainer, "schedule", rrfp.schedules.by_name(schedule))
         with monkeypatch.context() as lossy:
-            lossy.setattr(driver, "transport", Losing())
+            lossy.setattr(driver, "local", Losing(driver.devices))
             lossy.setattr(driver, "_stall_seconds", 1.0)
             said = [f"step {step}", "nothing moved", "stage 1 waits for", "F2"]
             with refused(*said, error=rrfp.TrainingError):

@@ -20,17 +20,16 @@ import pytest
 
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.engine.pacing import DelayedTransport
 from rrfp_jax.runtime.run.coordinator import reserved_port
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.protocol import Ends, Key
 from rrfp_jax.runtime.transport.socket import SocketTransport
-from tests.support import dying_peer, toy
+from tests.support import dying_peer, toy, transport_ends
 from tests.support import transport_conformance as conformance
 from tests.support.ordered_link import Link, OrderedTransport, OrderError
-from tests.support.transport_ends import Ends, numbers
+from tests.support.transport_ends import numbers
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 120.0
@@ -38,10 +37,6 @@ LIMIT_SECONDS = 120.0
 HERE = {
     "LocalTransport": (LocalTransport, [0, 1, 2]),
     "LocalTransport-one-device": (LocalTransport, [0, 0]),
-    "DelayedTransport": (
-        lambda: DelayedTransport(LocalTransport(), lambda _, now: (now + 1e-3, 0)),
-        [0, 1],
-    ),
     "OrderedTransport": (OrderedTransport, [0, 1, 2]),
 }
 """What is tested in this process: how it is made, and the device of each stage."""
@@ -52,7 +47,7 @@ HERE = {
 def test_in_one_process(name, scenario):
     make, devices = HERE[name]
     stages = {stage: jax.devices()[index] for stage, index in enumerate(devices)}
-    scenario(Ends(make(), stages, [0] * len(stages)))
+    scenario(transport_ends.Ends(make(devices_of(stages)), stages, [0] * len(stages)))
 
 
 @contextmanager
@@ -145,14 +140,20 @@ def two_worlds(monkeypatch):
         world.mailbox.close()
 
 
+def socket_transport(world):
+    """One process's end of two."""
+    devices = {world.rank: jax.devices()[world.rank : world.rank + 1]}
+    return SocketTransport(Ends(world, [[0], [1]], devices, [1 - world.rank]))
+
+
 def test_a_process_that_is_ready_first_may_send_at_once(two_worlds):
     """The other one has heard its address and is still making its connections."""
     slow, fast = two_worlds
     key = Key(7, 0, Task(FORWARD, 0, 0).input)
 
     def be_fast():
-        transport = SocketTransport(fast, [[0], [1]])
-        transport.begin(7, {1: jax.devices()[1:2]})
+        transport = socket_transport(fast)
+        transport.begin(7)
         transport.offer(key, [jax.device_put(np.arange(3), jax.devices()[1])])
         transport.produced(key, 0.0)
 
@@ -167,9 +168,9 @@ def test_a_process_that_is_ready_first_may_send_at_once(two_worlds):
 
     slow.gather = gather_slowly
     other.start()
-    transport = SocketTransport(slow, [[0], [1]])
-    transport.begin(7, {0: jax.devices()[:1]})
-    ends = Ends(transport, {0: jax.devices()[0]}, [0, 1], slow)
+    transport = socket_transport(slow)
+    transport.begin(7)
+    ends = transport_ends.Ends(transport, {0: jax.devices()[0]}, [0, 1], slow)
     ends.round = 7
     ends.until(lambda: key in ends.arrived)
     assert ends.arrived[key].arrays[0].tolist() == [0, 1, 2]
@@ -182,8 +183,8 @@ def test_what_is_offered_cannot_be_guessed(two_worlds):
         world.mailbox.on = lambda kind, handler, channel: None
         world.mailbox.post = lambda rank, offer, channel: offers.append(offer)
         world.gather = lambda what, value, limit: [value, value]
-    transport = SocketTransport(two_worlds[0], [[0], [1]])
-    transport.begin(1, {0: jax.devices()[:1]})
+    transport = socket_transport(two_worlds[0])
+    transport.begin(1)
     for n in range(20):
         transport.offer(Key(1, 1, Task(FORWARD, 0, n).input), [jax.numpy.ones(3)])
     numbers = sorted(offer.uuid for offer in offers)
@@ -194,7 +195,7 @@ def test_one_that_is_closed_is_gone(two_worlds):
     """Its transfer server, too, and with that an open port."""
     world = two_worlds[0]
     world.gather = lambda what, value, limit: [value, value]
-    transport = SocketTransport(world, [[0], [1]])
+    transport = socket_transport(world)
     host, port = transport._server.address().rsplit(":", 1)
     gone = weakref.ref(transport)
     transport.close()
@@ -219,7 +220,11 @@ def test_it_listens_where_it_is_told_or_not_at_all(two_worlds, monkeypatch, host
     """JAX's server would take what it cannot read for every address."""
     monkeypatch.setattr("rrfp_jax.runtime.transport.socket.own_address", lambda: host)
     with pytest.raises(TrainingError, match=said):
-        SocketTransport(two_worlds[0], [[0], [1]])
+        socket_transport(two_worlds[0])
+
+
+def devices_of(stages):
+    return {stage: (device,) for stage, device in stages.items()}
 
 
 class TestOrderedLink:
@@ -238,7 +243,7 @@ class TestOrderedLink:
 
     def test_data_comes_in_the_order_of_production(self):
         devices = dict(enumerate(jax.devices()[:2]))
-        ends = Ends(OrderedTransport(), devices, [0, 0])
+        ends = transport_ends.Ends(OrderedTransport(devices_of(devices)), devices, [0, 0])
         ends.begin()
         for n in range(3):
             ends.offer(n, numbers(n))
@@ -250,15 +255,16 @@ class TestOrderedLink:
     def test_training_gives_the_same_gradients_to_the_bit(self):
         trainer = toy.trainer(4, data=lambda step: toy.microbatches(8), max_in_flight=8)
         trainer.start()
-        gradients, transport = [], OrderedTransport()
-        for trainer._engine.driver.transport in (LocalTransport(), transport):
+        driver, devices = trainer._engine.driver, trainer._engine.driver.devices
+        gradients, transport = [], OrderedTransport(devices)
+        for driver.local in (LocalTransport(devices), transport):
             trainer._stepper.run("train", trainer._data, 0)
             stages = trainer._engine.stages.values()
             gradients.append(jax.device_get([stage.gradients for stage in stages]))
             trainer._engine.reset_gradients()
         chex.assert_trees_all_equal(*gradients)
         assert len(transport.order) == 2 * 3 * 8
-        assert transport.patience() is None
+        assert transport.seconds_until_poll() is None
 
     def test_a_receiver_that_posts_in_another_order_stops_the_run(self):
         class Reordering(OrderedTransport):
@@ -269,7 +275,7 @@ class TestOrderedLink:
                 super()._receive(link, key)
 
         devices = dict(enumerate(jax.devices()[:2]))
-        ends = Ends(Reordering(), devices, [0, 0])
+        ends = transport_ends.Ends(Reordering(devices_of(devices)), devices, [0, 0])
         ends.begin()
         for n in range(5):
             ends.offer(n, numbers(n))

@@ -16,13 +16,11 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.nixl.transport import NixlTransport
 from rrfp_jax.runtime.run.handshake import connect, listen
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.runtime.transport.nixl.slots import Foreseen
-from rrfp_jax.runtime.transport.nixl.transport import NixlTransport
-from rrfp_jax.runtime.transport.nixl.trial import Meeting, meet
-from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.protocol import Ends, Key
 from rrfp_jax.runtime.transport.socket import SocketTransport
 
 LIMIT_SECONDS = 8.0
@@ -44,8 +42,8 @@ def poll(transport, mailbox):
     """Look once and sleep as a driver does."""
     arrived = transport.poll()
     if not arrived:
-        patience = transport.patience()
-        mailbox.sleep(1.0 if patience is None else patience)
+        seconds = transport.seconds_until_poll()
+        mailbox.sleep(1.0 if seconds is None else seconds)
     return arrived
 
 
@@ -67,7 +65,7 @@ def never_reads(world, transport):
 
 
 def dies_while_pulling(world, transport):
-    while transport.patience() is None:
+    while transport.seconds_until_poll() is None:
         assert not poll(transport, world.mailbox)
     time.sleep(0.03)
     die()
@@ -133,13 +131,8 @@ TRANSPORTS = {
 
 def made(name, world, role):
     """A transport between the two, as for a run."""
-    receivers = [[SENDER], [RECEIVER]]
-    if name == "SocketTransport":
-        return SocketTransport(world, receivers)
-    devices = {role: jax.devices()[:1]}
-    met = meet(world, devices, [1 - role])
-    assert isinstance(met, Meeting), met
-    return NixlTransport(world, receivers, devices, met.agent, met.peers, Foreseen())
+    ends = Ends(world, [[SENDER], [RECEIVER]], {role: jax.devices()[:1]}, [1 - role])
+    return {"SocketTransport": SocketTransport, "NixlTransport": NixlTransport}[name].connect(ends).transport
 
 
 def play(name, role, listeners, part, words):
@@ -148,7 +141,7 @@ def play(name, role, listeners, part, words):
     world = World(role, 2, Mailbox(role, connect(listeners[role], addresses, role, b"token", 5.0)))
     world.run_stages(["stage 0", "stage 1"])
     transport = made(name, world, role)
-    transport.begin(ROUND, {role: jax.devices()[:1]})
+    transport.begin(ROUND)
     world.gather("both to be ready", None)
     try:
         part(world, transport)

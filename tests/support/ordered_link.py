@@ -5,7 +5,7 @@ from collections import deque
 import jax
 
 from rrfp_jax.runtime.run.waits import SHORTEST_PAUSE
-from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival
+from rrfp_jax.runtime.transport.protocol import UNOBSERVED, Arrival
 
 
 class OrderError(AssertionError):
@@ -52,13 +52,16 @@ class Link:
 class OrderedTransport:
     """Sends when the data exists, so that nothing unready is in the way of what is behind it."""
 
-    def __init__(self):
-        self._offered, self._waiting = set(), {}
+    def __init__(self, devices):
+        self._devices, self._offered, self._waiting = devices, set(), {}
         self._links = {}
         self.order = []
 
-    def begin(self, round, devices, witness=NOBODY):
-        self._devices, self._witness = devices, witness
+    def reserve(self, messages):
+        return {}
+
+    def begin(self, round, observer=UNOBSERVED):
+        self._observer = observer
         self._offered.clear()
 
     def offer(self, key, arrays):
@@ -79,28 +82,25 @@ class OrderedTransport:
                 self._receive(link, key)
             if (arrival := link.advance()) is not None:
                 self.order.append(arrival.key)
-                self._witness.delivered(arrival.key)
+                self._observer.delivered(arrival.key)
                 arrived.append(arrival)
         return arrived
 
-    def patience(self):
+    def seconds_until_poll(self):
         return SHORTEST_PAUSE if any(link.busy for link in self._links.values()) else None
 
-    def end(self):
-        self._witness = NOBODY
-
-    def reset(self):
-        self._witness = NOBODY
-        self._offered.clear()
-        self._waiting.clear()
-        self._links.clear()
+    def finish(self, *, broken=False):
+        self._observer = UNOBSERVED
+        if broken:
+            self._waiting.clear()
+            self._links.clear()
 
     def close(self):
         pass
 
     def _receive(self, link, key):
         link.post_receive(key, *self._devices[key.stage])
-        self._witness.coming(key)
+        self._observer.coming(key)
 
     def _link(self, key):
         """By destination and direction: each stage hears from one neighbour in either."""

@@ -16,8 +16,8 @@ import numpy as np
 from tests.support.transport_ends import KIB, MIB, numbers
 from tests.support.transport_memory import memory, memory_is_witnessed, sender_forgets, witness_is_let_go
 
-OWNERS = {"SocketTransport": [0, 1], "RoutedTransport": [0, 0, 1], "NixlTransport": [0, 1]}
-"""What is tested between two processes: the rank of each stage. The router is on rank 0, which has two."""
+OWNERS = {"SocketTransport": [0, 1], "NixlTransport": [0, 1]}
+"""What is tested between two processes: the rank of each stage."""
 
 
 def out_of_order(ends):
@@ -93,7 +93,7 @@ def a_later_round(ends):
             ends.poll()
             time.sleep(5e-3)
         assert not ends.arrived and not ends.pulled
-        assert ends.transport.patience() is None
+        assert ends.transport.seconds_until_poll() is None
         ends.begin()
     for n, arrival in ends.receive(range(4)).items():
         ends.check(arrival, numbers(n))
@@ -190,13 +190,13 @@ def patience(ends):
     """None when nothing is on its way, so that one sleeps until a message comes."""
     ends.begin()
     ends.settle()
-    assert ends.transport.patience() is None
+    assert ends.transport.seconds_until_poll() is None
     ends.meet()
     ends.offer(0, numbers(0))
     ends.produced(0)
     ends.receive([0])
     ends.settle()
-    assert ends.transport.patience() is None
+    assert ends.transport.seconds_until_poll() is None
 
 
 def when_produced(ends):
@@ -225,8 +225,8 @@ def reset(ends):
     if receiver:
         ends.poll()
         ends.produced(5)  # by a sender in this process
-        ends.transport.reset()
-        assert ends.transport.patience() is None
+        ends.transport.finish(broken=True)
+        assert ends.transport.seconds_until_poll() is None
     ends.meet()
     for n in range(1, 5):  # the sender has not heard of it
         ends.produced(n)
@@ -235,7 +235,7 @@ def reset(ends):
         ends.produced(6)
     ends.meet()
     if not receiver:
-        ends.transport.reset()
+        ends.transport.finish(broken=True)
     ends.arrived = {}
     ends.poll()
     assert not ends.arrived
@@ -269,11 +269,8 @@ ANYWHERE = [
 ]
 
 
-LONG = [slow_reader, large]
-
 BETWEEN = {
     "SocketTransport": [*ANYWHERE, a_later_round, memory, reset],
     "NixlTransport": [*ANYWHERE, a_later_round, memory, reset],
-    "RoutedTransport": [*[scenario for scenario in ANYWHERE if scenario not in LONG], a_later_round, reset],
 }
 """`reset` is the last, because what the sender holds then is never pulled."""

@@ -29,13 +29,11 @@ class Ends:
         self.targets = range(1, len(owners))
         self._forget()
 
-    def begin(self, witness=None):
+    def begin(self, observer=None):
         """The next round."""
         self.round = self.round + 1 if self.world is None else self.world.next_round()
         self._forget()
-        self.transport.begin(
-            self.round, {stage: (own,) for stage, own in self.devices.items()}, witness or self
-        )
+        self.transport.begin(self.round, observer or self)
 
     def _forget(self):
         self.arrived, self.memory = {}, []
@@ -104,12 +102,12 @@ class Ends:
         self.poll()
         while not condition():
             assert time.monotonic() < deadline, f"still waiting; {len(self.arrived)} arrived"
-            patience = self.transport.patience()
+            seconds = self.transport.seconds_until_poll()
             if self.apart:
-                self.world.mailbox.sleep(1.0 if patience is None else patience)
+                self.world.mailbox.sleep(1.0 if seconds is None else seconds)
             else:
-                assert patience is not None, "patience() is None although something is on its way"
-                time.sleep(patience)
+                assert seconds is not None, "it need not be polled although something is on its way"
+                time.sleep(seconds)
             self.poll()
 
     def settle(self):

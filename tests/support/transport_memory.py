@@ -42,7 +42,7 @@ def memory_is_witnessed(ends):
 
 
 class Forgetful:
-    """A witness that remembers nothing."""
+    """An observer that remembers nothing."""
 
     def coming(self, key):
         pass
@@ -52,8 +52,8 @@ class Forgetful:
 
 
 def witness_is_let_go(ends):
-    """When a round has ended, or was broken off: a witness knows all that a step has held."""
-    for over in (ends.transport.end, ends.transport.reset):
+    """When a round has ended, or was broken off: an observer knows all that a step has held."""
+    for broken in (False, True):
         witness = Forgetful()
         gone = weakref.ref(witness)
         ends.begin(witness)
@@ -62,7 +62,7 @@ def witness_is_let_go(ends):
             ends.produced(n)
         ends.receive(range(2))
         ends.meet()
-        over()
+        ends.transport.finish(broken=broken)
         del witness
         assert gone() is None
         ends.meet()

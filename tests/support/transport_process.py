@@ -7,11 +7,9 @@ import traceback
 
 import jax
 
-from rrfp_jax.core.tasks import Placement
-from rrfp_jax.runtime.engine.links import transport_of
-from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.run.join import join
+from rrfp_jax.runtime.transport import protocol as transport
+from rrfp_jax.runtime.transport.choice import between_processes
 from tests.support import transport_conformance as conformance
 from tests.support.transport_ends import Ends
 
@@ -21,14 +19,11 @@ def ends_of(name, world):
     owners = conformance.OWNERS[name]
     own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
     devices = dict(zip(own, jax.local_devices(), strict=False))
-    stage_meshes = {stage: StageMesh((device,)) for stage, device in devices.items()}
-    layout = Layout(
-        world=world, widths=[1] * len(owners), groups=[[rank] for rank in owners], stage_meshes=stage_meshes
-    )
-    remote = "nixl" if name == "NixlTransport" else "socket"
-    transport = transport_of(layout, Placement(len(owners)), remote)
-    assert world.rank or type(transport).__name__ == name
-    return Ends(transport, devices, owners, world)
+    owned = {stage: (device,) for stage, device in devices.items()}
+    ends = transport.Ends(world, [[rank] for rank in owners], owned, [1 - world.rank])
+    made = between_processes("nixl" if name == "NixlTransport" else "socket", ends).transport
+    assert type(made).__name__ == name
+    return Ends(made, devices, owners, world)
 
 
 def main():

@@ -11,7 +11,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.orders import FixedOrder, GPipe
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD
-from rrfp_jax.runtime.engine.pacing import DelayedTransport
+from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.train.named import read_schedule
 from tests.support import toy
 
@@ -58,7 +58,6 @@ class Runs:
         )
         self.trainer.start()
         self.driver = self.trainer._engine.driver
-        self.transport = self.driver.transport
         self.start = jax.device_get([(own.stages[0].leaves, own.state) for own in self.optimizers])
 
     @property
@@ -68,8 +67,8 @@ class Runs:
     def run(self, schedule, seed):
         """Losses of all steps, parameters after them, orders of tasks, with arrivals held up at random."""
         draw = random.Random(seed)
-        self.driver.transport = DelayedTransport(
-            self.transport, lambda arrival, now: (now + draw.uniform(0, LONGEST_DELAY_SECONDS), 0.0)
+        self.driver.delays = ArrivalDelays(
+            lambda arrival, now: (now + draw.uniform(0, LONGEST_DELAY_SECONDS), 0.0)
         )
         for own, start in zip(self.optimizers, self.start, strict=True):
             own.stages[0].leaves, own.state = jax.device_put(start, own.stage_mesh.device)

@@ -245,7 +245,7 @@ class TestExchange:
                 pass
 
         with pytest.raises(rrfp.TrainingError, match="gives up waiting for tables to stage 1, since 0"):
-            send(Losing())
+            send(Losing)
 
     def test_what_it_waits_for_is_told_and_forgotten(self):
         world, told = World(), []
@@ -255,18 +255,19 @@ class TestExchange:
                 told.extend(map(world.waits.words, world.waits.awaited()))
                 return super().poll()
 
-        assert float(*send(Telling(), world)[1, 0]) == 3
+        assert float(*send(Telling, world)[1, 0]) == 3
         assert told[0].startswith("tables to stage 1, since") and not world.waits.awaited()
 
 
 def send(transport, world=None):
-    devices = dict(enumerate(jax.devices()[:2]))
-    sent = {(1, 0): [jax.device_put(3.0, devices[0])]}
+    devices = {stage: (device,) for stage, device in enumerate(jax.devices()[:2])}
+    sent = {(1, 0): [jax.device_put(3.0, *devices[0])]}
+    local = transport(devices)
     return exchange(
         *("tables", sent, [(1, 0)]),
         world=world or World(),
-        transport=transport,
-        devices={stage: (device,) for stage, device in devices.items()},
+        transports=[local],
+        carrier=lambda stage: local,
         name="stage {}".format,
         stall_seconds=0.1,
     )

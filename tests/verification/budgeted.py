@@ -17,9 +17,8 @@ from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, WEIGHT, Placement, Task
 from rrfp_jax.runtime.engine.device import Running
 from rrfp_jax.runtime.engine.loop import Driver
-from rrfp_jax.runtime.engine.pacing import DelayedTransport, PacedQueue
+from rrfp_jax.runtime.engine.pacing import ArrivalDelays, PacedQueue
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.runtime.transport.local import LocalTransport
 from rrfp_jax.trace.records import TaskRecord
 from tests.verification.exploration.cases import schedules
 from tests.verification.exploration.memory import footprints_of
@@ -99,13 +98,13 @@ def run(
         TrainingError: nothing moved for `STALL_SECONDS`.
     """
     devices = dict(enumerate(jax.local_devices()[: rules.placement.stages]))
-    transport = LocalTransport()
     driver = Driver(
         {stage: (device,) for stage, device in devices.items()},
         World(),
-        transport if delay is None else DelayedTransport(transport, lambda _, now: (now + delay(), 0.0)),
+        None,
         STALL_SECONDS,
         lambda name, wake: PacedQueue(name, wake, seconds),
+        delays=None if delay is None else ArrivalDelays(lambda _, now: (now + delay(), 0.0)),
     )
     parts = {stage: Courier(footprints[stage], buckets, device) for stage, device in devices.items()}
     records = driver.run(rules, 0, parts, budgets)

@@ -2,7 +2,7 @@
 
     python -m tests.verification.explore_slots [--json=FILE] [--check] [--seconds=N]
 
-The machines of both ends (`runtime/transport/nixl`) are driven through all orders of offers, answers, writes,
+The machines of both ends (`rrfp_jax/nixl`) are driven through all orders of offers, answers, writes,
 copies, ends of programs, rounds, resets and deaths; in every state messages are tried that nobody may send.
 `tests/verification/exploration/slots/world.py` says what is checked. Before that, faults are put into the
 machines on purpose, which must all be found.

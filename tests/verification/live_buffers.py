@@ -24,7 +24,7 @@ from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.protocol import Arrival, Key
+from rrfp_jax.runtime.transport.protocol import Arrival, Devices, Key
 from rrfp_jax.trace.records import TaskRecord
 
 
@@ -69,8 +69,8 @@ class Moment:
 class Resting(LocalTransport):
     """Delivers before it goes on, so that nothing is under way when somebody looks."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, devices: Devices) -> None:
+        super().__init__(devices)
         self._delivered: list[Arrival] = []
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
@@ -90,8 +90,8 @@ class Resting(LocalTransport):
         delivered, self._delivered = self._delivered, []
         return delivered
 
-    def patience(self) -> float | None:
-        """See `Transport.patience`."""
+    def seconds_until_poll(self) -> float | None:
+        """See `Transport.seconds_until_poll`."""
         return 0.0 if self._delivered else None
 
 
@@ -143,7 +143,7 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
         parts = own
         return Driver.run(driver, rules, step, own, budgets)
 
-    driver.scheduler, driver.transport, driver.run = Inspected, Resting(), run  # type: ignore
+    driver.scheduler, driver.local, driver.run = Inspected, Resting(driver.devices), run  # type: ignore
     # Copies, since a device may share the host's memory, and equal arrays would be counted once.
     microbatches = list(trainer._own_data("step")._current) * count  # type: ignore[attr-defined]
     trainer.step([{name: np.copy(value) for name, value in mb.items()} for mb in microbatches])

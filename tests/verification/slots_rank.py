@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.nixl.slots import SLOTS
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import between_processes
-from rrfp_jax.runtime.transport.nixl.slots import SLOTS, Foreseen
-from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.protocol import Ends, Key
 from tests.support import toy
 from tests.verification.live_buffers import resident_bytes
 
@@ -44,14 +44,14 @@ def in_flight(world: World) -> dict[str, Any]:
     """
     devices = {world.rank: jax.local_devices()[:1]}
     began = resident()
-    another = between_processes("nixl", world, [[0], [1]], devices, [1 - world.rank])
+    ends = Ends(world, [[0], [1]], devices, [1 - world.rank])
+    another = between_processes("nixl", ends)
+    another.transport.reserve({})
     library, began = resident() - began, resident()
-    chosen = between_processes(
-        "nixl", world, [[0], [1]], devices, [1 - world.rank], Foreseen(room={world.rank: MESSAGE})
-    )
-    said, grown = chosen.slot_bytes()[world.rank], resident() - began
-    transport, round = chosen.transport, world.next_round()
-    transport.begin(round, devices)
+    transport = between_processes("nixl", ends).transport
+    said = transport.reserve({world.rank: [(((MESSAGE,), "uint8"),)]})[world.rank]
+    grown, round = resident() - began, world.next_round()
+    transport.begin(round)
     world.gather("a round", None)
     held: list[jax.Array] = []
     before = resident()

@@ -12,7 +12,7 @@ import sys
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
 
-from rrfp_jax.runtime.transport.nixl.agent import Absent, Agent, Memory, Peers, Stretch, WriteFailed
+from rrfp_jax.nixl.agent import Absent, Agent, Memory, Peers, Stretch, WriteFailed
 
 SIZE = 2**16
 LIMIT_SECONDS = 20.0

@@ -22,6 +22,7 @@ from typing import Any
 
 from rrfp_jax.core.step_rules import MOST_QUEUED
 from rrfp_jax.core.tasks import Task
+from rrfp_jax.trace.records import TaskRecord
 
 SET_TIMER_SLACK, GET_TIMER_SLACK = 29, 30  # of prctl(2); they concern the calling thread only
 
@@ -76,6 +77,7 @@ class Running:
     ready: float
     dispatched: float
     end: float = 0.0
+    start: float = 0.0
     delayed: float = 0.0  # at its end, injected
     error: Exception | None = None
     sends: Any = None  # the key by which its outputs are offered
@@ -92,6 +94,11 @@ class Running:
             self.end = perf_counter()
         self.token = None  # so that its memory can be used again
 
+    def record(self, late: float) -> TaskRecord:
+        """What happened, once it has ended; `late` is how long its input was held by injected delays."""
+        times = self.ready, self.dispatched, self.start, self.end
+        return TaskRecord(self.stage, self.task, self.bucket, *times, self.delayed, late)
+
     def has_ended(self) -> bool:
         """Whether the program has ended; if so, `end` and `error` are set."""
         token = self.token
@@ -101,12 +108,10 @@ class Running:
 
 
 class DeviceQueue:
-    """The programs in flight on one device. Use as a context manager: the thread lives inside it.
+    """The programs in flight on one device. Use as a context manager: its thread lives inside it.
 
-    Args:
-        name: of the device, for the thread's name.
-        wake: called in that thread when a watched program has ended.
-        lead: another program is queued when those that there are may all end within this time (s).
+    The thread calls `wake` when a watched program has ended. Another program is queued when those that there
+    are may all end within `lead` seconds.
     """
 
     def __init__(self, name: str, wake: Callable[[], None], lead: float = LEAD_SECONDS) -> None:
@@ -147,18 +152,18 @@ class DeviceQueue:
             self._last_watched = self._running[0]
             self._watched.put(self._last_watched)
 
-    def ended(self) -> list[tuple[Running, float]]:
-        """The programs that have ended since the last call, in order, with the time each one started."""
+    def ended(self) -> list[Running]:
+        """The programs that have ended since the last call, in order."""
         finished = []
         while self._running and self._running[0].has_ended():
             running = self._running.popleft()
-            start = max(running.dispatched, self._free_since)
+            running.start = max(running.dispatched, self._free_since)
             self._free_since = running.end
-            seconds = running.end - start
+            seconds = running.end - running.start
             mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
             deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)
             self._usual[running.cost] = 0.9 * mean + 0.1 * seconds, deviation
-            finished.append((running, start))
+            finished.append(running)
         return finished
 
     def room_at(self, now: float) -> float:

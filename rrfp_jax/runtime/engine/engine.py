@@ -16,7 +16,7 @@ import optax
 from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
-from rrfp_jax.runtime.engine.links import Links, connect
+from rrfp_jax.runtime.engine.links import driver_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy
 from rrfp_jax.runtime.mesh.layout import Layout
@@ -38,7 +38,6 @@ from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import Made, Staging
 from rrfp_jax.runtime.stages.step import Inputs, Load, ModelStep, Sums, add_up, not_finite
-from rrfp_jax.runtime.transport.nixl.slots import Foreseen
 from rrfp_jax.trace.records import Part, StepTrace, TaskRecord, busy_of
 from rrfp_jax.trace.work import RecordedStep
 
@@ -255,20 +254,16 @@ class Engine:
         self._has_gradients = False  # whether the stages' sums may be other than zero
         self._numbers: dict[Bucket, int] = {}  # of every bucket that a step has had
         self._ties: Sequence[ties.Tie] = ()
-        self._links: Links | None = None
+        self._driver: Driver | None = None
         self._closing: weakref.finalize[..., Any]  # of `run_on`
         self.given_up = False
 
     @property
     def driver(self) -> Driver:
         """The driver, once started."""
-        return self._linked.driver
-
-    @property
-    def _linked(self) -> Links:
-        if self._links is None:
+        if self._driver is None:
             raise RuntimeError("the engine has not been started")
-        return self._links
+        return self._driver
 
     @property
     def split(self) -> list[int]:
@@ -305,38 +300,39 @@ class Engine:
             self.library.prepare(buckets, rules)
             made = finish()
         tied = ties.locate(self.library, self.chunks, self.layout)
-        foreseen = Foreseen(
-            self.library.arrivals(phase_of(rules)), compiler=partial(compiled_for, self.executables)
-        )
+        compiler = partial(compiled_for, self.executables)
         execution = self.setup.execution
-        links = connect(self.layout, self.placement, execution, foreseen, ties.distant_pairs(tied))
-        self.run_on(links, made, tied, [rules])
+        driver = driver_of(self.layout, self.placement, execution, ties.distant_pairs(tied), compiler)
+        driver.reserve(self.library.arrivals(phase_of(rules)))
+        self.run_on(driver, made, tied, [rules])
         self.staging.connect()
         self.stages = made.stages  # last: says that everything has been started
 
-    def run_on(self, links: Links, made: Made, tied: Sequence[ties.Tie], rules: Sequence[StepRules]) -> None:
+    def run_on(
+        self, driver: Driver, made: Made, tied: Sequence[ties.Tie], rules: Sequence[StepRules]
+    ) -> None:
         """Take what a start or a move has made; `rules` are of steps that there may be, first of training."""
-        self._links, self._ties = links, tied
+        self._driver, self._ties = driver, tied
         self.optimizers, self._reductions = made.optimizers, made.reductions
-        self._closing = weakref.finalize(self, links.driver.close)
+        self._closing = weakref.finalize(self, driver.close)
         self._closing.atexit = False  # the mailbox knows its parts until then
-        links.prepare(ties.arrivals(tied, made.stages))
+        driver.reserve(ties.arrivals(tied, made.stages))
         for own in rules:
-            links.prepare(self.library.arrivals(phase_of(own)))
-        self.memory.start(list(made.stages.values()), made.optimizers, rules[0], links.slot_bytes)
+            driver.reserve(self.library.arrivals(phase_of(own)))
+        self.memory.start(list(made.stages.values()), made.optimizers, rules[0], lambda: driver.reserve({}))
 
-    def give_up(self) -> tuple[Links, Held]:
+    def give_up(self) -> tuple[Driver, Held]:
         """What another engine goes on with: this one has nothing any more, and must not be used."""
-        links, held = self._linked, self.staging.naming.held(self.stages, self.optimizers)
+        driver, held = self.driver, self.staging.naming.held(self.stages, self.optimizers)
         self._closing.detach()
         self.stages, self.optimizers, self.given_up = {}, (), True
         self.memory.forget()
-        return links, held
+        return driver, held
 
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile what a step with these buckets needs and is not there yet; see `Library.prepare`."""
         if self.library.prepare(buckets, rules):
-            self._linked.prepare(self.library.arrivals(phase_of(rules)))
+            self.driver.reserve(self.library.arrivals(phase_of(rules)))
 
     def run(
         self,
@@ -411,7 +407,7 @@ class Engine:
         """Add up what replicas, tied parameters and processes have found, once all tasks have ended."""
         if run.phase == "train":
             self._add_replicas()
-            ties.collect_gradients(self._ties, self.stages, self._linked.exchange)
+            ties.collect_gradients(self._ties, self.stages, self.driver.exchange)
         mine = run.results(self.stages, self.optimizers, self.layout, records)
         told = mine if self.layout.told else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {run.phase} step {run.step}", told, records, run.step)
@@ -448,11 +444,11 @@ class Engine:
         for stage_replica in sorted(self.stages.keys() - updated):  # they own no parameter
             self.stages[stage_replica].reset_gradients()
         self._has_gradients = False
-        ties.spread_values(self._ties, self.stages, self._linked.exchange)
+        ties.spread_values(self._ties, self.stages, self.driver.exchange)
 
     def gradients(self) -> Params:
         """The gradient sums of this process's stages after `run`; of tied parameters the sum over all."""
-        ties.spread_gradients(self._ties, self.stages, self._linked.exchange)
+        ties.spread_gradients(self._ties, self.stages, self.driver.exchange)
         return {layer: own for stage in self.distinct for layer, own in stage.gradients.items()}
 
     def not_finite(self) -> str:

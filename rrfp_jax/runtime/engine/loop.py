@@ -11,9 +11,9 @@ and the transport for each step, and hands them to the loop.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
@@ -26,15 +26,17 @@ from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precise_timers
-from rrfp_jax.runtime.mesh.layout import stage_replica_name, taking_turns
+from rrfp_jax.runtime.engine.pacing import ArrivalDelays
+from rrfp_jax.runtime.mesh.layout import taking_turns
 from rrfp_jax.runtime.run.consensus import Agreement
 from rrfp_jax.runtime.run.interrupts import interrupts_held
 from rrfp_jax.runtime.run.mailbox import EventWakeup, Wakeup
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, AnyAwaited, ForProgram, ForTask, LimitedWait
 from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.transport.exchange import Place, Shards, exchange
 from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.protocol import Devices, Key, Transport
+from rrfp_jax.runtime.transport.protocol import Devices, Key, Messages, Transport, soonest_poll
 from rrfp_jax.trace.records import TaskRecord
 
 Arrays: TypeAlias = Sequence[jax.Array]
@@ -52,15 +54,11 @@ class StageStep(Protocol):
         """File the input of a task that has arrived: what this process's devices have of it."""
 
     def run(self, task: Task, in_turn: bool) -> tuple[Arrays, jax.Array | None]:
-        """Dispatch a task.
-
-        Args:
-            task: to be run.
-            in_turn: whether the gradients that it computes are the next to be added; else they are parked.
+        """Dispatch a task; gradients that it computes are added if it is their turn, else parked.
 
         Returns:
-            What to send to another virtual stage, as far as this process's devices have it, see
-            `StageMesh.shards`; and an array that is ready when it has ended.
+            This process's shards of what to send to another virtual stage (see `StageMesh.shards`), and an
+            array that is ready when the task has ended.
         """
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
@@ -72,19 +70,14 @@ FIRST, EVERY = 2, 512
 
 
 def collect_together(round: int, ranks: int) -> None:
-    """Collect all garbage if it is time for that; alone nobody waits, and it is left to Python.
-
-    Args:
-        round: how many rounds of tasks have begun, this one included; equal on all ranks.
-        ranks: how many there are.
-    """
+    """Collect all garbage if this is a round for it, on all ranks at once; alone it is left to Python."""
     if ranks > 1 and round % EVERY == FIRST and gc.isenabled():
         gc.collect()
 
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Inside, Python looks for no cycles; among what is young it does soon after."""
+    """Inside, Python looks for no cycles."""
     if not gc.isenabled():
         yield
         return
@@ -102,26 +95,34 @@ class Driver:
         devices: of this process's stages, by stage (its stage replica, see `Layout`); programs run on all at
             once.
         world: the processes of the run.
-        transport: how outputs reach the next stage.
+        remote: carries messages to other processes; None if there are none.
         stall_seconds: without any progress for so long, a step is given up and what it waited for is named.
         queue: makes the queue of a device, from its name and what wakes the driver.
         scheduler: makes a stage's scheduler for a step; see also tests/support/replay.py.
         agreement: with the other processes of this process's stage, if there are any.
+        delays: hold arrivals, for experiments.
+        name: of a stage, for messages.
+
+    Attributes:
+        local: carries messages between stages of this process.
     """
 
     def __init__(
         self,
         devices: Devices,
         world: World,
-        transport: Transport | None = None,
+        remote: Transport | None = None,
         stall_seconds: float = 300.0,
         queue: Callable[[str, Callable[[], None]], DeviceQueue] = DeviceQueue,
         scheduler: Callable[[int, StepRules, Budget | None], StageScheduler] = StageScheduler,
         agreement: Agreement | None = None,
+        delays: ArrivalDelays | None = None,
+        name: Callable[[int], str] = "stage {}".format,
     ) -> None:
-        self.scheduler, self.agreement = scheduler, agreement
-        self.transport: Transport = transport or LocalTransport()
-        self.devices = devices
+        self.scheduler, self.agreement, self.delays = scheduler, agreement, delays
+        self.local: Transport = LocalTransport(devices)
+        self.remote = remote
+        self.devices, self._name = devices, name
         self._world, self._steps = world, 0
         self._stall_seconds = stall_seconds
         self._bell: Wakeup = world.mailbox or EventWakeup()
@@ -138,12 +139,12 @@ class Driver:
         parts: Mapping[int, StageStep],
         budgets: Sequence[Budget | None] = (),
     ) -> list[TaskRecord]:
-        """Run one step to the end of this process's part of it.
+        """Run one step to the end of this process's parts of it, given by stage.
 
         Args:
             rules: of the step, equal for all stages.
             step: its number, for messages.
-            parts: of this process's stages, by stage.
+            parts: of this process's stages.
             budgets: in bytes, of all stages; empty for none.
 
         Raises:
@@ -161,42 +162,57 @@ class Driver:
                 open_queues.enter_context(agreed.carrier)
             # Copies between stages are meant, whatever guard a user has set against those that are not.
             open_queues.enter_context(jax.transfer_guard_device_to_device("allow"))
+            broken = True
             try:
-                under_way = StepExecution(self._means(), rules, step, round, parts, budgets)
-                self.transport.begin(round, self.devices, under_way)
+                under_way = StepExecution(self, rules, step, round, parts, budgets)
+                for transport in self.transports:
+                    transport.begin(round, under_way)
                 records = under_way.run(interrupted)
-            except BaseException:
-                self.transport.reset()
-                raise
-            self.transport.end()
+                broken = False
+            finally:
+                for transport in self.transports:
+                    transport.finish(broken=broken)
             return records
+
+    @property
+    def transports(self) -> Sequence[Transport]:
+        """What carries messages."""
+        return (self.local,) if self.remote is None else (self.local, self.remote)
+
+    def carrier(self, stage_replica: int) -> Transport:
+        """The transport that carries messages to a stage."""
+        return self.local if stage_replica in self.devices or self.remote is None else self.remote
+
+    def reserve(self, messages: Messages) -> Mapping[int, int]:
+        kept: Counter[int] = Counter()
+        for transport in self.transports:
+            kept.update(transport.reserve(messages))
+        return kept
+
+    def exchange(
+        self, what: str, sends: Mapping[Place, Shards], expected: Collection[Place]
+    ) -> dict[Place, Shards]:
+        """Send single arrays between stages, outside of steps; see `transport/exchange`."""
+        return exchange(
+            what,
+            sends,
+            expected,
+            world=self._world,
+            transports=self.transports,
+            carrier=self.carrier,
+            name=self._name,
+            stall_seconds=self._stall_seconds,
+        )
 
     def close(self) -> None:
         """No step follows; returns at once, and does nothing the second time."""
-        self.transport.close()
+        for transport in self.transports:
+            transport.close()
         if self.agreement is not None:
             self.agreement.close()
 
-    def _means(self) -> Means:
-        return Means(
-            world=self._world,
-            transport=self.transport,
-            queues=self._queues,
-            sharing=self._sharing,
-            bell=self._bell,
-            stall_seconds=self._stall_seconds,
-            scheduler=self.scheduler,
-            agreement=self.agreement,
-        )
-
     def gather(self, what: str, value: Any, records: Sequence[TaskRecord], step: int) -> list[Any]:
         """What every process says of a step that has run, by rank; stages of several compare their orders.
-
-        Args:
-            what: it is, for messages.
-            value: plain data.
-            records: what `run` has returned.
-            step: its number.
 
         Raises:
             TrainingError: see `World.gather`; or processes of a stage have dispatched different tasks.
@@ -212,74 +228,40 @@ SHORT_SLEEP_SECONDS = 1e-3
 """After so short a sleep the driver looks at its devices itself; before longer ones it has them watched."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Means:
-    """What steps run on.
-
-    Attributes:
-        world: the processes of the run.
-        transport: how outputs reach the next stage.
-        queues: of this process's devices.
-        sharing: for each of them its stages, in the order in which they are asked for a task.
-        bell: on which one sleeps.
-        stall_seconds: limit on waiting without any progress.
-        scheduler: makes a stage's scheduler for a step.
-        agreement: with the other processes of this process's stage, if there are any.
-    """
-
-    world: World
-    transport: Transport
-    queues: Sequence[DeviceQueue]
-    sharing: Sequence[Sequence[int]]
-    bell: Wakeup
-    stall_seconds: float
-    scheduler: Callable[[int, StepRules, Budget | None], StageScheduler]
-    agreement: Agreement | None
-
-
 class StepExecution:
-    """One step under way, and the witness of what its messages take.
-
-    Args:
-        means: what it runs on.
-        rules: of the step.
-        step: its number, for messages.
-        round: of its messages.
-        parts: of this process's stages, by stage replica.
-        budgets: in bytes, of all stages; empty for none.
-    """
+    """One step under way on a driver; observes what its messages take."""
 
     def __init__(
         self,
-        means: Means,
+        driver: Driver,
         rules: StepRules,
         step: int,
         round: int,
         parts: Mapping[int, StageStep],
         budgets: Sequence[Budget | None],
     ) -> None:
-        self._means = means
-        self._transport, self._recorder = means.transport, means.world.recorder
+        self._driver, self._queues, self._name = driver, driver._queues, driver._name
+        self._local, self._remote = driver.local, driver.remote or driver.local
+        self._transports, self._delays = driver.transports, driver.delays
+        self._recorder = driver._world.recorder
         self._board = self._recorder.board
         self._rules, self._step, self._round, self._parts = rules, step, round, parts
         self._stages = rules.placement.stages
         self._schedulers = {
-            stage_replica: means.scheduler(
-                stage_replica % self._stages, rules, budgets[stage_replica] if budgets else None
-            )
-            for stage_replica in parts
+            s: driver.scheduler(s % self._stages, rules, budgets[s] if budgets else None) for s in parts
         }
         self._machines: dict[int, StageScheduler | Agreement] = {**self._schedulers}
         self._recorder.begin_round(round, step, rules, list(parts))
-        shared = means.agreement is not None and not means.agreement.alone
-        self._agreement = means.agreement if shared else None
+        shared = driver.agreement is not None and not driver.agreement.alone
+        self._agreement = driver.agreement if shared else None
         if self._agreement is not None:
             ((stage, scheduler),) = self._schedulers.items()
             self._agreement.begin(round, scheduler)
             self._machines[stage] = self._agreement
             limited = bool(budgets) and budgets[stage] is not None  # by bytes, which count on the usual depth
-            most = MOST_QUEUED if limited else DEEPEST
-            means.queues[0].decide_ahead(self._agreement.lead, most)
+            self._queues[0].decide_ahead(self._agreement.lead, MOST_QUEUED if limited else DEEPEST)
+        if self._delays is not None:
+            self._delays.clear()
         for part in parts.values():
             part.meter.begin()
         self._began = perf_counter()
@@ -293,7 +275,7 @@ class StepExecution:
     def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
         """To the end of this process's part; `interrupted` tells whether to break it off."""
         try:
-            with self._means.world.waits_for(self._waiting, self._means.stall_seconds) as self._wait:
+            with self._driver._world.waits_for(self._waiting, self._driver._stall_seconds) as self._wait:
                 self._run(interrupted)
         finally:
             del self._wait  # it knows this step: both, and all arrays, would stay until garbage is collected
@@ -315,29 +297,22 @@ class StepExecution:
     def _collect(self) -> bool:
         """Note the programs that have ended and the inputs that have arrived."""
         moved = False
-        for queue in self._means.queues:
-            for running, start in queue.ended():
+        for queue in self._queues:
+            for running in queue.ended():
                 moved = True
                 self._board.ended()
                 if running.error is not None:
                     raise self._failed(running.task, running.stage, running.error) from running.error
                 if running.sends is not None:
-                    self._transport.produced(running.sends, running.end)
+                    transport = self._local if running.sends.stage in self._parts else self._remote
+                    transport.produced(running.sends, running.end)
                     self._board.sent(running.stage, running.task, PRODUCED)
-                self._records.append(
-                    TaskRecord(
-                        running.stage,
-                        running.task,
-                        running.bucket,
-                        running.ready,
-                        running.dispatched,
-                        start,
-                        running.end,
-                        running.delayed,
-                        self._late.pop((running.stage, running.task), 0.0) if self._late else 0.0,
-                    )
-                )
-        for key, arrays, _, late in self._transport.poll():
+                place = running.stage, running.task
+                self._records.append(running.record(self._late.pop(place, 0.0) if self._late else 0.0))
+        arrivals = [arrival for transport in self._transports for arrival in transport.poll()]
+        if self._delays is not None:
+            arrivals = self._delays.hold(arrivals)
+        for key, arrays, _, late in arrivals:
             moved = True
             self._board.got(key.stage, key.input, ARRIVED)
             self._machines[key.stage].handle(Arrived(key.input))
@@ -354,7 +329,7 @@ class StepExecution:
     def _fill(self) -> bool:
         """Give every device that has room the best task of its stages."""
         moved = False
-        for queue, stages in zip(self._means.queues, self._means.sharing, strict=True):
+        for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
             while queue.room_at(now := perf_counter()) <= now and self._dispatch_one(queue, stages, now):
                 moved = True
         return moved
@@ -386,7 +361,7 @@ class StepExecution:
         part.meter.dispatched(task)
         if key is not None:
             self._board.sent(stage, task, OFFERED)  # before: it may be delivered at once
-            self._transport.offer(key, outputs)
+            (self._local if key.stage in self._parts else self._remote).offer(key, outputs)
         elif task.kind is FORWARD:
             backward = self._schedulers[stage].task_for(Direction.BACKWARD, task.chunk, task.microbatch)
             self._ready[stage][backward] = perf_counter()
@@ -396,12 +371,10 @@ class StepExecution:
             part.accumulate(task.chunk, microbatch)
 
     def coming(self, key: Key) -> None:
-        """See `transport.Witness.coming`."""
         self._board.got(key.stage, key.input, COMING)
         self._parts[key.stage].meter.coming(key.input)
 
     def delivered(self, key: Key) -> None:
-        """See `transport.Witness.delivered`."""
         stage = key.stage % self._stages
         source = self._rules.placement.source(stage, key.input)
         assert source is not None, f"nobody sends the {key}"
@@ -410,12 +383,9 @@ class StepExecution:
         self._parts[sender].meter.delivered(source[1])
 
     def _failed(self, task: Task, stage_replica: int, error: Exception) -> TrainingError:
-        if self._agreement is not None and self._means.world.mailbox is not None:
-            self._means.world.mailbox.hear_of_losses()  # of whoever shares the stage
+        if self._agreement is not None and self._driver._world.mailbox is not None:
+            self._driver._world.mailbox.hear_of_losses()  # of whoever shares the stage
         return TrainingError(f"step {self._step}: {task} on {self._name(stage_replica)} failed: {error}")
-
-    def _name(self, stage_replica: int) -> str:
-        return stage_replica_name(stage_replica, self._stages)
 
     def _message(self, stage_replica: int, task: Task) -> Key | None:
         stage = stage_replica % self._stages
@@ -426,15 +396,17 @@ class StepExecution:
         return Key(self._round, stage_replica - stage + to, wanted)
 
     def _sleep(self) -> None:
-        patience = self._transport.patience()
+        seconds = soonest_poll(self._transports)
         now = perf_counter()
-        until = min(queue.next_event(now) for queue in self._means.queues)
-        if patience is None:
-            patience = LONGEST_SLEEP_SECONDS
-        if patience > SHORT_SLEEP_SECONDS:
-            for queue in self._means.queues:
+        until = min(queue.next_event(now) for queue in self._queues)
+        if self._delays is not None:
+            until = min(until, self._delays.next_release())
+        if seconds is None:
+            seconds = LONGEST_SLEEP_SECONDS
+        if seconds > SHORT_SLEEP_SECONDS:
+            for queue in self._queues:
                 queue.watch()
-        self._means.bell.sleep(min(patience, until - now))
+        self._driver._bell.sleep(max(0.0, min(seconds, until - now)))
 
     def _waiting(self) -> list[AnyAwaited]:
         """What this process waits for just now."""
@@ -444,11 +416,11 @@ class StepExecution:
                 replica, stage = divmod(number, self._stages)
                 why = self._machines[number].awaited()
                 found.append(ForTask(step=self._step, stage=stage, replica=replica, why=why))
-        running = [task for queue in self._means.queues for task in queue.running]
+        running = [task for queue in self._queues for task in queue.running]
         return found + [ForProgram(step=self._step, task=task) for task in running]
 
     def _stalled(self) -> str:
         waits = "; ".join(f"{self._name(s)} waits for {c.awaited()}" for s, c in self._machines.items())
-        running = ", ".join(str(task) for queue in self._means.queues for task in queue.running)
+        running = ", ".join(str(task) for queue in self._queues for task in queue.running)
         said = f"step {self._step}: nothing moved for {self._wait.waited:.0f} s"
         return f"{said}; running: {running or 'nothing'}; {waits}"

@@ -13,21 +13,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeAlias
 
-import jax
-
 from rrfp_jax.core.tasks import Kind, Placement, Task
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields
 from rrfp_jax.runtime.engine.device import DeviceQueue, Running
 from rrfp_jax.runtime.sizes import nbytes
-from rrfp_jax.runtime.transport.protocol import (
-    NOBODY,
-    Arrival,
-    Devices,
-    Key,
-    Transport,
-    Witness,
-)
+from rrfp_jax.runtime.transport.protocol import Arrival
 from rrfp_jax.trace import jitter
 from rrfp_jax.trace.costs import Costs
 
@@ -105,44 +96,28 @@ class Delays:
             return DeviceQueue
         return lambda name, wake: JitteredQueue(name, wake, delay)
 
-    def transport(
-        self, inner: Transport, placement: Placement, costs: Costs | None = None, rank: int = 0
-    ) -> Transport:
-        """A transport that holds every arrival until it would have come here; `inner` if nothing is asked."""
+    def arrivals(
+        self, placement: Placement, costs: Costs | None = None, rank: int = 0
+    ) -> ArrivalDelays | None:
+        """Holds every arrival until it would have come here; None if nothing is asked."""
         if not (costs or self.late_readiness or self.skew or self.link_delay or self.link_bandwidth):
-            return inner
-        return DelayedTransport(inner, _Links(self, placement, costs, rank).release)
+            return None
+        return ArrivalDelays(_Links(self, placement, costs, rank).release)
 
 
-class DelayedTransport:
-    """Holds arrivals of another transport.
+class ArrivalDelays:
+    """Holds arrivals of a step.
 
-    Args:
-        inner: that transport.
-        release: of an arrival that comes now, until when it is held, and how much of that is injected (s).
+    `release` gives until when an arrival that comes now is held, and how much of that is injected (s).
     """
 
-    def __init__(self, inner: Transport, release: Callable[[Arrival, float], tuple[float, float]]) -> None:
-        self._inner, self._release = inner, release
+    def __init__(self, release: Callable[[Arrival, float], tuple[float, float]]) -> None:
+        self._release = release
         self._held: list[tuple[float, int, Arrival]] = []
         self._numbers = itertools.count()
 
-    def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
-        """See `Transport.begin`."""
-        self._held.clear()
-        self._inner.begin(round, devices, witness)
-
-    def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
-        """See `Transport.offer`."""
-        self._inner.offer(key, arrays)
-
-    def produced(self, key: Key, at: float) -> None:
-        """See `Transport.produced`."""
-        self._inner.produced(key, at)
-
-    def poll(self) -> list[Arrival]:
-        """See `Transport.poll`."""
-        arrivals = self._inner.poll()
+    def hold(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """The arrivals that are due, of these and of earlier ones."""
         now = perf_counter()
         for arrival in arrivals:
             until, late = self._release(arrival, now)
@@ -152,26 +127,13 @@ class DelayedTransport:
             released.append(heapq.heappop(self._held)[2])
         return released
 
-    def patience(self) -> float | None:
-        """See `Transport.patience`."""
-        inner = self._inner.patience()
-        if not self._held:
-            return inner
-        own = max(self._held[0][0] - perf_counter(), 0.0)
-        return own if inner is None else min(own, inner)
+    def next_release(self) -> float:
+        """When the next one is due; inf if none is held."""
+        return self._held[0][0] if self._held else float("inf")
 
-    def end(self) -> None:
-        """See `Transport.end`."""
-        self._inner.end()
-
-    def reset(self) -> None:
-        """See `Transport.reset`."""
+    def clear(self) -> None:
+        """Forget what a step held that was broken off."""
         self._held.clear()
-        self._inner.reset()
-
-    def close(self) -> None:
-        """See `Transport.close`."""
-        self._inner.close()
 
 
 class _Links:
@@ -217,18 +179,14 @@ TOKEN_SECONDS = 5e-5
 class PacedQueue(DeviceQueue):
     """Stands in for an accelerator: in order, one task at a time, each ends when it is due.
 
-    The real, tiny programs run at once; what counts is when they are said to have ended. No thread: the
-    driver sleeps until the next task is due.
-
-    Args:
-        name, wake: see `DeviceQueue`.
-        seconds: how long a task keeps the device busy (s), its delay included.
+    The real, tiny programs run at once; what counts is when they are said to have ended: `seconds` gives how
+    long a task keeps the device busy, its delay included. No thread: the driver sleeps until the next is due.
     """
 
     def __init__(self, name: str, wake: Callable[[], None], seconds: Callable[[Running], float]) -> None:
         super().__init__(name, wake)
         self._seconds = seconds
-        self._due: dict[Task, tuple[float, float]] = {}  # start and end
+        self._due: dict[Task, float] = {}
         self._last_due = 0.0
 
     def __enter__(self) -> PacedQueue:
@@ -240,55 +198,47 @@ class PacedQueue(DeviceQueue):
         """No thread is there to be ended."""
 
     def submit(self, running: Running) -> None:
-        """See `DeviceQueue.submit`."""
-        start = max(running.dispatched, self._last_due)
-        self._last_due = start + self._seconds(running)
-        self._due[running.task] = start, self._last_due
+        running.start = max(running.dispatched, self._last_due)
+        self._last_due = self._due[running.task] = running.start + self._seconds(running)
         self._running.append(running)
 
     def watch(self) -> None:
         """Nothing to watch: `next_event` tells when the next task is due."""
 
-    def ended(self) -> list[tuple[Running, float]]:
-        """See `DeviceQueue.ended`."""
+    def ended(self) -> list[Running]:
         finished = []
         now = perf_counter()
-        while self._running and self._due[self._running[0].task][1] <= now and self._running[0].has_ended():
+        while self._running and self._due[self._running[0].task] <= now and self._running[0].has_ended():
             running = self._running.popleft()
-            start, running.end = self._due.pop(running.task)
-            finished.append((running, start))
+            running.end = self._due.pop(running.task)
+            finished.append(running)
         return finished
 
     def room_at(self, now: float) -> float:
-        """See `DeviceQueue.room_at`; here durations are known."""
         if not self._running:
             return now
         full = len(self._running) >= self._most
         return float("inf") if full else self._last_due - self._lead - self._ahead
 
     def next_event(self, now: float) -> float:
-        """See `DeviceQueue.next_event`."""
         if not self._running:
             return float("inf")
-        due = max(self._due[self._running[0].task][1], now + TOKEN_SECONDS)
+        due = max(self._due[self._running[0].task], now + TOKEN_SECONDS)
         return min(due, super().next_event(now))
 
 
 class JitteredQueue(DeviceQueue):
     """A real device that is kept busy for a while longer after each task.
 
-    No program is queued behind a running one, except where a group decides ahead: then one may run during the
-    delay of the one before, and counts as if it had run behind it.
-
-    Args:
-        name, wake: see `DeviceQueue`.
-        delay: seconds to add after a task that took that many.
+    `delay` gives the seconds to add after a task that took that many. No program is queued behind a running
+    one, except where a group decides ahead: then one may run during the delay of the one before, and counts
+    as if it had run behind it.
     """
 
     def __init__(self, name: str, wake: Callable[[], None], delay: Callable[[Running, float], float]) -> None:
         super().__init__(name, wake)
         self._delay = delay
-        self._held: deque[tuple[Running, float]] = deque()  # have ended, but not with their delays; starts
+        self._held: deque[Running] = deque()  # have ended, but not with their delays
         self._busy_until = 0.0
 
     def __enter__(self) -> JitteredQueue:
@@ -296,20 +246,18 @@ class JitteredQueue(DeviceQueue):
         self._held.clear()
         return self
 
-    def ended(self) -> list[tuple[Running, float]]:
-        """See `DeviceQueue.ended`."""
-        for running, began in super().ended():
-            seconds, start = running.end - began, max(began, self._busy_until)
+    def ended(self) -> list[Running]:
+        for running in super().ended():
+            seconds, running.start = running.end - running.start, max(running.start, self._busy_until)
             running.delayed = self._delay(running, seconds)
-            running.end = self._busy_until = start + seconds + running.delayed
-            self._held.append((running, start))
+            running.end = self._busy_until = running.start + seconds + running.delayed
+            self._held.append(running)
         now, over = perf_counter(), []
-        while self._held and self._held[0][0].end <= now:
+        while self._held and self._held[0].end <= now:
             over.append(self._held.popleft())
         return over
 
     def room_at(self, now: float) -> float:
-        """See `DeviceQueue.room_at`."""
         if not self._ahead:
             return float("inf") if self._running or self._held else now
         if len(self._running) + len(self._held) >= self._most:
@@ -318,11 +266,9 @@ class JitteredQueue(DeviceQueue):
         return max(held, super().room_at(now))
 
     def next_event(self, now: float) -> float:
-        """See `DeviceQueue.next_event`."""
         room = super().next_event(now)
-        return min(self._held[0][0].end, room) if self._held else room
+        return min(self._held[0].end, room) if self._held else room
 
     @property
     def running(self) -> list[Task]:
-        """See `DeviceQueue.running`."""
-        return [running.task for running, _ in self._held] + super().running
+        return [running.task for running in self._held] + super().running

@@ -85,10 +85,10 @@ def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
         new.library.prepare(engine.library.buckets(phase_of(own)), own)
     engine.world.gather("everybody to have compiled for another split", None, START_SECONDS)
     engine.world.recorder.board.enters("the move of layers to other stages")
-    links, held = engine.give_up()
-    leaves.move(held, ready.ways, engine.layout, links.exchange)
+    driver, held = engine.give_up()
+    leaves.move(held, ready.ways, engine.layout, driver.exchange)
     made = ready.make(held)
-    new.run_on(links, made, ready.tied, rules)
+    new.run_on(driver, made, ready.tied, rules)
     new.stages = made.stages
     return new
 

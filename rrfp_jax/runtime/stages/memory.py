@@ -82,7 +82,7 @@ class StageLedger:
         layers: first and one after the last, of each chunk.
         parameters: their number.
         parked_gradient_bytes: gradients that wait for their turn to be added.
-        slot_bytes: registered for messages from other processes (`runtime/transport/nixl`).
+        slot_bytes: registered for messages from other processes (`rrfp_jax/nixl`).
         device_limit_bytes: what the device can hold; None if it does not say.
         buckets: by shapes, of those compiled for training.
     """

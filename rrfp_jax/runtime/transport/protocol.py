@@ -1,12 +1,16 @@
 """What every transport does: it moves a task's output to the stage that waits for it.
 
-The sender offers an output at dispatch, before it exists, so the transfer is set up early and starts when it
-can. `poll` gives what has arrived, in any order.
+The sender offers an output at dispatch, before the output exists, so the transfer is set up early and starts
+as soon as it can. `poll` gives what has arrived, in any order.
+
+`Transport` is what a step needs of a transport, `BetweenProcesses` what the start of a run needs besides.
+`Offers` and `Rounds` keep what every transport must remember: each message is offered once, it is delivered
+when its last receiver has it, and a message for a later round waits until that round begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -14,12 +18,21 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.tasks import Input
+from rrfp_jax.runtime.run.world import World
 
 Specs: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 """Shape and dtype's name of each array of a message."""
 
+Messages: TypeAlias = Mapping[int, Collection[Specs]]
+"""The kinds of messages that stages of this process get, by stage replica (see `Layout`)."""
+
 Devices: TypeAlias = Mapping[int, Sequence[jax.Device]]
-"""By stage of this process (its stage replica, see `Layout`), its devices here."""
+"""This process's devices of each of its stages, by stage replica."""
+
+Program: TypeAlias = Callable[[jax.Array], Any]
+
+OneArrayCompiler: TypeAlias = Callable[[jax.Device, Callable[..., Any], jax.ShapeDtypeStruct], Program]
+"""Compiles a function of one array of this shape and dtype for a device."""
 
 
 class Key(NamedTuple):
@@ -37,7 +50,7 @@ class Key(NamedTuple):
 
 
 def specs_of(arrays: Sequence[jax.Array]) -> Specs:
-    """Of arrays that are to be sent."""
+    """Shapes and dtypes of arrays to be sent."""
     return tuple((tuple(array.shape), _name(array.dtype)) for array in arrays)
 
 
@@ -51,7 +64,7 @@ class Arrival(NamedTuple):
 
     Attributes:
         produced: when the program that computed the arrays ended (s, on this process's `perf_counter`).
-        late: how long it was held by delays that were injected (s).
+        late: how long the arrival was held by injected delays (s).
     """
 
     key: Key
@@ -60,41 +73,48 @@ class Arrival(NamedTuple):
     late: float = 0.0
 
 
-class Witness(Protocol):
-    """Who is told when messages take memory here, and when they no longer do."""
+class TransferObserver(Protocol):
+    """Is told when messages take memory in this process, and when they no longer do."""
 
     def coming(self, key: Key) -> None:
         """The memory of an input of this process is taken: it is being pulled, or has been handed over."""
 
     def delivered(self, key: Key) -> None:
-        """What was offered here is at its destination and no longer kept here."""
+        """A message offered here is at its destination and no longer kept here."""
 
 
-class Nobody:
-    """A witness that does not care."""
+class Unobserved:
+    """An observer that ignores everything."""
 
     def coming(self, key: Key) -> None:
-        """See `Witness.coming`."""
+        """Ignored."""
 
     def delivered(self, key: Key) -> None:
-        """See `Witness.delivered`."""
+        """Ignored."""
 
 
-NOBODY = Nobody()
+UNOBSERVED = Unobserved()
 
 
 class Transport(Protocol):
     """What the driver needs of a transport. Keys are used once."""
 
-    def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
-        """A round begins whose messages to this process go to the devices of its stages."""
+    def reserve(self, messages: Messages) -> Mapping[int, int]:
+        """Prepare for such messages to stages of this process; may be called again, for further ones.
+
+        Returns:
+            Bytes of each device that the transport keeps for messages by now, by stage; stages that share
+            memory count it once.
+        """
+
+    def begin(self, round: int, observer: TransferObserver = UNOBSERVED) -> None:
+        """Begin a round."""
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
         """Make arrays, possibly still being computed, available under a key.
 
-        Each is on one device. They go to the devices of the receiving stage in turn.
-
-        They must neither be donated nor deleted before they are delivered.
+        Each is on one device. They go to the devices of the receiving stage in turn, and must neither be
+        donated nor deleted before they are delivered.
 
         Raises:
             ValueError: the key has been offered before in this round.
@@ -106,14 +126,159 @@ class Transport(Protocol):
     def poll(self) -> list[Arrival]:
         """The transfers to this process that have completed since the last call."""
 
-    def patience(self) -> float | None:
-        """How long one may sleep (s) before `poll` is worth calling; None: until something else happens."""
+    def seconds_until_poll(self) -> float | None:
+        """How long one may sleep before `poll` is worth calling; None: until something else happens."""
 
-    def end(self) -> None:
-        """The round has ended here: all has arrived. Its witness is told no more, and let go."""
-
-    def reset(self) -> None:
-        """Forget everything that was offered or pulled, after a round that was broken off."""
+    def finish(self, *, broken: bool = False) -> None:
+        """End the round and let its observer go; of a broken round, forget all that is still on its way."""
 
     def close(self) -> None:
         """No round follows; returns at once, and does nothing the second time."""
+
+
+def soonest_poll(transports: Iterable[Transport]) -> float | None:
+    """See `Transport.seconds_until_poll`, for the first of several."""
+    known = [seconds for one in transports if (seconds := one.seconds_until_poll()) is not None]
+    return min(known, default=None)
+
+
+def by_jit(device: jax.Device, function: Callable[..., Any], spec: jax.ShapeDtypeStruct) -> Program:
+    """Compiles when the program is called first, and keeps nothing."""
+    return jax.jit(function)
+
+
+class Ends(NamedTuple):
+    """What a transport between processes is made for.
+
+    Attributes:
+        receivers: by stage replica (see `Layout`), the ranks to which this process sends its messages, a copy
+            to each.
+        devices: of this process's stages.
+        neighbours: ranks with which this process exchanges messages.
+        compiler: compiles programs that copy messages, for transports that need any.
+    """
+
+    world: World
+    receivers: Sequence[Sequence[int]]
+    devices: Devices
+    neighbours: Collection[int]
+    compiler: OneArrayCompiler = by_jit
+
+
+class Unusable(Exception):
+    """A transport cannot be used here; says why, in the same words on all ranks."""
+
+
+class Connected(NamedTuple):
+    """A transport between processes; how messages go by it, and what was measured, for the user."""
+
+    transport: Transport
+    way: str
+    details: str = ""
+
+
+class BetweenProcesses(Transport, Protocol):
+    """A transport between processes, which `choice` can make."""
+
+    @classmethod
+    def connect(cls, ends: Ends) -> Connected:
+        """Make it; called by all processes together.
+
+        Raises:
+            Unusable: it does not work between these processes.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def reserved_bytes(largest: int) -> int:
+        """Bytes that `reserve` will keep of each device of a stage whose largest message has so many."""
+        return 0
+
+    @staticmethod
+    def compile_ahead(
+        devices: Devices, compiler: OneArrayCompiler, first: Messages, later: Messages
+    ) -> Mapping[int, int]:
+        """Compile what `reserve` would, for messages foreseen at the start and later ones.
+
+        Args:
+            devices: by stage, those of one process; they may be absent.
+
+        Returns:
+            Bytes of each device that `reserve` would keep, by stage.
+        """
+        return {}
+
+
+class Offers:
+    """What a process has offered in a round, and which receivers do not have it yet.
+
+    Attributes:
+        observer: of the round; ignores everything between rounds.
+    """
+
+    def __init__(self) -> None:
+        self.observer: TransferObserver = UNOBSERVED
+        self._round = 0
+        self._offered: set[Key] = set()
+        self._receivers: dict[Key, int] = {}  # which do not have it yet, where that is not one
+
+    def begin(self, round: int, observer: TransferObserver) -> None:
+        """Begin a round."""
+        self._round, self.observer = round, observer
+        self._offered.clear()
+
+    def add(self, key: Key, receivers: int = 1) -> None:
+        """Note an offer to so many receivers; to none, it is delivered at once.
+
+        Raises:
+            ValueError: the key has been offered before in this round.
+        """
+        if key in self._offered:
+            raise ValueError(f"{key} has been offered before")
+        self._offered.add(key)
+        if receivers > 1:
+            self._receivers[key] = receivers
+        elif not receivers:  # its stage gets it from other ranks
+            self.observer.delivered(key)
+
+    def delivered(self, key: Key) -> None:
+        """One receiver has a message, or will never take it."""
+        if left := self._receivers.pop(key, 1) - 1:
+            self._receivers[key] = left
+        elif key.round == self._round:
+            self.observer.delivered(key)
+
+    def finish(self) -> None:
+        """End the round."""
+        self.observer = UNOBSERVED
+
+
+class Rounds:
+    """Which messages a process takes: those of its round. A later round's wait, by a sender who is ahead.
+
+    Attributes:
+        number: of the round.
+        over: whether it has been broken off.
+        early: messages for later rounds.
+    """
+
+    def __init__(self) -> None:
+        self.number, self.over = 0, True
+        self.early: list[Any] = []
+
+    def begin(self, number: int) -> list[Any]:
+        """Begin a round; gives what came early, to be looked at again."""
+        self.number, self.over = number, False
+        early, self.early = self.early, []
+        return early
+
+    def is_over(self, key: Key) -> bool:
+        """Whether the round of a message is over, so that nobody takes it any more."""
+        return key.round < self.number or (self.over and key.round == self.number)
+
+    def takes(self, key: Key, message: Any) -> bool:
+        """Whether a message is of this round; one for a later round is kept."""
+        if key.round > self.number:
+            self.early.append(message)
+            return False
+        return not self.is_over(key)

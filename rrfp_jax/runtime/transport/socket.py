@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -23,8 +23,20 @@ from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.frames import Message
 from rrfp_jax.runtime.run.join import own_address
 from rrfp_jax.runtime.run.waits import pause
-from rrfp_jax.runtime.run.world import START_SECONDS, World
-from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Witness, specs_of
+from rrfp_jax.runtime.run.world import START_SECONDS
+from rrfp_jax.runtime.transport.protocol import (
+    UNOBSERVED,
+    Arrival,
+    BetweenProcesses,
+    Connected,
+    Ends,
+    Key,
+    Messages,
+    Offers,
+    Rounds,
+    TransferObserver,
+    specs_of,
+)
 
 UUID_BITS = 63
 
@@ -56,30 +68,20 @@ class _Pull(NamedTuple):
     arrays: Sequence[jax.Array]
 
 
-class SocketTransport:
+class SocketTransport(BetweenProcesses):
     """Offers to and pulls from the other processes of a run. Made by all of them together.
-
-    Args:
-        world: the run.
-        receivers: by stage replica (see `Layout`), the ranks to which this process sends what is for it,
-            each a copy.
 
     Raises:
         TrainingError: the transfer server cannot be started.
     """
 
-    def __init__(self, world: World, receivers: Sequence[Sequence[int]]) -> None:
+    def __init__(self, ends: Ends) -> None:
+        world = ends.world
         assert world.mailbox is not None
-        self._world, self._mailbox, self._receivers = world, world.mailbox, receivers
-        self._round = 0
-        self._witness: Witness = NOBODY
-        self._over = False  # the round was broken off
-        self._shardings: Mapping[int, Sequence[SingleDeviceSharding]] = {}
-        # What came for a round that has not begun here.
-        self._early: list[tuple[Callable[..., None], int, Message]] = []
-        self._offered: set[Key] = set()  # in this round
+        self._world, self._mailbox, self._receivers = world, world.mailbox, ends.receivers
+        self._shardings = {s: list(map(SingleDeviceSharding, own)) for s, own in ends.devices.items()}
+        self._offers, self._rounds = Offers(), Rounds()
         self._held: dict[int, Key] = {}  # by uuid what has not been delivered
-        self._left: dict[Key, int] = {}  # to how many ranks not yet
         self._pulls: dict[Key, _Pull] = {}  # the producer is still running
         self._moving: dict[Key, tuple[_Pull, float, float]] = {}  # pull; ended, heard of that (s)
         # Other transports of this run have other numbers; a process that is ahead may soon send to this one.
@@ -91,25 +93,22 @@ class SocketTransport:
         addresses = world.gather("addresses of the transfer servers", self._server.address(), START_SECONDS)
         self._connections = {r: self._server.connect(addresses[r]) for r in self._mailbox.ranks}
 
-    def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
-        """See `Transport.begin`."""
-        self._round, self._over, self._witness = round, False, witness
-        self._shardings = {stage: list(map(SingleDeviceSharding, own)) for stage, own in devices.items()}
-        self._offered.clear()
-        early, self._early = self._early, []
-        for handler, rank, message in early:
+    @classmethod
+    def connect(cls, ends: Ends) -> Connected:
+        return Connected(cls(ends), "by sockets, through hosts")
+
+    def reserve(self, messages: Messages) -> Mapping[int, int]:
+        """Nothing is kept."""
+        return {}
+
+    def begin(self, round: int, observer: TransferObserver = UNOBSERVED) -> None:
+        self._offers.begin(round, observer)
+        for handler, rank, message in self._rounds.begin(round):
             handler(rank, message)
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
-        """See `Transport.offer`."""
-        if key in self._offered:
-            raise ValueError(f"{key} has been offered before")
-        self._offered.add(key)
         receivers = self._receivers[key.stage]
-        if not receivers:  # they get it from other ranks of the stage
-            self._witness.delivered(key)
-            return
-        self._left[key] = len(receivers)
+        self._offers.add(key, len(receivers))
         specs = specs_of(arrays)
         full = [array for array in arrays if array.size]
         for rank in receivers:
@@ -120,7 +119,6 @@ class SocketTransport:
             self._mailbox.post(rank, Offer(uuid, key, list(specs)), self._number)
 
     def produced(self, key: Key, at: float) -> None:
-        """See `Transport.produced`."""
         for rank in self._receivers[key.stage]:
             self._mailbox.post(rank, Done(key, at + self._world.clock[0]), self._number)
 
@@ -142,34 +140,31 @@ class SocketTransport:
                 arrived.append(Arrival(key, pull.arrays, ended))
         return arrived
 
-    def patience(self) -> float | None:
-        """See `Transport.patience`."""
+    def seconds_until_poll(self) -> float | None:
         if not self._moving:
             return None
         return pause(perf_counter() - max(heard for _, _, heard in self._moving.values()))
 
-    def end(self) -> None:
-        """See `Transport.end`."""
-        self._witness = NOBODY
-
-    def reset(self) -> None:
-        """See `Transport.reset`. What other processes were offered stays with the server until they pull."""
-        self._over, self._witness = True, NOBODY
-        self._pulls.clear()
-        self._moving.clear()
+    def finish(self, *, broken: bool = False) -> None:
+        """What other processes were offered stays with the server until they pull."""
+        self._offers.finish()
+        if broken:
+            self._rounds.over = True
+            self._pulls.clear()
+            self._moving.clear()
 
     def close(self) -> None:
-        """See `Transport.close`. What still comes, as of a process that is a little behind, is dropped."""
+        """What still comes, as of a process that is a little behind, is dropped."""
         self._mailbox.off(self._number)
 
     def _on_offer(self, rank: int, offer: Offer) -> None:
         key = offer.key
-        if self._is_untimely(key, self._on_offer, rank, offer):
+        if not self._rounds.takes(key, (self._on_offer, rank, offer)):
             return
         if key in self._pulls or key in self._moving:
             raise TrainingError(f"the input of {key.input} was offered twice by {self._world.describe(rank)}")
         self._pulls[key] = _Pull(rank, offer.uuid, self._pull(rank, offer))
-        self._witness.coming(key)
+        self._offers.observer.coming(key)
 
     def _pull(self, rank: int, offer: Offer) -> Sequence[jax.Array]:
         """Begin a transfer. Arrays without elements are made here: a pull of such would never end."""
@@ -184,23 +179,11 @@ class SocketTransport:
 
     def _on_done(self, rank: int, done: Done) -> None:
         key = done.key
-        if not self._is_untimely(key, self._on_done, rank, done):
+        if self._rounds.takes(key, (self._on_done, rank, done)):
             self._moving[key] = self._pulls.pop(key), done.ended - self._world.clock[0], perf_counter()
 
     def _on_delivered(self, rank: int, delivered: Delivered) -> None:
-        key = self._held.pop(delivered.uuid)
-        self._left[key] -= 1
-        if self._left[key]:
-            return
-        del self._left[key]
-        if key.round == self._round:
-            self._witness.delivered(key)
-
-    def _is_untimely(self, key: Key, handler: Callable[..., None], rank: int, message: Message) -> bool:
-        """Whether a message is not for this round; one for a later round, by a process ahead, is kept."""
-        if key.round > self._round:
-            self._early.append((handler, rank, message))
-        return self._over or key.round != self._round
+        self._offers.delivered(self._held.pop(delivered.uuid))
 
     def _verify(self, key: Key, pull: _Pull) -> None:
         """A transfer that failed is ready, too, and raises only when read."""

@@ -251,7 +251,7 @@ def an_input_taken_twice(original: Any) -> Any:
 )
 def offered_twice(original: Any) -> Any:
     def offer(self: Any, key: Any, arrays: Any) -> None:
-        self._offered.discard(key)
+        self._offers._offered.discard(key)
         original(self, key, arrays)
 
     return offer
@@ -260,9 +260,9 @@ def offered_twice(original: Any) -> Any:
 @row(
     bug="A message for the next step is taken for one of this step.",
     source=OURS,
-    target="rrfp_jax.runtime.transport.socket:SocketTransport._is_untimely",
+    target="rrfp_jax.runtime.transport.protocol:Rounds.takes",
     here="Messages carry the number of their round; what is early is kept, what is late is dropped.",
     tests=["tests/runtime/test_transport.py::test_a_process_that_is_ready_first_may_send_at_once"],
 )
 def a_message_of_another_step(original: Any) -> Any:
-    return lambda self, key, handler, rank, message: self._over
+    return lambda self, key, message: not self.over

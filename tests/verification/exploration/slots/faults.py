@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rrfp_jax.runtime.transport.nixl.messages import Ask, Granted, Written
-from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline, Receiver
-from rrfp_jax.runtime.transport.nixl.sender import Say, Sender
-from rrfp_jax.runtime.transport.nixl.slots import Places, Slots
+from rrfp_jax.nixl.messages import Ask, Granted, Say, Written
+from rrfp_jax.nixl.receiver import Copy, Receiver
+from rrfp_jax.nixl.sender import Sender
+from rrfp_jax.nixl.slots import Slots, SlotTable
 from tests.verification.exploration.slots.world import Case, Makers
 
 
@@ -105,7 +105,7 @@ class IsSilent(Receiver):
     """Tells nobody that a message is unwanted."""
 
     def _discard(self) -> Any:
-        return [one for one in super()._discard() if not isinstance(one, Decline)]
+        return [one for one in super()._discard() if not isinstance(one, Say)]
 
 
 class TakesAnyRound(Receiver):
@@ -124,9 +124,9 @@ class TakesEarly(Receiver):
     """Copies what is for a later round."""
 
     def _take(self, rank: int, said: Written) -> Any:
-        round, self._round = self._round, max(self._round, said.key.round)
+        round, self._rounds.number = self._rounds.number, max(self._rounds.number, said.key.round)
         done = super()._take(rank, said)
-        self._round = round
+        self._rounds.number = round
         return done
 
 
@@ -138,7 +138,7 @@ class TakesWhatIsNowhere(Receiver):
             super()._check_place(rank, said, size)
 
 
-class GivesAll(Places):
+class GivesAll(SlotTable):
     """Keeps no slot for those who ask."""
 
     def release(self, number: int) -> Any:
@@ -150,7 +150,7 @@ class GivesAll(Places):
         return done
 
 
-class GivesTheLost(Places):
+class GivesTheLost(SlotTable):
     """The slots of who is gone go to others."""
 
     def lost(self, rank: int) -> None:
@@ -160,7 +160,7 @@ class GivesTheLost(Places):
         super().lost(rank)
 
 
-class AnyonesPlaces(Places):
+class AnyonesPlaces(SlotTable):
     """Everybody has every place."""
 
     def get(self, number: int) -> Any:
@@ -177,7 +177,7 @@ class NeverGrows(Slots):
         return super().take(slot)
 
 
-def _with(places: type[Places]) -> type[Receiver]:
+def _with(places: type[SlotTable]) -> type[Receiver]:
     """A receiver with other places."""
 
     class Changed(Receiver):

@@ -6,8 +6,8 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from rrfp_jax.runtime.transport.nixl.copies import ALIGNMENT
-from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
+from rrfp_jax.nixl.memory import ALIGNMENT
+from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
 from tests.verification.exploration.slots.world import RECEIVER, STAGE, World, message_key
 from tests.verification.exploration.witness import require
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from rrfp_jax.runtime.transport.nixl.copies import ALIGNMENT
-from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
-from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline
-from rrfp_jax.runtime.transport.nixl.sender import Say, Write
-from rrfp_jax.runtime.transport.nixl.slots import Give, Grow
+from rrfp_jax.nixl.memory import ALIGNMENT
+from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Say, Written
+from rrfp_jax.nixl.receiver import Copy
+from rrfp_jax.nixl.sender import Write
+from rrfp_jax.nixl.slots import Give, Grow
 from tests.verification.exploration.slots.world import RECEIVER, Content, End, Live, World, message_key
 from tests.verification.exploration.witness import Broken, require
 
@@ -173,7 +173,7 @@ class _Moves:
                 self.w.live |= {Live(one.place, one.rank, one.slot, one.number)}
                 at = ((one.slot, 0),)
                 self._say(one.rank, Granted(one.place, one.stage, one.number, one.room, at))
-            elif isinstance(one, Decline):
+            elif isinstance(one, Say):
                 self._say(one.rank, one.message)
             else:
                 self._copy(one)
@@ -240,7 +240,7 @@ class _Moves:
         contents = self.w.contents
         self.w.contents = (*contents[:slot], content, *contents[slot + 1 :])
 
-    def _say(self, rank: int, message: Granted | Unwanted) -> None:
+    def _say(self, rank: int, message: Any) -> None:
         end = self.w.ends[rank - 1]
         if not end.dead:
             self._set(rank, inbox=(*end.inbox, message))

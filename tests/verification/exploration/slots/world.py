@@ -1,6 +1,6 @@
 """A receiver, its senders, what is under way between them, and what lies in the slots.
 
-Theory of operation. The real machines of `runtime/transport/nixl` are driven (`moves.py`). Around them is
+Theory of operation. The real machines of `rrfp_jax/nixl` are driven (`moves.py`). Around them is
 all that a transport adds: channels in order, writes and copies that take their time, programs that end when
 they like, rounds, resets, deaths. What is written is followed by rules of its own: a slot that is being
 written belongs to that write alone; what is copied must be whole, and stays until the copy has ended. A
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rrfp_jax.core.tasks import Direction, Input
-from rrfp_jax.runtime.transport.nixl.copies import ALIGNMENT
-from rrfp_jax.runtime.transport.nixl.receiver import Home, Receiver
-from rrfp_jax.runtime.transport.nixl.sender import Sender
-from rrfp_jax.runtime.transport.nixl.slots import Slots
+from rrfp_jax.nixl.memory import ALIGNMENT
+from rrfp_jax.nixl.receiver import Home, Receiver
+from rrfp_jax.nixl.sender import Sender
+from rrfp_jax.nixl.slots import Slots
 from rrfp_jax.runtime.transport.protocol import Key
 
 RECEIVER = 0

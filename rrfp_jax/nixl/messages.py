@@ -32,43 +32,30 @@ notifications are not used: nothing can sleep on them, and whoever reaches its p
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from rrfp_jax.runtime.run.frames import Message
 from rrfp_jax.runtime.transport.protocol import Key, Specs
 
 
 class Ask(Message, frozen=True):
-    """Arrays are being computed for an input, and need a place.
+    """Arrays, not all of them empty, are being computed for an input and need a place."""
 
-    Attributes:
-        number: of the message; the sender counts up.
-        specs: of the arrays, which are not all empty.
-        returned: places given ahead that are too small, and are not used any more.
-    """
-
-    number: int
+    number: int  # of the message; the sender counts up
     key: Key
     specs: Specs
-    returned: tuple[int, ...]
+    returned: tuple[int, ...]  # places given ahead that are too small, and are not used any more
 
 
 class Granted(Message, frozen=True):
-    """A place to write to, once.
-
-    Attributes:
-        place: its number.
-        stage: whose input may be written there (its stage replica, see `Layout`).
-        number: of the message that asked; None if it is given ahead.
-        room: bytes that fit, on each device.
-        at: where, on each of the stage's devices in turn: an address, and the device's id there.
-        metadata: what the sender's agent must know of this memory, if that is new.
-    """
+    """A place to write to, once."""
 
     place: int
-    stage: int
-    number: int | None
-    room: int
-    at: tuple[tuple[int, int], ...]
-    metadata: bytes = b""
+    stage: int  # whose input may be written there (its stage replica, see `Layout`)
+    number: int | None  # of the message that asked; None if it is given ahead
+    room: int  # bytes that fit, on each device
+    at: tuple[tuple[int, int], ...]  # on each of the stage's devices: an address, and the device's id there
+    metadata: bytes = b""  # what the sender's agent must know of this memory, if that is new
 
 
 class Unwanted(Message, frozen=True):
@@ -78,17 +65,12 @@ class Unwanted(Message, frozen=True):
 
 
 class Written(Message, frozen=True):
-    """A message is complete.
+    """A message is complete."""
 
-    Attributes:
-        place: where it is; None if it has no bytes.
-        ended: when its program ended (s, on rank 0's clock).
-    """
-
-    place: int | None
+    place: int | None  # None if it has no bytes
     key: Key
     specs: Specs
-    ended: float
+    ended: float  # when its program ended (s, on rank 0's clock)
 
 
 class Dropped(Message, frozen=True):
@@ -97,12 +79,15 @@ class Dropped(Message, frozen=True):
     number: int
 
 
-class Refused(Exception):
-    """Something was said that nobody may say. The machine is as it was before.
+class Say(NamedTuple):
+    """An instruction of a machine: send a message to a rank."""
 
-    Attributes:
-        rank: who said it.
-    """
+    rank: int
+    message: Ask | Written | Dropped | Unwanted
+
+
+class Refused(Exception):
+    """A rank said something that it may not say. The machine is as it was before."""
 
     def __init__(self, rank: int, sentence: str) -> None:
         super().__init__(sentence)

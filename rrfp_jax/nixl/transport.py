@@ -7,23 +7,38 @@ that before whatever takes the arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
 
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.nixl.agent import Agent, Peers, WriteFailed
+from rrfp_jax.nixl.memory import ALIGNMENT, Copiers, Slabs, groups_of, messages_to, room_for, slot_size
+from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Say, Unwanted, Written
+from rrfp_jax.nixl.receiver import Copy, Home, Receiver
+from rrfp_jax.nixl.sender import Release, Sender, Write
+from rrfp_jax.nixl.slots import SLOTS, Give, Grow, Slots
+from rrfp_jax.nixl.trial import meet, speeds
+from rrfp_jax.nixl.writes import FailedWrite, Writes
 from rrfp_jax.runtime.run.frames import Message
 from rrfp_jax.runtime.run.waits import pause
-from rrfp_jax.runtime.run.world import START_SECONDS, World
-from rrfp_jax.runtime.transport.nixl.agent import Agent, Peers, WriteFailed
-from rrfp_jax.runtime.transport.nixl.copies import Copies
-from rrfp_jax.runtime.transport.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
-from rrfp_jax.runtime.transport.nixl.receiver import Copy, Decline, Receiver, Slabs
-from rrfp_jax.runtime.transport.nixl.sender import Delivered, Failed, Forget, Say, Sender, Write, Writes
-from rrfp_jax.runtime.transport.nixl.slots import SLOTS, Foreseen, Give, Grow, Slots
-from rrfp_jax.runtime.transport.protocol import NOBODY, Arrival, Devices, Key, Specs, Witness, specs_of
+from rrfp_jax.runtime.run.world import START_SECONDS
+from rrfp_jax.runtime.transport.protocol import (
+    UNOBSERVED,
+    Arrival,
+    BetweenProcesses,
+    Connected,
+    Devices,
+    Ends,
+    Key,
+    Messages,
+    Offers,
+    OneArrayCompiler,
+    TransferObserver,
+    specs_of,
+)
 
 
 class Ended(Message, frozen=True):
@@ -35,41 +50,25 @@ class _Sent(NamedTuple):
     arrays: Sequence[jax.Array]
 
 
-class NixlTransport:
-    """Offers to, and takes from, the other processes of a run. Made by all of them together.
+class NixlTransport(BetweenProcesses):
+    """Offers to, and takes from, the other processes of a run. Made by all of them together."""
 
-    Args:
-        world: the run.
-        receivers: by stage replica (see `Layout`), the ranks to which this process sends what is for it.
-        devices: of this process's stages.
-        agent: of this process.
-        peers: the other processes' agents.
-        foreseen: of messages to this process.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        receivers: Sequence[Sequence[int]],
-        devices: Devices,
-        agent: Agent,
-        peers: Peers,
-        foreseen: Foreseen,
-    ) -> None:
+    def __init__(self, ends: Ends, agent: Agent, peers: Peers) -> None:
+        world = ends.world
         assert world.mailbox is not None
-        self._world, self._mailbox, self._receivers = world, world.mailbox, receivers
-        self._agent, self._peers = agent, peers
+        self._world, self._mailbox, self._receivers = world, world.mailbox, ends.receivers
+        self._agent, self._peers, self._devices = agent, peers, ends.devices
         self._writes = Writes(agent, peers, self._leave_end)
-        self._slabs = Slabs(agent, devices, foreseen, SLOTS)
-        self._slabs.prepare(foreseen.messages)
-        self._receiver = Receiver(list(map(Slots, self._slabs.sizes)), self._slabs.homes)
+        self._slabs, self._reserved = Slabs(agent, ends.devices, ends.compiler, SLOTS), False
+        groups = self._slabs.groups
+        homes = {stage: Home(groups.index((*own,)), len(own)) for stage, own in ends.devices.items()}
+        self._receiver = Receiver([Slots([0] * SLOTS) for _ in groups], homes)
         self._sender = Sender()
         self._round = 0
-        self._witness: Witness = NOBODY
-        self._offered: dict[Key, list[int]] = {}  # in this round: the numbers of its messages
+        self._offers = Offers()
+        self._numbers: dict[Key, list[int]] = {}  # of the messages to each receiver, in this round
         self._sent: dict[int, _Sent] = {}  # by number, what has not ended
-        self._left: dict[Key, int] = {}  # to how many ranks not yet
-        self._copies = Copies()
+        self._copies: dict[int, tuple[Sequence[jax.Array], float]] = {}  # by place: tokens, beginning (s)
         self._arrived: list[Arrival] = []
         self._gone: set[int] = set()  # who is lost, or has ended
         self._told: set[int] = set()  # whom this process has said that it has ended, or writes to no more
@@ -79,32 +78,51 @@ class NixlTransport:
             self._mailbox.on(kind, handler, self._number)
         world.gather("everybody's slots", None, START_SECONDS)  # from now on others may send to this one
 
-    def prepare(self, messages: Mapping[int, Collection[Specs]]) -> None:
-        """Compile what copies such messages out of slots, by stage, if that has not been done."""
-        self._slabs.prepare(messages)
+    @classmethod
+    def connect(cls, ends: Ends) -> Connected:
+        met = meet(ends.world, ends.devices, ends.neighbours)
+        return Connected(cls(ends, met.agent, met.peers), "by NIXL", speeds(met.edges))
 
-    def slot_bytes(self) -> Mapping[int, int]:
-        """What slots take of a device's memory; see `Slabs.nbytes`."""
+    @staticmethod
+    def reserved_bytes(largest: int) -> int:
+        return SLOTS * (room_for(largest) + ALIGNMENT)
+
+    @staticmethod
+    def compile_ahead(
+        devices: Devices, compiler: OneArrayCompiler, first: Messages, later: Messages
+    ) -> Mapping[int, int]:
+        copiers = Copiers(compiler)
+        kept: dict[int, int] = {}
+        for group in groups_of(devices):
+            messages = messages_to(first, devices, group)
+            size = slot_size(messages, group) + ALIGNMENT
+            copiers.prepare(group, {size}, messages + messages_to(later, devices, group))
+            kept |= {stage: SLOTS * size for stage in devices if (*devices[stage],) == group}
+        return kept
+
+    def reserve(self, messages: Messages) -> Mapping[int, int]:
+        """The first messages say how large slots are at the beginning."""
+        if not self._reserved:
+            self._reserved = True
+            for slab, group in enumerate(self._slabs.groups):
+                size = slot_size(messages_to(messages, self._devices, group), group)
+                self._carry_out(self._receiver.reserve(slab, size))
+        self._slabs.prepare(messages)
         return self._slabs.nbytes()
 
-    def begin(self, round: int, devices: Devices, witness: Witness = NOBODY) -> None:
-        """See `Transport.begin`. The devices are those that it was made for."""
-        self._round, self._witness = round, witness
-        self._offered.clear()
+    def begin(self, round: int, observer: TransferObserver = UNOBSERVED) -> None:
+        if not self._reserved:
+            self.reserve({})
+        self._round = round
+        self._offers.begin(round, observer)
+        self._numbers.clear()
         self._agent.check_strangers()
         self._carry_out(self._receiver.begin(round))
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
-        """See `Transport.offer`."""
-        if key in self._offered:
-            raise ValueError(f"{key} has been offered before")
         receivers = self._receivers[key.stage]
-        numbers = self._offered[key] = []
-        if not receivers:  # they get it from other ranks of the stage
-            self._witness.delivered(key)
-            return
-        self._left[key] = len(receivers)
-        specs = specs_of(arrays)
+        self._offers.add(key, len(receivers))
+        numbers, specs = self._numbers.setdefault(key, []), specs_of(arrays)
         for rank in receivers:
             number, done = self._sender.offer(rank, key, specs)
             numbers.append(number)
@@ -112,12 +130,11 @@ class NixlTransport:
             self._carry_out(done)
 
     def produced(self, key: Key, at: float) -> None:
-        """See `Transport.produced`."""
-        for number in self._offered.get(key, ()):
+        for number in self._numbers.get(key, ()):
             self._carry_out(self._sender.produced(number, at + self._world.clock[0]))
 
     def poll(self) -> list[Arrival]:
-        """See `Transport.poll`.
+        """Complete what can be.
 
         Raises:
             PeerLost: a process of the run is gone.
@@ -128,32 +145,30 @@ class NixlTransport:
             for rank in self._mailbox.membership.gone.keys() - self._gone:
                 self._forget(rank)
             self._mailbox.membership.require_all()
-        for place in self._copies.ended() if self._copies else ():
-            self._carry_out(self._receiver.copied(place))
+        for place, (tokens, _) in list(self._copies.items()) if self._copies else ():
+            if all(token.is_ready() for token in tokens):  # type: ignore[attr-defined]
+                del self._copies[place]
+                self._carry_out(self._receiver.copied(place))
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def patience(self) -> float | None:
-        """See `Transport.patience`. Of a copy nobody need hear unless its slot is awaited."""
+    def seconds_until_poll(self) -> float | None:
+        """The end of a copy need not be noticed unless its slot is awaited."""
         if self._arrived:
             return 0.0
         if not (self._copies and self._receiver.awaited):
             return None
-        return pause(perf_counter() - self._copies.since)
+        return pause(perf_counter() - max(began for _, began in self._copies.values()))
 
-    def end(self) -> None:
-        """See `Transport.end`."""
-        self._witness = NOBODY
-
-    def reset(self) -> None:
-        """See `Transport.reset`."""
-        self._witness = NOBODY
-        self._arrived.clear()
-        self._carry_out(self._receiver.reset())
-        self._carry_out(self._sender.reset(self._round))
+    def finish(self, *, broken: bool = False) -> None:
+        self._offers.finish()
+        if broken:
+            self._arrived.clear()
+            self._carry_out(self._receiver.reset())
+            self._carry_out(self._sender.reset(self._round))
 
     def close(self) -> None:
-        """See `Transport.close`. Slots stay until nobody can write to them any more."""
+        """Slots stay until nobody can write to them any more."""
         if not self._closed:
             self._closed = True
             self._writes.close()
@@ -226,12 +241,12 @@ class NixlTransport:
     def _carry_out(self, done: Sequence[Any]) -> None:
         for one in done:
             match one:
-                case Say() | Decline():
+                case Say():
                     self._mailbox.post(one.rank, one.message, self._number)
                 case Write():
                     self._write(one)
-                case Delivered() | Forget():
-                    self._let_arrays_go(one.number)
+                case Release():
+                    self._offers.delivered(self._sent.pop(one.number).key)
                 case Give():
                     self._mailbox.post(one.rank, self._slabs.granted(one), self._number)
                 case Copy():
@@ -240,16 +255,16 @@ class NixlTransport:
                     self._slabs.grow(one)
 
     def _copy(self, copy: Copy) -> None:
-        self._witness.coming(copy.key)
-        arrays, ended = self._slabs.copy(copy)
+        self._offers.observer.coming(copy.key)
+        arrays, ended = self._slabs.copy(copy.slab, copy.slot, copy.specs)
         if copy.place is not None:
-            self._copies.begin(copy.place, ended)
+            self._copies[copy.place] = ended, perf_counter()
         self._arrived.append(Arrival(copy.key, arrays, copy.ended - self._world.clock[0]))
 
     def _write(self, write: Write) -> None:
         try:
             ended = self._writes.begin(write, *self._sent[write.number])
-        except Failed as failed:
+        except FailedWrite as failed:
             raise self._error(failed) from None
         if ended:
             self._carry_out(self._sender.complete(write.number))  # first: somebody waits for it
@@ -262,7 +277,7 @@ class NixlTransport:
     def _on_end_of_write(self, number: int, _: None) -> None:
         try:
             rank = self._writes.end(number)
-        except Failed as failed:
+        except FailedWrite as failed:
             if failed.rank in self._gone or self._closed:
                 return
             raise self._error(failed) from None
@@ -271,15 +286,7 @@ class NixlTransport:
             self._tell_ended({rank})
             self._let_go()
 
-    def _let_arrays_go(self, number: int) -> None:
-        key, _ = self._sent.pop(number)
-        self._left[key] -= 1
-        if not self._left[key]:
-            del self._left[key]
-            if key.round == self._round:
-                self._witness.delivered(key)
-
-    def _error(self, failed: Failed) -> TrainingError:
+    def _error(self, failed: FailedWrite) -> TrainingError:
         """A write has failed, perhaps since its receiver is gone, of which one hears a little later."""
         self._mailbox.hear_of_losses()
         to = self._world.describe(failed.rank)

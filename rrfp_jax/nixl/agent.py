@@ -40,12 +40,7 @@ class WriteFailed(Exception):
 
 
 class Memory(NamedTuple):
-    """A stretch of memory.
-
-    Attributes:
-        address, size: in bytes.
-        device: its number, for device memory; 0 for the host's.
-    """
+    """A stretch of memory, in bytes; `device` is 0 for the host's."""
 
     address: int
     size: int
@@ -60,14 +55,7 @@ class Stretch(NamedTuple):
 
 
 def bindings(here: bool = False) -> ModuleType:
-    """NIXL, as far as it is installed.
-
-    Args:
-        here: whether all other processes are on this machine.
-
-    Raises:
-        Absent: it is not, or cannot be loaded.
-    """
+    """NIXL, or `Absent`; `here` says whether all other processes are on this machine."""
     ENVIRONMENT.setdefault("UCX_LOG_LEVEL", "error")  # its warnings go to standard output
     if here:
         ENVIRONMENT.setdefault(NETWORKS, LOOPBACK)  # else it listens on all networks
@@ -81,15 +69,11 @@ def bindings(here: bool = False) -> ModuleType:
 
 
 class Agent:
-    """This process's agent, over UCX.
+    """This process's agent, over UCX; its name nobody can guess. What fails raises `WriteFailed`.
 
     Args:
         on_devices: whether memory is that of GPUs.
         here: whether all other processes are on this machine.
-
-    Attributes:
-        name: by which other agents know it; nobody can guess it.
-        on_devices, here: as given.
 
     Raises:
         Absent: NIXL or its UCX is not here.
@@ -117,14 +101,7 @@ class Agent:
             return bytes(self._agent.getLocalMD())
 
     def meet(self, metadata: bytes) -> str:
-        """Know another agent, or more of its memory, until `forget`.
-
-        Returns:
-            Its name.
-
-        Raises:
-            WriteFailed: it cannot be reached.
-        """
+        """Know another agent, or more of its memory, until `forget`; its name."""
         return str(self.call(self._agent.loadRemoteMD, metadata).decode())
 
     def forget(self, name: str) -> None:
@@ -132,11 +109,7 @@ class Agent:
         self.call(self._agent.invalidateRemoteMD, name)
 
     def register(self, memory: Sequence[Memory]) -> None:
-        """Let memory be written from, or to.
-
-        Raises:
-            WriteFailed: it cannot be.
-        """
+        """Let memory be written from, or to."""
         with self._lock:
             new = [each for each in dict.fromkeys(memory) if not self._known[each]]
             if new:
@@ -159,19 +132,11 @@ class Agent:
                 self._agent.deregisterMem(self._list(gone), self._backends)
 
     def write(self, to: str, stretches: Sequence[Stretch]) -> Writing:
-        """Begin to write from registered memory into that of another agent.
-
-        Raises:
-            WriteFailed: it cannot be reached, or has no such memory.
-        """
+        """Begin to write from registered memory into that of another agent."""
         return Writing(self, self.call(self._request, to, stretches))
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function of the agent gives.
-
-        Raises:
-            WriteFailed: it fails.
-        """
+        """What a function of the agent gives."""
         try:
             with self._lock:
                 return function(*arguments)
@@ -179,11 +144,7 @@ class Agent:
             raise WriteFailed(str(error)) from None
 
     def progress(self, request: int, begin: bool) -> bool:
-        """Begin a write, or look at it; whether it has ended, and then it is let go.
-
-        Raises:
-            WriteFailed: it will never end well.
-        """
+        """Begin a write, or look at it; whether it has ended, and then it is let go."""
         status = self.call(self._agent.postXferReq if begin else self._agent.getXferStatus, request)
         if status not in (self._nixl.NIXL_SUCCESS, self._nixl.NIXL_IN_PROG):
             raise WriteFailed(str(status))
@@ -220,33 +181,20 @@ class Agent:
 
 
 class Peers:
-    """The agents of the other processes, each met when it is first needed.
-
-    Args:
-        agent: of this process.
-        metadata: of the others' agents, by rank.
-    """
+    """The agents of the other processes, by rank, each met when it is first needed."""
 
     def __init__(self, agent: Agent, metadata: Mapping[int, bytes]) -> None:
         self._agent, self._metadata = agent, metadata
         self._names: dict[int, str] = {}
 
     def name(self, rank: int) -> str:
-        """Of a rank's agent.
-
-        Raises:
-            WriteFailed: it cannot be met.
-        """
+        """The name of a rank's agent."""
         if rank not in self._names:
             self._names[rank] = self._agent.meet(self._metadata[rank])
         return self._names[rank]
 
     def know(self, rank: int, metadata: bytes) -> None:
-        """Of more of its memory; NIXL must have met it before.
-
-        Raises:
-            WriteFailed: it cannot be met, or speaks for another.
-        """
+        """Know more of a rank's memory; NIXL must have met its agent before."""
         name = self.name(rank)
         if self._agent.meet(metadata) != name:
             raise WriteFailed("what it tells is of another agent")
@@ -266,10 +214,6 @@ class Writing:
         self._ended = agent.progress(request, True)
 
     def has_ended(self) -> bool:
-        """Whether all is at its destination.
-
-        Raises:
-            WriteFailed: it never will be.
-        """
+        """Whether all is at its destination."""
         self._ended = self._ended or self._agent.progress(self._request, False)
         return self._ended
