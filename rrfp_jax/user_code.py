@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import traceback
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from rrfp_jax.authors import author_of
 from rrfp_jax.errors import TrainingError, UsageError, text_of
 from rrfp_jax.printing import settle_streams, warn
-
-OURS = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def _shown(code: object) -> str:
 def own_traceback(raised: BaseException) -> str:
     """The frames from the first one on that is not ours, each line after a line break."""
     frames = [f for f in traceback.extract_tb(raised.__traceback__) if not f.filename.startswith("<frozen")]
-    first = next((i for i, f in enumerate(frames) if not f.filename.startswith(OURS)), len(frames))
+    first = next((i for i, f in enumerate(frames) if author_of(f.filename) != "ours"), len(frames))
     lines = traceback.StackSummary.from_list(frames[first:]).format()  # long recursions are folded
     if isinstance(raised, SyntaxError):
         lines += traceback.format_exception_only(raised)

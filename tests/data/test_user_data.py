@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.user_code import own_traceback
 from tests.support import toy
 from tests.train.test_processes import command
 
@@ -149,6 +150,14 @@ def test_what_data_raises_is_told_with_step_and_their_own_traceback(fail, said, 
     text = str(raised.value)
     assert f"in {fail.__name__}" in text and f"in {where}" in text
     assert str(ROOT / "rrfp_jax") not in text, text  # only their files
+
+
+def test_a_folder_whose_name_begins_like_the_package_is_the_users():
+    file = str(ROOT / "rrfp_jax_models" / "theirs.py")
+    with pytest.raises(OSError, match="disk") as raised:
+        exec(compile("def read():\n    raise OSError('disk')\nread()", file, "exec"), {})
+    without_this_test = raised.value.with_traceback(raised.value.__traceback__.tb_next)
+    assert file in own_traceback(without_this_test)
 
 
 def test_what_the_data_itself_refuses_stays_a_refusal():

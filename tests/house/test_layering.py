@@ -25,7 +25,7 @@ ARROWS = {
     "errors": set(),
     "files": set(),
     "json_files": {"fields", "files"},
-    "user_code": {"errors", "printing"},
+    "user_code": {"authors", "errors", "printing"},
     "fields": {"errors"},
     "printing": set(),
     "progress": set(),

@@ -100,6 +100,11 @@ def refusal(make):
             "layer(Random): do not pass rngs: each stage makes its own",
         ),
         (lambda: rrfp.layer(Random, WIDTH, rngs=nnx.Rngs(0)), "do not pass rngs"),
+        (
+            lambda: rrfp.layer(Random, WIDTH, init=none),
+            "init= is for pure functions; Random makes its parameters itself and takes no keyword named init",
+        ),
+        (lambda: rrfp.layer(LinenNoMicrobatch(3), init=none), "layer(LinenNoMicrobatch, init=<function none"),
         (lambda: rrfp.layer(Wrong, WIDTH), "failed when it was called with what layer 0"),  # inside
     ],
 )
@@ -113,6 +118,14 @@ def test_a_class_without_random_numbers_is_given_none():
     trainer = toy.trainer(1, pipe=pipe, data=toy.microbatches(1))
     trainer.start()
     assert trainer.stage_params["2"]["scale"].tolist() == [2.0] * WIDTH
+
+
+def test_a_model_without_parameters_is_evaluated_but_not_trained():
+    pipe = rrfp.Pipeline([rrfp.layer(tokens_only)], lambda carry, mb: rrfp.Loss(1.0 * carry["tokens"].sum(), 1.0))
+    batch = toy.microbatches(1)
+    assert toy.trainer(1, pipe=pipe, optimizer=None).evaluate(batch).loss == batch[0]["tokens"].sum()
+    with pytest.raises(rrfp.UsageError, match="no parameter that it could update; give a layer parameters"):
+        toy.trainer(1, pipe=pipe, data=batch).start()
 
 
 def test_a_loss_that_takes_no_microbatch_is_refused():

@@ -244,6 +244,11 @@ def layer(
         from rrfp_jax.runtime.model import flax_layers
 
         if made := flax_layers.layer_of(name, factory, args, kwargs, repeat, call):
+            if init is not None:
+                raise UsageError(
+                    f"layer({name}, init={shown(init)}): init= is for pure functions; {name} makes its "
+                    f"parameters itself and takes no keyword named init: leave init= away"
+                )
             return made
     if call is not None:
         raise UsageError(

@@ -178,9 +178,14 @@ class WholeOptimizer:
             params: specs of what is updated of the whole model, {layer index as text: nested dict}.
 
         Raises:
-            UsageError: it is none, or does not work for these parameters.
+            UsageError: it is none, or does not work for these parameters, or there are none.
         """
         check_transformation(optimizer)
+        if not jax.tree.leaves(params):
+            raise UsageError(
+                "optimizer: the model has no parameter that it could update; give a layer parameters, such as "
+                "rrfp.layer(function, init=...), or no optimizer, Trainer(pipe), to evaluate only"
+            )
         try:
             state = jax.eval_shape(optimizer.init, params)
             for _ in range(_SETTLING):
