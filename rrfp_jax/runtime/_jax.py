@@ -59,12 +59,8 @@ def calls_python(lowered: jax.stages.Lowered) -> bool:
 def load_for(serialized: Any, made_for: Sequence[int], devices: Sequence[jax.Device]) -> jax.stages.Compiled:
     """A serialised program on other devices than it was compiled for, as many and of the same kind.
 
-    JAX takes programs from its own cache for other devices in the same way, on GPUs.
-
-    Args:
-        serialized: what `serialize_executable.serialize` has given.
-        made_for: ids of the devices that it was compiled for, in the order of its mesh.
-        devices: of this process, to take their places.
+    `serialized` is what `serialize_executable.serialize` gives. `devices` of this process take the places of
+    those with the ids `made_for`. JAX takes programs from its own cache for other devices in the same way.
     """
     client, count = devices[0].client, len(devices)
     ids = np.array([[device.id for device in devices]])
@@ -119,14 +115,7 @@ def scan_counts(equation: JaxprEqn) -> tuple[int, int]:
 def scan_like(
     equation: JaxprEqn, body: ClosedJaxpr, operands: Sequence[Sequence[Any]], outputs: Sequence[Var]
 ) -> JaxprEqn:
-    """A scan of the same length and direction.
-
-    Args:
-        equation: the scan that it is like.
-        body: (constants, carried, scanned) -> (carried, stacked).
-        operands: these three.
-        outputs: the variables to define.
-    """
+    """A scan of the same length and direction, of a body (constants, carried, scanned) -> outputs."""
     constants, carried, scanned = map(list, operands)
     if "num_consts" in equation.params:  # jax 0.10
         layout = {"num_consts": len(constants), "num_carry": len(carried)}
@@ -168,15 +157,7 @@ def join_run(coordinator: str, processes: int, rank: int) -> None:
 
     Whatever proxy the environment names, the coordinator is called directly. JAX looks for no cluster: in a
     SLURM step it would let a process use the GPU that has its local rank among those that it sees, which is
-    none where each task sees its own only.
-
-    Args:
-        coordinator: host:port of the coordination service, which runs already, or will.
-        processes: in the run.
-        rank: of this process.
-
-    Raises:
-        RuntimeError: the service refuses this process.
+    none where each task sees its own only. Raises RuntimeError if the service refuses this process.
     """
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
@@ -248,20 +229,15 @@ def key_value_store() -> Any:
 
 
 def shards_of(array: jax.Array) -> Sequence[jax.Array]:
-    """What the devices of this process have of an array, in the order of its sharding.
+    """What this process's devices have of an array: `addressable_shards` at a fraction of its cost.
 
-    `addressable_shards` has the same at many times the cost; `addressable_data(i)` gives the first shard of a
-    whole array whatever is asked.
+    `addressable_data(i)` gives the first shard of a whole array whatever is asked.
     """
     return array._arrays  # type: ignore[no-any-return, attr-defined]
 
 
 class DeviceCopier:
-    """`jax.device_put` of arrays that each are on one device to others, at a tenth of its cost on the host.
-
-    Args:
-        devices: to which the arrays go in turn.
-    """
+    """`jax.device_put` of arrays on one device each to other devices in turn, at a tenth of its cost."""
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
         self._devices = [xla_client.DeviceList((device,)) for device in devices]
@@ -278,11 +254,7 @@ class DeviceCopier:
 
 
 class HostCopier:
-    """`jax.device_put` of NumPy arrays to one device, at a tenth of its cost on the host.
-
-    Args:
-        device: to which they go.
-    """
+    """`jax.device_put` of NumPy arrays to one device, at a tenth of its cost on the host."""
 
     def __init__(self, device: jax.Device) -> None:
         self._device, self._sharding = device, SingleDeviceSharding(device)
