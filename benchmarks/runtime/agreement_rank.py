@@ -140,7 +140,8 @@ def _figures(
 
 def main(file: Path, lengths: Sequence[float]) -> None:
     """All cases of this run's size of groups."""
-    layout = Mesh(pp=STAGES, tp=join().size // STAGES).lay_out()
+    world = join()
+    layout = Mesh(pp=STAGES, tp=world.size // STAGES).lay_out(world)
     remote = remote_of(layout, Placement(STAGES))
     found = []
     for case in cases(lengths):

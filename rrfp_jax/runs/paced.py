@@ -27,6 +27,7 @@ from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.runtime.engine.links import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.sim.choice import Auto, Candidate, choose
@@ -160,7 +161,7 @@ class PacedRun:
         if config.mesh.dp > 1:
             raise UsageError(f"mesh.dp={config.mesh.dp} with pace.workload: there are no gradients to add up")
         mesh = config.actual_mesh
-        layout, settings = mesh.lay_out(), config.settings.limited(workload.stages)
+        layout, settings = mesh.lay_out(join()), config.settings.limited(workload.stages)
         schedule = read_schedule(config.schedule)
         if isinstance(schedule, Auto):
             schedule = _chosen(schedule, workload, mesh, settings, layout.world.rank)

@@ -13,6 +13,7 @@ from rrfp_jax.runtime.engine.settings import check_jax_settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
+from rrfp_jax.runtime.run.join import join
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.train.auto_schedule import auto_schedule
@@ -33,14 +34,14 @@ def assemble(
     init: InitFunction | None,
     settings: Settings,
 ) -> Stepper:
-    """Lay the stages out on the mesh and join the other processes; the arguments are those of a Trainer.
+    """Join the other processes and lay the stages out on the mesh; the arguments are those of a Trainer.
 
     Raises:
-        UsageError: see `check_jax_settings`, `Mesh.lay_out`, `auto_schedule`, `auto_split`, `Engine`,
+        UsageError: see `check_jax_settings`, `join`, `Mesh.lay_out`, `auto_schedule`, `auto_split`, `Engine`,
             `rebalancing`.
     """
     check_jax_settings()
-    layout = mesh.lay_out()
+    layout = mesh.lay_out(join())
     layout.world.waits.stall_seconds = settings.execution.stall_seconds
     exchange = None
     if isinstance(schedule, Auto):

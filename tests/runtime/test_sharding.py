@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.engine.pacing import Delays
+from rrfp_jax.runtime.run.world import World
 from tests.support import toy
 from tests.support.sharded import data, leaves, pipeline, trainer, whole
 
@@ -141,7 +142,7 @@ def test_stages_that_share_any_device_take_turns():
     ],
 )
 def test_every_stage_has_devices_of_its_own(tp, places):
-    stage_meshes = rrfp.Mesh(pp=len(tp), tp=tp).lay_out().stage_meshes
+    stage_meshes = rrfp.Mesh(pp=len(tp), tp=tp).lay_out(World()).stage_meshes
     assert [[device.id for device in stage_mesh.devices] for stage_mesh in stage_meshes.values()] == places
 
 
@@ -271,7 +272,7 @@ def test_a_spec_that_is_none_is_refused():
 
 def test_one_stage_needs_different_devices():
     with pytest.raises(rrfp.UsageError, match="needs 8 different ones, and this process has 4"):
-        rrfp.Mesh(tp=8, share_devices=True).lay_out()
+        rrfp.Mesh(tp=8, share_devices=True).lay_out(World())
 
 
 def test_planned_orders_and_predicted_splits_know_no_replicas():

@@ -409,7 +409,7 @@ class Engine:
             self._add_replicas()
             ties.collect_gradients(self._ties, self.stages, self.driver.exchange)
         mine = run.results(self.stages, self.optimizers, self.layout, records)
-        told = mine if self.layout.told else None  # of every stage replica once
+        told = mine if self.layout.reported else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {run.phase} step {run.step}", told, records, run.step)
         results = [result for result in gathered if result is not None]
         return add_up(results, len(run.programs), run.recorded(results, self.layout), run.memory.totals)

@@ -86,7 +86,7 @@ class Layout:
         return self.group.index(self.world.rank)
 
     @property
-    def told(self) -> Collection[int]:
+    def reported(self) -> Collection[int]:
         """The stage replicas of which this process tells the others what all of their group know."""
         return self.stage_meshes.keys() if self.member == 0 else ()
 

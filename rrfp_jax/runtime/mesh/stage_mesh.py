@@ -24,11 +24,9 @@ Array: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Ends:
-    """How a virtual stage meets its neighbours.
+    """Whether the virtual stages before and after one are on stages with another number of devices.
 
-    Attributes:
-        before, after: whether the virtual stage there is on a stage with another number of devices. What
-            goes between them is whole on every device, and each process is sent one copy.
+    What goes between such stages is whole on every device, and each process is sent one copy.
     """
 
     before: bool = False
@@ -41,13 +39,7 @@ Shapes: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 
 @dataclass(frozen=True)
 class VirtualStage:
-    """Consecutive layers on one stage.
-
-    Attributes:
-        layers: their indices.
-        width: number of the stage's devices.
-        ends: how it meets its neighbours.
-    """
+    """Consecutive layers on one stage, which has `width` devices."""
 
     layers: range
     width: int
@@ -56,13 +48,9 @@ class VirtualStage:
 
 @dataclass(frozen=True)
 class StageMesh:
-    """Devices in the order of their mesh; at least one is this process's.
+    """Devices in the order of their mesh, replica by replica; at least one is this process's.
 
     On a single device nothing is spread, and its arrays are plain ones.
-
-    Attributes:
-        devices: replica by replica.
-        replicas: the size of the mesh's first axis.
     """
 
     devices: tuple[jax.Device, ...]
@@ -122,20 +110,19 @@ class StageMesh:
 
     def spread(self, leaves: Iterable[Array], specs: Iterable[PartitionSpec]) -> list[jax.ShapeDtypeStruct]:
         """Specs of leaves, each with where it lies here."""
-        return [_placed(leaf, self.sharding(spec)) for leaf, spec in zip(leaves, specs, strict=True)]
+        return [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.sharding(spec))
+            for leaf, spec in zip(leaves, specs, strict=True)
+        ]
 
     def tracing(self) -> AbstractContextManager[Any]:
         """While it is open, layers that are traced may name the mesh's axes in sharding constraints."""
         return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
 
     def put(self, values: Any, shardings: Any = None) -> Any:
-        """A tree of host values, or of arrays of this process, as arrays here.
+        """A tree of host values, or of arrays of this process, as arrays here; without shardings whole ones.
 
         Between processes each gives the same values, of which its devices take their shards.
-
-        Args:
-            values: to be copied.
-            shardings: of the leaves, a tree like `values`; None for whole ones.
         """
         if len(self.own) == len(self.devices):
             return jax.device_put(values, self.whole if shardings is None else shardings)
@@ -188,10 +175,6 @@ class StageMesh:
 def tracing_alone() -> AbstractContextManager[Any]:
     """As `StageMesh.tracing`, for what is to run on one device, or nowhere."""
     return StageMesh((jax.local_devices()[0],)).tracing()
-
-
-def _placed(leaf: Array, sharding: Sharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _spread(value: Any, sharding: Sharding) -> jax.Array:

@@ -16,7 +16,6 @@ from rrfp_jax.fields import check_fields, shown
 from rrfp_jax.runtime._jax import cpu_devices_asked_by, first_use, in_use, provide_cpu_devices
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
-from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.stacks import first_used
 from rrfp_jax.runtime.run.world import World
 
@@ -54,25 +53,21 @@ class Mesh:
     shard_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        if not _is_count(self.pp):
-            raise UsageError(
-                f"Mesh(pp={shown(self.pp)}): a pipeline needs a whole number of stages, at least one stage, "
-                f"at most {MOST}"
-            )
         if isinstance(self.tp, (list, tuple)):  # command lines make a tuple of one number, too
             object.__setattr__(self, "tp", self.tp[0] if len(self.tp) == 1 else tuple(self.tp))
-        if not all(map(_is_count, self.tp if isinstance(self.tp, tuple) else (self.tp,))):
-            raise UsageError(
-                f"Mesh(tp={shown(self.tp)}): a stage has a whole number of devices, at least one"
-            )
+        counts = {
+            "pp": f"a pipeline needs a whole number of stages, at least one stage, at most {MOST}",
+            "tp": "a stage has a whole number of devices, at least one",
+            "dp": "there is a whole number of replicas, at least one",
+            "chunks": "every stage has a whole number of them, at least one",
+        }
+        for name, wanted in counts.items():
+            value = getattr(self, name)
+            several = value if name == "tp" and isinstance(value, tuple) else (value,)
+            if not all(map(_is_count, several)) and (name, value) != ("chunks", None):
+                raise UsageError(f"Mesh({name}={shown(value)}): {wanted}")
         if isinstance(self.tp, tuple) and len(self.tp) != self.pp:
             raise UsageError(f"Mesh(pp={self.pp}, tp={self.tp!r}): give one number, or one for each stage")
-        if not _is_count(self.dp):
-            raise UsageError(f"Mesh(dp={shown(self.dp)}): there is a whole number of replicas, at least one")
-        if self.chunks is not None and not _is_count(self.chunks):
-            raise UsageError(
-                f"Mesh(chunks={shown(self.chunks)}): every stage has a whole number of them, at least one"
-            )
         if self.shape not in ("looped", "v"):
             raise UsageError(f"Mesh(shape={self.shape!r}): choose 'looped' or 'v'")
         check_fields(self)
@@ -83,9 +78,7 @@ class Mesh:
     def placement(self, schedule: Schedule) -> Placement:
         """Which stage has which virtual stages of the model, where it is the schedule's to say.
 
-        Raises:
-            UsageError: the schedule is an order for another number of stages; or a shape without chunks, of
-                which the schedule has but one.
+        Refuses an order for another number of stages, and a shape where the schedule has one chunk a stage.
         """
         if self.chunks is not None:
             return Placement(self.pp, self.chunks, self.shape)
@@ -112,16 +105,14 @@ class Mesh:
         """How many devices there are in all."""
         return self.dp * sum(self.widths)
 
-    def lay_out(self) -> Layout:
-        """Take this process's place in the run, and give each of its stages its devices.
+    def lay_out(self, world: World) -> Layout:
+        """Give each stage of this process of a run its devices.
 
         Without accelerators, asks JAX for as many virtual CPU devices as the process needs.
 
         Raises:
             UsageError: fewer devices than needed, or devices that cannot be shared out evenly.
-            TrainingError: the other processes of the run cannot be reached.
         """
-        world = join()
         groups = self.groups(world.size)
         share = self.devices // world.size
         of_rank = {world.rank: self._own_devices(share)}
@@ -135,12 +126,7 @@ class Mesh:
     def lay_out_on(self, of_rank: Sequence[Sequence[jax.Device]], stages: Collection[int]) -> Layout:
         """All replicas of these stages as if they were this process's, on devices that may be absent.
 
-        Args:
-            of_rank: by process, its devices, as many as `devices_of_process` says.
-            stages: to be laid out.
-
-        Raises:
-            UsageError: see `groups`.
+        `of_rank` has by process its devices, as many as `devices_of_process` says.
         """
         groups, share = self.groups(len(of_rank)), self.devices // len(of_rank)
         own = [number for number in range(self.pp * self.dp) if number % self.pp in stages]
@@ -162,29 +148,25 @@ class Mesh:
         """With these stage replicas as this process's."""
         share, widths, dp = len(of_rank[world.rank]), self.widths, self.dp
 
-        def stage_mesh(first: int, count: int, replicas: int = 1) -> StageMesh:
+        def stage_mesh(stage_replica: int, replicas: int = 1) -> StageMesh:
+            first, count = self._first_device(stage_replica), replicas * widths[stage_replica % self.pp]
             return StageMesh(
                 tuple(of_rank[i // share][i % share] for i in range(first, first + count)), replicas
             )
 
-        stages = dict.fromkeys(stage_replica % self.pp for stage_replica in own)
         return Layout(
             world=world,
             widths=widths,
             groups=groups,
-            stage_meshes={
-                stage_replica: stage_mesh(self._first_device(stage_replica), widths[stage_replica % self.pp])
-                for stage_replica in own
-            },
+            stage_meshes={number: stage_mesh(number) for number in own},
             shard_optimizer=self.shard_optimizer and dp > 1,
-            homes={s: stage_mesh(self._first_device(s), dp * widths[s], dp) for s in stages if dp > 1},
+            homes={s: stage_mesh(s, dp) for s in dict.fromkeys(n % self.pp for n in own) if dp > 1},
         )
 
     def groups(self, processes: int) -> list[list[int]]:
         """By stage replica, the ranks of its processes in the order of their devices, if there are so many.
 
-        Raises:
-            UsageError: the devices cannot be shared out evenly.
+        Refuses a number of processes that cannot share the devices evenly.
         """
         devices = self.devices
         runs = [
@@ -219,15 +201,12 @@ class Mesh:
     @property
     def _named(self) -> str:
         sizes = {"pp": self.pp, "tp": self.tp, "dp": self.dp}
-        given = [f"{name}={size}" for name, size in sizes.items() if name == "pp" or size != 1]
-        return f"Mesh({', '.join(given)})"
+        return f"Mesh({', '.join(f'{name}={n}' for name, n in sizes.items() if name == 'pp' or n != 1)})"
 
     def _name(self, stage_replicas: Sequence[int]) -> str:
         """Stage replicas as messages name them: "stage 2", "stages 2-3", "stage 2 of replica 1"."""
-        stages, replicas = (
-            sorted({s % self.pp for s in stage_replicas}),
-            sorted({s // self.pp for s in stage_replicas}),
-        )
+        stages = sorted({number % self.pp for number in stage_replicas})
+        replicas = sorted({number // self.pp for number in stage_replicas})
         if len(stage_replicas) < len(stages) * len(replicas):
             return ", ".join(self._name([stage_replica]) for stage_replica in stage_replicas)
         named = _numbered("stage", stages)
@@ -264,7 +243,9 @@ class Mesh:
 
     def _devices_elsewhere(self, rank: int, count: int) -> list[jax.Device]:
         """The devices of another process's stages, in the order of the mesh."""
-        devices, least = _devices_of(rank), self._at_once(count) if self.share_devices else count
+        found = (device for device in jax.devices() if device.process_index == rank)
+        devices = sorted(found, key=lambda device: device.id)  # as that process sees them itself
+        least = self._at_once(count) if self.share_devices else count
         if len(devices) < least:
             raise UsageError(f"{self._named} needs {least} devices of rank {rank}, which has {len(devices)}")
         return self._shared_out(devices, count)
@@ -286,11 +267,7 @@ def _is_count(value: object) -> bool:
 
 
 def _local_devices() -> Sequence[jax.Device]:
-    """Those of this process.
-
-    Raises:
-        UsageError: JAX_PLATFORMS asks for some that are not there.
-    """
+    """Those of this process; refuses JAX_PLATFORMS that asks for some that are not there."""
     asked: str = getattr(jax.config, "jax_platforms") or ""  # noqa: B009 (JAX's types lack it)
     try:
         return list(jax.local_devices())
@@ -302,11 +279,6 @@ def _local_devices() -> Sequence[jax.Device]:
             f"JAX_PLATFORMS={asked}: JAX finds no such device here{reason}; unset it to train on what there "
             f"is, or install JAX for these devices, and their driver"
         ) from None
-
-
-def _devices_of(rank: int) -> list[jax.Device]:
-    """Those of another process, in the order in which it sees them itself."""
-    return sorted((d for d in jax.devices() if d.process_index == rank), key=lambda device: device.id)
 
 
 def _numbered(what: str, numbers: Sequence[int]) -> str:

@@ -419,7 +419,8 @@ class Memory:
                 self._library.compile_seconds[stage.index],
             ).plain()
             for stage in self._stages
-            if stage.index in self._layout.told and stage.index < self._layout.stages  # replicas are alike
+            if stage.index in self._layout.reported
+            and stage.index < self._layout.stages  # replicas are alike
         ]
         rows = self._layout.world.gather("the ledgers of all stages", own)
         return [StageLedger.of_plain(plain) for plains in rows for plain in plains]
