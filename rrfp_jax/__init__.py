@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rrfp_jax.errors import TrainingError, UsageError
     from rrfp_jax.runs.config import RunConfig
     from rrfp_jax.runtime.mesh.topology import Mesh
-    from rrfp_jax.runtime.model.layers import EvaluationBatch, Loss, layer
+    from rrfp_jax.runtime.model.layer_kinds import layer
+    from rrfp_jax.runtime.model.layers import EvaluationBatch, Loss
     from rrfp_jax.runtime.model.metrics import Max, Mean, Sum
     from rrfp_jax.runtime.model.pipeline import Pipeline
     from rrfp_jax.train.exporting import export
@@ -64,7 +65,7 @@ _MODULES = {
     "compare": "views.timeline",
     "export": "train.exporting",
     "join": "train.join",
-    "layer": "runtime.model.layers",
+    "layer": "runtime.model.layer_kinds",
     "simulate": "commands.simulation",
 }
 """Where each name is defined; `data`, `loggers`, `schedules` and `weights` are modules themselves."""

@@ -19,9 +19,9 @@ from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.core.tasks import FORWARD, INPUT, KINDS, Kind
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
+from rrfp_jax.runtime.model.gradient_flow import Border
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
-from rrfp_jax.runtime.model.untrained import Border
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.programs.stage_programs import Liveness, footprint_of, program_of
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape

@@ -13,9 +13,9 @@ from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.core.tasks import Kind
 from rrfp_jax.forecast.layer_costs import LayerCost, joined, layer_costs
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
+from rrfp_jax.runtime.model.gradient_flow import gradient_flow, refuse_untrained
 from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.model.roles import Roles, leaf_paths
-from rrfp_jax.runtime.model.untrained import gradient_flow, refuse_untrained
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.sizes import nbytes
@@ -95,8 +95,7 @@ class ModelCosts:
             whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)
             flows = {b: gradient_flow(pipe, own, specs_of(b), roles) for b, own in shapes.items()}
             if optimizer is not None:
-                found = flows.values()
-                refuse_untrained(roles.trained(params), [f.cuts for f in found], [f.reached for f in found])
+                refuse_untrained(roles.trained(params), [*flows.values()])
             layers = {
                 b: layer_costs(pipe, b, own, roles, flows[b].borders, kinds, remat)
                 for b, own in shapes.items()

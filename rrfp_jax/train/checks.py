@@ -27,12 +27,12 @@ from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import is_whole
 from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.model.calls import instead_of_layers, kind_of
+from rrfp_jax.runtime.model.gradient_flow import refuse_untrained
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.model.roles import leaf_paths
-from rrfp_jax.runtime.model.untrained import refuse_untrained
+from rrfp_jax.runtime.model.user_errors import instead_of_layers, kind_of
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.initial import KnowsItsModel
 from rrfp_jax.runtime.programs.library import specs_of
@@ -137,7 +137,7 @@ def check_model(
         flows.append(library.flow(bucket))
     if optimizer is not None:
         trained = library.roles.trained(library.params)
-        refuse_untrained(trained, [flow.cuts for flow in flows], [flow.reached for flow in flows])
+        refuse_untrained(trained, flows)
     keyed(engine.library.params, "params")
     if isinstance(engine.setup.init, KnowsItsModel):
         engine.setup.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.model.calls import reason_of
+from rrfp_jax.runtime.model.user_errors import reason_of
 from tests.runtime.test_layers import WIDTH, Table, head, head_init, tokens_only
 from tests.support import toy
 
@@ -121,9 +121,12 @@ def test_a_class_without_random_numbers_is_given_none():
 
 
 def test_a_model_without_parameters_is_evaluated_but_not_trained():
-    pipe = rrfp.Pipeline([rrfp.layer(tokens_only)], lambda carry, mb: rrfp.Loss(1.0 * carry["tokens"].sum(), 1.0))
-    batch = toy.microbatches(1)
-    assert toy.trainer(1, pipe=pipe, optimizer=None).evaluate(batch).loss == batch[0]["tokens"].sum()
+    def loss(carry, mb):
+        return rrfp.Loss(1.0 * carry["tokens"].sum(), weight=carry["tokens"].size)
+
+    pipe, batch = rrfp.Pipeline([rrfp.layer(tokens_only)], loss), toy.microbatches(1)
+    found = toy.trainer(1, pipe=pipe, optimizer=None).evaluate(batch)
+    assert found.loss == pytest.approx(batch[0]["tokens"].mean())
     with pytest.raises(rrfp.UsageError, match="no parameter that it could update; give a layer parameters"):
         toy.trainer(1, pipe=pipe, data=batch).start()
 

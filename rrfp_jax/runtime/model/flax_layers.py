@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import RLock
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +16,15 @@ from flax import linen, nnx
 from flax.core import Scope, meta, unfreeze
 from flax.errors import FlaxError, InvalidRngError, ModifyScopeVariableError
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
+from jax.sharding import AbstractMesh
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.random_keys import as_key, is_key, plain
 from rrfp_jax.runtime._jax import live_part
-from rrfp_jax.runtime.model.calls import building, instead_of_layer, kind_of, signature_of
-from rrfp_jax.runtime.model.layers import Apply, Call, LayerSpec, MicrobatchView, Params, called
+from rrfp_jax.runtime.model.layers import Call, LayerKind, LayerSpec, MicrobatchView, Params, abstractly
 from rrfp_jax.runtime.model.roles import leaf_paths
-from rrfp_jax.runtime.model.sharding import without_mesh
 from rrfp_jax.runtime.model.unchanged import unchanging
+from rrfp_jax.runtime.model.user_errors import building, called, instead_of_layer, kind_of, signature_of
 
 
 def layer_of(
@@ -38,33 +38,49 @@ def layer_of(
     """
     if kind_of(factory) in ("NNX module", "nnx.Optimizer", "TrainState"):
         raise UsageError(f"layer({name}): {instead_of_layer(factory)}")
-    if isinstance(factory, linen.Module) and factory.scope is not None:
-        raise UsageError(
-            f"layer({name}): this Linen module is bound to variables, which a layer has none of; give the "
-            f"module without them, rrfp.layer(module.unbind()[0])"
-        )
+    own: _NNXLayer | _LinenLayer
     if isinstance(factory, linen.Module):
-        return linen_layer(name, factory, call, repeat)
-    if isinstance(factory, type) and issubclass(factory, linen.Module):
+        if factory.scope is not None:
+            raise UsageError(
+                f"layer({name}): this Linen module is bound to variables, which a layer has none of; give "
+                f"the module without them, rrfp.layer(module.unbind()[0])"
+            )
+        own = _LinenLayer(factory, call)
+    elif isinstance(factory, type) and issubclass(factory, linen.Module):
         with building(factory, args, kwargs, f"layer({name}): "):
-            module = factory(*args, **kwargs)
-        return linen_layer(name, module, call, repeat)
-    if isinstance(factory, type) and issubclass(factory, nnx.Module):
-        return _nnx_layer(name, factory, args, kwargs, repeat, call)
-    if callable(factory) and not isinstance(factory, type) and _takes_rngs(factory):
-        return _nnx_layer(name, factory, args, kwargs, repeat, call)
-    return None
+            own = _LinenLayer(factory(*args, **kwargs), call)
+    elif issubclass(factory, nnx.Module) if isinstance(factory, type) else _takes_rngs(factory):
+        if any(isinstance(value, nnx.Rngs) for value in (*args, *kwargs.values())) or "rngs" in kwargs:
+            raise UsageError(f"layer({name}): do not pass rngs: each stage makes its own")
+        own = _NNXLayer(factory, args, kwargs, call)
+    else:
+        return None
+    return LayerSpec(
+        name=name,
+        init=own.init,
+        apply=unchanging(own.run, own.is_constant),
+        fill=own.fill,
+        repeat=repeat,
+        kind=own.kind,
+        partition=own.partition,
+        is_constant=own.is_constant,
+    )
 
 
 def _takes_rngs(factory: Any, unnamed: bool = False) -> bool:
     """Whether a class or function takes `rngs`, by name or, if that counts, among whatever keywords come."""
-    signature = signature_of(factory)
+    signature = signature_of(factory) if callable(factory) else None
     parameters = signature.parameters.values() if signature else ()
     return any(p.name == "rngs" or (unnamed and p.kind is p.VAR_KEYWORD) for p in parameters)
 
 
+def _without_mesh() -> Any:
+    """Inside, axes in the metadata of parameters are names of any mesh."""
+    return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+
+
 @dataclass(frozen=True)
-class _Parts:
+class _ModuleParts:
     """What an NNX module consists of, without values.
 
     Attributes:
@@ -80,20 +96,6 @@ class _Parts:
     constants: frozenset[str]
 
 
-def _nnx_layer(name: str, factory: Any, args: Any, kwargs: Any, repeat: int, call: Call | None) -> LayerSpec:
-    """A layer of an NNX class, or of a function with an `rngs` parameter that returns a module.
-
-    Raises:
-        UsageError: random numbers are among the arguments.
-    """
-    if any(isinstance(value, nnx.Rngs) for value in (*args, *kwargs.values())) or "rngs" in kwargs:
-        raise UsageError(f"layer({name}): do not pass rngs: each stage makes its own")
-    own = _NNXLayer(factory, args, kwargs, call)
-    return LayerSpec(
-        name, own.init, own.make_apply, repeat, own.partition, "nnx", fill=own.fill, constants=own.constants
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class _NNXLayer:
     """What is computed of an NNX class, or of a function that returns a module."""
@@ -102,23 +104,21 @@ class _NNXLayer:
     args: Any
     kwargs: Any
     call: Call | None
+    kind: ClassVar[LayerKind] = "nnx"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
-        return _plain(self._split(key)[1])
+        return _plain(self._split(key)[0])
 
     def partition(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
         return nnx.to_pure_dict(nnx.get_partition_spec(self._parts.kept))  # type: ignore[no-any-return]
 
-    def constants(self, params: Params) -> Collection[str]:
-        return self._parts.constants
+    def is_constant(self, path: str) -> bool:
+        return path in self._parts.constants
 
     def fill(self, params: Params) -> Any:
         return self._filled(params, jax.random.key(0), training=False)
 
-    def make_apply(self) -> Apply:
-        return unchanging(self._run, self._parts.constants.__contains__)
-
-    def _run(self, params: Params, carry: Any, mb: MicrobatchView) -> tuple[Any, Params]:
+    def run(self, params: Params, carry: Any, mb: MicrobatchView) -> tuple[Any, Params]:
         """What the layer gives, and its parameters afterwards."""
         module = self._filled(params, mb.key, mb.training)
         out = called(module, carry, mb, self.call)
@@ -140,18 +140,16 @@ class _NNXLayer:
         return module
 
     @cached_property
-    def _parts(self) -> _Parts:
-        found: list[_Parts] = []
-        with without_mesh():
-            jax.eval_shape(lambda key: found.append(self._split(key)[0]), jax.eval_shape(jax.random.key, 0))
-        return found[0]
+    def _parts(self) -> _ModuleParts:
+        with _without_mesh():
+            return abstractly(self._split)
 
-    def _split(self, key: jax.Array) -> tuple[_Parts, nnx.State]:
-        """A new module's parts and its arrays."""
+    def _split(self, key: jax.Array) -> tuple[nnx.State, _ModuleParts]:
+        """A new module's arrays and its parts."""
         graph, streams, params, others = nnx.split(self._build(key), nnx.RngState, nnx.Param, ...)
         constants = frozenset(leaf_paths({"": nnx.to_pure_dict(others)}))
         kept = nnx.merge_state(params, others)
-        return _Parts(graph, streams, jax.tree.map(jax.typeof, kept), constants), kept
+        return kept, _ModuleParts(graph, streams, jax.tree.map(jax.typeof, kept), constants)
 
     def _build(self, key: jax.Array) -> Any:
         takes_rngs = _takes_rngs(self.factory, unnamed=True)
@@ -182,15 +180,15 @@ def _own_traced(module: nnx.Module) -> None:
 
 def _started(streams: nnx.State, key: jax.Array) -> nnx.State:
     """Random streams at their beginning, each with a key of its own."""
+
+    def started(leaf: Any, number: int) -> jax.Array:
+        if not is_key(leaf):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        own = jax.random.fold_in(key, number)
+        return jax.random.split(own, leaf.shape) if leaf.shape else own
+
     leaves, structure = jax.tree.flatten(streams)
-    filled = []
-    for i, leaf in enumerate(leaves):
-        if is_key(leaf):
-            own = jax.random.fold_in(key, i)
-            filled.append(jax.random.split(own, leaf.shape) if leaf.shape else own)
-        else:
-            filled.append(jnp.zeros(leaf.shape, leaf.dtype))
-    return jax.tree.unflatten(structure, filled)  # type: ignore[no-any-return]
+    return jax.tree.unflatten(structure, map(started, leaves, range(len(leaves))))  # type: ignore[no-any-return]
 
 
 Variables: TypeAlias = dict[str, Any]
@@ -205,18 +203,6 @@ Those of "params" that begin with it themselves lie in "@params".
 _PARAMS, _DROPOUT = "params", "dropout"
 
 
-def linen_layer(name: str, module: linen.Module, call: Call | None, repeat: int) -> LayerSpec:
-    """A layer of a module without variables."""
-    own = _LinenLayer(module, call)
-
-    def make_apply() -> Apply:
-        return unchanging(own.run, is_constant)
-
-    return LayerSpec(
-        name, own.init, make_apply, repeat, own.partition, "linen", fill=own.fill, constants=constants
-    )
-
-
 def variables_of(params: Params) -> Variables:
     """A layer's parameters as flax has them, by collection."""
     own = {key: tree for key, tree in params.items() if not str(key).startswith(_COLLECTION)}
@@ -224,7 +210,7 @@ def variables_of(params: Params) -> Variables:
     return {**others, _PARAMS: own | others.get(_PARAMS, {})}
 
 
-def params_of(variables: Mapping[str, Any]) -> Params:
+def _params_of(variables: Mapping[str, Any]) -> Params:
     """The inverse of `variables_of`."""
     own = variables.get(_PARAMS, {})
     marked = {key: tree for key, tree in own.items() if str(key).startswith(_COLLECTION)}
@@ -235,28 +221,22 @@ def params_of(variables: Mapping[str, Any]) -> Params:
     }
 
 
-def is_constant(path: str) -> bool:
-    """Whether a parameter of this path in its layer is of another collection than "params"."""
-    return path.startswith(_COLLECTION) and not path.startswith(f"{_COLLECTION}{_PARAMS}.")
-
-
-def constants(params: Params) -> Collection[str]:
-    """Paths of all those parameters."""
-    return [path for path in leaf_paths({"": params}) if is_constant(path)]
-
-
 @dataclass(frozen=True, eq=False)
 class _LinenLayer:
-    """What is computed of a Linen module."""
+    """What is computed of a Linen module without variables."""
 
     module: linen.Module
     call: Call | None
+    kind: ClassVar[LayerKind] = "linen"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
-        return params_of(_unboxed(self._boxed(key, carry, mb)))
+        return _params_of(_unboxed(self._boxed(key, carry, mb)))
 
     def partition(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
-        return params_of(linen.get_partition_spec(jax.eval_shape(self._boxed, key, carry, mb)))
+        return _params_of(linen.get_partition_spec(jax.eval_shape(self._boxed, key, carry, mb)))
+
+    def is_constant(self, path: str) -> bool:
+        return path.startswith(_COLLECTION) and not path.startswith(f"{_COLLECTION}{_PARAMS}.")
 
     def fill(self, params: Params) -> Any:
         return self.module.bind(variables_of(params), rngs={_PARAMS: jax.random.key(0)})
@@ -264,7 +244,7 @@ class _LinenLayer:
     def run(self, params: Params, carry: Any, mb: MicrobatchView) -> tuple[Any, Params]:
         """What the layer gives, and its parameters afterwards."""
         out, written = self._apply(variables_of(params), carry, mb)
-        return out, {**params, **params_of(written)}
+        return out, {**params, **_params_of(written)}
 
     def _boxed(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Variables:
         """Initial variables, with flax's metadata around them."""
@@ -276,7 +256,7 @@ class _LinenLayer:
             try:
                 return made(rngs)
             except ValueError as error:  # perhaps metadata names axes that the stage's mesh lacks
-                with without_mesh(), suppress(Exception):
+                with _without_mesh(), suppress(Exception):
                     return made(rngs)
                 raise error
 
@@ -331,7 +311,7 @@ class _LinenLayer:
 
 def _unboxed(tree: Any) -> Any:
     """Variables without flax's metadata, which would say here how they lie on a mesh."""
-    with without_mesh():
+    with _without_mesh():
         return meta.unbox(tree)
 
 

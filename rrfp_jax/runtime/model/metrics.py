@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from itertools import islice
+from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -19,9 +20,6 @@ from rrfp_jax.errors import UsageError
 
 Kind: TypeAlias = Literal["per weight", "sum", "max", "mean"]
 """How a metric is reduced; "per weight" is a plain number's."""
-
-SIZES = dict.fromkeys(get_args(Kind), 1) | {"mean": 2}
-"""Numbers of which a metric of each kind consists."""
 
 Name: TypeAlias = tuple[str, Kind]
 """A metric's name and kind."""
@@ -70,11 +68,6 @@ class Mean:
 _KINDS: Mapping[type, Kind] = {Sum: "sum", Max: "max", Mean: "mean"}
 
 
-def kind_of(metric: Any) -> Kind:
-    """How a metric is reduced."""
-    return _KINDS.get(type(metric), "per weight")
-
-
 def numbers_of(metric: Any) -> dict[str, Any]:
     """The numbers of a metric by field; a plain number's field has no name."""
     if type(metric) not in _KINDS:
@@ -93,15 +86,11 @@ def joined(
 
 
 def kinds_of(losses: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
-    """The kinds of all metrics by name, sorted, given the `metrics` of several losses.
-
-    Raises:
-        UsageError: a name that has two.
-    """
+    """The kinds of the metrics of several losses by name, sorted; refuses a name with two."""
     kinds: dict[str, Kind] = {}
     for metrics in losses:
         for name, metric in metrics.items():
-            kind = kind_of(metric)
+            kind = _KINDS.get(type(metric), "per weight")
             if kinds.setdefault(name, kind) != kind:
                 raise UsageError(
                     f"Loss metric {name!r} is reduced as {kinds[name]!r} by one part of the model and as "
@@ -112,12 +101,7 @@ def kinds_of(losses: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
 
 @dataclass(frozen=True)
 class Reduced:
-    """What has been found of a metric so far.
-
-    Attributes:
-        kind: of the metric.
-        numbers: in float64; of a mean its total and weight.
-    """
+    """What has been found of a metric so far, in float64; of a mean its total and weight."""
 
     kind: Kind
     numbers: Sequence[float]
@@ -125,9 +109,9 @@ class Reduced:
     def __add__(self, other: Reduced) -> Reduced:
         """Of both; numbers are added in the order in which this is called."""
         pairs = zip(self.numbers, other.numbers, strict=True)
-        if self.kind == "max":
-            return Reduced(self.kind, [float(np.maximum(a, b)) for a, b in pairs])
-        return Reduced(self.kind, [a + b for a, b in pairs])
+        return Reduced(
+            self.kind, [float(np.maximum(a, b)) if self.kind == "max" else a + b for a, b in pairs]
+        )
 
     def figure(self, weight: float) -> float:
         """What is reported, where the loss has this weight."""
@@ -139,11 +123,10 @@ class Reduced:
 
 def add_to(metrics: dict[str, Reduced], names: Iterable[Name], numbers: Sequence[float]) -> None:
     """Add what a vector of statistics holds of metrics to what was found before."""
-    at = 0
+    rest = iter(numbers)
     for name, kind in names:
-        own = Reduced(kind, numbers[at : at + SIZES[kind]])
+        own = Reduced(kind, [*islice(rest, 1 + (kind == "mean"))])
         metrics[name] = metrics[name] + own if name in metrics else own
-        at += SIZES[kind]
 
 
 def figures(metrics: Mapping[str, Reduced], weight: float) -> dict[str, float]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
@@ -17,77 +16,18 @@ from jax.tree_util import keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.residuals import NONE, rematerialised
 from rrfp_jax.runtime.autodiff.traced import check_pure
-from rrfp_jax.runtime.model.calls import calling, instead_of_layer, instead_of_layers, named
-from rrfp_jax.runtime.model.layers import MOST_LAYERS, Apply, LayerSpec, Loss, MicrobatchView, Params, zeros
-from rrfp_jax.runtime.model.metrics import joined, kinds_of, numbers_of
-from rrfp_jax.runtime.model.roles import Roles
-from rrfp_jax.runtime.model.sharding import WHOLE, Sharding, here
-
-
-def check_carry(carry: Any) -> None:
-    """Refuse leaves of a carry that cannot be sent.
-
-    Raises:
-        UsageError: one is neither an array nor a number, or it is a random key.
-    """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
-        where = f"carry{jax.tree_util.keystr(path)}"
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-            raise UsageError(
-                f"gives {where} = {_short(leaf)}, of type {type(leaf).__name__}; a carry is a tree of arrays "
-                f"and numbers: register a class of yours with jax.tree_util.register_dataclass, and keep "
-                f"what is no number in the layer"
-            )
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise UsageError(
-                f"gives {where} of dtype {leaf.dtype}, but random keys cannot be sent: read mb.key where it "
-                f"is used"
-            )
-
-
-def check_sums(loss: Loss) -> None:
-    """Refuse a `Loss` whose numbers are no scalar sums, or whose total has no gradient.
-
-    Raises:
-        UsageError: naming the number.
-    """
-    numbers = {"total": loss.total, "weight": loss.weight}
-    for name, metric in loss.metrics.items():
-        numbers |= {f"{name}.{of}" if of else name: value for of, value in numbers_of(metric).items()}
-    for name, value in numbers.items():
-        if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-            raise UsageError(f"Loss {name} is {_short(value)}; it must be a number, a scalar sum")
-        if jnp.shape(value) != ():
-            raise UsageError(f"Loss {name} has shape {jnp.shape(value)}; it must be a scalar sum: add .sum()")
-        if jnp.iscomplexobj(value):
-            raise UsageError(f"Loss {name} is complex; it must be real: take its .real, or jnp.abs of it")
-    if isinstance(loss.total, jax.Array) and not jnp.issubdtype(loss.total.dtype, jnp.floating):
-        raise UsageError(
-            f"Loss total is {loss.total.dtype}, which has no gradient; sum floating point numbers, and give "
-            f"counts as metrics"
-        )
-
-
-def describe(tree: Any) -> str:
-    """A tree of specs as short text, such as `{'x': float32[2, 16]}`."""
-    if tree is None:
-        return "None"
-    return str(jax.tree.map(lambda leaf: _Bare(f"{leaf.dtype}{list(leaf.shape)}"), tree))
-
-
-def _short(value: Any) -> str:
-    text = repr(value).splitlines()[0]
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-class _Bare(str):
-    """Text that prints without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
+from rrfp_jax.runtime.model.layers import MOST_LAYERS, LayerSpec, Loss, MicrobatchView, Params, zeros
+from rrfp_jax.runtime.model.metrics import joined, kinds_of
+from rrfp_jax.runtime.model.roles import leaf_paths
+from rrfp_jax.runtime.model.user_errors import (
+    calling,
+    check_carry,
+    check_sums,
+    describe,
+    instead_of_layer,
+    instead_of_layers,
+    named,
+)
 
 LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
 Specs: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
@@ -102,9 +42,8 @@ class LayerShapes:
 
     Attributes:
         traced: the layer as a function of flat lists: parameters, carry, fields and numbers -> carry, and
-            total and weight if it has a term of its own.
+            total and weight if it has a term of its own, whose `metrics` are specs.
         partition: what it says itself of the sharding of its parameters, by their paths in it.
-        metrics: of the term of its own, as specs.
     """
 
     params: Params
@@ -113,6 +52,9 @@ class LayerShapes:
     traced: ClosedJaxpr
     partition: Mapping[str, PartitionSpec] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+_WHOLE = PartitionSpec()
 
 
 class Pipeline:
@@ -152,7 +94,7 @@ class Pipeline:
         frozen: str | Sequence[str] = (),
         tied: Mapping[str, str | Sequence[str]] | None = None,
         sharding: Mapping[str, PartitionSpec] | None = None,
-        carry: PartitionSpec = WHOLE,
+        carry: PartitionSpec = _WHOLE,
     ) -> None:
         if not isinstance(layers, Sequence):
             raise UsageError(f"Pipeline: layers: {instead_of_layers(layers)}")
@@ -181,38 +123,31 @@ class Pipeline:
             if not isinstance(spec, PartitionSpec):
                 raise UsageError(f"Pipeline: {pattern!r}: {spec!r} is no jax.sharding.PartitionSpec")
         self.sharding, self.carry = dict(sharding or {}), carry
-        self._applies: dict[int, Apply] = {}
 
     def __len__(self) -> int:
         return len(self.layers)
 
     def constants(self, params: Params) -> frozenset[str]:
         """Paths of what no optimizer may change, although it is part of {layer index as text: tree}."""
-        return frozenset(
-            f"{index}.{path}"
-            for index, own in params.items()
-            for path in self.layers[int(index)].constants(own)
-        )
+        parts = ((path, *path.partition(".")[::2]) for path in leaf_paths(params))
+        return frozenset(path for path, index, own in parts if self.layers[int(index)].is_constant(own))
+
+    def who(self, index: int) -> str:
+        """A layer as messages name it; the loss comes after the last one."""
+        return f"layer {index} ({self.layers[index].name})" if index < len(self) else "the loss"
 
     def apply_layer(
         self, index: int, params: Params, carry: Any, mb: MicrobatchView
     ) -> tuple[Any, Loss | None]:
         """Run one layer; its carry, and its auxiliary term if it has one."""
-        spec = self.layers[index]
-        if id(spec) not in self._applies:
-            self._applies[id(spec)] = spec.make_apply()
-        out = self._applies[id(spec)](params, carry, mb)
+        out = self.layers[index].apply(params, carry, mb)
         if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Loss):
             check_sums(out[1])
             return out
         return out, None
 
     def apply_loss(self, carry: Any, mb: MicrobatchView) -> Loss:
-        """The user's loss, checked to be scalar sums.
-
-        Raises:
-            UsageError: not a Loss, or not scalar.
-        """
+        """The user's loss, refused if it is no `Loss` of scalar sums."""
         with calling(self.loss):
             loss = self.loss(carry, mb)
         if not isinstance(loss, Loss):
@@ -233,9 +168,7 @@ class Pipeline:
         for index, spec in enumerate(self.layers):
             leaves, structure = jax.tree.flatten(carry)
             kind = id(spec), structure, tuple(leaves)
-            with named(
-                f"layer {index} ({spec.name})", "cannot compare what it gets with what its repeats get"
-            ):
+            with named(self.who(index), "cannot compare what it gets with what its repeats get"):
                 is_known = kind in known
             if not is_known:
                 known[kind] = self._shapes_of_layer(index, carry, fields)
@@ -245,17 +178,13 @@ class Pipeline:
         return shapes
 
     def traced_loss(self, carry: Any, fields: Specs) -> ClosedJaxpr:
-        """The loss as a function of flat lists: carry, fields and numbers -> total, weight.
-
-        Raises:
-            UsageError: see `shapes`.
-        """
+        """The loss as a function of flat lists: carry, fields and numbers -> total, weight."""
 
         def sums(carry: Any, fields: Specs, ids: Any) -> tuple[Any, Any]:
             loss = self.apply_loss(carry, MicrobatchView(fields, ids, len(self.layers)))
             return loss.total, loss.weight
 
-        with named("the loss", self._called_with(len(self.layers), carry)):
+        with named(self.who(len(self)), self._called_with(len(self.layers), carry)):
             closed = jax.make_jaxpr(sums)(carry, dict(fields), IDS)
             check_pure(closed)
         return closed
@@ -264,7 +193,7 @@ class Pipeline:
         """Specs of a layer that gets `carry`."""
         spec, mb = self.layers[index], MicrobatchView(fields, IDS, index)
         key = jax.eval_shape(jax.random.key, 0)
-        who = f"layer {index} ({spec.name})"
+        who = self.who(index)
         with named(who, f"cannot be built{self._given(index, carry) if spec.kind == 'linen' else ''}"):
             params = jax.tree.map(_strong, jax.eval_shape(spec.init, key, carry, mb))
             partition = _partition(spec, key, carry, mb)
@@ -299,11 +228,9 @@ class Pipeline:
         Repeats of a layer that get equal carries may share one program, and differ in `number` only.
 
         Args:
-            index: of the layer, or of one that it repeats.
-            shapes: of that layer.
+            index, shapes: of the layer, or of one that it repeats.
             fields: specs of a microbatch.
-            seed: of the model, a uint32 scalar.
-            number: the layer's index, a uint32 scalar.
+            seed, number: of the model, and the layer's index, uint32 scalars.
         """
         key = jax.random.fold_in(jax.random.key(seed), number)
         mb = MicrobatchView(zeros(dict(fields)), zeros(IDS), index)
@@ -316,7 +243,7 @@ class Pipeline:
         """What a layer, or the loss, gets from the one before."""
         if index == 0:
             return " with what the first layer gets, None"
-        return f" with what layer {index - 1} ({self.layers[index - 1].name}) gives, {describe(carry)}"
+        return f" with what {self.who(index - 1)} gives, {describe(carry)}"
 
 
 def _check_constants(closed: ClosedJaxpr) -> None:
@@ -351,30 +278,6 @@ def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise UsageError(f"Pipeline: {setting}=... has {text!r}; give names of parameters, as text")
     return texts
-
-
-def sharding_of(
-    pipe: Pipeline, shapes: Sequence[LayerShapes], roles: Roles, layers: Collection[int], width: int
-) -> Sharding:
-    """Of the stages of so many devices; see `Sharding.of`.
-
-    Args:
-        pipe: the model.
-        shapes: of its layers.
-        roles: of its parameters.
-        layers: indices of those that lie on such stages.
-        width: number of devices.
-
-    Raises:
-        UsageError: as `Library.sharding`.
-    """
-    metadata = {
-        ".".join(filter(None, [str(i), path])): here(spec)
-        for i, layer in enumerate(shapes)
-        for path, spec in layer.partition.items()
-    }
-    params = {str(i): layer.params for i, layer in enumerate(shapes)}
-    return Sharding.of(params, layers, metadata, pipe.sharding, pipe.carry, roles.owners, width)
 
 
 def add_losses(losses: Sequence[Loss]) -> Loss | None:
@@ -413,11 +316,7 @@ def run_layers(
     training: bool = True,
     remat: str = NONE,
 ) -> tuple[Any, Loss | None]:
-    """Layers in a row, and the loss if they reach the end of the model (the carry is then None).
-
-    Raises:
-        UsageError: `remat` is no name that `rematerialised` knows.
-    """
+    """Layers in a row, and the loss if they reach the end of the model (the carry is then None)."""
     losses = []
     for index, own in zip(layers, params, strict=True):
         layer = rematerialised(partial(pipe.apply_layer, index), remat)

@@ -40,8 +40,8 @@ def leaf_paths(params: Params) -> list[str]:
 def partial_tree(structure: Any, places: Sequence[int], leaves: Sequence[Any]) -> Params:
     """A tree of this structure with the leaves at some places only.
 
-    Dicts lose the keys of the others, so that what walks through such a tree (a mask as a function of the
-    parameters) meets no gap; other containers have None there.
+    Dicts lose the keys of the others, so that what walks through such a tree meets no gap; other containers
+    have None there.
     """
     if len(places) == structure.num_leaves:
         return jax.tree.unflatten(structure, leaves)
@@ -74,13 +74,10 @@ def some_of(specs: Mapping[str, Any], near: str = "") -> str:
 
 @dataclass(frozen=True)
 class LeafRoles:
-    """The roles of the leaves of a tree of parameters, by their places in its flat list.
+    """The roles of the leaves of {layer index as text: tree}, by their places in its flat list.
 
-    Attributes:
-        structure: of the tree, {layer index as text: tree}.
-        trained: places of the leaves that have a gradient: owned ones and aliases.
-        owned: places of the leaves that the optimizer updates.
-        owners: places of the owned leaves that have aliases, with their number.
+    `trained` leaves have a gradient: `owned` ones, which the optimizer updates, and aliases. `owners` are the
+    owned leaves that have aliases, with their number.
     """
 
     structure: Any
@@ -109,17 +106,10 @@ class LeafRoles:
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of a model's parameters.
-
-    Attributes:
-        frozen: their paths.
-        owners: by path of each alias, its owner's, in order of declaration.
-        first_trained: the first layer with a parameter that is trained; the number of layers if none is.
-    """
+    """Paths of a model's frozen parameters, and of aliases with their owners in order of declaration."""
 
     frozen: frozenset[str]
     owners: Mapping[str, str]
-    first_trained: int
 
     @classmethod
     def of(
@@ -129,12 +119,11 @@ class Roles:
         tied: Sequence[tuple[str, str]] = (),
         constants: Collection[str] = (),
     ) -> Roles:
-        """Resolve names and patterns.
+        """Resolve the names and patterns of a `Pipeline`, in which a layer index below 0 counts from the end.
 
         Args:
             params: specs of the whole model, {layer index as text: tree}.
-            frozen: patterns of paths; in them and in `tied` a layer index below 0 counts from the end.
-            tied: pairs of paths, owner and alias.
+            frozen, tied: patterns of paths; pairs of paths, owner and alias.
             constants: paths of parameters that are frozen whatever `frozen` says.
 
         Raises:
@@ -155,15 +144,13 @@ class Roles:
         every = frozenset(path for path in specs if one[path] in names)
         if frozen and len(every) == len(specs):
             raise UsageError(f"frozen={list(frozen)} freezes every parameter: nothing is left to train")
-        trained = [path for path in specs if path not in every]
-        for path in trained:
-            if not jnp.issubdtype(specs[path].dtype, jnp.inexact):
+        for path, spec in specs.items():
+            if path not in every and not jnp.issubdtype(spec.dtype, jnp.inexact):
                 raise UsageError(
-                    f"parameter {path} is {specs[path].dtype}, which has no gradient: freeze it, "
+                    f"parameter {path} is {spec.dtype}, which has no gradient: freeze it, "
                     f"frozen={path!r}, or make it a constant (a NumPy array)"
                 )
-        layers = [int(path.split(".")[0]) for path in trained]
-        return cls(every, owners, min(layers, default=len(params)))
+        return cls(every, owners)
 
     def leaves(self, params: Params) -> LeafRoles:
         """The roles of the leaves of a tree of some layers, or its specs."""
@@ -211,20 +198,11 @@ def _resolve_ties(specs: Mapping[str, Any], layers: int, tied: Sequence[tuple[st
 
 
 def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | None) -> list[list[range]]:
-    """By stage, the layers of each of its chunks.
-
-    Raises:
-        UsageError: fewer layers than virtual stages, or a split that does not add up.
-    """
-    virtual_stages, what = placement.last + 1, "stage"
+    """By stage, the layers of each of its chunks; refuses too few, and a split that does not add up."""
+    virtual_stages, what, many = placement.last + 1, "stage", f"{placement.stages} stages"
     if placement.chunks > 1:
-        what = f"chunk of each of {placement.stages} stages"
+        what, many = f"chunk of each of {many}", f"{placement.chunks} chunks on {many}"
     if virtual_stages > layers:
-        many = (
-            f"{virtual_stages} stages"
-            if placement.chunks == 1
-            else f"{placement.chunks} chunks on {placement.stages} stages"
-        )
         raise UsageError(
             f"{many} for {layers} layers: each {what} needs at least one; use at most {layers} in all"
         )

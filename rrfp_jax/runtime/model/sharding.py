@@ -13,11 +13,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.roles import from_the_front, leaf_paths, some_of
+from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
+from rrfp_jax.runtime.model.roles import Roles, from_the_front, leaf_paths, some_of
 
 TP = "tp"
 
@@ -25,27 +26,11 @@ WHOLE = PartitionSpec()
 """Of what every device of a stage has."""
 
 
-def without_mesh() -> Any:
-    """Inside, axes in the metadata of parameters are names of any mesh."""
-    return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
-
-
-def here(spec: PartitionSpec) -> PartitionSpec:
-    """A spec for any mesh as one for a stage's: whole where it names other axes."""
-
-    def own(names: Any) -> Any:
-        return TP if TP in (names if isinstance(names, tuple) else (names,)) else None
-
-    return PartitionSpec(*map(own, spec))
-
-
 @dataclass(frozen=True)
 class Sharding:
-    """Of a model's parameters and carries.
+    """Of a model's parameters, by path of those that are spread over a stage's devices, and of carries.
 
-    Attributes:
-        params: by path, of those that are spread over a stage's devices.
-        carry: of what stages send to each other, as far as it has so many dimensions; else it is whole.
+    `carry` holds for what has so many dimensions; other arrays that stages send are whole.
     """
 
     params: Mapping[str, PartitionSpec] = field(default_factory=dict)
@@ -61,62 +46,57 @@ class Sharding:
         return [self.carry if len(leaf.shape) >= least else WHOLE for leaf in leaves]
 
     def check_carry(self, carry: Any, tp: int) -> None:
-        """Refuse a carry that cannot be spread.
-
-        Raises:
-            UsageError: a dimension that `tp` devices cannot share evenly.
-        """
+        """Refuse a carry with a dimension that `tp` devices cannot share evenly."""
         for leaf, spec in zip(jax.tree.leaves(carry), self.of_carry(carry), strict=True):
             _check(f"carry={self.carry}: a carry of {leaf.dtype}{list(leaf.shape)}", leaf.shape, spec, tp)
 
-    @classmethod
-    def of(
-        cls,
-        params: Params,
-        layers: Collection[int],
-        metadata: Mapping[str, PartitionSpec],
-        patterns: Mapping[str, PartitionSpec],
-        carry: PartitionSpec,
-        owners: Mapping[str, str],
-        tp: int,
-    ) -> Sharding:
-        """Resolve patterns and metadata; with one device per stage they are only checked for their names.
 
-        Args:
-            params: specs of the whole model, {layer index as text: tree}.
-            layers: indices of those that lie on such stages.
-            metadata: what the layers themselves say, by path.
-            patterns: of paths, as in `Pipeline(frozen=...)`; the first that matches goes before metadata.
-            carry: see `Sharding`.
-            owners: by path of each tied alias its owner's; they lie alike, whichever name a pattern matches.
-            tp: number of devices per stage.
+def sharding_of(
+    pipe: Pipeline, shapes: Sequence[LayerShapes], roles: Roles, layers: Collection[int], tp: int
+) -> Sharding:
+    """The sharding on the stages of `tp` devices that have these layers.
 
-        Raises:
-            UsageError: a pattern that matches nothing, an axis that there is not, a dimension that the
-                devices cannot share evenly.
-        """
-        specs = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
-        rules = [(from_the_front(pattern, len(params)), spec) for pattern, spec in patterns.items()]
-        for pattern, (wanted, _) in zip(patterns, rules, strict=True):
-            if not any(fnmatchcase(path, wanted) for path in specs):
-                raise UsageError(
-                    f"sharding={{{pattern!r}: ...}} matches no parameter; there are {some_of(specs)}"
-                )
-        if tp == 1:
-            return cls()
+    The first of the model's patterns that matches a parameter goes before what its layer says of it. Tied
+    parameters lie alike, whichever name a pattern matches. With one device per stage patterns are only
+    checked for their names.
 
-        def of(path: str) -> PartitionSpec:
-            owner = owners.get(path, path)
-            names = [owner, *(alias for alias, own in owners.items() if own == owner)]
-            given = (spec for wanted, spec in rules if any(fnmatchcase(name, wanted) for name in names))
-            return next(given, metadata.get(owner, WHOLE))
+    Raises:
+        UsageError: a pattern that matches nothing, an axis that there is not, a dimension that the devices
+            cannot share evenly.
+    """
+    params = {str(i): layer.params for i, layer in enumerate(shapes)}
+    specs = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+    rules = [(from_the_front(pattern, len(params)), spec) for pattern, spec in pipe.sharding.items()]
+    for pattern, (wanted, _) in zip(pipe.sharding, rules, strict=True):
+        if not any(fnmatchcase(path, wanted) for path in specs):
+            raise UsageError(
+                f"sharding={{{pattern!r}: ...}} matches no parameter; there are {some_of(specs)}"
+            )
+    if tp == 1:
+        return Sharding()
 
-        found = {path: of(path) for path in specs if int(path.split(".")[0]) in layers}
-        for path, spec in found.items():
-            shape, dtype = specs[path].shape, specs[path].dtype
-            _check(f"parameter {path}, {dtype}{list(shape)}", shape, spec, tp)
-        _check(f"carry={carry}", (), carry, tp)
-        return cls({path: spec for path, spec in found.items() if spec != WHOLE}, carry)
+    def of(path: str) -> PartitionSpec:
+        owner = roles.owners.get(path, path)
+        names = [owner, *(alias for alias, own in roles.owners.items() if own == owner)]
+        given = (spec for wanted, spec in rules if any(fnmatchcase(name, wanted) for name in names))
+        layer, _, own = owner.partition(".")
+        return next(given, _here(shapes[int(layer)].partition.get(own, WHOLE)))
+
+    found = {path: of(path) for path in specs if int(path.partition(".")[0]) in layers}
+    for path, spec in found.items():
+        shape, dtype = specs[path].shape, specs[path].dtype
+        _check(f"parameter {path}, {dtype}{list(shape)}", shape, spec, tp)
+    _check(f"carry={pipe.carry}", (), pipe.carry, tp)
+    return Sharding({path: spec for path, spec in found.items() if spec != WHOLE}, pipe.carry)
+
+
+def _here(spec: PartitionSpec) -> PartitionSpec:
+    """A spec for any mesh as one for a stage's: whole where it names other axes."""
+
+    def own(names: Any) -> Any:
+        return TP if TP in (names if isinstance(names, tuple) else (names,)) else None
+
+    return PartitionSpec(*map(own, spec))
 
 
 def _check(what: str, shape: Sequence[int], spec: PartitionSpec, tp: int) -> None:

@@ -24,14 +24,11 @@ Run: TypeAlias = Callable[[Params, Any, MicrobatchView], tuple[Any, Params]]
 
 
 def unchanging(run: Run, is_constant: Callable[[str], bool]) -> Apply:
-    """The layer, which must leave its parameters as they are.
+    """The layer, which must leave its parameters as they are, or is refused when it is called.
 
     Args:
         run: the layer.
         is_constant: whether the parameter of a name is not trained.
-
-    Raises:
-        UsageError: when it is called, naming what it changes.
     """
     checked = set()
 
@@ -46,8 +43,8 @@ def unchanging(run: Run, is_constant: Callable[[str], bool]) -> Apply:
                 if name not in now:
                     raise UsageError(f"removes its parameter {name} when it is called")
 
-            def outputs(params: Params, carry: Any, mb: MicrobatchView) -> list[Any]:
-                after = _by_name(run(params, carry, mb)[1])
+            def outputs(*given: Any) -> list[Any]:
+                after = _by_name(run(*given)[1])
                 return [after[name] for name in doubtful]
 
             same = inputs_of_outputs(jax.make_jaxpr(outputs)(params, carry, mb))
@@ -88,30 +85,27 @@ def _outputs(program: Any, inputs: Sequence[Value]) -> list[Value]:
     """What a program gives, closed or not."""
     jaxpr = getattr(program, "jaxpr", program)
     known = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def held(atom: Any) -> Value:
+        return object() if isinstance(atom, Literal) else known.get(atom, ("constant", atom))
+
     for equation in jaxpr.eqns:
-        read = [_held(known, atom) for atom in equation.invars]
-        known.update(zip(equation.outvars, _of_equation(equation, read), strict=True))
-    return [_held(known, atom) for atom in jaxpr.outvars]
+        rule = _RULES.get(equation.primitive.name, _computed)
+        made = rule(equation, [held(atom) for atom in equation.invars])
+        known.update(zip(equation.outvars, made, strict=True))
+    return [held(atom) for atom in jaxpr.outvars]
 
 
-def _held(known: Mapping[Any, Value], atom: Any) -> Value:
-    return object() if isinstance(atom, Literal) else known.get(atom, ("constant", atom))
-
-
-def _of_equation(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
-    return _RULES.get(equation.primitive.name, _other)(equation, read)
-
-
-def _other(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
-    """New values, one for each output of an equation that computes."""
+def _computed(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """New values."""
     return [object() for _ in equation.outvars]
 
 
-def _call(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
-    """Of an equation that runs one program on its inputs."""
+def _called(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """Those of the one program that runs on the equation's inputs."""
     bodies = list(jaxprs_in_params(equation.params))
     fits = len(bodies) == 1 and _kinds(bodies[0]) == _kinds(equation)
-    return _outputs(bodies[0], read) if fits else _other(equation, read)
+    return _outputs(bodies[0], read) if fits else _computed(equation, read)
 
 
 def _kinds(program: Any) -> Any:
@@ -120,8 +114,8 @@ def _kinds(program: Any) -> Any:
     return [[(getattr(a, "shape", a), getattr(a, "dtype", a)) for a in some] for some in avals]
 
 
-def _same(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
-    """Of an equation that gives what it gets, perhaps in another dtype."""
+def _copied(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """What the equation gets, unless in another dtype."""
     kept = zip(equation.invars, equation.outvars, read, strict=True)
     return [value if given.aval == out.aval else object() for given, out, value in kept]
 
@@ -145,48 +139,6 @@ def _scan(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
     return [*kept, *(value[2] if value in rows else object() for value in stacked)]
 
 
-def _transpose(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
-    """What is transposed back is itself."""
-    value, permutation = read[0], tuple(equation.params["permutation"])
-    if isinstance(value, tuple) and value[0] == "transposed":
-        _, value, before = value
-        permutation = tuple(before[axis] for axis in permutation)
-    in_place = permutation == tuple(range(len(permutation)))
-    return [value if in_place else ("transposed", value, permutation)]
-
-
-def _wrap(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
-    return [("key", read[0], equation.params["impl"])]
-
-
-def _unwrap(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
-    return [read[0][1] if isinstance(read[0], tuple) and read[0][0] == "key" else object()]
-
-
-_CALLS = (
-    *("jit", "pjit", "call", "core_call", "closed_call", "core_closed_call", "checkpoint", "remat2", "remat"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call", "remat_opt"),
-    *("compute_on", "xla_metadata_call"),
-)
-"""Names of primitives that call a program, in any version of JAX."""
-
-_RULES: Mapping[str, Callable[[JaxprEqn, Sequence[Value]], Sequence[Value]]] = {
-    **dict.fromkeys(_CALLS, _call),
-    "copy": _same,
-    "copy_p": _same,
-    "optimization_barrier": _same,
-    "sharding_constraint": _same,
-    "convert_element_type": _same,
-    "transpose": _transpose,
-    "random_wrap": _wrap,
-    "random_unwrap": _unwrap,
-    "cond": _cond,
-    "while": _while,
-    "scan": _scan,
-    "shard_map": _other,  # its program sees parts
-}
-
-
 def _carried(
     body: Any, constants: Sequence[Value], carried: Sequence[Value], rows: Sequence[Value]
 ) -> tuple[list[Value], list[Value]]:
@@ -201,3 +153,40 @@ def _carried(
             values[i] = ("changing", object())
     kept = [carried[i] if values[i] is carried[i] else object() for i in range(len(values))]
     return kept, given[len(values) :]
+
+
+def _transposed(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """What is transposed back is itself."""
+    value, permutation = read[0], tuple(equation.params["permutation"])
+    if isinstance(value, tuple) and value[0] == "transposed":
+        _, value, before = value
+        permutation = tuple(before[axis] for axis in permutation)
+    in_place = permutation == tuple(range(len(permutation)))
+    return [value if in_place else ("transposed", value, permutation)]
+
+
+def _unwrapped(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    return [read[0][1] if isinstance(read[0], tuple) and read[0][0] == "key" else object()]
+
+
+_RULES: Mapping[str, Callable[[JaxprEqn, Sequence[Value]], Sequence[Value]]] = {
+    **dict.fromkeys(  # in any version of JAX
+        [
+            *("jit", "pjit", "call", "core_call", "closed_call", "core_closed_call", "checkpoint", "remat2"),
+            *("remat", "remat_opt", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+            *("custom_vmap_call", "compute_on", "xla_metadata_call"),
+        ],
+        _called,
+    ),
+    **dict.fromkeys(
+        ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "convert_element_type"), _copied
+    ),
+    "transpose": _transposed,
+    "random_wrap": lambda equation, read: [("key", read[0], equation.params["impl"])],
+    "random_unwrap": _unwrapped,
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+    "shard_map": _computed,  # its program sees parts
+}
+"""By primitive, what an equation gives, of what it reads."""

@@ -18,11 +18,11 @@ from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.autodiff.residuals import NONE
 from rrfp_jax.runtime.autodiff.traced import check_repeatable
 from rrfp_jax.runtime.mesh.stage_mesh import Shapes, VirtualStage
+from rrfp_jax.runtime.model.gradient_flow import Flow, gradient_flow
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, sharding_of
+from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
-from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.model.untrained import Flow, gradient_flow
+from rrfp_jax.runtime.model.sharding import Sharding, sharding_of
 from rrfp_jax.runtime.programs.compiler import Compiler, Counting, compile_pool
 from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape

@@ -34,7 +34,7 @@ class VirtualStageShape:
         remat: what the layers' backwards compute again; see `autodiff/remat.py`.
         trainable: which of the virtual stage's parameters have a gradient; None for all.
         carry_gradients: which leaves of the carry that arrives have a gradient; None for all that could.
-        cotangents: the same of the carry that leaves; see `untrained.py`.
+        cotangents: the same of the carry that leaves; see `gradient_flow.py`.
         sharding: of parameters and carries, where the stage has several devices.
         ends: how the virtual stage meets its neighbours.
     """

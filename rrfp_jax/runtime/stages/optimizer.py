@@ -33,9 +33,9 @@ from rrfp_jax.fields import shown
 from rrfp_jax.random_keys import plain
 from rrfp_jax.runtime.autodiff.traced import Program, output_dependence, reduce
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
-from rrfp_jax.runtime.model.calls import instead_of_optimizer, kind_of
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles, leaf_paths
+from rrfp_jax.runtime.model.user_errors import instead_of_optimizer, kind_of
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.gradients import where, wide, widest, zeros
 from rrfp_jax.runtime.sizes import nbytes
@@ -183,8 +183,8 @@ class WholeOptimizer:
         check_transformation(optimizer)
         if not jax.tree.leaves(params):
             raise UsageError(
-                "optimizer: the model has no parameter that it could update; give a layer parameters, such as "
-                "rrfp.layer(function, init=...), or no optimizer, Trainer(pipe), to evaluate only"
+                "optimizer: the model has no parameter that it could update; give a layer parameters, such "
+                "as rrfp.layer(function, init=...), or no optimizer, Trainer(pipe), to evaluate only"
             )
         try:
             state = jax.eval_shape(optimizer.init, params)

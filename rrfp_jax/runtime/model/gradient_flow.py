@@ -1,0 +1,370 @@
+"""Which leaves of the carries have a gradient, through all layers of a model, as plain JAX would have it.
+
+From the loss back to the first layer, each layer says which of its inputs a cotangent reaches, and from which
+of its outputs. A leaf between two layers has a gradient if the objective's cotangent reaches it, and if it
+follows from a trained parameter. All other leaves are sent without one. A loss's weight is what the objective
+is divided by, and is not differentiated: its cotangent, followed in the same way, must reach no parameter.
+
+Layers that would not train although the loss is computed from them are refused, with the place where their
+gradient ends: integers, rounding, a `stop_gradient` further on, or a layer that does not use what it gets. A
+parameter that the loss does not follow from is left alone, such as that of a head for evaluation; so is one
+that its own layer puts behind `stop_gradient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from operator import or_
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime._jax import line_of, live_part
+from rrfp_jax.runtime.autodiff.traced import dependence, output_dependence, spec_of
+from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
+from rrfp_jax.runtime.model.roles import Roles, leaf_paths
+from rrfp_jax.runtime.model.user_errors import reason_of
+
+Border: TypeAlias = tuple[int, ...]
+"""Indices of the leaves of a carry that have a gradient."""
+
+_OBJECTIVE, _WEIGHT = 1, 2
+"""Flags of values that these two cotangents reach."""
+
+_MOST_NAMES = 3
+
+_STILL = frozenset(["stop_gradient", "round", "floor", "ceil", "sign", "nextafter"])
+"""Primitives whose derivative is zero everywhere. JAX gives their results no tangent at all."""
+
+_CALLS = frozenset(["jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"])
+"""Primitives that only call a program. Functions with a derivative of their own are not among them."""
+
+_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "is_finite"])
+
+
+@dataclass(frozen=True)
+class Flow:
+    """How the gradient goes through a model, for microbatches of a bucket.
+
+    Attributes:
+        borders: for each layer, which leaves of the carry that it gets have a gradient; last ().
+        reached: names of the trained parameters that have one; of tied ones, the owner's and all aliases'.
+        cuts: by layer without any, why.
+    """
+
+    borders: Sequence[Border]
+    reached: frozenset[str]
+    cuts: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A layer, or last the loss: parameters, carry, the rest -> carry, and total and weight if it has `sums`.
+
+    Attributes:
+        trained: indices of the parameters that have a gradient.
+        arriving: number of leaves of the carry that it gets.
+        leaves: names of those that it gives.
+    """
+
+    name: str
+    closed: ClosedJaxpr
+    paths: Sequence[str]
+    trained: frozenset[int]
+    arriving: int
+    leaves: Sequence[str]
+    sums: bool
+
+    @property
+    def gives(self) -> int:
+        """The number of leaves of the carry that it gives, after which the total comes."""
+        return len(self.leaves)
+
+    def inputs(self, params: Iterable[int], carry: Iterable[int]) -> list[bool]:
+        """Flags of its inputs: of these parameters, and these leaves of the carry."""
+        chosen = {*params, *(len(self.paths) + i for i in carry)}
+        return [i in chosen for i in range(len(self.closed.jaxpr.invars))]
+
+
+def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> Flow:
+    """Follow the objective's cotangent from the loss back to all parameters.
+
+    Raises:
+        UsageError: a layer that must be differentiated cannot be, or a loss's weight depends on a parameter.
+    """
+    steps = _steps(pipe, shapes, fields, roles)
+    known: dict[Any, Mapping[int, frozenset[int]]] = {}  # repeats of a layer are alike
+    after: list[int] = []  # the flags of the carry that a step gives
+    sources, origin, reaching = [], "", [after]
+    reached: set[str] = set()  # names of owners
+    for step, moves in zip(steps[::-1], _moving(steps)[::-1], strict=True):
+        outputs = zip(
+            [*after, *[_OBJECTIVE, _WEIGHT][: 2 * step.sums]], step.closed.jaxpr.outvars, strict=True
+        )
+        flags = [flag * _is_differentiable(var) for flag, var in outputs]
+        kind = id(step.closed), tuple(moves), tuple(map(bool, flags))
+        if kind not in known:
+            known[kind] = _sources(step, moves, flags)
+        sources.append(known[kind])
+        if step.sums and any(step.gives + 1 in outputs for outputs in known[kind].values()):
+            origin = step.name
+        inputs = {i: reduce(or_, (flags[k] for k in outputs), 0) for i, outputs in known[kind].items()}
+        first = len(step.paths)
+        for i, path in enumerate(step.paths):
+            _refuse_weight(path, inputs.get(i, 0), origin)
+            if inputs.get(i, 0) & _OBJECTIVE:
+                reached.add(roles.owners.get(path, path))
+        after = [inputs.get(first + i, 0) for i in range(step.arriving)]
+        reaching.append(after)
+    names = frozenset(
+        path for step in steps for path in step.paths if roles.owners.get(path, path) in reached
+    )
+    borders = _borders(steps, sources[::-1], reaching[::-1])
+    return Flow(borders, names, _cuts(steps, reaching[::-1], names))
+
+
+def _steps(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> list[_Step]:
+    steps = []
+    for index, own in enumerate(shapes):
+        params = {str(index): own.params}
+        trained = frozenset(roles.leaves(params).trained)
+        leaves = leaf_paths({"": own.carry_out})
+        sums = len(own.traced.jaxpr.outvars) > len(leaves)
+        arriving, paths = len(jax.tree.leaves(own.carry_in)), leaf_paths(params)
+        steps.append(_Step(pipe.who(index), own.traced, paths, trained, arriving, leaves, sums))
+    carry = shapes[-1].carry_out
+    loss, arriving = pipe.traced_loss(carry, fields), len(jax.tree.leaves(carry))
+    return [*steps, _Step("the loss", loss, [], frozenset(), arriving, [], True)]
+
+
+def _moving(steps: Sequence[_Step]) -> list[list[bool]]:
+    """For each step, which of its inputs may have a tangent: they follow from a parameter that is trained."""
+    found, arriving = [], list[bool]()
+    for step in steps:
+        found.append(step.inputs(step.trained, (i for i, moves in enumerate(arriving) if moves)))
+        arriving = _tangents(step.closed.jaxpr, found[-1])[0][: step.gives]
+    return found
+
+
+def _sources(step: _Step, moves: Sequence[bool], flags: Sequence[int]) -> Mapping[int, frozenset[int]]:
+    """For each input that may have a tangent, the outputs whose cotangents reach it, by JAX's own vjp."""
+    inputs = [i for i, may in enumerate(moves) if may]
+    outputs = [k for k, flag in enumerate(flags) if flag]
+    if not inputs or not outputs:
+        return {}
+    jaxpr, function = step.closed.jaxpr, jaxpr_as_fun(step.closed)
+    specs, cotangents = map(spec_of, jaxpr.invars), [spec_of(jaxpr.outvars[k]) for k in outputs]
+
+    def pulled_back(values: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        def chosen(*own: Any) -> list[Any]:
+            filled = {**dict(enumerate(values)), **dict(zip(inputs, own, strict=True))}
+            found = function(*(filled[i] for i in range(len(values))))
+            return [found[k] for k in outputs]
+
+        return jax.vjp(chosen, *(values[i] for i in inputs))[1](list(cotangents))
+
+    try:
+        traced = jax.make_jaxpr(pulled_back)([*specs], cotangents)
+    except Exception as error:
+        raise UsageError(
+            f"{step.name} cannot be differentiated: {reason_of(error)}. For a loop, take jax.lax.scan or a "
+            f"fori_loop of fixed length; where no gradient is wanted, jax.lax.stop_gradient before it"
+        ) from error
+    masks = [mask >> len(jaxpr.invars) for mask in output_dependence(traced)]
+    return {
+        i: frozenset(k for bit, k in enumerate(outputs) if mask >> bit & 1)
+        for i, mask in zip(inputs, masks, strict=True)
+    }
+
+
+def _refuse_weight(path: str, flags: int, origin: str) -> None:
+    if flags & _WEIGHT:
+        raise UsageError(
+            f"{origin}: Loss.weight depends on the parameter {path}, but weights are not "
+            f"differentiated: the gradient would lack a part. Give weight=jax.lax.stop_gradient(...) "
+            f"if that part is not wanted; else count in weight what does not depend on parameters "
+            f"(tokens, rows), and put what does into the total"
+        )
+
+
+def _borders(
+    steps: Sequence[_Step], sources: Sequence[Mapping[int, frozenset[int]]], reaching: Sequence[Sequence[int]]
+) -> list[Border]:
+    """The leaves that the objective reaches and that truly follow from a trained parameter."""
+    arriving: frozenset[int] = frozenset()
+    borders = []
+    for step, of, flags in zip(steps[:-1], sources, reaching, strict=False):
+        borders.append(tuple(sorted(i for i in arriving if flags[i] & _OBJECTIVE)))
+        first = len(step.paths)
+        follows = [outputs for i, outputs in of.items() if i < first or i - first in arriving]
+        arriving = frozenset().union(*follows) & frozenset(range(step.gives))
+    return [*borders, ()]
+
+
+def _is_differentiable(atom: Any) -> bool:
+    """Whether values of its dtype have tangents."""
+    return bool(jnp.issubdtype(atom.aval.dtype, jnp.inexact))
+
+
+@dataclass(frozen=True)
+class _End:
+    """An equation, part of an `outer` one of the whole program, that ends the tangents of what it reads.
+
+    `line` says where in user code it is, "" if that is not known.
+    """
+
+    equation: JaxprEqn
+    outer: JaxprEqn
+    line: str
+
+    @property
+    def rank(self) -> int:
+        """How likely users have to look at another equation; comparisons are mostly masks."""
+        name = self.equation.primitive.name
+        return 0 if name in _STILL else 1 if name == "convert_element_type" else 2 + (name in _COMPARISONS)
+
+    def __str__(self) -> str:
+        name, made = self.equation.primitive.name, self.equation.outvars[0]
+        if name == "convert_element_type":
+            return f"a cast to {made.aval.dtype}"  # type: ignore[attr-defined]
+        return name if _is_differentiable(made) else f"{name}, which gives {made.aval.dtype}"  # type: ignore[attr-defined]
+
+
+def _tangents(jaxpr: Any, moving: Sequence[bool]) -> tuple[list[bool], list[_End]]:
+    """Which outputs can have a tangent if these inputs have (at times more than do), and where others end."""
+    ends: list[_End] = []
+    known = {v for v, moves in zip(jaxpr.invars, moving, strict=True) if moves and _is_differentiable(v)}
+    for equation in jaxpr.eqns:
+        read = [not isinstance(atom, Literal) and atom in known for atom in equation.invars]
+        if not any(read):
+            continue
+        name, bodies = equation.primitive.name, list(jaxprs_in_params(equation.params))
+        flags = [name not in _STILL] * len(equation.outvars)
+        if name in _CALLS and len(bodies) == 1:
+            flags, inner = _tangents(bodies[0], read)
+            ends += [_End(end.equation, equation, end.line or line_of(equation)) for end in inner]
+        moved = [v for v, flag in zip(equation.outvars, flags, strict=True) if flag and _is_differentiable(v)]
+        known.update(moved)
+        if equation.outvars and not moved and name not in _CALLS:
+            ends.append(_End(equation, equation, line_of(equation)))
+    return [not isinstance(atom, Literal) and atom in known for atom in jaxpr.outvars], ends
+
+
+def _cuts(
+    steps: Sequence[_Step], reaching: Sequence[Sequence[int]], reached: frozenset[str]
+) -> dict[int, str]:
+    """Why layers would not train, by index; not of those whose parameters the loss does not follow from."""
+    silent = [
+        k
+        for k, step in enumerate(steps)
+        if step.trained and reached.isdisjoint(step.paths[i] for i in step.trained)
+    ]
+    if not silent:
+        return {}
+    follows = [output_dependence(step.closed) for step in steps]
+    needed = _needed(steps, follows)
+    found = {k: _place(k, steps, follows, needed, reaching) for k in silent}
+    return {k: place for k, place in found.items() if place}
+
+
+def _needed(steps: Sequence[_Step], follows: Sequence[Sequence[int]]) -> list[frozenset[int]]:
+    """For each step, the leaves of the carry it gets from which any total follows; last those it gives."""
+    found = [frozenset[int]()]
+    for step, masks in zip(steps[::-1], follows[::-1], strict=True):
+        used = (k in found[-1] or (step.sums and k == step.gives) for k in range(len(masks)))
+        union = reduce(or_, (mask for mask, use in zip(masks, used, strict=True) if use), 0)
+        found.append(frozenset(i for i in range(step.arriving) if union >> len(step.paths) + i & 1))
+    return found[::-1]
+
+
+def _place(
+    layer: int,
+    steps: Sequence[_Step],
+    follows: Sequence[Sequence[int]],
+    needed: Sequence[frozenset[int]],
+    reaching: Sequence[Sequence[int]],
+) -> str:
+    """Where the gradient of a layer's parameters ends; empty if the loss does not follow from them."""
+    params: Iterable[int] = steps[layer].trained
+    moving, following = frozenset[int](), frozenset[int]()
+    for k in range(layer, len(steps)):
+        step, after = steps[k], needed[k + 1]
+        mask = sum(1 << i for i, flag in enumerate(step.inputs(params, following)) if flag)
+        used = [j for j, own in enumerate(follows[k]) if own & mask and (j in after or j == step.gives)]
+        if not used:
+            return _unused(k, steps, needed)
+        moves, _ = _tangents(step.closed.jaxpr, step.inputs(params, moving))
+        flags = [*reaching[k + 1], *[_OBJECTIVE][: step.sums]]
+        if not any(moves[j] for j in used):
+            return _end(step, used, step.inputs(params, moving), own=k == layer)
+        if any(moves[j] and flags[j] & _OBJECTIVE for j in used):
+            return f"it ends in {step.name}, whose derivative is zero"
+        params, following = (), frozenset(j for j in used if j < step.gives)
+        moving = frozenset(j for j in following if moves[j])
+    return ""
+
+
+def _unused(at: int, steps: Sequence[_Step], needed: Sequence[frozenset[int]]) -> str:
+    """The first step from here on that uses nothing of its carry, though the loss needs what it gives."""
+    for k in range(at + 1, len(steps)):
+        if not needed[k] and (needed[k + 1] or steps[k].sums):
+            return f"{steps[k].name} does not use what {steps[k - 1].name} gives"
+    return ""
+
+
+def _end(step: _Step, outputs: Sequence[int], moving: Sequence[bool], own: bool) -> str:
+    """What in a step leaves these outputs without a tangent; empty if a layer stops its own parameters'."""
+    live, reads = live_part(step.closed, [j in outputs for j in range(len(step.closed.jaxpr.outvars))])
+    end = min(_tangents(live.jaxpr, [moving[i] for i in reads])[1], key=lambda end: end.rank, default=None)
+    if own and end is not None and end.equation.primitive.name == "stop_gradient":
+        masks = dependence(step.closed)
+        if not any(masks[v] >> len(step.paths) for v in end.outer.invars if not isinstance(v, Literal)):
+            return ""
+    line = f" ({end.line})" if end is not None and end.line else ""
+    for j in outputs:
+        made: Any = step.closed.jaxpr.outvars[j]
+        if not _is_differentiable(made):
+            leaf = f"its carry leaf {step.leaves[j]}" if step.leaves[j] else "its carry"
+            return f"{step.name} gives {leaf} as {made.aval.dtype}{line}"
+    return f"it ends in {step.name}" + (f", at {end}{line}" if end is not None else "")
+
+
+def refuse_untrained(trained: Sequence[Sequence[str]], flows: Sequence[Flow]) -> None:
+    """Refuse layers of which some bucket's gradient ends on its way, and no bucket's gets there.
+
+    Args:
+        trained: by layer, names of its trained parameters.
+        flows: of each bucket.
+
+    Raises:
+        UsageError: naming layers, parameters, and the place.
+    """
+    somewhere = frozenset[str]().union(*(flow.reached for flow in flows))
+    places = {k: place for flow in reversed(flows) for k, place in flow.cuts.items()}
+    silent = [k for k in sorted(places) if somewhere.isdisjoint(trained[k])]
+    if not silent:
+        return
+    said = []
+    for place, group in groupby(silent, places.__getitem__):
+        layers = list(group)
+        names = [name for k in layers for name in trained[k]]
+        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+        said.append(f"{_layers(layers)} would not train, for no gradient reaches {shown}: {place}")
+    remedy = "Let the loss follow from them through floating point numbers, by functions with a derivative"
+    if any(names and k not in silent for k, names in enumerate(trained)):
+        remedy += f"; if they shall keep their values: Pipeline(..., frozen={[f'{k}.*' for k in silent]})"
+    raise UsageError(f"{'; '.join(said)}. {remedy}")
+
+
+def _layers(indices: Sequence[int]) -> str:
+    first, last = indices[0], indices[-1]
+    if first == last:
+        return f"layer {first}"
+    whole = last - first + 1 == len(indices)
+    return f"layers {first}-{last}" if whole else f"layers {', '.join(map(str, indices))}"
