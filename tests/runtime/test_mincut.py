@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.runtime.autodiff.split_backward import SINK, SOURCE, UNCUTTABLE, Network
+from rrfp_jax.runtime.autodiff.split_backward import SINK, SOURCE, UNCUTTABLE, FlowNetwork
 
 NODES = (SOURCE, "a", "b", "c", "d", SINK)
 
@@ -20,7 +20,7 @@ def cost(edges, second):
 @given(st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from(NODES), st.integers(0, 9)), max_size=16))
 def test_against_all_cuts(drawn):
     edges = [(tail, head, capacity) for tail, head, capacity in drawn if tail != head]
-    network = Network()
+    network = FlowNetwork()
     for edge in edges:
         network.edge(*edge)
     inner = NODES[1:-1]
@@ -33,7 +33,7 @@ def test_against_all_cuts(drawn):
 
 
 def test_what_cannot_be_cut_is_told():
-    network = Network()
+    network = FlowNetwork()
     network.edge(SOURCE, "a")
     network.edge("a", SINK, 3)
     assert network.sink_side() == {SINK}

@@ -13,12 +13,9 @@ are, every microbatch in flight would hold a copy of the weights and of everythi
                                follows from cheaply, if that is fewer bytes: a norm keeps the bfloat16 that it
                                reads, and means, instead of two float32 arrays
 
-What a backward computes from weights alone: taken out of it, and computed once a step.
-
-Without rematerialisation such values are residuals of the forward, which `differentiate` finds. A
-rematerialised layer computes them again for every microbatch. If both halves of a split backward read such a
-value, each microbatch between them would hold it, which is a copy of the weights. Cheap arithmetic stays
-where it is.
+What a rematerialised layer's backward computes from weights alone is no residual, and would be computed again
+for every microbatch; if both halves of a split backward read it, each microbatch between them would hold a
+copy of the weights. So it is taken out of the backward (`hoist`), and computed once a step.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.random_keys import is_key
-from rrfp_jax.runtime.autodiff.split_backward import SINK, SOURCE, UNCUTTABLE, Network
+from rrfp_jax.runtime.autodiff.split_backward import SINK, SOURCE, UNCUTTABLE, FlowNetwork
 from rrfp_jax.runtime.autodiff.traced import (
     BARRIER,
     CALLBACKS,
@@ -42,7 +39,6 @@ from rrfp_jax.runtime.autodiff.traced import (
     dependence,
     inline,
     is_repeatable,
-    quiet,
     reduce,
     runs_once,
     with_given,
@@ -53,7 +49,7 @@ from rrfp_jax.runtime.sizes import nbytes
 
 @dataclass(frozen=True)
 class ResidualPlan:
-    """Where each residual comes from; see the module's text."""
+    """Where each residual of a program `whole` comes from; its first outputs are `kept` for others."""
 
     whole: ClosedJaxpr
     kept: int
@@ -73,7 +69,7 @@ class ResidualPlan:
         known.update(zip(jaxpr.invars, inputs, strict=True))
         if self.rebuilt:
             names = [*jaxpr.invars, *produced]
-            program = reduce(quiet(with_given(self.whole, produced, len(jaxpr.invars), self.rebuilt)))
+            program = with_given(self.whole, self.rebuilt, produced, len(jaxpr.invars), quiet=True)
             known.update(zip(self.rebuilt, program(*(known[names[i]] for i in program.reads)), strict=True))
         return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars[self.kept :]]
 
@@ -106,7 +102,7 @@ def _fewest_bytes(wanted: Sequence[Var], equations: Sequence[JaxprEqn], availabl
     v itself, by cheap arithmetic on what it has.
     """
     producers = {v: equation for equation in equations for v in equation.outvars}
-    network = Network()
+    network = FlowNetwork()
     for v in wanted:
         network.edge(("has", v), SINK)
     pending, placed = list(wanted), dict[Any, None]()
@@ -128,30 +124,20 @@ def _fewest_bytes(wanted: Sequence[Var], equations: Sequence[JaxprEqn], availabl
 
 
 def hoist(backward: Program, fixed: int) -> tuple[Program, Program | None]:
-    """Take out of a program what follows from the head of its argument list by more than cheap arithmetic.
+    """Take out of a program what costs more than cheap arithmetic on the `fixed` head of its arguments.
 
-    Args:
-        backward: the program.
-        fixed: the length of that head.
-
-    Returns:
-        The rest of the program, whose argument list has the values taken out right after the head; and the
-        program that computes them from the head. The program itself and None if there are none.
+    Returns the rest of the program, whose argument list has the values taken out right after the head, and
+    the program that computes them from the head; the program itself and None if there are none.
     """
     flat = inline(backward.closed)
     taken = _costly(flat, [v for i, v in zip(backward.reads, flat.jaxpr.invars, strict=True) if i < fixed])
     if not taken:
         return backward, None
-    bare = without_barriers(flat)
-    early = reduce(quiet(ClosedJaxpr(bare.jaxpr.replace(outvars=taken), bare.consts)))
+    early = with_given(without_barriers(flat), taken, quiet=True)
     head = sum(i < fixed for i in backward.reads)
     places = [i if i < fixed else i + len(taken) for i in backward.reads]
     places[head:head] = range(fixed, fixed + len(taken))
-    rest = reduce(with_given(flat, taken, head, flat.jaxpr.outvars))
-    return (
-        Program(rest.closed, tuple(places[i] for i in rest.reads)),
-        Program(early.closed, tuple(backward.reads[i] for i in early.reads)),
-    )
+    return with_given(flat, flat.jaxpr.outvars, taken, head).at(places), early.at(backward.reads)
 
 
 def _costly(flat: ClosedJaxpr, weights: list[Var]) -> list[Var]:
@@ -200,11 +186,7 @@ POLICIES = (
 
 
 def check_remat(remat: str) -> None:
-    """Refuse an unknown name.
-
-    Raises:
-        UsageError: with the names that there are.
-    """
+    """Refuse an unknown name, with those that there are."""
     known = (NONE, FULL, *POLICIES)
     if remat not in known:
         raise UsageError(f"remat={remat!r}: unknown; give one of: {', '.join(known)}")
@@ -213,24 +195,15 @@ def check_remat(remat: str) -> None:
 def rematerialised(layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
     """The function as it is ("none"), saving its arguments only ("full"), or by a policy's name.
 
-    Raises:
-        UsageError: another name.
+    What a function on the host gives is always saved: such a function may be slow, and if it is not as pure
+    as it should be, a second call gives something else.
     """
     if remat == NONE:
         return layer
     check_remat(remat)
-    return jax.checkpoint(layer, policy=_saving_callbacks(remat))  # type: ignore[no-any-return]
-
-
-def _saving_callbacks(remat: str) -> Callable[..., Any]:
-    """The policy of a name, except that what a function on the host gives is always saved.
-
-    Such a function may be slow, and if it is not as pure as it should be, a second call gives something else.
-    """
-    name = "nothing_saveable" if remat == FULL else remat
-    policy = getattr(jax.checkpoint_policies, name)
+    policy = getattr(jax.checkpoint_policies, "nothing_saveable" if remat == FULL else remat)
 
     def saved(primitive: Any, *args: Any, **params: Any) -> Any:
         return primitive.name in CALLBACKS or policy(primitive, *args, **params)
 
-    return saved
+    return jax.checkpoint(layer, policy=saved)  # type: ignore[no-any-return]

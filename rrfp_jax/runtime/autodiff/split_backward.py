@@ -18,13 +18,11 @@ reduction or transcendental function is computed twice. How the equations are de
      norm's scale, which replaces two activations by one row, and the forward's products that remat repeats.
 
    Each such move is charged 1/64 of the bytes it makes, so that ties are computed once, and in W.
-
-Deals out the equations of a program to two halves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -38,7 +36,39 @@ from rrfp_jax.runtime.autodiff.traced import BARRIER, REPEATABLE, Program, inlin
 from rrfp_jax.runtime.sizes import nbytes
 
 
-class Where(Enum):
+def split(
+    backward: Program, flowing: int, fixed: int, cotangents: int, arriving: int
+) -> tuple[Program, Program]:
+    """A stage's backward as I and W.
+
+    I reads a part of the backward's argument list; -> carry gradients, crossing. W reads a part of that list
+    followed by I's outputs; -> gradients of the parameters.
+
+    Args:
+        backward: traced, giving carry gradients and then parameter gradients.
+        flowing: the number of carry gradients.
+        fixed: how many entries at the head of its argument list are there anyway (parameters, prepared).
+        cotangents: index of the first cotangent in that list.
+        arriving: how many cotangents there are; the list ends with them, and they with the loss scale.
+    """
+    end = cotangents + arriving
+    sources = [
+        SplitInput(Availability.BOTH, 0 if i < fixed or i == end - 1 else nbytes(var.aval), i >= cotangents)
+        for i, var in zip(backward.reads, backward.closed.jaxpr.invars, strict=True)
+    ]
+    outputs = len(backward.closed.jaxpr.outvars)
+    halves = _halve(backward.closed, [i < flowing for i in range(outputs)], sources)
+    first = halves.first.jaxpr
+    sent = first.outvars[:flowing]
+    given = [*sent, *(var for var in halves.crossing if var not in sent)]  # what is sent on is not held twice
+    places = [*backward.reads, *(end + given.index(var) for var in halves.crossing)]
+    return (
+        reduce(ClosedJaxpr(first.replace(outvars=given), halves.first.consts)).at(backward.reads),
+        reduce(halves.second).at(places),
+    )
+
+
+class Availability(Enum):
     """Where an input of a program to be split is at hand."""
 
     BOTH = "both"
@@ -47,18 +77,15 @@ class Where(Enum):
 
 
 @dataclass(frozen=True)
-class Source:
-    """An input of a program to be split.
+class SplitInput:
+    """An input of a program: who has it, bytes held if the second half reads it, is it from a cotangent."""
 
-    Attributes:
-        where: who has it.
-        held: bytes that it costs if the second half reads it.
-        cotangent: whether it comes from a cotangent.
-    """
-
-    where: Where
+    where: Availability
     held: int
     cotangent: bool
+
+
+_CONSTANT = SplitInput(Availability.BOTH, 0, False)
 
 
 @dataclass(frozen=True)
@@ -84,7 +111,7 @@ UNCUTTABLE = 1 << 60
 SOURCE, SINK = "source", "sink"
 
 
-class Network:
+class FlowNetwork:
     """Edges with whole-number capacities between nodes of any hashable kind."""
 
     def __init__(self) -> None:
@@ -170,20 +197,14 @@ _WRITTEN = 4
 """What it costs more if the first half must write it besides: a saved argument is there already."""
 
 
-def halve(closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[Source]) -> Halves:
-    """Split a program into what its wanted outputs need, and the rest.
-
-    Args:
-        closed: the program.
-        wanted: for each output, whether the first half gives it.
-        sources: one for each input.
-    """
+def _halve(closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[SplitInput]) -> Halves:
+    """Split a program, given a source for each input, into what its wanted outputs need, and the rest."""
     closed = inline(closed)
     plan = _Plan(closed, wanted, sources)
     crossing = plan.crossing()
     jaxpr = closed.jaxpr
     early = [atom for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if chosen]
-    late = [plan.resolve(atom) for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if not chosen]
+    late = [_follow(plan.alias, atom) for atom in plan.outputs]
     given = {*crossing, *jaxpr.invars, *jaxpr.constvars}
     first = jaxpr.replace(outvars=[*early, *crossing], eqns=plan.slice([*early, *crossing]))
     second = jaxpr.replace(invars=[*jaxpr.invars, *crossing], outvars=late, eqns=plan.slice(late, given))
@@ -201,25 +222,19 @@ class _Plan:
         roots: these, and the outputs of barriers, which only order work.
     """
 
-    def __init__(self, closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[Source]) -> None:
+    def __init__(self, closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[SplitInput]) -> None:
         jaxpr = closed.jaxpr
-        self.sources: dict[Any, Source] = dict(zip(jaxpr.invars, sources, strict=True))
-        self.sources.update((var, Source(Where.BOTH, 0, False)) for var in jaxpr.constvars)
+        self.sources: dict[Any, SplitInput] = dict(zip(jaxpr.invars, sources, strict=True))
+        self.sources.update(dict.fromkeys(jaxpr.constvars, _CONSTANT))
         self.outputs = [atom for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if not chosen]
         self.alias: dict[Var, Any] = {}
         self.following = _following(jaxpr.eqns, [v for v, s in self.sources.items() if s.cotangent])
         self.free = _free(jaxpr.eqns, [v for v, s in self.sources.items() if not s.held])
         self.needed = {v for v, chosen in zip(jaxpr.outvars, wanted, strict=True) if chosen and _is_var(v)}
         self.equations = self._deal(jaxpr.eqns)
-        self.roots = dict(self.alias)
-        for equation in self.equations:
-            if equation.primitive.name == BARRIER:
-                self.roots.update(zip(equation.outvars, equation.invars, strict=True))
+        barriers = [e for e in self.equations if e.primitive.name == BARRIER]
+        self.roots = self.alias | {v: w for e in barriers for v, w in zip(e.outvars, e.invars, strict=True)}
         self.producers = {v: e for e in self.equations for v in e.outvars}
-
-    def resolve(self, atom: Any) -> Any:
-        """What the variable is another name of."""
-        return _follow(self.alias, atom)
 
     def _deal(self, equations: Sequence[JaxprEqn]) -> list[JaxprEqn]:
         """Find from the end what the first half needs; split the loops that have a part in both."""
@@ -244,21 +259,21 @@ class _Plan:
 
     def _deal_loop(self, equation: JaxprEqn, use: Sequence[bool]) -> list[JaxprEqn]:
         sources = [self._source(atom) for atom in equation.invars]
-        loops, alias = split_scan(equation, use, sources, halve)
+        loops, alias = _split_scan(equation, use, sources)
         self.alias.update(alias)
         self._need(loops[0])
         if any(source.cotangent for source in sources):
             self.following.update(loops[0].outvars)
         return loops
 
-    def _source(self, atom: Any) -> Source:
+    def _source(self, atom: Any) -> SplitInput:
         """A loop's operand as an input of its body."""
         if not _is_var(atom):
-            return Source(Where.BOTH, 0, False)
+            return _CONSTANT
         if atom in self.sources:
             return self.sources[atom]
-        where = Where.BOTH if atom in self.needed else Where.SECOND
-        return Source(where, 0 if atom in self.free else nbytes(atom.aval), atom in self.following)
+        where = Availability.BOTH if atom in self.needed else Availability.SECOND
+        return SplitInput(where, 0 if atom in self.free else nbytes(atom.aval), atom in self.following)
 
     def slice(self, outputs: Sequence[Any], given: Collection[Var] = ()) -> list[JaxprEqn]:
         """The equations that the outputs need beyond what is given."""
@@ -268,7 +283,7 @@ class _Plan:
             use = [var in needed for var in equation.outvars]
             if not any(use) and (given or not equation.effects):
                 continue
-            read = [self.resolve(atom) for atom in equation.invars]
+            read = [_follow(self.alias, atom) for atom in equation.invars]
             made = [v if used else DropVar(v.aval) for v, used in zip(equation.outvars, use, strict=True)]
             if equation.primitive.name == BARRIER:
                 read = [atom for atom, used in zip(read, use, strict=True) if used]
@@ -283,7 +298,7 @@ class _Plan:
         Node ("has", v) is on the sink's side if the second half has v, ("makes", v) if it computes v itself,
         and ("does", e) if it does equation e.
         """
-        network = Network()
+        network = FlowNetwork()
         pending: list[Any] = [_follow(self.roots, atom) for atom in self.outputs]
         for var in filter(_is_var, pending):
             network.edge(("has", var), SINK)
@@ -295,7 +310,7 @@ class _Plan:
             placed.add(var)
             network.edge(("makes", var), ("has", var), self._price(var))
             if var in self.sources:
-                if self.sources[var].where is not Where.SECOND:
+                if self.sources[var].where is not Availability.SECOND:
                     network.edge(SOURCE, ("makes", var))
                 continue
             equation = self.producers[var]
@@ -305,19 +320,19 @@ class _Plan:
                 pending += self._place(network, equation, var in self.needed)
         second = network.sink_side()
         cut = [v for v in (*self.sources, *self.producers) if v in placed and ("makes", v) not in second]
-        given = {v for v, source in self.sources.items() if source.where is not Where.FIRST}
+        given = {v for v, source in self.sources.items() if source.where is not Availability.FIRST}
         return [v for v in cut if ("has", v) in second and v not in given]
 
     def _price(self, var: Var) -> int:
         """Of having the value in the second half without computing it there; keys do not cross."""
         source = self.sources.get(var)
-        if source is not None and source.where is not Where.FIRST:
+        if source is not None and source.where is not Availability.FIRST:
             return _BYTE * source.held
         if is_key(var.aval):
             return UNCUTTABLE
         return (_BYTE + _WRITTEN) * nbytes(var.aval)
 
-    def _place(self, network: Network, equation: JaxprEqn, needed: bool) -> Sequence[Any]:
+    def _place(self, network: FlowNetwork, equation: JaxprEqn, needed: bool) -> Sequence[Any]:
         """Add an equation; what it reads if the second half may do it."""
         task = ("does", id(equation))
         charge = nbytes([v.aval for v in equation.outvars])
@@ -340,7 +355,7 @@ class _Plan:
 
     def _stays(self, equation: JaxprEqn, read: Sequence[Var]) -> bool:
         """Whether an equation that the first half does not need is for the second one in any case."""
-        if any(v in self.sources and self.sources[v].where is Where.SECOND for v in read):
+        if any(v in self.sources and self.sources[v].where is Availability.SECOND for v in read):
             return True
         return equation.primitive.name not in _LIGHT and any(v in self.following for v in read)
 
@@ -376,25 +391,20 @@ def _free(equations: Sequence[JaxprEqn], free: Sequence[Var]) -> set[Var]:
     return known
 
 
-Halve: TypeAlias = Callable[[ClosedJaxpr, Sequence[bool], Sequence[Source]], Halves]
 Pairs: TypeAlias = Sequence[tuple[Var, Any]]
 """Inputs of a loop's body with the operands that they stand for."""
 
 
-def split_scan(
-    equation: JaxprEqn, wanted: Sequence[bool], sources: Sequence[Source], halve: Halve
+def _split_scan(
+    equation: JaxprEqn, wanted: Sequence[bool], sources: Sequence[SplitInput]
 ) -> tuple[list[JaxprEqn], dict[Var, Var]]:
     """The loop as one or two equations, and its outputs that are other names of what the first one stacks.
 
-    Args:
-        equation: a scan.
-        wanted: for each output, whether the first half needs it.
-        sources: for each operand, where it is at hand.
-        halve: splits the body.
+    `wanted` says for each output whether the first half needs it, `sources` where each operand is at hand.
     """
     n, m = scan_counts(equation)
     early = _early(equation.params["jaxpr"], n, m, wanted)
-    halves = halve(equation.params["jaxpr"], early, _body_sources(equation, early, sources))
+    halves = _halve(equation.params["jaxpr"], early, _body_sources(equation, early, sources))
     first, second = halves.first.jaxpr, halves.second.jaxpr
 
     pairs = list(zip(first.invars, equation.invars, strict=True))
@@ -442,7 +452,9 @@ def _early(body: ClosedJaxpr, n: int, m: int, wanted: Sequence[bool]) -> list[bo
             early[i] = True
 
 
-def _body_sources(equation: JaxprEqn, early: Sequence[bool], sources: Sequence[Source]) -> list[Source]:
+def _body_sources(
+    equation: JaxprEqn, early: Sequence[bool], sources: Sequence[SplitInput]
+) -> list[SplitInput]:
     """The operands as inputs of the body; bytes are those of one iteration."""
     body, length = equation.params["jaxpr"], equation.params["length"]
     n, m = scan_counts(equation)
@@ -451,11 +463,15 @@ def _body_sources(equation: JaxprEqn, early: Sequence[bool], sources: Sequence[S
     inside = []
     for i, (source, var) in enumerate(zip(sources, body.jaxpr.invars, strict=True)):
         if n <= i < n + m:
-            inside.append(Source(Where.FIRST if early[i - n] else Where.SECOND, nbytes(var.aval), following))
+            inside.append(
+                SplitInput(
+                    Availability.FIRST if early[i - n] else Availability.SECOND, nbytes(var.aval), following
+                )
+            )
         else:
-            only_second = source.where is Where.SECOND and i not in reads
-            where = Where.SECOND if only_second else Where.BOTH
-            inside.append(Source(where, source.held // max(length, 1), source.cotangent))
+            only_second = source.where is Availability.SECOND and i not in reads
+            where = Availability.SECOND if only_second else Availability.BOTH
+            inside.append(SplitInput(where, source.held // max(length, 1), source.cotangent))
     return inside
 
 
@@ -478,49 +494,3 @@ def _loop(
 def _stacked(var: Var, length: int) -> Var:
     one: Any = var.aval
     return Var(one.update(shape=(length, *one.shape), weak_type=False))
-
-
-@dataclass(frozen=True)
-class Split:
-    """A backward as two programs.
-
-    Attributes:
-        input: reads a part of the backward's argument list; -> carry gradients, crossing.
-        weight: reads a part of that list followed by `input`'s outputs; -> gradients of the parameters.
-    """
-
-    input: Program
-    weight: Program
-
-
-def split(backward: Program, flowing: int, fixed: int, cotangents: int, arriving: int) -> Split:
-    """A stage's backward as I and W.
-
-    Args:
-        backward: traced, giving carry gradients and then parameter gradients.
-        flowing: the number of carry gradients.
-        fixed: how many entries at the head of its argument list are there anyway (parameters, prepared).
-        cotangents: index of the first cotangent in that list.
-        arriving: how many cotangents there are; the list ends with them, and they with the loss scale.
-    """
-    end = cotangents + arriving
-    sources = [
-        Source(Where.BOTH, 0 if i < fixed or i == end - 1 else nbytes(var.aval), i >= cotangents)
-        for i, var in zip(backward.reads, backward.closed.jaxpr.invars, strict=True)
-    ]
-    outputs = len(backward.closed.jaxpr.outvars)
-    halves = halve(backward.closed, [i < flowing for i in range(outputs)], sources)
-    first = halves.first.jaxpr
-    sent = first.outvars[:flowing]
-    given = [*sent, *(var for var in halves.crossing if var not in sent)]  # what is sent on is not held twice
-    places = [*backward.reads, *(end + given.index(var) for var in halves.crossing)]
-    return Split(
-        input=_reading(ClosedJaxpr(first.replace(outvars=given), halves.first.consts), backward.reads),
-        weight=_reading(halves.second, places),
-    )
-
-
-def _reading(closed: ClosedJaxpr, places: Sequence[int]) -> Program:
-    """The program without inputs that it does not read; `places` are those of its inputs in the list."""
-    program = reduce(closed)
-    return Program(program.closed, tuple(places[i] for i in program.reads))

@@ -60,6 +60,10 @@ class Program:
         """Apply it to the arguments that it reads."""
         return jaxpr_as_fun(self.closed)(*args)  # type: ignore[no-any-return]
 
+    def at(self, places: Sequence[int]) -> Program:
+        """The program, given where in the full list each entry of the list that it reads now is."""
+        return Program(self.closed, tuple(places[i] for i in self.reads))
+
     @property
     def specs(self) -> list[jax.ShapeDtypeStruct]:
         """Specs of the arguments that it reads."""
@@ -83,31 +87,36 @@ def reduce(closed: ClosedJaxpr, outputs: Sequence[bool] | None = None) -> Progra
     return Program(live, tuple(reads))
 
 
-def quiet(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without equations that its outputs do not need, such as a print, which `reduce` keeps.
+def with_given(
+    closed: ClosedJaxpr, outputs: Sequence[Any], known: Sequence[Var] = (), at: int = 0, quiet: bool = False
+) -> Program:
+    """The program with other outputs, and the values of `known` as further inputs from position `at` on.
 
-    What is computed apart from the forward must not read a microbatch, or print, for the sake of one.
+    A quiet program lacks equations that its outputs do not need, such as a print, which `reduce` keeps: what
+    is computed apart from the forward must not read a microbatch, or print, for the sake of one.
     """
-    needed = {atom for atom in closed.jaxpr.outvars if not isinstance(atom, Literal)}
-    kept = []
-    for equation in reversed(closed.jaxpr.eqns):
-        if not needed.isdisjoint(equation.outvars):
-            kept.append(equation)
-            needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
-    return ClosedJaxpr(closed.jaxpr.replace(eqns=kept[::-1]), closed.consts)
-
-
-def with_given(closed: ClosedJaxpr, known: Sequence[Var], at: int, outputs: Sequence[Any]) -> ClosedJaxpr:
-    """The program with the values of `known` as further inputs, from position `at` on, and other outputs."""
-    jaxpr, given, equations = closed.jaxpr, set(known), []
+    jaxpr, given, equations = closed.jaxpr, set(known), list[JaxprEqn]()
     for equation in jaxpr.eqns:
         if not any(var in given for var in equation.outvars):
             equations.append(equation)
         elif not all(var in given or isinstance(var, DropVar) for var in equation.outvars):
             rest = [DropVar(var.aval) if var in given else var for var in equation.outvars]
             equations.append(equation.replace(outvars=rest))
+    if quiet:
+        equations = _needed(equations, outputs)
     inputs = [*jaxpr.invars[:at], *known, *jaxpr.invars[at:]]
-    return ClosedJaxpr(jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations), closed.consts)
+    own = jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations)
+    return reduce(ClosedJaxpr(own, closed.consts))
+
+
+def _needed(equations: Sequence[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
+    needed = {atom for atom in outputs if not isinstance(atom, Literal)}
+    kept = []
+    for equation in reversed(equations):
+        if not needed.isdisjoint(equation.outvars):
+            kept.append(equation)
+            needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
+    return kept[::-1]
 
 
 def dependence(closed: ClosedJaxpr) -> dict[Var, int]:
