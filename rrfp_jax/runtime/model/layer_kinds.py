@@ -91,12 +91,7 @@ def layer(
         from rrfp_jax.runtime.model import flax_layers
 
         if made := flax_layers.layer_of(name, factory, args, kwargs, repeat, call):
-            if init is not None:
-                raise UsageError(
-                    f"layer({name}, init={shown(init)}): init= is for pure functions; {name} makes its "
-                    f"parameters itself and takes no keyword named init: leave init= away"
-                )
-            return made
+            return _without_init(made, init)
     if call is not None:
         raise UsageError(
             f"layer({name}, call=...): call= is for modules of flax and for make=; {name} is "
@@ -109,6 +104,16 @@ def layer(
         f"f(params, carry, mb) with init=, or make=; got {shown(factory)}"
         + (" with arguments: bind them with functools.partial" if args or kwargs else "")
     )
+
+
+def _without_init(made: LayerSpec, init: Any) -> LayerSpec:
+    """The layer of a module, which takes no `init`."""
+    if init is not None:
+        raise UsageError(
+            f"layer({made.name}, init={shown(init)}): init= is for pure functions; {made.name} makes its "
+            f"parameters itself and takes no keyword named init: leave init= away"
+        )
+    return made
 
 
 def _takes(factory: Any, name: str) -> bool:
