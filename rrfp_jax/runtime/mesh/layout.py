@@ -10,7 +10,7 @@ import jax
 
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.mesh.stage_mesh import Ends, StageMesh, VirtualStage
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, VirtualStage, WidthChanges
 from rrfp_jax.runtime.run.world import World
 
 Item = TypeVar("Item")
@@ -110,7 +110,7 @@ class Layout:
             v = placement.virtual_stage(stage, chunk)
             before, after = widths[max(v - 1, 0)], widths[min(v + 1, placement.last)]
             return VirtualStage(
-                chunks[stage][chunk], widths[v], Ends(before != widths[v], after != widths[v])
+                chunks[stage][chunk], widths[v], WidthChanges(before != widths[v], after != widths[v])
             )
 
         return [

@@ -23,7 +23,7 @@ Array: TypeAlias = Any
 
 
 @dataclass(frozen=True)
-class Ends:
+class WidthChanges:
     """Whether the virtual stages before and after one are on stages with another number of devices.
 
     What goes between such stages is whole on every device, and each process is sent one copy.
@@ -43,7 +43,7 @@ class VirtualStage:
 
     layers: range
     width: int
-    ends: Ends
+    ends: WidthChanges
 
 
 @dataclass(frozen=True)

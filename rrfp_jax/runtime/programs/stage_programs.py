@@ -21,7 +21,7 @@ from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Kind
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, reduce
-from rrfp_jax.runtime.mesh.stage_mesh import Ends, StageMesh
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
 from rrfp_jax.runtime.model.metrics import Name
 from rrfp_jax.runtime.model.sharding import WHOLE
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler, results
@@ -40,7 +40,7 @@ class TaskProgram:
         arrives: specs of what it waits for, with their shardings.
         takes: what it takes then: indices into what the microbatch holds, followed by what has arrived.
         sends: how many of its outputs go to another virtual stage; they come first.
-        arrives_once, sends_once: whether one copy is sent for all devices of a process; see `Ends`.
+        arrives_once, sends_once: whether one copy is sent for all devices of a process; see `WidthChanges`.
         keeps: what is held after it: indices into what was held, arrived and computed.
         held_bytes: of that, without the microbatch's data, which is there from the step's beginning.
         dropped_bytes: of what was held or arrived, without data, and is not held any more.
@@ -107,7 +107,7 @@ class Liveness:
     values: Sequence[Any]
     arriving: int
     fields: int
-    ends: Ends = field(default_factory=Ends)
+    ends: WidthChanges = field(default_factory=WidthChanges)
 
     @classmethod
     def unplaced(

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.autodiff.residuals import NONE
 from rrfp_jax.runtime.autodiff.traced import Specs
-from rrfp_jax.runtime.mesh.stage_mesh import Ends, StageMesh
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.metrics import Name, kinds_of, numbers_of
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, run_layers
@@ -48,7 +48,7 @@ class VirtualStageShape:
     carry_gradients: Sequence[int] | None = None
     cotangents: Sequence[int] | None = None
     sharding: Sharding = field(default_factory=Sharding)
-    ends: Ends = field(default_factory=Ends)
+    ends: WidthChanges = field(default_factory=WidthChanges)
 
     @cached_property
     def params(self) -> Params:

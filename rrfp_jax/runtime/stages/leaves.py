@@ -197,7 +197,7 @@ class Tie(NamedTuple):
     """From where to where a value goes: from the owner of a parameter to an alias.
 
     Attributes:
-        resized: whether their stages have different numbers of devices, see `Ends`.
+        resized: whether their stages have different numbers of devices, see `WidthChanges`.
     """
 
     source: Place
