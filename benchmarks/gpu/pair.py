@@ -25,7 +25,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
-from rrfp_jax.runtime.transport.protocol import Ends, Key
+from rrfp_jax.runtime.transport.protocol import Endpoints, Key
 
 STREAM = 4
 """Messages offered at once to measure throughput."""
@@ -41,7 +41,7 @@ class Line:
     def __init__(self, world: World, name: TransportName = "socket") -> None:
         assert world.mailbox is not None
         self.world, self._mailbox = world, world.mailbox
-        ends = Ends(world, [[0], [1]], {world.rank: jax.local_devices()[:1]}, [1 - world.rank])
+        ends = Endpoints(world, [[0], [1]], {world.rank: jax.local_devices()[:1]}, [1 - world.rank])
         self._transport = between_processes(name, ends).transport
         self._sent = 0
         self._round = 0

@@ -31,7 +31,7 @@ its way through shared memory knows of none. There a write to a dead process fai
 is dead is heard by the mailbox."""
 
 
-class Absent(Exception):
+class NixlAbsent(Exception):
     """NIXL cannot be used here; says why."""
 
 
@@ -39,7 +39,7 @@ class WriteFailed(Exception):
     """A write has failed; says why."""
 
 
-class Memory(NamedTuple):
+class MemoryRange(NamedTuple):
     """A stretch of memory, in bytes; `device` is 0 for the host's."""
 
     address: int
@@ -50,12 +50,12 @@ class Memory(NamedTuple):
 class Stretch(NamedTuple):
     """What is written: from here to there."""
 
-    here: Memory
-    there: Memory
+    here: MemoryRange
+    there: MemoryRange
 
 
 def bindings(here: bool = False) -> ModuleType:
-    """NIXL, or `Absent`; `here` says whether all other processes are on this machine."""
+    """NIXL, or `NixlAbsent`; `here` says whether all other processes are on this machine."""
     ENVIRONMENT.setdefault("UCX_LOG_LEVEL", "error")  # its warnings go to standard output
     if here:
         ENVIRONMENT.setdefault(NETWORKS, LOOPBACK)  # else it listens on all networks
@@ -65,7 +65,7 @@ def bindings(here: bool = False) -> ModuleType:
             return importlib.import_module(f"{name}._bindings")
         except ImportError as error:
             reasons.append(f"{error}")
-    raise Absent(f"NIXL cannot be imported: {'; '.join(reasons)}")
+    raise NixlAbsent(f"NIXL cannot be imported: {'; '.join(reasons)}")
 
 
 class Agent:
@@ -90,9 +90,9 @@ class Agent:
             self._agent = nixl.nixlAgent(self.name, config)
             self._backends = [self._agent.createBackend("UCX", {ERRORS: "none" if here else "peer"})]
         except Exception as error:  # of the bindings' own kinds
-            raise Absent(f"NIXL has no UCX here: {error}") from None
+            raise NixlAbsent(f"NIXL has no UCX here: {error}") from None
         self._lock = threading.RLock()
-        self._known: Counter[Memory] = Counter()  # registered, and how often
+        self._known: Counter[MemoryRange] = Counter()  # registered, and how often
 
     @property
     def metadata(self) -> bytes:
@@ -108,7 +108,7 @@ class Agent:
         """Know nothing of another agent any more, nor of its memory."""
         self.call(self._agent.invalidateRemoteMD, name)
 
-    def register(self, memory: Sequence[Memory]) -> None:
+    def register(self, memory: Sequence[MemoryRange]) -> None:
         """Let memory be written from, or to."""
         with self._lock:
             new = [each for each in dict.fromkeys(memory) if not self._known[each]]
@@ -116,12 +116,12 @@ class Agent:
                 self.call(lambda: self._agent.registerMem(self._list(new), self._backends))
             self._known.update(memory)
 
-    def describe(self, memory: Sequence[Memory]) -> bytes:
+    def describe(self, memory: Sequence[MemoryRange]) -> bytes:
         """What other agents must know of registered memory, to write there."""
         with self._lock:
             return bytes(self._agent.getLocalPartialMD(self._list(memory), False, self._backends))
 
-    def release(self, memory: Sequence[Memory]) -> None:
+    def release(self, memory: Sequence[MemoryRange]) -> None:
         """The opposite of `register`, for each of its calls one."""
         with self._lock:
             self._known.subtract(memory)
@@ -176,7 +176,7 @@ class Agent:
         write = self._nixl.NIXL_WRITE
         return int(self._agent.createXferReq(write, here, there, to, "", self._backends))
 
-    def _list(self, memory: Sequence[Memory]) -> Any:
+    def _list(self, memory: Sequence[MemoryRange]) -> Any:
         return self._nixl.nixlRegDList(self._kind, [(*each, "") for each in memory])
 
 

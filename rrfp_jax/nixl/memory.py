@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.nixl.agent import Agent, Memory, WriteFailed
+from rrfp_jax.nixl.agent import Agent, MemoryRange, WriteFailed
 from rrfp_jax.nixl.messages import Granted
 from rrfp_jax.nixl.slots import Give, Grow
 from rrfp_jax.runtime._jax import address_of
@@ -35,7 +35,7 @@ Cut: TypeAlias = tuple[int, tuple[int, ...], str]
 """Where an array begins in its slot, its shape, and its dtype's name."""
 
 
-class Part(NamedTuple):
+class PackedArray(NamedTuple):
     """Where one array lies: on which of the stage's devices, from which byte of its slot, how many."""
 
     device: int
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 class Packing(NamedTuple):
     """Where all arrays of a message lie, and how many bytes of each device's slot that takes."""
 
-    parts: Sequence[Part]
+    parts: Sequence[PackedArray]
     size: int
 
 
@@ -62,7 +62,7 @@ def packed(specs: Specs, devices: int) -> Packing:
     parts, used = [], [0] * devices
     for i, (shape, dtype) in enumerate(specs):
         at, size = i % devices, prod(shape) * jnp.dtype(dtype).itemsize
-        parts.append(Part(at, used[at], size))
+        parts.append(PackedArray(at, used[at], size))
         used[at] += -(-size // ALIGNMENT) * ALIGNMENT
     return Packing(parts, max(used))
 
@@ -96,12 +96,12 @@ def slot_size(messages: Iterable[Specs], group: Group) -> int:
     return max((packed(specs, len(group)).size for specs in messages), default=0) or room_for(0)
 
 
-def memory_of(array: jax.Array) -> Memory:
+def memory_of(array: jax.Array) -> MemoryRange:
     """Where an array on one device is, once it is ready: NIXL waits for no program."""
     array.block_until_ready()
     device: Any = array.device
     number = 0 if device.platform == "cpu" else int(device.local_hardware_id)  # as CUDA counts
-    return Memory(address_of(array), array.nbytes, number)
+    return MemoryRange(address_of(array), array.nbytes, number)
 
 
 def zeros(size: int, device: jax.Device) -> jax.Array:
@@ -167,7 +167,7 @@ def _cast(raw: jax.Array, dtype: Any) -> jax.Array:
 
 class _Slot(NamedTuple):
     arrays: Sequence[jax.Array] = ()  # one on each device
-    memory: Sequence[Memory] = ()
+    memory: Sequence[MemoryRange] = ()
     metadata: bytes = b""
 
 

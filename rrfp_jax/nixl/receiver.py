@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.nixl.memory import packed
 from rrfp_jax.nixl.messages import Ask, Dropped, Refused, Say, Unwanted, Written
-from rrfp_jax.nixl.slots import AHEAD, Gift, Give, Request, Slots, SlotTable
+from rrfp_jax.nixl.slots import AHEAD, Gift, Give, PlaceRequest, SlabSlots, SlotTable
 from rrfp_jax.runtime.transport.protocol import Key, Rounds, Specs
 
 
@@ -57,7 +57,7 @@ class Receiver:
         ahead: places given ahead, for each sender and stage.
     """
 
-    def __init__(self, slabs: Sequence[Slots], homes: Mapping[int, Home], ahead: int = AHEAD) -> None:
+    def __init__(self, slabs: Sequence[SlabSlots], homes: Mapping[int, Home], ahead: int = AHEAD) -> None:
         self._places, self._homes, self._rounds = SlotTable(slabs, ahead), homes, Rounds()
         self._asked: dict[tuple[int, int], _Asked] = {}  # by rank and number
         self._latest: dict[int, int] = {}  # number by rank
@@ -176,7 +176,7 @@ class Receiver:
 
     def _ask(self, rank: int, number: int, asked: _Asked) -> None:
         asked.state, stage = "asking", asked.key.stage
-        self._places.ask(self._homes[stage].slab, Request(rank, number, stage, asked.size))
+        self._places.ask(self._homes[stage].slab, PlaceRequest(rank, number, stage, asked.size))
 
     def _given(self, gifts: list[Gift]) -> list[Instruction]:
         """Note who has got a place."""

@@ -14,7 +14,7 @@ SLOTS = 2 * AHEAD + 1
 """Slots of a slab: a stage has two neighbours, and one slot is never given ahead."""
 
 
-class Slots:
+class SlabSlots:
     """The slots of a slab, by number, with their sizes in bytes; each may grow while it is free."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ Gift: TypeAlias = Grow | Give
 
 
 @dataclass
-class Place:
+class HeldPlace:
     """A place that a rank has."""
 
     rank: int
@@ -75,7 +75,7 @@ class Place:
     copying: bool = False
 
 
-class Request(NamedTuple):
+class PlaceRequest(NamedTuple):
     """A message that waits for a place."""
 
     rank: int
@@ -86,17 +86,17 @@ class Request(NamedTuple):
 
 @dataclass
 class _Slab:
-    slots: Slots
+    slots: SlabSlots
     ahead: int = 0  # how many slots were given ahead and are not free again
-    queue: deque[Request] = field(default_factory=deque)  # who asked first
+    queue: deque[PlaceRequest] = field(default_factory=deque)  # who asked first
 
 
 class SlotTable:
     """All places in a process's slabs of at least two slots each; `ahead` for each sender and stage."""
 
-    def __init__(self, slabs: Sequence[Slots], ahead: int) -> None:
+    def __init__(self, slabs: Sequence[SlabSlots], ahead: int) -> None:
         self._slabs, self._ahead = [_Slab(slots) for slots in slabs], ahead
-        self._all: dict[int, Place] = {}
+        self._all: dict[int, HeldPlace] = {}
         self._given = 0  # how many, ever
         self._edges: dict[tuple[int, int], int] = {}  # by rank and stage, places given ahead and not free
         self._lost: set[int] = set()
@@ -106,10 +106,10 @@ class SlotTable:
         """Whether a message waits for a slot."""
         return any(slab.queue for slab in self._slabs)
 
-    def __getitem__(self, number: int) -> Place:
+    def __getitem__(self, number: int) -> HeldPlace:
         return self._all[number]
 
-    def get(self, number: int) -> Place | None:
+    def get(self, number: int) -> HeldPlace | None:
         """A place, if a rank has it."""
         return self._all.get(number)
 
@@ -126,7 +126,7 @@ class SlotTable:
             slots.sizes[slot] = size
         return [Grow(slab, slot, size) for slot in new]
 
-    def ask(self, slab: int, request: Request) -> None:
+    def ask(self, slab: int, request: PlaceRequest) -> None:
         """Let a message wait for a slot of a slab."""
         self._slabs[slab].queue.append(request)
 
@@ -146,7 +146,7 @@ class SlotTable:
                 done.append(self._give(rank, stage, index, slot, number))
         return done
 
-    def free(self, number: int) -> Place:
+    def free(self, number: int) -> HeldPlace:
         """A place is used up, or was given back unused. A lost rank may still write to its slot."""
         place = self._all.pop(number)
         if place.rank not in self._lost:
@@ -183,11 +183,11 @@ class SlotTable:
             tuple((tuple(s.slots.sizes), tuple(s.slots.free), s.ahead, tuple(s.queue)) for s in self._slabs),
         )
 
-    def _keep(self, wanted: Callable[[Request], bool]) -> None:
+    def _keep(self, wanted: Callable[[PlaceRequest], bool]) -> None:
         for slab in self._slabs:
             slab.queue = deque(filter(wanted, slab.queue))
 
     def _give(self, rank: int, stage: int, slab: int, slot: int, number: int | None) -> Give:
         self._given += 1
-        self._all[self._given] = Place(rank, stage, slab, slot, number)
+        self._all[self._given] = HeldPlace(rank, stage, slab, slot, number)
         return Give(rank, self._given, stage, number, slab, slot, self._slabs[slab].slots.sizes[slot])

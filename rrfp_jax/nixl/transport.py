@@ -19,7 +19,7 @@ from rrfp_jax.nixl.memory import ALIGNMENT, Copiers, Slabs, groups_of, messages_
 from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Say, Unwanted, Written
 from rrfp_jax.nixl.receiver import Copy, Home, Receiver
 from rrfp_jax.nixl.sender import Release, Sender, Write
-from rrfp_jax.nixl.slots import SLOTS, Give, Grow, Slots
+from rrfp_jax.nixl.slots import SLOTS, Give, Grow, SlabSlots
 from rrfp_jax.nixl.trial import meet, speeds
 from rrfp_jax.nixl.writes import FailedWrite, Writes
 from rrfp_jax.runtime.run.frames import Message
@@ -31,7 +31,7 @@ from rrfp_jax.runtime.transport.protocol import (
     BetweenProcesses,
     Connected,
     Devices,
-    Ends,
+    Endpoints,
     Key,
     Messages,
     Offers,
@@ -53,7 +53,7 @@ class _Sent(NamedTuple):
 class NixlTransport(BetweenProcesses):
     """Offers to, and takes from, the other processes of a run. Made by all of them together."""
 
-    def __init__(self, ends: Ends, agent: Agent, peers: Peers) -> None:
+    def __init__(self, ends: Endpoints, agent: Agent, peers: Peers) -> None:
         world = ends.world
         assert world.mailbox is not None
         self._world, self._mailbox, self._receivers = world, world.mailbox, ends.receivers
@@ -62,7 +62,7 @@ class NixlTransport(BetweenProcesses):
         self._slabs, self._reserved = Slabs(agent, ends.devices, ends.compiler, SLOTS), False
         groups = self._slabs.groups
         homes = {stage: Home(groups.index((*own,)), len(own)) for stage, own in ends.devices.items()}
-        self._receiver = Receiver([Slots([0] * SLOTS) for _ in groups], homes)
+        self._receiver = Receiver([SlabSlots([0] * SLOTS) for _ in groups], homes)
         self._sender = Sender()
         self._round = 0
         self._offers = Offers()
@@ -79,7 +79,7 @@ class NixlTransport(BetweenProcesses):
         world.gather("everybody's slots", None, START_SECONDS)  # from now on others may send to this one
 
     @classmethod
-    def connect(cls, ends: Ends) -> Connected:
+    def connect(cls, ends: Endpoints) -> Connected:
         met = meet(ends.world, ends.devices, ends.neighbours)
         return Connected(cls(ends, met.agent, met.peers), "by NIXL", speeds(met.edges))
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rrfp_jax.nixl.agent import Absent, Agent, Memory, Peers, Stretch, WriteFailed
+from rrfp_jax.nixl.agent import Agent, MemoryRange, NixlAbsent, Peers, Stretch, WriteFailed
 from rrfp_jax.nixl.memory import memory_of, zeros
 from rrfp_jax.runtime.run.waits import pause
 from rrfp_jax.runtime.run.world import START_SECONDS, World
@@ -29,7 +29,7 @@ WRITE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Edge:
+class MeasuredEdge:
     """What was found between two neighbours."""
 
     source: int
@@ -45,7 +45,7 @@ MOST_TOLD = 8
 """Edges; of more, only the slowest is told."""
 
 
-def speeds(edges: Sequence[Edge]) -> str:
+def speeds(edges: Sequence[MeasuredEdge]) -> str:
     """What was measured, for the user."""
     if len(edges) <= MOST_TOLD:
         return "; ".join(map(str, edges))
@@ -54,15 +54,15 @@ def speeds(edges: Sequence[Edge]) -> str:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Trial:
     """What NIXL's transport is made of, once it has worked; `edges` of all neighbours of the run."""
 
     agent: Agent
     peers: Peers
-    edges: Sequence[Edge]
+    edges: Sequence[MeasuredEdge]
 
 
-def meet(world: World, devices: Devices, neighbours: Collection[int]) -> Meeting:
+def meet(world: World, devices: Devices, neighbours: Collection[int]) -> Trial:
     """Make an agent, and try it with each neighbour, both ways.
 
     Raises:
@@ -79,7 +79,7 @@ def meet(world: World, devices: Devices, neighbours: Collection[int]) -> Meeting
         agent.register([here, *memory])
         mine["memory"] = agent.describe(memory)
         mine["places"] = [(rank, *place) for rank, place in zip(targets, memory, strict=True)]
-    except Absent as absent:
+    except NixlAbsent as absent:
         mine["error"] = str(absent)
     except WriteFailed as error:
         mine["error"] = f"NIXL cannot register memory: {error}"
@@ -100,14 +100,16 @@ def meet(world: World, devices: Devices, neighbours: Collection[int]) -> Meeting
             if reason or rank in wrong[target]:
                 said = reason or "it says that it wrote, and what lies there is something else"
                 raise Unusable(f"{world.describe(rank)} cannot write to {world.describe(target)}: {said}")
-    return Meeting(agent, peers, [Edge(s, t, *times) for s, own in enumerate(found) for t, _, *times in own])
+    return Trial(
+        agent, peers, [MeasuredEdge(s, t, *times) for s, own in enumerate(found) for t, _, *times in own]
+    )
 
 
 def _tried(
-    agent: Agent, peers: Peers, here: Memory, rank: int, told: Mapping[str, Any], own_rank: int
+    agent: Agent, peers: Peers, here: MemoryRange, rank: int, told: Mapping[str, Any], own_rank: int
 ) -> tuple[str, float, float]:
     """Write to a neighbour: the error if there is one, seconds of a small write, bytes per second."""
-    (there,) = [Memory(*place) for to, *place in told["places"] if to == own_rank]
+    (there,) = [MemoryRange(*place) for to, *place in told["places"] if to == own_rank]
     try:
         peers.know(rank, told["memory"])
         small, large = (
@@ -119,7 +121,7 @@ def _tried(
     return "", small, LARGE / large
 
 
-def _seconds(agent: Agent, peer: str, here: Memory, there: Memory, size: int) -> float:
+def _seconds(agent: Agent, peer: str, here: MemoryRange, there: MemoryRange, size: int) -> float:
     began = perf_counter()
     writing = agent.write(peer, [Stretch(here._replace(size=size), there._replace(size=size))])
     while not writing.has_ended():

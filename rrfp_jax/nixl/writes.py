@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 
 from rrfp_jax.environment import ENVIRONMENT
-from rrfp_jax.nixl.agent import LOOPBACK, NETWORKS, Agent, Memory, Peers, Stretch, WriteFailed, Writing
+from rrfp_jax.nixl.agent import LOOPBACK, NETWORKS, Agent, MemoryRange, Peers, Stretch, WriteFailed, Writing
 from rrfp_jax.nixl.memory import memory_of, packed
 from rrfp_jax.nixl.sender import Write
 from rrfp_jax.runtime.run.waits import pause
@@ -34,9 +34,9 @@ class Sources:
         own_pool = ENVIRONMENT.get(ALLOCATOR, "") in KEEPS_ITS_MEMORY
         nothing_is_pinned = agent.here and ENVIRONMENT.get(NETWORKS) == LOOPBACK
         self._keeps = own_pool if agent.on_devices else nothing_is_pinned
-        self._idle: dict[Memory, None] = {}  # registered, the oldest first
+        self._idle: dict[MemoryRange, None] = {}  # registered, the oldest first
 
-    def take(self, memory: Sequence[Memory]) -> None:
+    def take(self, memory: Sequence[MemoryRange]) -> None:
         """Something is going to be written from here; `WriteFailed` if it cannot be registered."""
         memory = list(dict.fromkeys(memory))
         new = [each for each in memory if each not in self._idle]
@@ -47,7 +47,7 @@ class Sources:
         for each in memory:
             self._idle.pop(each, None)
 
-    def leave(self, memory: Sequence[Memory]) -> None:
+    def leave(self, memory: Sequence[MemoryRange]) -> None:
         """It has been written, once for each `take`."""
         memory = list(dict.fromkeys(memory))
         again = [each for each in memory if not self._keeps or each in self._idle]
@@ -57,14 +57,14 @@ class Sources:
             self._idle.update(dict.fromkeys(memory))
             self._let_go(list(self._idle)[: max(len(self._idle) - MOST_IDLE, 0)])
 
-    def _let_go(self, idle: Sequence[Memory]) -> None:
+    def _let_go(self, idle: Sequence[MemoryRange]) -> None:
         if idle:
             self._agent.release(idle)
         for each in idle:
             del self._idle[each]
 
 
-def _overlap(one: Memory, other: Memory) -> bool:
+def _overlap(one: MemoryRange, other: MemoryRange) -> bool:
     apart = one.address + one.size <= other.address or other.address + other.size <= one.address
     return one.device == other.device and not apart
 
@@ -73,7 +73,7 @@ class _UnderWay(NamedTuple):
     rank: int
     key: Key
     arrays: Sequence[jax.Array]  # which must stay
-    memory: Sequence[Memory]  # theirs, registered
+    memory: Sequence[MemoryRange]  # theirs, registered
 
 
 class FailedWrite(Exception):
@@ -101,13 +101,11 @@ class Writes:
         Raises:
             FailedWrite: its receiver cannot be reached.
         """
-        at = write.place.at
-        lie = zip(packed(write.specs, len(at)).parts, arrays, strict=True)
-        stretches = [
-            Stretch(memory_of(array), Memory(at[part.device][0] + part.offset, part.size, at[part.device][1]))
-            for part, array in lie
-            if part.size
-        ]
+        at, stretches = write.place.at, []
+        for (device, offset, size), array in zip(packed(write.specs, len(at)).parts, arrays, strict=True):
+            if size:
+                address, number = at[device]
+                stretches.append(Stretch(memory_of(array), MemoryRange(address + offset, size, number)))
         memory = [stretch.here for stretch in stretches]
         try:
             self._sources.take(memory)

@@ -13,7 +13,7 @@ import pytest
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.nixl import trial
-from rrfp_jax.nixl.agent import Absent, Agent, Peers, Stretch, WriteFailed
+from rrfp_jax.nixl.agent import Agent, NixlAbsent, Peers, Stretch, WriteFailed
 from rrfp_jax.nixl.memory import ALIGNMENT, Slabs, memory_of, packed, zeros
 from rrfp_jax.nixl.messages import Ask, Dropped, Written
 from rrfp_jax.nixl.slots import Give, Grow
@@ -23,7 +23,7 @@ from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import between_processes
-from rrfp_jax.runtime.transport.protocol import Ends, Key, by_jit
+from rrfp_jax.runtime.transport.protocol import Endpoints, Key, by_jit
 
 RECEIVERS = [[0], [1]]
 SPECS = (((4,), "float32"),)
@@ -62,7 +62,7 @@ def both(worlds, call):
 def chosen(worlds, name):
     def choose(world):
         devices = {world.rank: jax.devices()[world.rank : world.rank + 1]}
-        return between_processes(name, Ends(world, RECEIVERS, devices, [1 - world.rank]))
+        return between_processes(name, Endpoints(world, RECEIVERS, devices, [1 - world.rank]))
 
     return both(worlds, choose)
 
@@ -93,7 +93,7 @@ class TestTrial:
     def test_where_one_rank_lacks_it_all_know(self, worlds, monkeypatch, name):
         def absent(on_devices, here):
             if threading.current_thread().name == lacking:
-                raise Absent("NIXL cannot be imported: no module")
+                raise NixlAbsent("NIXL cannot be imported: no module")
             return Agent(on_devices, here)
 
         lacking = "lacks"
@@ -102,7 +102,7 @@ class TestTrial:
         def choose(world):
             threading.current_thread().name = lacking if world.rank else "has"
             devices = {world.rank: jax.devices()[world.rank : world.rank + 1]}
-            return between_processes(name, Ends(world, RECEIVERS, devices, [1 - world.rank]))
+            return between_processes(name, Endpoints(world, RECEIVERS, devices, [1 - world.rank]))
 
         found = both(worlds, choose)
         if name == "auto":
@@ -132,7 +132,7 @@ class TestTrial:
         assert all("rank 0 cannot write to rank 1: 4096 bytes were not written" in str(one) for one in found)
 
     def test_of_many_edges_the_slowest_is_told(self):
-        edges = [trial.Edge(n, n + 1, 1e-5, 1e9 * (n + 1)) for n in range(trial.MOST_TOLD + 1)]
+        edges = [trial.MeasuredEdge(n, n + 1, 1e-5, 1e9 * (n + 1)) for n in range(trial.MOST_TOLD + 1)]
         assert trial.speeds(edges) == "9 edges, the slowest rank 0 to 1: 10 us, 1.0 GB/s"
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rrfp_jax.nixl.agent import Memory
+from rrfp_jax.nixl.agent import MemoryRange
 from rrfp_jax.nixl.writes import Sources, _overlap
 
 
@@ -31,7 +31,7 @@ class TestSources:
         return Sources(Registered())
 
     def at(self, address, size=10):
-        return Memory(address, size, 0)
+        return MemoryRange(address, size, 0)
 
     def test_memory_stays_registered_for_the_next_message(self, sources):
         for _ in range(3):
@@ -96,7 +96,7 @@ class Counted(Registered):
         assert min(self.times.values()) >= 0
 
 
-PLACES = st.builds(Memory, st.integers(0, 90), st.integers(1, 9), st.integers(0, 1))
+PLACES = st.builds(MemoryRange, st.integers(0, 90), st.integers(1, 9), st.integers(0, 1))
 MESSAGES = st.lists(st.tuples(st.lists(PLACES, min_size=1, max_size=3), st.integers(0, 3)), max_size=40)
 
 

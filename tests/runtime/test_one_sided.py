@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rrfp_jax.nixl.memory import ALIGNMENT, packed
 from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
 from rrfp_jax.nixl.sender import Release, Sender, Write
-from rrfp_jax.nixl.slots import Slots
+from rrfp_jax.nixl.slots import SlabSlots
 from rrfp_jax.runtime.run.frames import pack, unpack
 from tests.verification.exploration.slots.cases import SMALL
 from tests.verification.exploration.slots.faults import faults
@@ -87,11 +87,11 @@ def test_arrays_lie_apart_and_in_turn(specs, devices):
 
 class TestSlots:
     def test_the_smallest_that_is_large_enough(self):
-        slots = Slots([30, 10, 20, 40])
+        slots = SlabSlots([30, 10, 20, 40])
         assert [slots.suited(size) for size in (5, 10, 11, 30, 40)] == [1, 1, 2, 0, 3]
 
     def test_the_largest_grows(self):
-        slots = Slots([30, 10, 40])
+        slots = SlabSlots([30, 10, 40])
         assert slots.suited(41) == 2
         assert slots.take(2, 41)
         assert (slots.sizes, slots.free) == ([30, 10, 41], [0, 1])

@@ -24,7 +24,7 @@ from rrfp_jax.runtime.run.coordinator import reserved_port
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.protocol import Ends, Key
+from rrfp_jax.runtime.transport.protocol import Endpoints, Key
 from rrfp_jax.runtime.transport.socket import SocketTransport
 from tests.support import dying_peer, toy, transport_ends
 from tests.support import transport_conformance as conformance
@@ -143,7 +143,7 @@ def two_worlds(monkeypatch):
 def socket_transport(world):
     """One process's end of two."""
     devices = {world.rank: jax.devices()[world.rank : world.rank + 1]}
-    return SocketTransport(Ends(world, [[0], [1]], devices, [1 - world.rank]))
+    return SocketTransport(Endpoints(world, [[0], [1]], devices, [1 - world.rank]))
 
 
 def test_a_process_that_is_ready_first_may_send_at_once(two_worlds):

@@ -20,7 +20,7 @@ from rrfp_jax.nixl.transport import NixlTransport
 from rrfp_jax.runtime.run.handshake import connect, listen
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.runtime.transport.protocol import Ends, Key
+from rrfp_jax.runtime.transport.protocol import Endpoints, Key
 from rrfp_jax.runtime.transport.socket import SocketTransport
 
 LIMIT_SECONDS = 8.0
@@ -131,7 +131,7 @@ TRANSPORTS = {
 
 def made(name, world, role):
     """A transport between the two, as for a run."""
-    ends = Ends(world, [[SENDER], [RECEIVER]], {role: jax.devices()[:1]}, [1 - role])
+    ends = Endpoints(world, [[SENDER], [RECEIVER]], {role: jax.devices()[:1]}, [1 - role])
     return {"SocketTransport": SocketTransport, "NixlTransport": NixlTransport}[name].connect(ends).transport
 
 

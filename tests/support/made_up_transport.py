@@ -54,7 +54,7 @@ def main():
 
     def connected(world):
         devices = {world.rank: (jax.devices()[0],)}
-        ends = protocol.Ends(world, [[0], [1]], devices, [1 - world.rank])
+        ends = protocol.Endpoints(world, [[0], [1]], devices, [1 - world.rank])
         return between_processes("pigeon", ends)
 
     made = both(worlds, connected)

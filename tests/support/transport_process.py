@@ -20,7 +20,7 @@ def ends_of(name, world):
     own = [stage for stage, rank in enumerate(owners) if rank == world.rank]
     devices = dict(zip(own, jax.local_devices(), strict=False))
     owned = {stage: (device,) for stage, device in devices.items()}
-    ends = transport.Ends(world, [[rank] for rank in owners], owned, [1 - world.rank])
+    ends = transport.Endpoints(world, [[rank] for rank in owners], owned, [1 - world.rank])
     made = between_processes("nixl" if name == "NixlTransport" else "socket", ends).transport
     assert type(made).__name__ == name
     return Ends(made, devices, owners, world)

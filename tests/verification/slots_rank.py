@@ -20,7 +20,7 @@ from rrfp_jax.nixl.slots import SLOTS
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import between_processes
-from rrfp_jax.runtime.transport.protocol import Ends, Key
+from rrfp_jax.runtime.transport.protocol import Endpoints, Key
 from tests.support import toy
 from tests.verification.live_buffers import resident_bytes
 
@@ -44,7 +44,7 @@ def in_flight(world: World) -> dict[str, Any]:
     """
     devices = {world.rank: jax.local_devices()[:1]}
     began = resident()
-    ends = Ends(world, [[0], [1]], devices, [1 - world.rank])
+    ends = Endpoints(world, [[0], [1]], devices, [1 - world.rank])
     another = between_processes("nixl", ends)
     another.transport.reserve({})
     library, began = resident() - began, resident()

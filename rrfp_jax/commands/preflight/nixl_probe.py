@@ -12,7 +12,7 @@ import sys
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
 
-from rrfp_jax.nixl.agent import Absent, Agent, Memory, Peers, Stretch, WriteFailed
+from rrfp_jax.nixl.agent import Agent, MemoryRange, NixlAbsent, Peers, Stretch, WriteFailed
 
 SIZE = 2**16
 LIMIT_SECONDS = 20.0
@@ -31,8 +31,8 @@ def ways_in(printed: str) -> list[str]:
     return list(dict.fromkeys(ways))
 
 
-def _memory(buffer: ctypes.Array[ctypes.c_char]) -> Memory:
-    return Memory(ctypes.addressof(buffer), SIZE, 0)
+def _memory(buffer: ctypes.Array[ctypes.c_char]) -> MemoryRange:
+    return MemoryRange(ctypes.addressof(buffer), SIZE, 0)
 
 
 def _receive(line: Connection) -> None:
@@ -48,7 +48,7 @@ def main() -> int:
     """Write once; the exit status."""
     try:
         agent = Agent(False, True)
-    except Absent as absent:
+    except NixlAbsent as absent:
         print(absent)
         return 1
     spawn = multiprocessing.get_context("spawn")

@@ -11,7 +11,7 @@ from rrfp_jax.runtime.engine.settings import Execution
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.run.consensus import Agreement, Terms
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
-from rrfp_jax.runtime.transport.protocol import Ends, OneArrayCompiler, Transport
+from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport
 
 
 def driver_of(
@@ -54,7 +54,7 @@ def remote_of(
     """
     if layout.world.size == 1:
         return None
-    ends = Ends(layout.world, layout.receivers, layout.devices, neighbours(layout, placement, tied))
+    ends = Endpoints(layout.world, layout.receivers, layout.devices, neighbours(layout, placement, tied))
     made = between_processes(name, ends if compiler is None else ends._replace(compiler=compiler))
     if made.details and layout.world.rank == 0:
         say(f"messages between processes: {made.way} ({made.details})")

@@ -10,7 +10,7 @@ from rrfp_jax.runtime.transport.protocol import (
     BetweenProcesses,
     Connected,
     Devices,
-    Ends,
+    Endpoints,
     Messages,
     OneArrayCompiler,
     Unusable,
@@ -37,7 +37,7 @@ def check_transport(name: str) -> None:
         raise UsageError(f"transport={name!r}: choose {', '.join(names)} or {last}")
 
 
-def between_processes(name: TransportName, ends: Ends) -> Connected:
+def between_processes(name: TransportName, ends: Endpoints) -> Connected:
     """Make what carries messages between processes; called by all of them together.
 
     Raises:

@@ -147,7 +147,7 @@ def by_jit(device: jax.Device, function: Callable[..., Any], spec: jax.ShapeDtyp
     return jax.jit(function)
 
 
-class Ends(NamedTuple):
+class Endpoints(NamedTuple):
     """What a transport between processes is made for.
 
     Attributes:
@@ -181,7 +181,7 @@ class BetweenProcesses(Transport, Protocol):
     """A transport between processes, which `choice` can make."""
 
     @classmethod
-    def connect(cls, ends: Ends) -> Connected:
+    def connect(cls, ends: Endpoints) -> Connected:
         """Make it; called by all processes together.
 
         Raises:

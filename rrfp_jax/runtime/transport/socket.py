@@ -29,7 +29,7 @@ from rrfp_jax.runtime.transport.protocol import (
     Arrival,
     BetweenProcesses,
     Connected,
-    Ends,
+    Endpoints,
     Key,
     Messages,
     Offers,
@@ -75,7 +75,7 @@ class SocketTransport(BetweenProcesses):
         TrainingError: the transfer server cannot be started.
     """
 
-    def __init__(self, ends: Ends) -> None:
+    def __init__(self, ends: Endpoints) -> None:
         world = ends.world
         assert world.mailbox is not None
         self._world, self._mailbox, self._receivers = world, world.mailbox, ends.receivers
@@ -94,7 +94,7 @@ class SocketTransport(BetweenProcesses):
         self._connections = {r: self._server.connect(addresses[r]) for r in self._mailbox.ranks}
 
     @classmethod
-    def connect(cls, ends: Ends) -> Connected:
+    def connect(cls, ends: Endpoints) -> Connected:
         return Connected(cls(ends), "by sockets, through hosts")
 
     def reserve(self, messages: Messages) -> Mapping[int, int]:

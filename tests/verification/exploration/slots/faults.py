@@ -8,7 +8,7 @@ from typing import Any
 from rrfp_jax.nixl.messages import Ask, Granted, Say, Written
 from rrfp_jax.nixl.receiver import Copy, Receiver
 from rrfp_jax.nixl.sender import Sender
-from rrfp_jax.nixl.slots import Slots, SlotTable
+from rrfp_jax.nixl.slots import SlabSlots, SlotTable
 from tests.verification.exploration.slots.world import Case, Makers
 
 
@@ -169,7 +169,7 @@ class AnyonesPlaces(SlotTable):
         return place and type(place)(**vars(place) | {"rank": 2, "number": None})
 
 
-class NeverGrows(Slots):
+class NeverGrows(SlabSlots):
     """Takes a slot that is too small."""
 
     def take(self, slot: int, size: int = 0) -> bool:

@@ -18,7 +18,7 @@ from rrfp_jax.core.tasks import Direction, Input
 from rrfp_jax.nixl.memory import ALIGNMENT
 from rrfp_jax.nixl.receiver import Home, Receiver
 from rrfp_jax.nixl.sender import Sender
-from rrfp_jax.nixl.slots import Slots
+from rrfp_jax.nixl.slots import SlabSlots
 from rrfp_jax.runtime.transport.protocol import Key
 
 RECEIVER = 0
@@ -48,7 +48,7 @@ class Case:
 class Makers(NamedTuple):
     """What makes the machines."""
 
-    receiver: Callable[[Sequence[Slots], Mapping[int, Home], int], Receiver] = Receiver
+    receiver: Callable[[Sequence[SlabSlots], Mapping[int, Home], int], Receiver] = Receiver
     sender: Callable[[], Sender] = Sender
 
 
@@ -190,6 +190,6 @@ def message_key(round: int, rank: int, i: int) -> Key:
 def start(case: Case, makers: Makers = REAL) -> World:
     """The beginning of a case."""
     sizes = (ALIGNMENT,) * case.slots
-    receiver = pickle.dumps(makers.receiver([Slots(sizes)], {STAGE: Home(0, 1)}, case.ahead))
+    receiver = pickle.dumps(makers.receiver([SlabSlots(sizes)], {STAGE: Home(0, 1)}, case.ahead))
     sender = pickle.dumps(makers.sender())
     return World(case, receiver, tuple(End(sender) for _ in case.sends), sizes, (None,) * case.slots)
