@@ -211,7 +211,7 @@ def nobody_notices_a_death(original: Any) -> Any:
 @row(
     bug="A run of 512 GPUs stopped in the middle of a step, with no error on any rank.",
     source="marin-community/marin#7344",
-    target="rrfp_jax.runtime.run.waits:Wait.reached",
+    target="rrfp_jax.runtime.run.waits:LimitedWait.reached",
     here="Every wait has a limit, and says what it waited for.",
     tests=["tests/train/test_trainer.py::test_a_program_that_hangs_does_not_hold_its_error_back"],
 )
