@@ -170,7 +170,7 @@ def join_run(coordinator: str, processes: int, rank: int) -> None:
             processes,
             rank,
             cluster_detection_method="deactivate",
-            initialization_timeout=LONGEST_SECONDS,  # at which JAX aborts; `Joining` says why
+            initialization_timeout=LONGEST_SECONDS,  # at which JAX aborts; `JoinWatchdog` says why
             heartbeat_timeout_seconds=LONGEST_SECONDS,  # as in `_service.py`
         )
     finally:

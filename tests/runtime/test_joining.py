@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax.runtime.run import join as joining
-from rrfp_jax.runtime.run.join import Joining
+from rrfp_jax.runtime.run.join import JoinWatchdog
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def quick(monkeypatch):
 @pytest.mark.usefixtures("quick")
 class TestJoining:
     def test_the_time_left_and_what_was_tried_are_said_from_time_to_time(self, capfd):
-        with Joining(1, pytest.fail) as one:
+        with JoinWatchdog(1, pytest.fail) as one:
             one.waits_for("all 4 ranks at host0:1", 100.0, lambda: "nobody answers there")
             time.sleep(0.35)
         said = capfd.readouterr().err.splitlines()
@@ -42,14 +42,14 @@ class TestJoining:
             ended.set()
             one.__exit__(None, None, None)  # a process would be gone
 
-        one = Joining(1, give_up)
+        one = JoinWatchdog(1, give_up)
         one.waits_for("all 4 ranks", 0.1, lambda: "nobody answers there")
         assert ended.wait(5.0)
         assert said == ["all 4 ranks did not come within 0.1 s: nobody answers there"]
 
     def test_each_wait_has_its_own_limit_and_none_outlives_the_end(self):
         given_up = []
-        with Joining(1, given_up.append) as one:
+        with JoinWatchdog(1, given_up.append) as one:
             one.waits_for("all 4 ranks", 0.1)
             one.waits_for("their addresses", 100.0)
             time.sleep(0.3)

@@ -37,17 +37,7 @@ class Compared(Message, frozen=True):
 
 
 class Collectives:
-    """See above. Every process calls the same ones in the same order.
-
-    Args:
-        membership: who takes part.
-        mailbox: to the others; None when alone.
-        waits: of this process.
-        stop: what is known of a request to stop; told, and heard of, with every gather.
-
-    Attributes:
-        gathers: how many this process has begun.
-    """
+    """What all processes do together: every process calls the same ones in the same order."""
 
     def __init__(self, membership: Membership, mailbox: Mailbox | None, waits: Waits, stop: Stop) -> None:
         self._members, self._mailbox, self._waits, self._stop = membership, mailbox, waits, stop
@@ -61,7 +51,13 @@ class Collectives:
             mailbox.on(Compared, self._on_compared)
 
     def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
-        """See `World.gather`."""
+        """Every rank's value, of plain data, in rank order; waits for all, up to a limit in seconds.
+
+        Raises:
+            PeerLost: a rank whose value has not come is gone.
+            Disagreement: another rank is at something else.
+            TrainingError: it took longer than the limit; None is `waits.stall_seconds`.
+        """
         number, self.gathers = self.gathers, self.gathers + 1
         values = self._values.setdefault(number, {})
         requested = int(self._stop.requested)
@@ -84,7 +80,11 @@ class Collectives:
         return [values[rank][1] for rank in range(self._size)]
 
     def agree(self, what: str, value: str | Mapping[str, str]) -> None:
-        """See `World.agree`."""
+        """Compare a value, or several by name, with the other ranks' without waiting for theirs.
+
+        Raises:
+            Disagreement: now, or whenever messages are handled next; on every rank, naming the odd one.
+        """
         if self._mailbox is not None:
             number, self._comparisons = self._comparisons, self._comparisons + 1
             message = Compared(number, what, value if isinstance(value, str) else dict(value))
@@ -92,7 +92,12 @@ class Collectives:
             self._on_compared(self._members.rank, message)
 
     def await_ready(self, what: str, arrays: Sequence[jax.Array], limit: float | None = None) -> None:
-        """See `World.await_ready`."""
+        """Wait for what this process's devices, or those of several processes together, compute.
+
+        Raises:
+            PeerLost: a process is gone.
+            TrainingError: the computation failed, or nothing came of it up to the limit.
+        """
         import jax  # here: the launcher reads this package without JAX
 
         with self._waits.waits_for(ForDevices(what=what), limit) as wait:

@@ -22,7 +22,6 @@ from math import inf
 from queue import Empty, SimpleQueue
 from struct import Struct
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
@@ -73,9 +72,7 @@ class Carrier(Protocol):
 
     def __enter__(self) -> Carrier: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class Told(Message, frozen=True):
@@ -85,12 +82,7 @@ class Told(Message, frozen=True):
 
 
 class SocketCarrier:
-    """By the control sockets. Made by all processes of a run together, before the first step.
-
-    Args:
-        world: the run.
-        partners: their ranks.
-    """
+    """By the control sockets. Made by all processes of a run together, before the first step."""
 
     calls = 0
 
@@ -102,12 +94,10 @@ class SocketCarrier:
         self._mailbox.on(Told, lambda rank, told: self._come.append(told.said), self._channel)
 
     def post(self, message: Plain) -> None:
-        """See `Carrier.post`."""
         for rank in self._partners:
             self._mailbox.post(rank, Told(list(message)), self._channel)
 
     def poll(self) -> list[Plain]:
-        """See `Carrier.poll`."""
         self._mailbox.pump()
         come, self._come = self._come, []
         return come
@@ -126,9 +116,7 @@ class SocketCarrier:
     def __enter__(self) -> SocketCarrier:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is done outside `post` and `poll`."""
 
 
@@ -145,16 +133,7 @@ BLOCK = 64
 
 
 class StoreCarrier:
-    """See `Carrier`. Its threads live until `close` or `leave`, and rest between steps.
-
-    Args:
-        store: the client.
-        name: of this carrier, equal on all processes and never used before.
-        rank: of this process.
-        partners: their ranks.
-        ring: wakes the driver; called in any thread.
-        silence_seconds: if the store does not answer for so long, it is given up.
-    """
+    """See `Carrier`. Its threads live until `close` or `leave`, and rest between steps."""
 
     def __init__(
         self,
@@ -182,11 +161,9 @@ class StoreCarrier:
 
     @property
     def calls(self) -> int:
-        """See `Carrier.calls`."""
         return sum(self._calls.values())
 
     def post(self, message: Plain) -> None:
-        """See `Carrier.post`."""
         self._outbox.put(message)
 
     def poll(self) -> list[Plain]:
@@ -209,11 +186,9 @@ class StoreCarrier:
         return come
 
     def heard(self) -> Mapping[int, int]:
-        """See `Carrier.heard`."""
         return dict(self._heard)
 
     def forget(self, batches: int) -> None:
-        """See `Carrier.forget`."""
         blocks = max(batches // BLOCK, self._forgotten)
         for block in range(self._forgotten, blocks):
             self._outbox.put(f"{self._name}/{self._rank}/{block}")
@@ -226,9 +201,7 @@ class StoreCarrier:
                 thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.clear()
 
     def close(self) -> None:
@@ -327,12 +300,7 @@ TASK = Struct("<Bii")  # kind, chunk, microbatch
 
 
 class OrderHash:
-    """Of all that this process has dispatched; equal in any version of Python.
-
-    Attributes:
-        count: of tasks before the latest step.
-        latest: the tasks of the latest step, in order.
-    """
+    """Hashes all that this process has dispatched; the hash is equal in any version of Python."""
 
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=8)
@@ -351,13 +319,6 @@ def check_orders(
     world: World, groups: Sequence[Sequence[int]], hashes: Sequence[str], own: OrderHash, step: int
 ) -> None:
     """Compare the hashes of all processes; where those of a stage differ all tell what they dispatched.
-
-    Args:
-        world: the processes, all of which call this with the same hashes.
-        groups: of ranks that must be equal.
-        hashes: by rank.
-        own: this process's.
-        step: for the message.
 
     Raises:
         Disagreement: naming two ranks, the position and both tasks.
@@ -408,10 +369,8 @@ KINDS: Sequence[type[GroupMessage]] = get_args(GroupMessage)
 class Terms:
     """How the processes of a stage agree on the order of its tasks.
 
-    Attributes:
-        agreement: by what they send: "kv", the key-value store of `jax.distributed`, or "socket", the control
-            sockets.
-        protocol: "leader", the first process decides, or "unanimous", all vote.
+    Messages go by the key-value store of `jax.distributed` ("kv") or by the control sockets ("socket"). Either
+    the first process decides ("leader"), or all vote ("unanimous").
 
     Raises:
         UsageError: an unknown agreement or protocol.
@@ -428,16 +387,7 @@ class Terms:
 
 
 class Agreement:
-    """See above. Made by all processes of a run together, before the first step; those alone need no machine.
-
-    Args:
-        world: the run.
-        groups: by stage replica (see `Layout`), the ranks that share it; this process is in one of them.
-        terms: how they agree.
-
-    Attributes:
-        carrier: of its messages, to be opened for every step.
-    """
+    """Made by all processes of a run together, before the first step. `carrier` is opened for every step."""
 
     def __init__(self, world: World, groups: Sequence[Sequence[int]], terms: Terms) -> None:
         self._world, self._groups, self._protocol = world, groups, terms.protocol
@@ -486,7 +436,6 @@ class Agreement:
         return bool(come)
 
     def handle(self, event: Event) -> Dispatch | None:
-        """See `StageScheduler.handle`."""
         if isinstance(event, Room):
             while self._heard:
                 if (dispatch := self._sent(self._machine.handle(self._heard.popleft()))) is not None:
@@ -494,7 +443,6 @@ class Agreement:
         return self._sent(self._machine.handle(event))
 
     def awaited(self) -> Wait:
-        """See `StageScheduler.awaited`."""
         return self._machine.awaited()._replace(group=tuple(self._group))
 
     def account(self, records: Sequence[TaskRecord]) -> dict[str, Any]:

@@ -27,11 +27,6 @@ LINGER_SECONDS = 10.0
 class Coordinator:
     """Serves processes that call `jax.distributed.initialize(address, count, rank)`, until it is closed.
 
-    Args:
-        address: host:port to serve at.
-        count: of processes.
-        linger_seconds: how long it serves on when this process dies.
-
     Raises:
         RuntimeError: the address cannot be used.
     """

@@ -44,10 +44,6 @@ _frames = msgspec.msgpack.Decoder(Frame)
 def pack(message: Message, channel: int = 0) -> bytes:
     """A message as a frame.
 
-    Args:
-        message: what is to be sent.
-        channel: tells apart who sends and handles messages of one kind; equal on all processes.
-
     Raises:
         ValueError: it is larger than a frame may be.
     """

@@ -62,24 +62,17 @@ def connect(
 ) -> dict[int, socket.socket]:
     """A socket to every other rank: this one calls those below it and is called by those above.
 
-    Args:
-        listener: of this rank; closed at the end, so that nobody can connect later.
-        addresses: where each rank listens.
-        rank: of this process.
-        token: the run's secret. Whoever calls without it is dropped, with a line in the log.
-        seconds: limit for all connections together.
-
     Raises:
         TrainingError: a rank did not answer or call in time, or has another token, naming it.
     """
     deadline = monotonic() + seconds
     try:
         sockets = {r: _call(r, addresses[r], rank, token, deadline) for r in range(rank)}
-        door = _Door(listener, rank, range(rank + 1, len(addresses)), token)
+        acceptor = Acceptor(listener, rank, range(rank + 1, len(addresses)), token)
         try:
-            sockets |= door.open(deadline)
+            sockets |= acceptor.open(deadline)
         finally:
-            door.close()
+            acceptor.close()
     finally:
         listener.close()
     for connection in sockets.values():
@@ -142,7 +135,7 @@ def _introduce(connection: socket.socket, peer: int, rank: int, token: bytes) ->
     connection.sendall(proof(token, b"caller", rank, peer, numbers))
 
 
-class _Stranger:
+class PendingPeer:
     """A caller that has proved nothing yet."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -180,14 +173,14 @@ class _Stranger:
         return False
 
 
-class _Door:
+class Acceptor:
     """Where the ranks above this one call."""
 
     def __init__(self, listener: socket.socket, rank: int, awaited: Sequence[int], token: bytes) -> None:
         self._listener, self._rank, self._token = listener, rank, token
         self._awaited = list(awaited)
         self._found: dict[int, socket.socket] = {}
-        self._strangers: dict[socket.socket, _Stranger] = {}  # oldest first
+        self._strangers: dict[socket.socket, PendingPeer] = {}  # oldest first
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -229,10 +222,10 @@ class _Door:
             self._drop_oldest()
             sleep(RETRY_SECONDS)
             return
-        self._strangers[connection] = _Stranger(connection)
+        self._strangers[connection] = PendingPeer(connection)
         self._selector.register(connection, selectors.EVENT_READ)
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _hear(self, stranger: PendingPeer) -> None:
         try:
             proved = stranger.hear(self._rank, self._awaited, self._token)
         except BlockingIOError:
@@ -247,11 +240,7 @@ class _Door:
         elif proved:
             self._drop(stranger)
 
-    def _drop_oldest(self) -> None:
-        for stranger in list(self._strangers.values())[:1]:
-            self._drop(stranger)
-
-    def _drop(self, stranger: _Stranger) -> None:
+    def _drop(self, stranger: PendingPeer) -> None:
         self._forget(stranger)
         try:
             caller = stranger.connection.getpeername()
@@ -260,6 +249,6 @@ class _Door:
         stranger.connection.close()
         log.warning("dropped a connection from %s that is not of this run", caller)
 
-    def _forget(self, stranger: _Stranger) -> None:
+    def _forget(self, stranger: PendingPeer) -> None:
         self._selector.unregister(stranger.connection)
         del self._strangers[stranger.connection]

@@ -32,12 +32,7 @@ LOCK_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Of one attempt.
-
-    Attributes:
-        folder: as lent.
-        replicas: of the model that the attempt has.
-    """
+    """Of one attempt."""
 
     folder: Path
     replicas: int

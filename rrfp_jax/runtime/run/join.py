@@ -11,9 +11,8 @@ import socket
 import threading
 from collections.abc import Callable
 from ipaddress import ip_address
+from math import inf
 from time import monotonic, perf_counter
-from types import TracebackType
-from typing import NamedTuple
 
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import TrainingError, UsageError
@@ -50,61 +49,38 @@ GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.5
 
 
-class _Awaited(NamedTuple):
-    what: str
-    seconds: float
-    since: float
-    tried: Callable[[], str]
-
-    @property
-    def left(self) -> float:
-        return self.since + self.seconds - monotonic()
-
-
-class Joining:
-    """Use as a context manager: its thread lives inside, from the first wait on.
-
-    Args:
-        rank: of this process.
-        give_up: called in the thread once a limit has passed; must not return.
-    """
+class JoinWatchdog:
+    """Ends this process when what it waits for does not come; as a context manager, for the waits inside."""
 
     def __init__(self, rank: int, give_up: Callable[[TrainingError], None]) -> None:
         self._rank, self._give_up = rank, give_up
-        self._awaited: _Awaited | None = None
+        self._awaited: tuple[str, float, float, Callable[[], str]] = "", inf, inf, str
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rrfp-joining", daemon=True)
 
     def waits_for(self, what: str, seconds: float, tried: Callable[[], str] = str) -> None:
         """From now on this is waited for, at most so long; `tried` says how far that has come, in words."""
-        self._awaited = _Awaited(what, seconds, monotonic(), tried)
+        self._awaited = what, seconds, monotonic() + seconds, tried
         if self._thread.ident is None:
             self._thread.start()
 
-    def __enter__(self) -> Joining:
+    def __enter__(self) -> JoinWatchdog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
 
     def _watch(self) -> None:
         reminded = monotonic()
         while not self._done.wait(POLL_SECONDS):
-            awaited = self._awaited
-            assert awaited is not None
-            if awaited.left + GRACE_SECONDS < 0:
-                sentence = f"{awaited.what} did not come within {awaited.seconds:g} s"
-                self._give_up(TrainingError(_with_reason(sentence, awaited.tried())))
+            what, seconds, end, tried = self._awaited
+            if (left := end - monotonic()) + GRACE_SECONDS < 0:
+                sentence = f"{what} did not come within {seconds:g} s"
+                self._give_up(TrainingError(": ".join(filter(None, [sentence, tried()]))))
             elif monotonic() - reminded >= REMINDER_SECONDS:
                 reminded = monotonic()
-                said = f"rank {self._rank} waits for {awaited.what}, {max(awaited.left, 0.0):.0f} s left"
-                warn(_with_reason(said, awaited.tried()))
-
-
-def _with_reason(sentence: str, reason: str) -> str:
-    return f"{sentence}: {reason}" if reason else sentence
+                sentence = f"rank {self._rank} waits for {what}, {max(left, 0.0):.0f} s left"
+                warn(": ".join(filter(None, [sentence, tried()])))
 
 
 PROBE_SECONDS = 2.0
@@ -159,7 +135,7 @@ def _joined() -> World:
     def give_up(error: TrainingError) -> None:
         fail(World(rank, size, folder=folder), error)
 
-    with Joining(rank, give_up) as joining:
+    with JoinWatchdog(rank, give_up) as joining:
         coordinator = None
         if place is not None and apart:
             _require_able(place, token)
@@ -233,11 +209,7 @@ def _shared_token(shared: SharedToken | None, rank: int) -> bytes:
 
 
 def _learn_clock(world: World) -> None:
-    """Learn rank 0's clock from a few quick round trips; all processes together.
-
-    Raises:
-        TrainingError: rank 0 does not answer.
-    """
+    """Learn rank 0's clock from a few quick round trips; all processes together."""
     assert world.mailbox is not None
     if world.rank > 0:
         with world.waits_for(ForAnswer(what="the time", ranks=(0,)), CLOCK_SECONDS) as wait:
@@ -260,7 +232,7 @@ def _place_in_step() -> Place | None:
     return Place.in_step(step)
 
 
-def _meet(place: Place, joining: Joining, limit: float) -> Coordinator | None:
+def _meet(place: Place, joining: JoinWatchdog, limit: float) -> Coordinator | None:
     """Wait for all processes of the run, and serve them if this is rank 0 and there is no launcher."""
     where, count = place.coordinator, place.processes
 

@@ -110,17 +110,9 @@ class Connection:
 
 
 class Mailbox:
-    """This process's connections to the others of the run.
+    """This process's connections, which are authenticated, to the others of the run.
 
-    Args:
-        rank: of this process.
-        sockets: connected and authenticated, by rank.
-        silence: see `Membership`.
-
-    Attributes:
-        connections: by rank.
-        membership: who takes part, and who no longer does.
-        lock: held by whoever reads, sends or closes, all of which take no time.
+    `lock` is held by whoever reads, sends or closes, all of which take no time.
     """
 
     def __init__(self, rank: int, sockets: Mapping[int, socket.socket], silence: float = inf) -> None:

@@ -102,18 +102,9 @@ class PeerClock:
 
 
 class Membership:
-    """What one process knows of the others. One thread at a time feeds it; any thread may look.
+    """What one process knows of the others; times are in seconds.
 
-    Args:
-        rank: of this process.
-        others: the ranks of the other processes.
-        now: the time (s), as everywhere here.
-        silence: a process from which nothing has come for so long is given up (s).
-
-    Attributes:
-        gone: by rank; replaced as a whole.
-        clock: what is known of rank 0's.
-        stages: of each rank as text, such as "stage 2"; empty until a mesh has been laid out.
+    One thread at a time feeds it. Any thread may look at `gone`, which is replaced as a whole, and at the rest.
     """
 
     def __init__(self, rank: int, others: Collection[int], now: float, silence: float = inf) -> None:

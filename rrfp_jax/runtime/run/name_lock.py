@@ -36,11 +36,6 @@ TRIES, TRY_SECONDS = 5, 0.01
 def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Inside, no other run can take this one's name; all processes together.
 
-    Args:
-        world: the processes.
-        folder: of the run.
-        say: is told, on rank 0, if the file system has no locks; then nothing is held.
-
     Raises:
         UsageError: a live run has the name.
     """
@@ -67,12 +62,7 @@ def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterato
 
 
 class Hold(NamedTuple):
-    """A run has a name.
-
-    Attributes:
-        since: when it took it (s, by the file system's clock).
-        certain: whether it lives; on a file system without locks nobody knows.
-    """
+    """A run has a name."""
 
     since: float
     certain: bool
@@ -143,12 +133,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _lock(path: Path) -> int:
-    """The descriptor of the file, locked.
-
-    Raises:
-        BlockingIOError: another process has the lock.
-        OSError: the file cannot be made, or its file system has no locks.
-    """
+    """The descriptor of the file, locked."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:

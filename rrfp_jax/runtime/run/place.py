@@ -24,6 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from math import inf
 from pathlib import Path
 
 from rrfp_jax.environment import ENVIRONMENT
@@ -46,11 +47,7 @@ NO_PORT = "no port is free: end what holds them (`ss -s` counts), or widen net.i
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a port of it.
-
-    Attributes:
-        host: a name, or an IP address without brackets.
-    """
+    """A host and a port of it."""
 
     host: str
     port: int
@@ -58,10 +55,6 @@ class Address:
     @classmethod
     def parse(cls, text: str, name: str) -> Address:
         """Read "host:port".
-
-        Args:
-            text: what is written; IPv6 addresses are in brackets.
-            name: of the variable that says it.
 
         Raises:
             UsageError: no such address can exist.
@@ -180,16 +173,7 @@ MOST_NODES = 10**6
 
 @dataclass(frozen=True)
 class SlurmStep:
-    """One task of a step with several.
-
-    Attributes:
-        name: of the step and how often its job was started again; no other one has it.
-        coordinator: on the step's first node, where task 0 is; equal for all tasks. On loopback if
-            there is no other node.
-        processes, rank: tasks in the step, and which one this is.
-        local_rank, node: which one of its node, and which node of the step.
-        tasks_per_node: for each node of the step.
-    """
+    """One task of a step with several."""
 
     name: str
     coordinator: Address
@@ -299,12 +283,6 @@ def gpu_environment(
 
     With at least as many GPUs as ranks each gets its share of them, in order. With fewer, neighbours share
     one, and its memory.
-
-    Args:
-        environment: of the launcher; its CUDA_VISIBLE_DEVICES limits what is shared out, and its memory
-            fraction, if it has one, stays as it is.
-        rank, count: of the rank, and how many there are.
-        proc: where the driver lists the GPUs.
     """
     gpus = visible_gpus(environment, proc)
     if not gpus or environment.get("JAX_PLATFORMS") == "cpu":
@@ -416,14 +394,7 @@ SHORTEST_EXIT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Place:
-    """What the environment says about this process's place in a run.
-
-    Attributes:
-        coordinator: where the coordination service is.
-        processes, rank: in the run, and which this is.
-        folder: in which the launcher collects what ranks leave.
-        token: where the run's token is if the environment does not tell it.
-    """
+    """What the environment says about this process's place in a run."""
 
     coordinator: Address
     processes: int
@@ -479,43 +450,38 @@ def named_place(environment: Mapping[str, str]) -> str:
 
 
 def silence_seconds(environment: Mapping[str, str]) -> float:
-    """RRFP_SILENCE_SECONDS, or the default: after how long a silence a process is given up.
-
-    Raises:
-        UsageError: it is no number, or too short.
-    """
+    """After how long a silence a process is given up; UsageError if that is no number, or too short."""
     what = f"the seconds after which a silent process is given up, at least {SHORTEST_SILENCE_SECONDS:g} "
     what += "(heartbeats come every 0.5 s)"
-    return _seconds(environment, "RRFP_SILENCE_SECONDS", SILENCE_SECONDS, SHORTEST_SILENCE_SECONDS, what)
+    return seconds_of(environment, "RRFP_SILENCE_SECONDS", SILENCE_SECONDS, what, SHORTEST_SILENCE_SECONDS)
 
 
 def join_seconds(environment: Mapping[str, str]) -> float:
-    """RRFP_JOIN_SECONDS, or the default: how long to wait until all processes have come.
-
-    Raises:
-        UsageError: it is no number, or shorter than a second.
-    """
+    """How long to wait until all processes have come; UsageError if that is nonsense."""
     what = "the seconds within which all ranks must have been started, at least 1"
-    return _seconds(environment, "RRFP_JOIN_SECONDS", JOIN_SECONDS, 1.0, what)
+    return seconds_of(environment, "RRFP_JOIN_SECONDS", JOIN_SECONDS, what, 1.0)
 
 
 def exit_seconds(environment: Mapping[str, str]) -> float:
-    """RRFP_EXIT_SECONDS, or the default: how long a process whose work is done waits for users' threads.
-
-    Raises:
-        UsageError: it is no number, or too short.
-    """
+    """How long a process whose work is done waits for users' threads; UsageError if that is nonsense."""
     what = "the seconds that threads and exit handlers of your own have once the work is done, at least "
     what += f"{SHORTEST_EXIT_SECONDS:g}"
-    return _seconds(environment, "RRFP_EXIT_SECONDS", EXIT_SECONDS, SHORTEST_EXIT_SECONDS, what)
+    return seconds_of(environment, "RRFP_EXIT_SECONDS", EXIT_SECONDS, what, SHORTEST_EXIT_SECONDS)
 
 
-def _seconds(environment: Mapping[str, str], name: str, usual: float, least: float, what: str) -> float:
+def seconds_of(
+    environment: Mapping[str, str], name: str, usual: float, what: str, least: float, most: float = inf
+) -> float:
+    """The seconds that a variable says, or the usual ones.
+
+    Raises:
+        UsageError: it is no number, or out of bounds.
+    """
     text = environment.get(name) or str(usual)
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not seconds >= least:  # nor nan
+    if not least <= seconds <= most:  # nor nan
         raise UsageError(f"{name}={text}: give {what}, such as {usual:g}")
     return seconds

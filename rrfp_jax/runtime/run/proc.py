@@ -51,11 +51,6 @@ def host_name() -> bytes:
 def leave_file(folder: Path | int, name: str, content: Any) -> None:
     """Write plain data as JSON.
 
-    Args:
-        folder: its path, or an open descriptor of it, which still leads there after it was renamed.
-        name: of the file.
-        content: plain data.
-
     Raises:
         OSError: it cannot be written.
     """
@@ -91,12 +86,7 @@ def children_giving_up(act: Callable[[], object]) -> Iterator[None]:
 
 
 def exit_now(status: int, *, also_waited_for: bool = False) -> NoReturn:
-    """End this process without Python's way out, and the workers that `multiprocessing` would end with it.
-
-    Args:
-        status: with which it ends, whatever goes wrong.
-        also_waited_for: end those workers, too, that Python would wait for.
-    """
+    """End this process without Python's way out, and the workers that `multiprocessing` would end with it."""
     try:
         if (multiprocessing := sys.modules.get("multiprocessing")) is not None:
             for worker in multiprocessing.active_children():

@@ -23,9 +23,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rrfp_jax.environment import ENVIRONMENT
-from rrfp_jax.errors import INTERRUPTED, TrainingError, UsageError
+from rrfp_jax.errors import INTERRUPTED, TrainingError
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime.run.interrupts import Why
+from rrfp_jax.runtime.run.place import seconds_of
 from rrfp_jax.runtime.run.proc import children_giving_up, exit_now
 from rrfp_jax.runtime.run.waits import LONGEST_SECONDS
 
@@ -249,22 +250,10 @@ SAVE_SECONDS = 120.0
 
 
 def save_seconds(environment: Mapping[str, str]) -> float:
-    """RRFP_SAVE_SECONDS, or the default: how long a run is waited for after SIGTERM or Ctrl-C.
-
-    Raises:
-        UsageError: it is no number, or negative.
-    """
-    text = environment.get("RRFP_SAVE_SECONDS") or str(SAVE_SECONDS)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= LONGEST_SECONDS:  # nor nan
-        raise UsageError(
-            f"RRFP_SAVE_SECONDS={text}: give the seconds that a run has after SIGTERM to end its step and "
-            f"save, at most {LONGEST_SECONDS:.0f}, such as {SAVE_SECONDS:g}"
-        )
-    return seconds
+    """How long a run is waited for after SIGTERM or Ctrl-C; UsageError if that is no number, or negative."""
+    what = "the seconds that a run has after SIGTERM to end its step and save, at most "
+    what += f"{LONGEST_SECONDS:.0f}"
+    return seconds_of(environment, "RRFP_SAVE_SECONDS", SAVE_SECONDS, what, 0.0, LONGEST_SECONDS)
 
 
 class StopsAfterStep:

@@ -117,7 +117,7 @@ def status_of(world: World, number: int) -> StatusReport:
         rank=world.rank,
         number=number,
         waiting=world.waits.awaited(),
-        gathers=world.gathers,
+        gathers=world.collectives.gathers,
         threads=tuple(own_threads()),
     )
 

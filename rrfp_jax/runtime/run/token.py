@@ -55,12 +55,7 @@ def take_token(environment: MutableMapping[str, str]) -> bytes | None:
 
 
 class SharedToken:
-    """The token of a SLURM step, as a file in the user's own folder while its tasks meet.
-
-    Args:
-        name: of the step and its attempt; no other one has it.
-        folder: that all nodes share.
-    """
+    """The token of a SLURM step, as a file in the user's own folder while its tasks meet."""
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
         self._path = (folder or Path.home() / ".rrfp") / f"{name}.token"
@@ -149,18 +144,17 @@ class Store(Protocol):
 
 
 class SealedStore:
-    """See above.
+    """A store in which every value is sealed by the run's token, so that nobody else can write one.
 
-    Args:
-        store: the client.
-        token: of the run.
+    No seal is looked at by `key_value_dir_get_bytes`, which only tells whether the store answers.
     """
 
     def __init__(self, store: Store, token: bytes) -> None:
         self._store, self._token = store, token
+        self.key_value_dir_get_bytes = store.key_value_dir_get_bytes
+        self.key_value_delete = store.key_value_delete
 
     def key_value_set_bytes(self, key: str, value: bytes) -> None:
-        """See `Store.key_value_set_bytes`."""
         self._store.key_value_set_bytes(key, self._seal(key, value) + value)
 
     def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
@@ -174,14 +168,6 @@ class SealedStore:
         if not hmac.compare_digest(seal, self._seal(key, value)):
             raise RuntimeError(f"{key} in the key-value store was not written by a process of this run")
         return value
-
-    def key_value_dir_get_bytes(self, key: str) -> object:
-        """See `Store.key_value_dir_get_bytes`; to see whether the store answers: no seal is looked at."""
-        return self._store.key_value_dir_get_bytes(key)
-
-    def key_value_delete(self, key: str) -> None:
-        """See `Store.key_value_delete`."""
-        self._store.key_value_delete(key)
 
     def _seal(self, key: str, value: bytes) -> bytes:
         return hmac.digest(self._token, len(key).to_bytes(4, "big") + key.encode() + value, sha256)

@@ -12,11 +12,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rrfp_jax.runtime.run.collectives import Collectives
 from rrfp_jax.runtime.run.interrupts import Leaving, Stop
@@ -24,10 +24,10 @@ from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Membership
 from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.runtime.run.token import Store
-from rrfp_jax.runtime.run.waits import LimitedWait, Waits, What
+from rrfp_jax.runtime.run.waits import Waits
 
 if TYPE_CHECKING:
-    import jax
+    pass
 
 START_SECONDS = 3600.0
 """Limit for all processes to have compiled: one may have much more to compile than another."""
@@ -65,8 +65,12 @@ class World:
         self.stop, self.leaving = Stop(), Leaving()
         others = [other for other in range(size) if other != rank]
         self.membership = mailbox.membership if mailbox else Membership(rank, others, perf_counter())
+        self.describe = self.membership.describe
         self.waits = Waits(rank, self.describe)
-        self._collectives = Collectives(self.membership, mailbox, self.waits, self.stop)
+        self.waits_for = self.waits.waits_for
+        self.collectives = Collectives(self.membership, mailbox, self.waits, self.stop)
+        self.gather, self.agree = self.collectives.gather, self.collectives.agree
+        self.await_ready = self.collectives.await_ready
         self._rounds = 0
 
     def has_folder(self, folder: Path) -> bool:
@@ -76,10 +80,6 @@ class World:
         with suppress(OSError):
             return os.path.samestat(os.fstat(self.folder_descriptor), folder.stat())
         return False
-
-    def describe(self, rank: int) -> str:
-        """A rank as messages name it: "rank 2 (stage 2)"."""
-        return self.membership.describe(rank)
 
     def run_stages(self, stages: Sequence[str]) -> None:
         """Say which stages each rank runs, as text, once a mesh has been laid out."""
@@ -96,55 +96,3 @@ class World:
         """What to add to a `perf_counter` time of this process to have it on rank 0's, and how wrong (s)."""
         clock = self.membership.clock
         return clock.offset, clock.precision
-
-    @property
-    def gathers(self) -> int:
-        """How many gathers this process has begun."""
-        return self._collectives.gathers
-
-    def waits_for(
-        self, what: What, limit_seconds: float | None = None
-    ) -> AbstractContextManager[LimitedWait]:
-        """Inside, the main thread waits for this, for so long without progress (see `Waits`)."""
-        return self.waits.waits_for(what, limit_seconds)
-
-    def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
-        """Every rank's value, in rank order; waits for all of them.
-
-        Args:
-            what: names it in messages; must be equal everywhere.
-            value: of plain data.
-            limit: on waiting, in seconds; None for `waits.stall_seconds`.
-
-        Raises:
-            PeerLost: a rank whose value has not come is gone.
-            Disagreement: another rank is at something else.
-            TrainingError: it took longer than the limit.
-        """
-        return self._collectives.gather(what, value, limit)
-
-    def agree(self, what: str, value: str | Mapping[str, str]) -> None:
-        """Compare a value with the other ranks' without waiting for theirs.
-
-        Args:
-            what: names it in messages.
-            value: short text, or several by name, of which messages then tell only one that differs.
-
-        Raises:
-            Disagreement: now, or whenever messages are handled next; on every rank, naming the odd one.
-        """
-        self._collectives.agree(what, value)
-
-    def await_ready(self, what: str, arrays: Sequence[jax.Array], limit: float | None = None) -> None:
-        """Wait for what this process's devices, or those of several processes together, compute.
-
-        Args:
-            what: it is, for messages.
-            arrays: that are being computed.
-            limit: on waiting, in seconds; None for `waits.stall_seconds`.
-
-        Raises:
-            PeerLost: a process is gone.
-            TrainingError: the computation failed, or nothing came of it up to the limit.
-        """
-        self._collectives.await_ready(what, arrays, limit)
