@@ -104,7 +104,7 @@ class PeerClock:
 class Membership:
     """What one process knows of the others; times are in seconds.
 
-    One thread at a time feeds it. Any thread may look at `gone`, which is replaced as a whole, and at the rest.
+    One thread at a time feeds it. Any thread may look, also at `gone`, which is replaced as a whole.
     """
 
     def __init__(self, rank: int, others: Collection[int], now: float, silence: float = inf) -> None:
