@@ -19,7 +19,8 @@ import logging
 import secrets
 import selectors
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from struct import Struct
 from time import monotonic, sleep
@@ -135,42 +136,33 @@ def _introduce(connection: socket.socket, peer: int, rank: int, token: bytes) ->
     connection.sendall(proof(token, b"caller", rank, peer, numbers))
 
 
-class PendingPeer:
-    """A caller that has proved nothing yet."""
+def _answer(
+    connection: socket.socket, rank: int, awaited: Collection[int], token: bytes
+) -> Generator[None, None, int]:
+    """Answer a caller, resumed whenever something has come; the rank that it has proved to be."""
+    magic, caller, number = GREETING.unpack((yield from _exactly(connection, GREETING.size)))
+    if magic != MAGIC or caller not in awaited:
+        raise _NotOfThisRun
+    own = secrets.token_bytes(NUMBER)
+    connection.send(own + proof(token, b"called", caller, rank, number + own))
+    said = yield from _exactly(connection, PROOF)
+    proved = hmac.compare_digest(said, proof(token, b"caller", caller, rank, number + own))
+    if not proved or caller not in awaited:
+        raise _NotOfThisRun
+    return int(caller)
 
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.connection, self.since = connection, monotonic()
-        self.rank: int | None = None  # as it says
-        self._numbers, self._unread = b"", b""
 
-    def hear(self, rank: int, awaited: Sequence[int], token: bytes) -> bool:
-        """Take in what it says; whether it has proved to be the rank that it says.
-
-        Raises:
-            _NotOfThisRun: it cannot be that.
-            OSError: it is gone, or there is no more to come now.
-        """
-        # Not a byte beyond what is due: what follows the proof belongs to the mailbox.
-        due = GREETING.size if self.rank is None else PROOF
-        data = self.connection.recv(due - len(self._unread))
-        if not data:
-            raise _NotOfThisRun
-        self._unread += data
-        if len(self._unread) < due:
-            return False
-        said, self._unread = self._unread, b""
-        if self.rank is not None:
-            if not hmac.compare_digest(said, proof(token, b"caller", self.rank, rank, self._numbers)):
+def _exactly(connection: socket.socket, count: int) -> Generator[None, None, bytes]:
+    """So many bytes, and not one beyond: what follows the proof belongs to the mailbox."""
+    said = b""
+    while len(said) < count:
+        yield
+        with suppress(BlockingIOError):
+            data = connection.recv(count - len(said))
+            if not data:
                 raise _NotOfThisRun
-            return True
-        magic, self.rank, number = GREETING.unpack(said)
-        if magic != MAGIC or self.rank not in awaited:
-            raise _NotOfThisRun
-        own = secrets.token_bytes(NUMBER)
-        self._numbers = number + own
-        self.connection.send(own + proof(token, b"called", self.rank, rank, self._numbers))
-        return False
+            said += data
+    return said
 
 
 class Acceptor:
@@ -180,7 +172,8 @@ class Acceptor:
         self._listener, self._rank, self._token = listener, rank, token
         self._awaited = list(awaited)
         self._found: dict[int, socket.socket] = {}
-        self._strangers: dict[socket.socket, PendingPeer] = {}  # oldest first
+        # Callers that have proved nothing yet, oldest first: since when, and the answer under way.
+        self._strangers: dict[socket.socket, tuple[float, Generator[None, None, int]]] = {}
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -198,57 +191,58 @@ class Acceptor:
             for key, _ in self._selector.select(min(left, 1.0)):
                 if key.fileobj is self._listener:
                     self._accept()
-                elif key.fileobj in self._strangers:  # else it has been dropped just now
-                    self._hear(self._strangers[key.fileobj])  # type: ignore[index]
-            for stranger in list(self._strangers.values()):
-                if monotonic() - stranger.since > STRANGER_SECONDS:
-                    self._drop(stranger)
+                else:
+                    self._hear(key.fileobj)  # type: ignore[arg-type]
+            for connection, (since, _) in list(self._strangers.items()):
+                if monotonic() - since > STRANGER_SECONDS:
+                    self._drop(connection)
         return self._found
 
     def close(self) -> None:
         """Drop whoever is still a stranger."""
         self._selector.close()
-        for stranger in self._strangers.values():
-            stranger.connection.close()
+        for connection in self._strangers:
+            connection.close()
 
     def _accept(self) -> None:
         if len(self._strangers) >= MOST_STRANGERS:
-            self._drop_oldest()
+            self._drop(next(iter(self._strangers)))
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return  # hung up already
         except OSError:  # no more descriptors
-            self._drop_oldest()
+            if self._strangers:
+                self._drop(next(iter(self._strangers)))
             sleep(RETRY_SECONDS)
             return
-        self._strangers[connection] = PendingPeer(connection)
+        connection.setblocking(False)
+        answer = _answer(connection, self._rank, self._awaited, self._token)
+        next(answer)
+        self._strangers[connection] = monotonic(), answer
         self._selector.register(connection, selectors.EVENT_READ)
 
-    def _hear(self, stranger: PendingPeer) -> None:
-        try:
-            proved = stranger.hear(self._rank, self._awaited, self._token)
-        except BlockingIOError:
+    def _hear(self, connection: socket.socket) -> None:
+        if connection not in self._strangers:  # it has been dropped just now
             return
+        try:
+            next(self._strangers[connection][1])
+        except StopIteration as proved:
+            self._forget(connection)
+            self._awaited.remove(proved.value)
+            self._found[proved.value] = connection
         except (OSError, _NotOfThisRun):
-            self._drop(stranger)
-            return
-        if proved and stranger.rank in self._awaited:
-            self._forget(stranger)
-            self._awaited.remove(stranger.rank)
-            self._found[stranger.rank] = stranger.connection
-        elif proved:
-            self._drop(stranger)
+            self._drop(connection)
 
-    def _drop(self, stranger: PendingPeer) -> None:
-        self._forget(stranger)
+    def _drop(self, connection: socket.socket) -> None:
+        self._forget(connection)
         try:
-            caller = stranger.connection.getpeername()
+            caller = connection.getpeername()
         except OSError:
             caller = "somebody"
-        stranger.connection.close()
+        connection.close()
         log.warning("dropped a connection from %s that is not of this run", caller)
 
-    def _forget(self, stranger: PendingPeer) -> None:
-        self._selector.unregister(stranger.connection)
-        del self._strangers[stranger.connection]
+    def _forget(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._strangers[connection]
