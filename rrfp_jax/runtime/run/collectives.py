@@ -33,7 +33,7 @@ class Compared(Message, frozen=True):
 
     number: int
     what: str
-    value: str | dict[str, str]
+    value: dict[str, str]  # by name; one that stands alone has none
 
 
 class Collectives:
@@ -45,7 +45,7 @@ class Collectives:
         self.gathers = self._comparisons = 0
         self._values: dict[int, dict[int, tuple[str, Any, int]]] = {}  # by gather and rank
         self._pieces: dict[tuple[int, int], list[bytes]] = {}
-        self._compared: dict[int, dict[int, tuple[str, str | dict[str, str]]]] = {}
+        self._compared: dict[int, dict[int, Compared]] = {}
         if mailbox is not None:
             mailbox.on(Gathered, self._on_gathered)
             mailbox.on(Compared, self._on_compared)
@@ -87,7 +87,7 @@ class Collectives:
         """
         if self._mailbox is not None:
             number, self._comparisons = self._comparisons, self._comparisons + 1
-            message = Compared(number, what, value if isinstance(value, str) else dict(value))
+            message = Compared(number, what, {"": value} if isinstance(value, str) else dict(value))
             self._mailbox.post_all(message)
             self._on_compared(self._members.rank, message)
 
@@ -149,26 +149,21 @@ class Collectives:
 
     def _on_compared(self, rank: int, message: Compared) -> None:
         known = self._compared.setdefault(message.number, {})
-        known[rank] = (message.what, message.value)
+        known[rank] = message
         if len(known) < self._size:
             return
         del self._compared[message.number]
-        counted = Counter(repr(known[r]) for r in range(self._size))
-        usual = counted.most_common(1)[0][0]
-        odd = [r for r in range(self._size) if repr(known[r]) != usual]
-        if odd:
-            elsewhere = next(known[r] for r in range(self._size) if r not in odd)[1]
-            raise self._disagreement(odd[0], *known[odd[0]], elsewhere)
-
-    def _disagreement(
-        self, odd: int, what: str, value: str | dict[str, str] | None, elsewhere: str | dict[str, str] | None
-    ) -> Disagreement:
-        """Naming the odd rank; of several values by name one that differs."""
-        if isinstance(value, dict) and isinstance(elsewhere, dict):
-            name = next(n for n in [*value, *elsewhere] if value.get(n) != elsewhere.get(n))
-            what, value, elsewhere = f"{what}: {name}", value.get(name), elsewhere.get(name)
-        return Disagreement(
-            f"{what} is {value} on {self._members.describe(odd)}, elsewhere it is {elsewhere}: every process "
-            f"must run the same program on the same data",
+        texts = {rank: repr(one) for rank, one in sorted(known.items())}
+        usual = Counter(texts.values()).most_common(1)[0][0]
+        odd = next((rank for rank, text in texts.items() if text != usual), None)
+        if odd is None:
+            return
+        value = known[odd].value
+        elsewhere = next(known[rank].value for rank, text in texts.items() if text == usual)
+        name = next((name for name in [*value, *elsewhere] if value.get(name) != elsewhere.get(name)), "")
+        raise Disagreement(
+            f"{known[odd].what}{name and ': '}{name} is {value.get(name)} on {self._members.describe(odd)}, "
+            f"elsewhere it is {elsewhere.get(name)}: every process must run the same program on the same "
+            f"data",
             odd,
         )
