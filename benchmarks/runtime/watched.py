@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from types import TracebackType
 
 from rrfp_jax.core.group import Decision
 from rrfp_jax.runtime.run.consensus import KINDS, Carrier, Plain
@@ -52,10 +51,8 @@ class Watched:
         self._inner.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._inner.__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        self._inner.__exit__(*raised)
 
     def known(self, records: Sequence[TaskRecord]) -> list[float]:
         """By place in the order, when this process knew which task comes there; who decides dispatches."""
