@@ -31,7 +31,7 @@ from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts
 from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
 
 MESSAGE_BYTES = 2**16
-"""As `pace.message_bytes` is if nothing else is said."""
+"""As `--message-bytes` is if nothing else is said."""
 
 KINDS = {"full": BACKWARD, "input": INPUT, "weight": WEIGHT}
 """By PyTorch's names. It computes nothing in the I of the first virtual stage, and all of it in the W."""

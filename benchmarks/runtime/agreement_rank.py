@@ -17,13 +17,13 @@ from statistics import median
 from time import thread_time
 from typing import Any
 
+from benchmarks.paced_run import StandIn
 from benchmarks.runtime.exposure import MemberStep, exposures
 from benchmarks.runtime.watched import Watched
 from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.runs.paced import StandIn
 from rrfp_jax.runtime.engine.links import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.pacing import Delays

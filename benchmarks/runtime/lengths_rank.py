@@ -16,18 +16,18 @@ from statistics import fmean, median
 from typing import Any
 
 import rrfp_jax as rrfp
+from benchmarks.paced_run import Pace, PacedRun
 from configs import gpt_lengths
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.step_rules import StepRules, bucket_name
 from rrfp_jax.data.contract import Arrays, Microbatch, buckets_of
-from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import CostTable, Workload, WorkloadCosts, measured
+from rrfp_jax.train.durations import read_costs
 from rrfp_jax.train.named import read_schedule
-from rrfp_jax.train.pace import Pace, read_costs
 
 EVALUATIONS = 100
 """Simulations for a planned order."""
@@ -182,7 +182,7 @@ def paced(config: gpt_lengths.Lengths, case: Case, workload: Workload) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "workload.json"
         path.write_text(json.dumps(scaled.as_json_object()), encoding="utf-8")
-        run = PacedRun(replace(config, schedule=case.schedule, pace=Pace(workload=str(path))))
+        run = PacedRun(replace(config, schedule=case.schedule), Pace(workload=str(path)))
         reports = list(run.steps(PACED_STEPS))
     placement, schedule = reports[0].trace.placement, read_schedule(case.schedule)
     if isinstance(schedule, Planned):

@@ -5,7 +5,6 @@ rrfp-launch -n 4 -m benchmarks.runtime.overhead_rank FILE
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import tempfile
@@ -15,16 +14,15 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.harness import median_and_p99
+from benchmarks.paced_run import Pace, PacedRun
 from benchmarks.runtime.host_cost import STAGES, WARMUP, Stopwatch, empty_pipeline, watched_steps
 from configs import quickstart
 from rrfp_jax.nixl.sender import Sender
 from rrfp_jax.nixl.transport import NixlTransport
-from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.trace.costs import constant
 from rrfp_jax.trace.records import StepTrace
-from rrfp_jax.train.pace import Pace
 
 SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24}
 IDLE_SECONDS = 5.0
@@ -39,7 +37,7 @@ def paced_traces(message_bytes: int, seconds: float) -> list[StepTrace]:
             json.dumps(constant(STAGES, MICROBATCHES, seconds).as_json_object()), encoding="utf-8"
         )
         pace = Pace(workload=str(file), message_bytes=message_bytes)
-    run = PacedRun(dataclasses.replace(quickstart.get_config(), pace=pace))
+    run = PacedRun(quickstart.get_config(), pace)
     return [report.trace for report in run.steps(STEPS)][1:]
 
 

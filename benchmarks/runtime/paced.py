@@ -109,17 +109,28 @@ def run_paced(
         folder = Path(name)
         (folder / "workload.json").write_text(json.dumps(workload.as_json_object()), encoding="utf-8")
         flags = {"schedule": schedule, "max_in_flight": limit, "steps": steps, **fields}
-        return run_steps("configs/quickstart.py", folder, flags | {"pace.workload": folder / "workload.json"})
+        launched = ("rrfp_jax.commands.launch", "-n", str(workload.stages), "-m", "benchmarks.paced_run")
+        return run_steps(
+            "configs/quickstart.py", folder, flags, (*launched, f"--workload={folder / 'workload.json'}")
+        )
 
 
-def run_steps(config: str, folder: Path, fields: Mapping[str, Any]) -> Sequence[TimedStep]:
+def run_steps(
+    config: str, folder: Path, fields: Mapping[str, Any], launched: Sequence[str] = ("launch.local",)
+) -> Sequence[TimedStep]:
     """The latest steps of a run of a config in processes of its own, with its files in `folder`.
+
+    Args:
+        config: its file.
+        folder: for the files.
+        fields: of the config.
+        launched: the module that starts the run, and its own arguments.
 
     Raises:
         RuntimeError: the run failed; with what it said.
     """
     command = [
-        *(sys.executable, "-m", "launch.local", f"--config={config}", f"--config.directory={folder}"),
+        *(sys.executable, "-m", *launched, f"--config={config}", f"--config.directory={folder}"),
         *(f"--config.{flag}={value}" for flag, value in fields.items()),
     ]
     output_of(command, RUN_SECONDS)

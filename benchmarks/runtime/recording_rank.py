@@ -19,17 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.paced_run import Pace, PacedRun
 from configs import quickstart
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.files import RunFiles
-from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.engine import engine as step_run
 from rrfp_jax.runtime.engine import loop as step_execution
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.recorder import FlightRecorder, RoundBoard
 from rrfp_jax.trace.costs import constant
 from rrfp_jax.trace.records import Part, StepTrace
-from rrfp_jax.train.pace import Pace
 
 MODES = ("on", "off", "timed")
 STAGES, MICROBATCHES, TASK_SECONDS = 4, 16, 0.005
@@ -129,7 +128,7 @@ def paced_steps(config: RunConfig, rounds: int) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "workload.json"
         file.write_text(json.dumps(constant(STAGES, MICROBATCHES, TASK_SECONDS).as_json_object()))
-        run = PacedRun(replace(config, pace=Pace(workload=str(file))))
+        run = PacedRun(config, Pace(workload=str(file)))
     return run.steps(len(MODES) * (WARMUP + rounds))
 
 

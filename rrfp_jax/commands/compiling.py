@@ -145,10 +145,6 @@ def compile_run(
     Raises:
         UsageError: a run that could not work, or no compiler for GPUs.
     """
-    if config.pace.workload:
-        raise UsageError(
-            f"pace.workload={config.pace.workload}: there is no model, so nothing to compile: leave it out"
-        )
     count = config.processes if processes is None else processes
     if count < 1:
         raise UsageError(f"--processes={count}: give a whole number above 0")

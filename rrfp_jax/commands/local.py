@@ -82,7 +82,7 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
             f"-n {count}: the run's mesh has {most} devices, which are shared out evenly; give a number that "
             f"divides {most}"
         )
-    config.actual_mesh.groups(count)  # refuses what cannot be
+    config.mesh.groups(count)  # refuses what cannot be
     patience = Patience.of(ENVIRONMENT)
     argv = [sys.executable, "-m", "rrfp_jax.commands.train", *rest]
     with _elastic(replace_after, max_restarts or 0, config, count) as elastic:
@@ -91,7 +91,7 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
             count,
             RunFolder(Path(config.directory), config.name),
             command=command,
-            env=with_cpu_devices(config.actual_mesh.devices_of_process(count), ENVIRONMENT),
+            env=with_cpu_devices(config.mesh.devices_of_process(count), ENVIRONMENT),
             patience=patience,
             max_restarts=max_restarts or 0,
             elastic=elastic,
@@ -121,7 +121,7 @@ def _elastic(
             f"{REPLACE_AFTER}={seconds} with --max-restarts=0: a run goes on after the loss of a rank by a "
             f"restart; give --max-restarts=N, the number of losses that it may have"
         )
-    mesh = config.actual_mesh
+    mesh = config.mesh
     needs = ranks_of_replicas(mesh, count)
     if len(needs) < 2:
         raise UsageError(

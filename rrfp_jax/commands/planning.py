@@ -126,10 +126,6 @@ def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: in
     Raises:
         UsageError: a run that could not work.
     """
-    if config.pace.workload:
-        raise UsageError(
-            f"pace.workload={config.pace.workload}: there is no model; for a workload use rrfp-sim"
-        )
     if max(config.mesh.widths) > 1 or config.mesh.dp > 1:
         raise UsageError(
             f"mesh.tp={config.mesh.tp}, mesh.dp={config.mesh.dp}: a plan knows nothing yet of several "

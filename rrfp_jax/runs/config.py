@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.run.consensus import Terms
 from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.train.auto_split import AUTO
-from rrfp_jax.train.pace import Pace
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.settings import Numerics, Rebalance, Settings
 from rrfp_jax.train.trainer import Trainer
@@ -63,7 +62,6 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         link_delay: inject delays: every transfer between stages takes so much longer (s).
         link_bandwidth: inject delays: the most that a link between stages carries (bytes/s); 0 for no limit.
         delayed_link: inject those two between this stage and the next only; -1 for all links.
-        pace: a workload instead of the model.
         checkpoint: how often the run saves itself, and whether it goes on from there.
         executables: keep compiled programs in `<directory>/.executables/`, so that another start compiles
             nothing; False to compile at every start.
@@ -89,7 +87,6 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     link_delay: float = 0.0
     link_bandwidth: float = 0.0
     delayed_link: int = -1
-    pace: Pace = field(default_factory=Pace)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     executables: bool = True
     directory: str = "runs"
@@ -112,15 +109,6 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
         if self.validation_steps < 0:
             raise UsageError(f"validation_steps={self.validation_steps}: give a number of steps, 0 for all")
-        if self.settings.memory.budget not in (None, "auto") and self.pace.workload:
-            raise UsageError(
-                f"activation_budget={self.activation_budget} with pace.workload: a stand-in for the model "
-                f"holds nothing that could be limited; leave one of them out"
-            )
-        if self.rebalance != "off" and self.pace.workload:
-            raise UsageError(
-                f"rebalance={self.rebalance} with pace.workload: a stand-in for the model has no layers"
-            )
         if self.mesh.share_devices and (self.link_delay or self.link_bandwidth):
             raise UsageError("link_delay or link_bandwidth with mesh.share_devices: no link is between them")
 
@@ -190,14 +178,9 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         return Settings(numerics=numerics, memory=memory, execution=execution, rebalance=self.rebalance)
 
     @property
-    def actual_mesh(self) -> Mesh:
-        """The mesh; of a paced run with as many stages as its workload has."""
-        return replace(self.mesh, pp=self.pace.stages) if self.pace.stages else self.mesh
-
-    @property
     def processes(self) -> int:
         """How many processes the run asks for when it is launched on one machine: one per device."""
-        return self.actual_mesh.devices
+        return self.mesh.devices
 
     def trainer(self, mesh: Mesh | None = None) -> Trainer:
         """The run's Trainer, on its own mesh or on another."""

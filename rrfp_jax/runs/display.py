@@ -18,7 +18,6 @@ from rich.table import Column
 from rrfp_jax import printing
 from rrfp_jax.printing import Lenient, is_terminal
 from rrfp_jax.progress import Doing
-from rrfp_jax.runs.paced import PacedReport
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.views.lasting import Lasting
 from rrfp_jax.views.progress_line import LIVE_AFTER, LIVE_EVERY, printed_lines
@@ -77,7 +76,7 @@ class Display:
         if not self._silent:
             self._lasting(doing)
 
-    def show(self, report: Report | PacedReport, validation: Evaluation | None) -> None:
+    def show(self, report: Report, validation: Evaluation | None) -> None:
         """Show one step, and the validation that followed it."""
         if self._silent:
             return

@@ -23,7 +23,6 @@ from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.files import RunFiles, check_place
 from rrfp_jax.runs.loop import Loop
-from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runs.saving import Saver
 from rrfp_jax.runs.stopping import Stopping, checkpoints_of
 from rrfp_jax.runtime.mesh.topology import Mesh
@@ -64,8 +63,6 @@ def train(config: RunConfig, signals: StopSignals, source: Path | None = None) -
         stopping = Stopping(config, world, display)
         name = name_held(world, Path(config.directory) / config.name, display.say)
         with signals.answered_by(stopping.at_start()), name:
-            if config.pace.workload:
-                return _run_paced(config, world, display, stopping, signals, source)
             return _Run(config, world, display, stopping, source).train(signals)
 
 
@@ -182,40 +179,6 @@ class _Run:
         if self._world.rank == 0 and isinstance(data, ByteText) and isinstance(validation, ByteText):
             beside = bigram_loss(data, validation)
             self._display.say(f"           beside it {beside:.4f}: a byte bigram model, same files")
-
-
-def _run_paced(
-    config: RunConfig,
-    world: World,
-    display: Display,
-    stopping: Stopping,
-    signals: StopSignals,
-    source: Path | None,
-) -> int:
-    """The same on paced devices: no loss, no validation, no optimizer."""
-    run = PacedRun(config)
-    world.agree("the config", {name: str(value) for name, value in fields_of(config)})
-    workload = config.pace.table
-    display.say(
-        f"rrfp_jax on paced devices; {config.name}: {config.steps} steps, {workload.stages} stages, "
-        f"{workload.microbatches} microbatches, messages of {config.pace.message_bytes} bytes, "
-        f"schedule {config.schedule}, jitter {config.jitter}"
-    )
-    writes = {"trace.json": run.write_trace}
-    files = RunFiles(config, world, writes, source=source, say=display.say)
-    stopped_after = None
-    with signals.answered_by(stopping.in_steps(lambda: run.steps_done), signal.SIGTERM), files:
-        for report in run.steps(config.steps):
-            files.add(report, report.as_dict())
-            display.show(report, None)
-            if world.stop.agreed and report.step < config.steps - 1:
-                stopped_after = report.step
-                break
-    display.say(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
-    if stopped_after is not None:
-        return stopping.say_end(stopped_after, saved=False)
-    _require_all_there(config.steps, files.trouble)
-    return DONE
 
 
 def _require_all_there(steps: int, *troubles: str) -> None:

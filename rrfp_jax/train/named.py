@@ -17,7 +17,7 @@ from rrfp_jax.fields import path_of, printable
 from rrfp_jax.files import read_whole
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned
-from rrfp_jax.train.pace import read_costs
+from rrfp_jax.train.durations import read_costs
 
 CSV = "csv:"
 

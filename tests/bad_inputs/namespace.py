@@ -33,9 +33,9 @@ from rrfp_jax.runtime.run.token import take_token
 from rrfp_jax.trace.costs import constant
 from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
 from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.train.durations import read_costs, read_workload
 from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.named import read_schedule
-from rrfp_jax.train.pace import Pace, read_costs, read_workload
 from rrfp_jax.train.settings import Numerics
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
@@ -169,7 +169,7 @@ def space():
         },
         **{"timeline": timeline(), "place": place, "slurm": slurm, "Place": Place},
         **{kind.__name__: kind for kind in (Checkpointing, Delays, Execution, LossScale, MemoryPolicy)},
-        **{kind.__name__: kind for kind in (Numerics, Pace, Terms)},
+        **{kind.__name__: kind for kind in (Numerics, Terms)},
         **{f.__name__: f for f in (read_schedule, read_costs, read_trace, read_workload)},
         **{f.__name__: f for f in (save_seconds, silence_seconds, take_token)},
         **{module.__name__.rpartition(".")[2]: command(module.main) for module in COMMANDS},

@@ -29,8 +29,8 @@ from rrfp_jax.runtime.run.exits import read_all as read_last_words
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, log_normal
 from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.train.durations import read_costs, read_workload
 from rrfp_jax.train.named import schedule_of
-from rrfp_jax.train.pace import read_costs, read_workload
 from rrfp_jax.views.trace_file import write_trace
 from rrfp_jax.views.trace_reading import read_trace
 from tests.support.mutations import changed_bytes, changed_trees

@@ -16,7 +16,6 @@ from rrfp_jax.forecast.compiler_targets import TARGETS, target_text
 from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runtime.programs import compiler as absent
 from rrfp_jax.runtime.programs.executables import ENDING
-from rrfp_jax.trace.costs import constant
 from tests.support.plans import ROOT
 
 QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
@@ -56,12 +55,6 @@ def test_refused(argument, says, compiler_there, capsys):
     card = [] if argument.startswith("--card") else ["--card=h100"]
     assert main([QUICKSTART, *card, argument]) == 2
     assert says in capsys.readouterr().err
-
-
-def test_a_workload_has_no_programs(compiler_there, capsys, tmp_path):
-    (tmp_path / "w.json").write_text(json.dumps(constant(2, 4, 1.0).as_json_object()))
-    assert main([QUICKSTART, "--card=h100", f"--config.pace.workload={tmp_path / 'w.json'}"]) == 2
-    assert "there is no model, so nothing to compile" in capsys.readouterr().err
 
 
 def test_what_xla_cannot_compile_is_said_with_what_may_help(compiler_there, capsys, monkeypatch):

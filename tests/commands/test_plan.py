@@ -24,7 +24,6 @@ from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.model_costs import ModelCosts
 from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.sim.choice import CANDIDATES
-from rrfp_jax.trace.costs import constant
 from rrfp_jax.train.named import schedule_of
 from tests.support import toy
 from tests.support.plans import ROOT, tiny
@@ -238,12 +237,6 @@ class TestCommand:
         assert main(given) == 2
         out, err = capsys.readouterr()
         assert said in err and err.startswith("rrfp-plan: ") and err.count("\n") == 1 and out == ""
-
-    def test_a_workload_is_no_model(self, text, tmp_path, capsys):
-        file = tmp_path / "W.json"
-        file.write_text(json.dumps(constant(2, 4, 1.0).as_json_object()))
-        assert main([*tiny(text), "--card=h100", f"--config.pace.workload={file}"]) == 2
-        assert "use rrfp-sim" in capsys.readouterr().err
 
     def test_this_machine(self, text):
         """In a process of its own: it measures with one thread."""

@@ -14,13 +14,11 @@ from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import InMemory, buckets_of
-from rrfp_jax.runs.config_file import load_config
-from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.schedules import BF, BFW, Planned
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, Workload, WorkloadCosts, log_normal, measured
 from rrfp_jax.trace.work import RecordedStep
-from rrfp_jax.train.pace import Pace, read_costs
+from rrfp_jax.train.durations import read_costs
 from tests.support import toy
 from tests.support.programs import compilations
 
@@ -188,17 +186,6 @@ class TestTraining:
         assert len(read_costs(tmp_path / "costs.json", "").buckets) == 3
         (report,) = toy.trainer(2, data=mixed, schedule=f"planned:{tmp_path}/costs.json").steps(1)
         assert report.planning_seconds > 0
-
-
-def test_paced_devices_follow_the_plan_for_their_workload(tmp_path):
-    workload = log_normal(2, 6, forward=0.004, sigma=0.5, shared=0.9, seed=1)
-    (tmp_path / "w.json").write_text(json.dumps(workload.as_json_object()))
-    pace = Pace(workload=str(tmp_path / "w.json"), message_bytes=64)
-    config = load_config(str(ROOT / "configs" / "quickstart.py"))
-    (report,) = PacedRun(dataclasses.replace(config, pace=pace, schedule="planned")).steps(1)
-    rules = StepRules(placement=Placement(2), microbatches=6, schedule=BF(), limit=4)
-    found = Planned().plan(rules, WorkloadCosts(workload, Placement(2)))
-    assert orders(report) == list(map(list, found.order.rows))
 
 
 def test_the_simulator_refuses_it_as_an_object():

@@ -1,7 +1,5 @@
 """`schedule="auto"`: predicted before the first step, exchanged by what was measured, equal to the bit."""
 
-import dataclasses
-import json
 from types import SimpleNamespace
 
 import jax
@@ -13,7 +11,6 @@ from rrfp_jax.core.schedules import by_name, name_of
 from rrfp_jax.core.step_rules import Budget, StepRules, bucket_name
 from rrfp_jax.core.tasks import WEIGHT
 from rrfp_jax.data.contract import InMemory, buckets_of
-from rrfp_jax.runs.paced import PacedRun
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.memory import StepMemory
 from rrfp_jax.schedules import Auto
@@ -23,9 +20,7 @@ from rrfp_jax.trace.costs import CostTable, WorkloadCosts, constant
 from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.train import hint_exchange
 from rrfp_jax.train.hint_exchange import HintExchange
-from rrfp_jax.train.pace import Pace
 from tests.support import toy
-from tests.train.test_ahead import ROOT, load_config
 
 MICROBATCHES = 8
 
@@ -179,15 +174,3 @@ class TestTraining:
         several = toy.trainer(data=data, mesh=rrfp.Mesh(pp=1, dp=2))
         with pytest.raises(rrfp.UsageError, match="between steps with dp=2"):
             several.schedule = "auto"
-
-
-def test_paced(tmp_path, capfd):
-    """What the workload says is what there is to know."""
-    (tmp_path / "w.json").write_text(json.dumps(constant(2, 4, 2e-3).as_json_object()))
-    config = load_config(str(ROOT / "configs" / "quickstart.py"))
-    pace = Pace(workload=str(tmp_path / "w.json"))
-    run = PacedRun(dataclasses.replace(config, schedule="auto", pace=pace, max_in_flight=2))
-    told = capfd.readouterr().out
-    assert told.startswith("schedule auto: ranked:") and told.count("\n") == 1
-    (report,) = run.steps(1)
-    assert report.trace.placement.shape == "v"

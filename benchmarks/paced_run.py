@@ -1,10 +1,19 @@
-"""A run on paced devices: a stand-in for the model, everything else as in training."""
+"""A run on paced devices: a stand-in for the model, everything else as in training.
+
+    rrfp-launch -n STAGES -m benchmarks.paced_run --workload=W.json [--message-bytes=N] --config=FILE.py \\
+        [--config.FIELD=VALUE ...]
+
+Files and flags are those of a named run, without loss, validation and optimizer; see docs/paced.md.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -15,14 +24,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from rrfp_jax.commands.command_line import exit_status
+from rrfp_jax.commands.config_line import read_config_line
+from rrfp_jax.commands.overrides import configured
 from rrfp_jax.core.footprint import Footprint, Meter
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
+from rrfp_jax.fields import check_fields
 from rrfp_jax.printing import say
 from rrfp_jax.runs.config import RunConfig
+from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.runtime.engine.links import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
@@ -36,12 +50,46 @@ from rrfp_jax.trace.costs import Workload, WorkloadCosts
 from rrfp_jax.trace.records import Part, StepTrace
 from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.train.checks import check_order
+from rrfp_jax.train.durations import read_workload
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.report import summary_of_idleness
 from rrfp_jax.train.settings import Settings
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
 from rrfp_jax.views.trace_file import TRACED_STEPS, write_trace
+
+MOST_BYTES = 2**30
+"""Of a message; every stage holds some of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Devices that last as a workload says; messages, transfers and scheduling are real.
+
+    Attributes:
+        workload: JSON file with the seconds of every task and transfer, which also says how many stages and
+            microbatches there are.
+        message_bytes: of every activation and gradient.
+
+    Raises:
+        UsageError: no such file, one that is no workload, or messages of no bytes or more than 1 GiB.
+    """
+
+    workload: str
+    message_bytes: int = 65536
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.message_bytes < 1:
+            raise UsageError(f"message_bytes={self.message_bytes}: a message has at least one byte")
+        if self.message_bytes > MOST_BYTES:
+            raise UsageError(f"message_bytes={self.message_bytes}: give at most {MOST_BYTES} bytes")
+        self.table  # noqa: B018 (read now, so that a bad one is refused at once)
+
+    @cached_property
+    def table(self) -> Workload:
+        """The workload."""
+        return read_workload(self.workload, f"workload={self.workload}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,15 +200,13 @@ class PacedRun:
         UsageError: stages that cannot be shared out, or that share a device.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        workload = config.pace.table
+    def __init__(self, config: RunConfig, pace: Pace) -> None:
+        workload = pace.table
         if config.mesh.share_devices:
-            raise UsageError(
-                "mesh.share_devices with pace.workload: every paced stage has a device of its own"
-            )
+            raise UsageError("mesh.share_devices with a workload: every paced stage has a device of its own")
         if config.mesh.dp > 1:
-            raise UsageError(f"mesh.dp={config.mesh.dp} with pace.workload: there are no gradients to add up")
-        mesh = config.actual_mesh
+            raise UsageError(f"mesh.dp={config.mesh.dp} with a workload: there are no gradients to add up")
+        mesh = replace(config.mesh, pp=workload.stages)
         layout, settings = mesh.lay_out(join()), config.settings.limited(workload.stages)
         schedule = read_schedule(config.schedule)
         if isinstance(schedule, Auto):
@@ -179,7 +225,7 @@ class PacedRun:
         agreed = {"rules": str(self._rules), "delays": str(delays), "agreement": str(terms)}
         agreed["transport"] = settings.execution.transport
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
-        self._world.agree("what is to be run", agreed | {"the hash of pace.workload": tables})
+        self._world.agree("what is to be run", agreed | {"the hash of the workload": tables})
         self._member, self._grouped, self._ranks = layout.member, layout.grouped, layout.groups
         devices = {stage: stage_mesh.own[:1] for stage, stage_mesh in layout.stage_meshes.items()}
         self._driver = Driver(
@@ -192,10 +238,10 @@ class PacedRun:
             delays=delays.arrivals(placement, costs, layout.world.rank),
             name=layout.name,
         )
-        message = (((config.pace.message_bytes,), "uint8"),)
+        message = (((pace.message_bytes,), "uint8"),)
         self._driver.reserve({stage: [message] for stage in devices})
         self._parts = {
-            stage: StandIn(config.pace.message_bytes, workload.microbatches, placement.chunks, device)
+            stage: StandIn(pace.message_bytes, workload.microbatches, placement.chunks, device)
             for stage, (device,) in devices.items()
         }
         # So that the first step waits for nobody's start.
@@ -236,3 +282,37 @@ class PacedRun:
                 ranks=self._ranks,
                 recorded=recorded,
             )
+
+
+def run_paced(argv: Sequence[str]) -> int:
+    """What each rank runs; its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--workload", required=True, metavar="FILE.json", help="how long everything takes")
+    parser.add_argument("--message-bytes", type=int, default=65536, metavar="N", help="of a message (65536)")
+    options, others = parser.parse_known_args(argv)
+    world = join()
+    pace = Pace(workload=options.workload, message_bytes=options.message_bytes)
+    config = configured(read_config_line(others), parser.format_usage())
+    assert config is not None
+    if config.settings.memory.budget not in (None, "auto"):
+        raise UsageError(
+            f"activation_budget={config.activation_budget} with a workload: a stand-in for the model "
+            f"holds nothing that could be limited; leave one of them out"
+        )
+    run, tell = PacedRun(config, pace), say if world.rank == 0 else (lambda line: None)
+    tell(
+        f"rrfp_jax on paced devices; {config.name}: {config.steps} steps, {pace.table.stages} stages, "
+        f"{pace.table.microbatches} microbatches, messages of {pace.message_bytes} bytes, "
+        f"schedule {config.schedule}, jitter {config.jitter}"
+    )
+    files = RunFiles(config, world, {"trace.json": run.write_trace}, say=tell)
+    with files:
+        for report in run.steps(config.steps):
+            files.add(report, report.as_dict())
+            tell(str(report))
+    tell(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status("paced_run", lambda: run_paced(sys.argv[1:])))
