@@ -86,7 +86,13 @@ class TestPacedDevices:
         # A transfer lasts 5 ms: no task starts before its input has come.
         assert all(ends[i]["ts"] - starts[i]["ts"] >= 4_900 for i in starts)
 
+    def test_there_is_a_log_per_rank(self, run):
+        folder, said = run
+        assert sorted(path.name for path in folder.glob("rank-*.log")) == [f"rank-{r}.log" for r in range(3)]
+        assert all(line.startswith("[0] ") for line in said.splitlines() if "step " in line)
 
+
+@pytest.mark.slow
 def test_a_v_on_paced_devices(tmp_path):
     """ZB-V with chunks on the same stage as neighbours: as long as simulated, or a little longer."""
     workload = constant(2, 6, 0.02, transfer=0.002)

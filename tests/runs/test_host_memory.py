@@ -96,6 +96,7 @@ def test_no_step_is_lost_and_all_have_the_same_microbatches(attempt, tmp_path):
     assert CheckpointFolder(tmp_path / "memory" / "states").steps() == [STEPS - 1]  # one at a time
 
 
+@pytest.mark.slow
 def test_whichever_is_later_of_memory_and_checkpoint(attempt, tmp_path):
     attempt(2, 4, every_steps=4)
     assert CheckpointFolder(tmp_path / "lent.checkpoints").steps() == [4]  # a hand-over saves nothing
@@ -120,6 +121,7 @@ def test_full_memory_is_told_and_training_goes_on(attempt, monkeypatch, asked_af
     assert said.count("params.0: No space left on device; there is no other") == STEPS - 1
 
 
+@pytest.mark.slow
 def test_with_full_memory_a_checkpoint_is_handed_over(attempt, monkeypatch, tmp_path):
     write = checkpoint.write_leaf
 
