@@ -109,6 +109,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
         if self.validation_steps < 0:
             raise UsageError(f"validation_steps={self.validation_steps}: give a number of steps, 0 for all")
+        self.settings  # noqa: B018 (refuses those that cannot be)
         if self.mesh.share_devices and (self.link_delay or self.link_bandwidth):
             raise UsageError("link_delay or link_bandwidth with mesh.share_devices: no link is between them")
 
