@@ -35,7 +35,7 @@ def test_what_pytorchs_processes_use_of_ours_needs_no_jax():
     files = sorted((REPOSITORY / "benchmarks" / "rivals").glob("torch_*.py"))
     imports = {line for file in files for line in re.findall(r"^from rrfp_jax\S+", file.read_text(), re.M)}
     modules = [line.removeprefix("from ") for line in sorted(imports)]
-    assert len(modules) > 5
+    assert len(modules) > 3
     program = f"import sys; sys.modules['jax'] = None\nimport {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True, timeout=60)
 
