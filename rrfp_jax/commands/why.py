@@ -49,10 +49,10 @@ def _why(arguments: Sequence[str]) -> int:
 
     folder, ranks = _living(run)
     try:
-        with Look(folder, ranks) as look:
-            while not look.done():
-                time.sleep(POLL_SECONDS)
-            seen = look.snapshots()
+        look = Look(folder, ranks)
+        while not look.done():
+            time.sleep(POLL_SECONDS)
+        seen = look.snapshots()
     except PermissionError:
         raise UsageError(f"{run}: the run is another user's; ask as that user") from None
     except (OSError, ValueError) as error:

@@ -195,7 +195,6 @@ class Supervisor:
 
     def close(self) -> None:
         """Kill whatever is left, and read no more."""
-        self._monitor.close()
         for rank in self.ranks:
             rank.kill(signal.SIGKILL)
         for rank in self.ranks:

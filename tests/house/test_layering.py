@@ -85,7 +85,6 @@ MANY_ARGUMENTS: dict[str, str] = {
     "runtime/engine/device.py:Running": "a record, one field a figure",
     "runtime/stages/memory.py:StageLedger": "a record, one field a figure",
     "runtime/run/recorder.py:Recording": "a record, one field a fact",
-    "runtime/run/recorder.py:RecordedRound": "a record, one field a fact",
     "runtime/stages/step.py:Sums": "a record, one field a figure",
     "train/report.py:Report": "a record, one field a figure",
     "train/trainer.py:Trainer": "what users type, flat",

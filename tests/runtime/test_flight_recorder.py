@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from ctypes import sizeof
 
 import pytest
 from msgspec import to_builtins
@@ -85,7 +86,7 @@ def test_a_torn_record_is_passed_over(tmp_path):
         1  # not the numbers: the record is whole
     )
     data[flight_recorder.RING_AT + 2 * flight_recorder.ENTRY.size] ^= 64  # the number at the front alone
-    data[flight_recorder.PHASE_AT + 3 % 2 * flight_recorder.PHASE.size] += 2
+    data[flight_recorder.PHASES_AT + 3 % 2 * sizeof(flight_recorder.PhaseLayout)] += 2
     path.write_bytes(data)
     assert [e.task.microbatch for e in read(path).last] == [0, 2]
     assert read(path).phase == RunPhase("step", 1)

@@ -72,12 +72,6 @@ class HangMonitor:
             self._say(f"the ranks cannot be looked at: {error}")
             self._end()
 
-    def close(self) -> None:
-        """Look no more."""
-        if self._look is not None:
-            self._look.__exit__()
-            self._look = None
-
     def _judge(self, look: Look) -> None:
         """Say what is found, and keep it with the stacks of all ranks in the run's folder."""
         seen = look.snapshots()
@@ -97,10 +91,10 @@ class HangMonitor:
 
     def _end(self) -> None:
         """Let those go on that had asked for the look."""
-        self.close()
+        self._look = None
         for rank, request in self._requests.items():
-            with suppress(OSError, ValueError), counters_of(recorder_in(self._folder(), rank)) as counters:
-                counters[HEARD] = request
+            with suppress(OSError, ValueError):
+                counters_of(recorder_in(self._folder(), rank))[HEARD] = request
         self._requests.clear()
 
     def _poll(self) -> None:
@@ -111,7 +105,8 @@ class HangMonitor:
         self._polled, folder = now, self._folder()
         for rank in range(self._count):
             path = recorder_in(folder, rank)
-            with suppress(OSError, ValueError), counters_of(path) as counters:
+            with suppress(OSError, ValueError):
+                counters = counters_of(path)
                 if counters[PLEAS] > counters[HEARD]:
                     self._requests[rank] = counters[PLEAS]
                 self._note_silence(rank, path, now)

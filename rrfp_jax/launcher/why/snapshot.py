@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -17,7 +17,6 @@ from rrfp_jax.runtime.run.proc import is_stopped
 from rrfp_jax.runtime.run.recorder import (
     ANSWERED,
     ASKED,
-    Counters,
     RecordedDispatch,
     RecordedRound,
     Recording,
@@ -131,7 +130,7 @@ class RankSnapshot:
 
 
 class Look:
-    """A look at some ranks, whose runs all are on this machine; use as a context manager.
+    """A look at some ranks, whose runs all are on this machine.
 
     `done` is called again and again until it says that all have answered, or do not.
 
@@ -147,20 +146,11 @@ class Look:
     def __init__(self, folder: Path, ranks: Iterable[int]) -> None:
         self._folder = folder
         self._asked: dict[int, int] = {}
-        self._counters: dict[int, Counters] = {}
+        self._counters = {rank: counters_of(recorder_in(folder, rank)) for rank in ranks}
+        for rank, counters in self._counters.items():
+            counters[ASKED] = self._asked[rank] = max(counters[ASKED], counters[ANSWERED]) + 1
         self._began, self._dumped = time.monotonic(), 0.0
         self._dumps: set[int] = set()
-        with ExitStack() as stack:
-            for rank in ranks:
-                self._counters[rank] = counters = stack.enter_context(counters_of(recorder_in(folder, rank)))
-                counters[ASKED] = self._asked[rank] = max(counters[ASKED], counters[ANSWERED]) + 1
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> Look:
-        return self
-
-    def __exit__(self, *why: object) -> None:
-        self._stack.close()
 
     def done(self) -> bool:
         """Whether there is nothing more to wait for."""
@@ -201,7 +191,8 @@ class Look:
         return read(recorder_in(self._folder, rank))
 
     def _has_answered(self, rank: int) -> bool:
-        return self._counters[rank][ANSWERED] >= self._asked[rank]
+        answered: int = self._counters[rank][ANSWERED]
+        return answered >= self._asked[rank]
 
     def _dumped_threads(self, rank: int) -> Sequence[Thread]:
         if rank not in self._dumps:

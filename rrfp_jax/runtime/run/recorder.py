@@ -2,61 +2,32 @@
 
 The kernel keeps what was stored in a shared mapping, whatever becomes of the process. There is no lock. A
 record carries its number at both ends, written first and last, so a reader sees whether it is whole. The
-phase has two places, written in turn. Dispatches have a ring of 64. The messages of the present round have a
-board. A process that asks a living one for its stacks writes the request here, too.
+phase has two places, written in turn. Dispatches have a ring of 64. A process that asks a living one for its
+stacks writes the request here, too.
 
-The board says what a round of tasks has sent and got in this process, a byte a message.
-
-A round is one run of tasks: a step's training, or its evaluation. Each message between virtual stages has a
-place at its sender and one at its receiver, with a bit for everything that has happened to it there. So
-whoever reads the boards of both sees the first message that one has and the other lacks, even after a kill.
-Beside them are counters: of the group's messages (`core/group.py`) and of programs that ended.
+The messages of the present round of tasks (a step's training, or its evaluation) have a board, with a byte
+for each message at its sender and at its receiver, and a bit in it for everything that has happened to it
+there. So whoever reads the boards of both sees the first message that one has and the other lacks, even
+after a kill. Beside them are counters: of the group's messages (`core/group.py`) and of programs that ended.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from ctypes import Structure, c_char, c_double, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Direction, Input, Kind, Output, Placement, Shape, Task
 from rrfp_jax.files import opened, read_whole
 from rrfp_jax.runtime.run.proc import host_name, start_of
-
-ASKED, ANSWERED, PLEAS, HEARD = range(4)
-COUNTER = struct.Struct("<Q")
-COUNTERS_SIZE = 4 * COUNTER.size
-
-
-class Counters:
-    """See above; each number has one writer.
-
-    `ASKED` is written by whoever wants to know, `ANSWERED` by the process. `PLEAS` is written by the process,
-    which wants to be looked at, `HEARD` by whoever did.
-
-    Args:
-        memory: of the flight recorder.
-        at: where in it they are.
-    """
-
-    def __init__(self, memory: mmap.mmap | bytearray, at: int) -> None:
-        self._memory, self._at = memory, at
-
-    def __getitem__(self, which: int) -> int:
-        found: int = COUNTER.unpack_from(self._memory, self._at + which * COUNTER.size)[0]
-        return found
-
-    def __setitem__(self, which: int, value: int) -> None:
-        COUNTER.pack_into(self._memory, self._at + which * COUNTER.size, value)
-
 
 OFFERED, PRODUCED, DELIVERED = 1, 2, 4
 """Bits of what is sent: its task was dispatched, its program has ended, it has come to its receiver."""
@@ -64,41 +35,86 @@ OFFERED, PRODUCED, DELIVERED = 1, 2, 4
 COMING, ARRIVED = 1, 2
 """Bits of what is got: it has been announced, it is here."""
 
-ROUND = struct.Struct("<Q2q6IQ")  # number, round, step, stages, chunks, shape, microbatches, whether forward
-# only, own stage replicas, number
-COUNTS = struct.Struct("<3Q")  # dispatched before the round, programs ended, collectives entered
-COLLECTIVE = struct.Struct("<H78s")  # length, text
-GROUP = struct.Struct("<QI")  # messages told, members
-NUMBER = struct.Struct("<I")
-COUNT = struct.Struct("<Q")
+ASKED, ANSWERED, PLEAS, HEARD = range(4)
+"""Counters, each with one writer. `ASKED` is written by whoever wants to know, `ANSWERED` by the process.
+`PLEAS` is written by the process, which wants to be looked at, `HEARD` by whoever did."""
 
+MAGIC = b"RRFPREC4"
+"""Its last character counts the versions of the layout below."""
+
+ENTRIES, MOST_OWN, MOST_MEMBERS, MOST_MESSAGES = 64, 256, 128, 32768
+"""Of the ring, of stage replicas, of a group's members, of messages; what is beyond is not recorded."""
+
+ENTRY = struct.Struct("<QqiiiidQ")  # position, step, stage, kind, chunk, microbatch, time, position
 SHAPES: Sequence[Shape] = ("looped", "v")
-MOST_OWN, MOST_MEMBERS, MOST_MESSAGES = 256, 128, 32768
-"""Of stage replicas, of a group's members, of messages; what is beyond is not recorded."""
+PHASES = ("", "starting", "compiling", "step", "validation", "ended")
 
-ROUND_AT, COUNTS_AT, COLLECTIVE_AT, GROUP_AT = 0, 64, 96, 192
-OWN_AT = 256
-MEMBERS_AT = OWN_AT + MOST_OWN * NUMBER.size
-HEARD_AT = MEMBERS_AT + MOST_MEMBERS * NUMBER.size
-SENT_AT = 4096
-GOT_AT = SENT_AT + MOST_MESSAGES
-BOARD_SIZE = GOT_AT + MOST_MESSAGES
-assert HEARD_AT + MOST_MEMBERS * NUMBER.size <= SENT_AT
+
+class PhaseLayout(Structure):
+    """A phase."""
+
+    _fields_ = (("count", c_uint64), ("since", c_double), ("training_step", c_int64))
+    _fields_ += (("name", c_int64), ("number", c_int64), ("again", c_uint64))
+
+
+class BoardLayout(Structure):
+    """The present round."""
+
+    _fields_ = (
+        *(("count", c_uint64), ("round", c_int64), ("step", c_int64)),
+        *((name, c_uint64) for name in ("stages", "chunks", "shape")),
+        *((name, c_uint64) for name in ("microbatches", "forward_only", "owns", "again")),
+        *((name, c_uint64) for name in ("before", "ended", "entered", "told", "membership")),
+        ("collective", c_char * 80),
+        ("own", c_uint32 * MOST_OWN),
+        ("members", c_uint32 * MOST_MEMBERS),
+        ("heard", c_uint32 * MOST_MEMBERS),
+        ("sent", c_uint8 * MOST_MESSAGES),
+        ("got", c_uint8 * MOST_MESSAGES),
+    )
+
+
+class PageLayout(Structure):
+    """The file."""
+
+    _fields_ = (
+        *(("magic", c_char * 8), ("rank", c_int32), ("pid", c_int32)),
+        *(("started", c_uint64), ("dump_signal", c_int64), ("beat", c_double), ("counters", c_uint64 * 4)),
+        *(("stages", c_char * 64), ("host", c_char * 64)),
+        *(("phases", PhaseLayout * 2), ("ring", c_uint8 * (ENTRIES * ENTRY.size)), ("board", BoardLayout)),
+    )
+
+
+Counters: TypeAlias = "ctypes.Array[c_uint64]"
+
+SIZE = ctypes.sizeof(PageLayout)
+RING_AT, PHASES_AT, BEAT_AT = PageLayout.ring.offset, PageLayout.phases.offset, PageLayout.beat.offset
+SENT_AT, GOT_AT = (PageLayout.board.offset + board.offset for board in (BoardLayout.sent, BoardLayout.got))
+
+SILENT = 2.0
+"""Seconds without a heartbeat that are worth a word."""
+
+
+class RunPhase(NamedTuple):
+    """What a process is at: the name of the phase, one of `PHASES`, and its number if it has one."""
+
+    name: str = ""
+    number: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.number is None else f"{self.name} {self.number}"
+
+
+STARTING, COMPILING, ENDED = RunPhase("starting"), RunPhase("compiling"), RunPhase("ended")
 
 
 class RoundBoard:
-    """The writer's side; nothing is allocated once a round has begun.
+    """The writer's side of the board; nothing is allocated once a round has begun."""
 
-    Args:
-        memory: of the flight recorder.
-        at: where in it the board begins.
-    """
-
-    def __init__(self, memory: mmap.mmap | bytearray, at: int) -> None:
-        self._memory, self._at = memory, at
-        self._sent_at, self._got_at = at + SENT_AT, at + GOT_AT
-        self._rounds = self._told = self._ended = self._entered = 0
+    def __init__(self, memory: mmap.mmap | bytearray, board: BoardLayout) -> None:
+        self._memory, self._board = memory, board
         self._first: dict[int, int] = {}  # by stage replica, the place of its first message
+        self._ended = self._told = 0
         self._chunks = self._microbatches = 0
 
     def begin(self, round: int, step: int, rules: StepRules, own: Sequence[int], dispatched: int) -> None:
@@ -111,36 +127,37 @@ class RoundBoard:
             own: the stage replicas of this process.
             dispatched: how many tasks this process has dispatched before.
         """
-        placement = rules.placement
+        board, placement = self._board, rules.placement
         self._chunks, self._microbatches = placement.chunks, rules.microbatches
         each = 2 * self._chunks * self._microbatches
         fits = len(own) <= MOST_OWN and each * len(own) <= MOST_MESSAGES
         self._first = {stage: i * each for i, stage in enumerate(own)} if fits else {}
-        self._rounds = number = self._rounds + 1
         self._told, self._ended = 0, dispatched
-        memory, at = self._memory, self._at
         # The number at the end comes first, that at the front last: who reads meanwhile finds them differ.
-        COUNT.pack_into(memory, at + ROUND_AT + ROUND.size - COUNT.size, number)
-        for board in (SENT_AT, GOT_AT):
-            memory[at + board : at + board + each * len(self._first)] = bytes(each * len(self._first))
+        board.again += 1
+        used = each * len(self._first)
+        for at in (SENT_AT, GOT_AT):
+            self._memory[at : at + used] = bytes(used)
         for i, stage in enumerate(self._first):
-            NUMBER.pack_into(memory, at + OWN_AT + i * NUMBER.size, stage)
-        COUNTS.pack_into(memory, at + COUNTS_AT, dispatched, dispatched, self._entered)
-        GROUP.pack_into(memory, at + GROUP_AT, 0, 0)
-        shape, forward_only = SHAPES.index(placement.shape), int(rules.forward_only)
-        sizes = placement.stages, placement.chunks, shape, rules.microbatches, forward_only, len(self._first)
-        ROUND.pack_into(memory, at + ROUND_AT, number, round, step, *sizes, number)
+            board.own[i] = stage
+        board.round, board.step, board.owns = round, step, len(self._first)
+        board.stages, board.chunks, board.shape = (
+            placement.stages,
+            placement.chunks,
+            SHAPES.index(placement.shape),
+        )
+        board.microbatches, board.forward_only = rules.microbatches, rules.forward_only
+        board.before = board.ended = dispatched
+        board.told = board.membership = 0
+        board.count = board.again
 
     def sent(self, stage_replica: int, what: Task | Output, bit: int) -> None:
-        """Something has happened to what a task of this process sends: `what`, or the task itself.
-
-        About 0.4 us, as `got`.
-        """
+        """Something has happened to what a task of this process sends: `what`, or the task itself."""
         first = self._first.get(stage_replica)
         if first is not None:
             direction, chunk, microbatch = what
             place = first + ((direction > 0) * self._chunks + chunk) * self._microbatches + microbatch
-            self._memory[self._sent_at + place] |= bit
+            self._memory[SENT_AT + place] |= bit
 
     def got(self, stage_replica: int, wanted: Input, bit: int) -> None:
         """Something has happened to what a task of this process needs."""
@@ -148,49 +165,38 @@ class RoundBoard:
         if first is not None:
             direction, chunk, microbatch = wanted
             place = first + ((direction > 0) * self._chunks + chunk) * self._microbatches + microbatch
-            self._memory[self._got_at + place] |= bit
+            self._memory[GOT_AT + place] |= bit
 
     def ended(self) -> None:
         """One more program has ended."""
-        self._ended = count = self._ended + 1
-        COUNT.pack_into(self._memory, self._at + COUNTS_AT + 8, count)
+        self._ended = self._board.ended = self._ended + 1
 
     def enters(self, what: str) -> None:
         """A program is dispatched that runs on several processes together and is no task."""
-        self._entered += 1
-        text = what.encode()[:78]
-        COLLECTIVE.pack_into(self._memory, self._at + COLLECTIVE_AT, len(text), text)
-        COUNT.pack_into(self._memory, self._at + COUNTS_AT + 16, self._entered)
+        self._board.collective = _clipped(what, 78)
+        self._board.entered += 1
 
     def joins(self, ranks: Sequence[int]) -> None:
         """These share the process's stage in this round, in the order of members."""
         ranks = ranks[:MOST_MEMBERS]
         for i, rank in enumerate(ranks):
-            NUMBER.pack_into(self._memory, self._at + MEMBERS_AT + i * NUMBER.size, rank)
-            NUMBER.pack_into(self._memory, self._at + HEARD_AT + i * NUMBER.size, 0)
-        GROUP.pack_into(self._memory, self._at + GROUP_AT, 0, len(ranks))
+            self._board.members[i], self._board.heard[i] = rank, 0
+        self._board.told, self._board.membership = 0, len(ranks)
 
     def told(self) -> None:
         """A message to the others of the group has been sent in this round."""
-        self._told = count = self._told + 1
-        COUNT.pack_into(self._memory, self._at + GROUP_AT, count)
+        self._told = self._board.told = self._told + 1
 
     def heard(self, member: int) -> None:
         """A message has come from a member of the group."""
         if member < MOST_MEMBERS:
-            at = self._at + HEARD_AT + member * NUMBER.size
-            NUMBER.pack_into(self._memory, at, NUMBER.unpack_from(self._memory, at)[0] + 1)
+            self._board.heard[member] += 1
 
 
-@dataclass(frozen=True)
 class RecordedRound:
     """What a board holds.
 
     Attributes:
-        round, step: their numbers.
-        placement: of the stages.
-        microbatches: of each replica.
-        forward_only: whether it is an evaluation.
         before: how many tasks the process had dispatched before.
         ended: how many had ended by now, those among them.
         members: the ranks that share its stage and agree on what to run; none if it is alone.
@@ -200,19 +206,20 @@ class RecordedRound:
         sent_bits, got_bits: a byte for each message.
     """
 
-    round: int
-    step: int
-    placement: Placement
-    microbatches: int
-    forward_only: bool
-    before: int
-    ended: int
-    members: tuple[int, ...]
-    told: int
-    heard: tuple[int, ...]
-    own: tuple[int, ...]
-    sent_bits: bytes
-    got_bits: bytes
+    def __init__(self, board: BoardLayout) -> None:
+        self.round: int = board.round
+        self.step: int = board.step
+        self.placement = Placement(board.stages, board.chunks, SHAPES[board.shape])
+        self.microbatches: int = board.microbatches
+        self.forward_only = bool(board.forward_only)
+        self.before: int = board.before
+        self.ended: int = board.ended
+        self.told: int = board.told
+        self.members = tuple(board.members[: board.membership])
+        self.heard = tuple(board.heard[: board.membership])
+        self.own = tuple(board.own[: board.owns])
+        count = 2 * board.owns * board.chunks * board.microbatches
+        self.sent_bits, self.got_bits = bytes(board.sent[:count]), bytes(board.got[:count])
 
     def sent(self, stage_replica: int, output: Output) -> int:
         """The bits of what a task of the process sends."""
@@ -227,63 +234,11 @@ class RecordedRound:
         return (part * self.placement.chunks + chunk) * self.microbatches + microbatch
 
 
-def read_round(data: bytes, at: int) -> RecordedRound | None:
-    """The round on a board; None if there is none, or it is just beginning."""
-    number, round, step, stages, chunks, shape, microbatches, forward_only, own, again = ROUND.unpack_from(
-        data, at + ROUND_AT
-    )
-    if not number or number != again or shape >= len(SHAPES) or own > MOST_OWN:
-        return None
-    count = 2 * own * chunks * microbatches
-    if not stages or not chunks or count > MOST_MESSAGES:
-        return None
-    before, ended, _ = COUNTS.unpack_from(data, at + COUNTS_AT)
-    told, members = GROUP.unpack_from(data, at + GROUP_AT)
-    return RecordedRound(
-        round=round,
-        step=step,
-        placement=Placement(stages, chunks, SHAPES[shape]),
-        microbatches=microbatches,
-        forward_only=bool(forward_only),
-        before=before,
-        ended=ended,
-        members=_numbers(data, at + MEMBERS_AT, members),
-        told=told,
-        heard=_numbers(data, at + HEARD_AT, members),
-        own=_numbers(data, at + OWN_AT, own),
-        sent_bits=data[at + SENT_AT : at + SENT_AT + count],
-        got_bits=data[at + GOT_AT : at + GOT_AT + count],
-    )
-
-
-def read_entered(data: bytes, at: int) -> tuple[int, str]:
-    """How many programs of several processes one has entered that are no tasks, and the latest of them."""
-    length, text = COLLECTIVE.unpack_from(data, at + COLLECTIVE_AT)
-    return COUNTS.unpack_from(data, at + COUNTS_AT)[2], text[:length].decode("utf-8", "ignore")
-
-
-def _numbers(data: bytes, at: int, count: int) -> tuple[int, ...]:
-    found = struct.iter_unpack("<I", data[at : at + NUMBER.size * min(count, MOST_OWN)])
-    return tuple(number for (number,) in islice(found, count))
-
-
-SILENT = 2.0  # seconds without a heartbeat that are worth a word
-
-
-PHASES = ("", "starting", "compiling", "step", "validation", "ended")
-
-
-class RunPhase(NamedTuple):
-    """What a process is at: the name of the phase, one of `PHASES`, and its number if it has one."""
-
-    name: str = ""
-    number: int | None = None
-
-    def __str__(self) -> str:
-        return self.name if self.number is None else f"{self.name} {self.number}"
-
-
-STARTING, COMPILING, ENDED = RunPhase("starting"), RunPhase("compiling"), RunPhase("ended")
+def _round_of(board: BoardLayout) -> RecordedRound | None:
+    """The round on a board; None if there is none, it is just beginning, or it cannot be."""
+    whole = board.count and board.count == board.again and board.shape < len(SHAPES)
+    fits = board.owns <= MOST_OWN and 2 * board.owns * board.chunks * board.microbatches <= MOST_MESSAGES
+    return RecordedRound(board) if whole and fits and board.stages and board.chunks else None
 
 
 @dataclass(frozen=True)
@@ -379,23 +334,6 @@ def _ago(seconds: float) -> str:
     return f"{max(seconds, 0.0):.1f} s"
 
 
-MAGIC = b"RRFPREC4"
-BOARD_AT = 4096
-SIZE = BOARD_AT + BOARD_SIZE  # bytes
-ENTRIES = 64
-
-HEADER = struct.Struct("<8sii")  # magic, rank, pid
-STAGES = struct.Struct("<H62s")  # length, text
-BEAT = struct.Struct("<d")  # time
-PHASE = struct.Struct("<QdqiqQ")  # count, since, training step, name, number, count
-ENTRY = struct.Struct("<QqiiiidQ")  # position, step, stage, kind, chunk, microbatch, time, position
-PROCESS = struct.Struct("<Qi64s")  # start, signal that has stacks dumped, host
-
-HEADER_AT, STAGES_AT, BEAT_AT, PHASE_AT, RING_AT, PROCESS_AT, COUNTERS_AT = 0, 16, 80, 96, 384, 3584, 3712
-assert PHASE_AT + 2 * PHASE.size <= RING_AT and RING_AT + ENTRIES * ENTRY.size <= PROCESS_AT
-assert PROCESS_AT + PROCESS.size <= COUNTERS_AT and COUNTERS_AT + COUNTERS_SIZE <= BOARD_AT
-
-
 class FlightRecorder:
     """The writer's side. Times are those of `time.time()`, in seconds, so that another process can compare.
 
@@ -414,23 +352,24 @@ class FlightRecorder:
 
     def __init__(self, path: Path | None, rank: int, stages: str) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _mapped(path)
-        self.board = RoundBoard(self._memory, BOARD_AT)
-        self.counters = Counters(self._memory, COUNTERS_AT)
-        self._phases, self._training_step = 0, -1
-        self._position = 0
+        self._page = page = PageLayout.from_buffer(self._memory)
+        self.board = RoundBoard(self._memory, page.board)
+        self.counters: Counters = page.counters
+        self._phases, self._training_step, self._position = 0, -1, 0
+        page.rank, page.pid = rank, os.getpid()
+        page.started, page.host = start_of(os.getpid()) or 0, host_name()
         self.runs(stages)
-        self.dumps_by(0)
-        HEADER.pack_into(self._memory, HEADER_AT, MAGIC, rank, os.getpid())
         self.phase(STARTING)
         self.beat()
+        page.magic = MAGIC
 
     def runs(self, stages: str) -> None:
         """Say which stages the process runs."""
-        STAGES.pack_into(self._memory, STAGES_AT, *_clipped(stages, 62))
+        self._page.stages = _clipped(stages, 62)
 
     def dumps_by(self, number: int) -> None:
         """Say which signal makes the process dump its stacks; 0 for none."""
-        PROCESS.pack_into(self._memory, PROCESS_AT, start_of(os.getpid()) or 0, number, host_name())
+        self._page.dump_signal = number
 
     def begin_round(self, round: int, step: int, rules: StepRules, own: Sequence[int]) -> None:
         """A round of tasks begins on these stage replicas; see `RoundBoard.begin`."""
@@ -438,16 +377,18 @@ class FlightRecorder:
 
     def phase(self, phase: RunPhase) -> None:
         """Say what begins now."""
-        number = -1 if phase.number is None else phase.number
-        if phase.name == "step":
-            self._training_step = number
-        self._phases = count = self._phases + 1
-        at, name = PHASE_AT + count % 2 * PHASE.size, PHASES.index(phase.name)
-        PHASE.pack_into(self._memory, at, count, time.time(), self._training_step, name, number, count)
+        if phase.name == "step" and phase.number is not None:
+            self._training_step = phase.number
+        self._phases += 1
+        place = self._page.phases[self._phases % 2]
+        place.again = 0
+        place.since, place.training_step = time.time(), self._training_step
+        place.name, place.number = PHASES.index(phase.name), -1 if phase.number is None else phase.number
+        place.count = place.again = self._phases
 
     def beat(self) -> None:
         """Say that the process is alive."""
-        BEAT.pack_into(self._memory, BEAT_AT, time.time())
+        self._page.beat = time.time()
 
     def dispatched(self, step: int, stage: int, task: Task) -> None:
         """Say that a task is being dispatched. Takes about half a microsecond."""
@@ -469,27 +410,24 @@ def read(path: Path) -> Recording:
     data = read_whole(path, SIZE)
     if len(data) != SIZE or not data.startswith(MAGIC):
         raise ValueError(f"{path}: not a flight recorder ({len(data)} bytes, beginning with {data[:8]!r})")
-    _, rank, pid = HEADER.unpack_from(data, HEADER_AT)
-    phases = [PHASE.unpack_from(data, PHASE_AT + i * PHASE.size) for i in range(2)]
-    whole = [p for p in phases if p[0] and p[0] == p[-1] and 0 <= p[3] < len(PHASES)]
-    _, since, step, name, number, _ = max(whole, default=(0, 0.0, -1, 0, -1, 0))
-    started, dump_signal, host = PROCESS.unpack_from(data, PROCESS_AT)
-    entered, collective = read_entered(data, BOARD_AT)
+    page = PageLayout.from_buffer_copy(data)
+    whole = [p for p in page.phases if p.count and p.count == p.again and 0 <= p.name < len(PHASES)]
+    phase = max(whole, key=lambda p: p.count, default=PhaseLayout(training_step=-1, number=-1))
     return Recording(
-        rank=rank,
-        pid=pid,
-        stages=_text(*STAGES.unpack_from(data, STAGES_AT)),
-        phase=RunPhase(PHASES[name], number if number >= 0 else None),
-        phase_since=since,
-        beat=BEAT.unpack_from(data, BEAT_AT)[0],
+        rank=page.rank,
+        pid=page.pid,
+        stages=_text(page.stages),
+        phase=RunPhase(PHASES[phase.name], phase.number if phase.number >= 0 else None),
+        phase_since=phase.since,
+        beat=page.beat,
         last=_entries(data),
-        host=_text(len(host), host).rstrip("\0"),
-        started=started or None,
-        dump_signal=dump_signal,
-        entered=entered,
-        collective=collective,
-        round=read_round(data, BOARD_AT),
-        training_step=step if step >= 0 else None,
+        host=_text(page.host),
+        started=page.started or None,
+        dump_signal=page.dump_signal,
+        entered=page.board.entered,
+        collective=_text(page.board.collective),
+        round=_round_of(page.board),
+        training_step=phase.training_step if phase.training_step >= 0 else None,
     )
 
 
@@ -500,31 +438,28 @@ def last_beat(path: Path) -> float:
         OSError: it cannot be read.
     """
     with opened(path) as descriptor:
-        data = os.pread(descriptor, BEAT.size, BEAT_AT)
-    found: float = BEAT.unpack(data.ljust(BEAT.size, b"\0"))[0]
-    return found
+        data = os.pread(descriptor, 8, BEAT_AT)
+    return c_double.from_buffer_copy(data.ljust(8, b"\0")).value
 
 
-@contextmanager
-def counters_of(path: Path) -> Iterator[Counters]:
+def counters_of(path: Path) -> Counters:
     """The counters of another process's flight recorder, to be written.
 
     Raises:
         OSError: it cannot be opened for writing, as when it is another user's.
         ValueError: it is no flight recorder.
     """
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), SIZE) as memory:
-        yield Counters(memory, COUNTERS_AT)
+    with path.open("r+b") as file:
+        counters: Counters = PageLayout.from_buffer(mmap.mmap(file.fileno(), SIZE)).counters
+    return counters
 
 
 def _entries(data: bytes) -> tuple[RecordedDispatch, ...]:
     """The whole entries of the ring, oldest first."""
     known = {int(kind) for kind in Kind}
     found = []
-    for i in range(ENTRIES):
-        position, step, stage, kind, chunk, microbatch, at, again = ENTRY.unpack_from(
-            data, RING_AT + i * ENTRY.size
-        )
+    ring = data[RING_AT : RING_AT + ENTRIES * ENTRY.size]
+    for i, (position, step, stage, kind, chunk, microbatch, at, again) in enumerate(ENTRY.iter_unpack(ring)):
         if position and position == again and position % ENTRIES == i and kind in known:
             found.append(RecordedDispatch(position, step, stage, Task(Kind(kind), chunk, microbatch), at))
     return tuple(sorted(found, key=lambda entry: entry.position))
@@ -543,10 +478,9 @@ def _mapped(path: Path) -> mmap.mmap:
         os.close(file)
 
 
-def _clipped(text: str, most: int) -> tuple[int, bytes]:
-    data = text.encode("utf-8", "replace")[:most]
-    return len(data), data
+def _clipped(text: str, most: int) -> bytes:
+    return text.encode("utf-8", "replace")[:most]
 
 
-def _text(length: int, data: bytes) -> str:
-    return data[:length].decode("utf-8", "ignore")
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "ignore")
