@@ -13,7 +13,7 @@ from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runs.saving import Saver
 from rrfp_jax.runtime.run.host_memory import HostMemory
-from rrfp_jax.runtime.run.interrupts import Why
+from rrfp_jax.runtime.run.signals import StopReason
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.report import VALIDATION, Evaluation, Report
 from rrfp_jax.train.trainer import Trainer
@@ -78,12 +78,12 @@ class Loop:
         if found is not None:
             ends |= self._wants_end("on_validation", report, found)
         stops = self._is_stopped and not ends
-        hands_over = stops and self.world.stop.agreed is Why.HANDS_OVER
+        hands_over = stops and self.world.stop.agreed is StopReason.HANDS_OVER
         self.saver.after_step(report, ends=ends or (stops and not hands_over))
         if hands_over:
             stops = self._hands_over()
         elif self.memory is not None and self.memory.is_asked_for:
-            self.world.stop.request(Why.HANDS_OVER)  # which all know at the end of the next step
+            self.world.stop.request(StopReason.HANDS_OVER)  # which all know at the end of the next step
         return Followed(report=report, validation=found, ends=ends, stops=stops)
 
     def _hands_over(self) -> bool:
@@ -95,12 +95,12 @@ class Loop:
 
     @property
     def _is_stopped(self) -> bool:
-        return self.world.stop.agreed > Why.ASKED
+        return self.world.stop.agreed > StopReason.ASKED
 
     @property
     def _is_pressed(self) -> bool:
         """Whether it stops because a signal came, and validates no more."""
-        return self.world.stop.agreed > Why.HANDS_OVER
+        return self.world.stop.agreed > StopReason.HANDS_OVER
 
     def _is_due(self, report: Report, ends: bool) -> bool:
         every = self.config.validate_every
@@ -128,7 +128,7 @@ class Loop:
         with called(f"{type(self.config).__name__}.{name}()", TrainingError):
             wants = bool(getattr(self.config, name)(*about))
         if wants:
-            self.world.stop.request(Why.ASKED)
+            self.world.stop.request(StopReason.ASKED)
         told = self.world.gather(f"whether {name} ends the run", wants)
         return any(told) and not self._is_pressed
 

@@ -27,10 +27,9 @@ from rrfp_jax.runs.saving import Saver
 from rrfp_jax.runs.stopping import Stopping, checkpoints_of
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.host_memory import HostMemory
-from rrfp_jax.runtime.run.interrupts import Why
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.name_lock import name_held
-from rrfp_jax.runtime.run.signals import StopSignals
+from rrfp_jax.runtime.run.signals import StopReason, StopSignals
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.train.reference import stage_table
@@ -118,7 +117,7 @@ class _Run:
                 memory=self._memory,
             )
             last = loop.run()
-            if world.stop.agreed is Why.ASKED:
+            if world.stop.agreed is StopReason.ASKED:
                 self._display.say(f"ended after step {last.report.step}, as the config's own method asked")
             if last.validation is not None and last.ends:
                 self._say_validation(last.validation, validation)

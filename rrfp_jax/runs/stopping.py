@@ -14,9 +14,8 @@ from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.saving import started_again
 from rrfp_jax.runtime.run.exits import fail
 from rrfp_jax.runtime.run.host_memory import FOLDER
-from rrfp_jax.runtime.run.interrupts import Why
 from rrfp_jax.runtime.run.place import NAME, typed_command, without_flag
-from rrfp_jax.runtime.run.signals import EndsAtOnce, StopsAfterStep, save_seconds
+from rrfp_jax.runtime.run.signals import EndsAtOnce, StopReason, StopsAfterStep, save_seconds
 from rrfp_jax.runtime.run.world import World
 
 RESUME = "--config.checkpoint.resume"
@@ -54,7 +53,7 @@ class Stopping:
             UsageError: RRFP_SAVE_SECONDS is nonsense.
         """
 
-        def say(why: Why, at_once: bool) -> None:
+        def say(why: StopReason, at_once: bool) -> None:
             self._say_again(why) if at_once else self._say_answer(why, done())
 
         return StopsAfterStep(self._world, save_seconds(ENVIRONMENT), say, leave=self._display.close)
@@ -67,7 +66,7 @@ class Stopping:
             saved: whether there is a checkpoint of it.
         """
         why, latest = self._world.stop.agreed, self._latest()
-        if why is Why.HANDS_OVER:
+        if why is StopReason.HANDS_OVER:
             self._display.say(f"stopped after step {step}, as lost ranks are replaced")
             return HANDED_OVER
         if latest is None:
@@ -75,7 +74,7 @@ class Stopping:
             return INTERRUPTED
         which = "" if saved else ", which could not be saved"
         self._display.say(f"{why}: stopped after step {step}{which}; resumes from {latest}\n{self._how()}")
-        return INTERRUPTED if why is Why.CTRL_C or not saved else DONE
+        return INTERRUPTED if why is StopReason.CTRL_C or not saved else DONE
 
     def _say_start(self) -> None:
         latest = self._latest()
@@ -86,12 +85,12 @@ class Stopping:
                 lost = "the launcher saves next what only the host's memory has"
         self._say(f"Ctrl-C while starting: ends; {lost}\n{self._how()}")
 
-    def _say_again(self, why: Why) -> None:
+    def _say_again(self, why: StopReason) -> None:
         latest = self._latest()
         lost = "nothing is saved" if latest is None else f"resumes from {latest}\n{self._how()}"
         self._say(f"{why} again: ends at once; {lost}")
 
-    def _say_answer(self, why: Why, done: int) -> None:
+    def _say_answer(self, why: StopReason, done: int) -> None:
         what = "stops after this step and saves nothing, as no interval is set"
         if done >= self._config.steps:
             what = "all steps have been trained: validates, saves and ends"

@@ -8,7 +8,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.resplit import Ready, compiled_for_split, recut
-from rrfp_jax.runtime.run.interrupts import interrupts_held
+from rrfp_jax.runtime.run.signals import interrupts_held
 
 
 def resplit(

@@ -19,8 +19,8 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.engine.engine import Engine, as_text
 from rrfp_jax.runtime.engine.resplit import Ready
 from rrfp_jax.runtime.programs.library import Phase
-from rrfp_jax.runtime.run.interrupts import interrupts_held
 from rrfp_jax.runtime.run.recorder import RunPhase
+from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned, base_of

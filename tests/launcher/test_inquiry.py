@@ -29,7 +29,7 @@ PATIENT = Patience(grace=20.0, terminate=0.3, silence=3.0, interrupt=1.0)
 RANK = """\
 import os, sys, time
 from pathlib import Path
-from rrfp_jax.runtime.run.status_report import Attendance, dump_on_signal
+from rrfp_jax.runtime.run.status_report import StatusResponder, dump_on_signal
 from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.recorder import FlightRecorder, RunPhase
 from rrfp_jax.runtime.run.waits import ForGather, ForOther
@@ -38,7 +38,7 @@ rank, here = int(os.environ["RRFP_RANK"]), Path(os.environ["RRFP_FOLDER"])
 recorder = FlightRecorder(here / f"flight-{rank}", rank, f"stage {rank}")
 dump_on_signal(here / f"stacks-{rank}.txt", recorder)
 world = World(rank, 2, folder=here, recorder=recorder)
-attendance = Attendance(world)
+responder = StatusResponder(world)
 recorder.phase(RunPhase("step", 3))
 def until_asked():
     while not (here / "why.txt").exists():
@@ -74,7 +74,7 @@ def test_sigusr1_has_all_ranks_looked_at_and_the_run_goes_on(launch, tmp_path):
 
     threading.Thread(target=ask, daemon=True).start()
     err, folder, status = launch(
-        "attendance.alone()\nwith world.waits_for(ForOther(what='rain')): until_asked()"
+        "responder.alone()\nwith world.waits_for(ForOther(what='rain')): until_asked()"
     )
     first, *others = err.splitlines()
     assert status == 0 and first.startswith("rrfp-launch: the run moves (step 3): ")
@@ -90,7 +90,8 @@ def test_sigusr1_has_all_ranks_looked_at_and_the_run_goes_on(launch, tmp_path):
 
 def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
     err, folder, status = launch(
-        "attendance.alone(); world.waits.at_limit = attendance.plead; world._collectives.gathers = rank\n"
+        "responder.alone(); world.waits.at_limit = responder.request_diagnosis\n"
+        "world._collectives.gathers = rank\n"
         "def user():\n"
         "    until_asked()\n"
         "if rank == 0: user()\n"
@@ -123,7 +124,7 @@ def test_what_holds_the_interpreter_is_shown_by_a_signal(launch, monkeypatch):
         "        until_asked(); os.write(pipe[1], b'x'); os._exit(0)\n"
         "    ctypes.PyDLL(None).read(pipe[0], ctypes.create_string_buffer(1), 1)\n"  # holds the lock
         "else:\n"
-        "    attendance.alone(); until_asked()\n"
+        "    responder.alone(); until_asked()\n"
     )
     assert status == 0
     assert err.startswith("rrfp-launch: rank 1 (stage 1) does not answer: something holds its interpreter, ")
@@ -134,7 +135,7 @@ def test_what_holds_the_interpreter_is_shown_by_a_signal(launch, monkeypatch):
 def living(tmp_path, marker):
     """A process with a flight recorder in the folder."""
     script = RANK.replace("until_asked", "never").replace('os.environ["RRFP_FOLDER"]', "sys.argv[1]")
-    script = script.replace('os.environ["RRFP_RANK"]', "0") + "attendance.alone()\ntime.sleep(100)"
+    script = script.replace('os.environ["RRFP_RANK"]', "0") + "responder.alone()\ntime.sleep(100)"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     (tmp_path / "train.py").write_text(script)
     process = subprocess.Popen([sys.executable, tmp_path / "train.py", tmp_path, marker], env=env)

@@ -13,9 +13,8 @@ import pytest
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, UsageError
 from rrfp_jax.launcher.supervisor import Patience
-from rrfp_jax.runtime.run.interrupts import Why
 from rrfp_jax.runtime.run.mailbox import Mailbox
-from rrfp_jax.runtime.run.signals import SAVE_SECONDS, save_seconds
+from rrfp_jax.runtime.run.signals import SAVE_SECONDS, StopReason, save_seconds
 from rrfp_jax.runtime.run.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +40,7 @@ def test_all_learn_of_one_request_at_the_same_gather():
     def steps(world):
         for step in range(3):
             if (world.rank, step) in ((1, 1), (0, 2)):  # the second is of less account
-                world.stop.request(Why.CTRL_C if world.rank else Why.ASKED)
+                world.stop.request(StopReason.CTRL_C if world.rank else StopReason.ASKED)
             assert world.gather(f"step {step}", world.rank) == [0, 1]
             agreed[world.rank].append(world.stop.agreed)
 
@@ -51,7 +50,7 @@ def test_all_learn_of_one_request_at_the_same_gather():
     other.join()
     for world in worlds:
         world.mailbox.close()
-    expected = [Why.NOTHING, Why.CTRL_C, Why.CTRL_C]
+    expected = [StopReason.NOTHING, StopReason.CTRL_C, StopReason.CTRL_C]
     assert agreed == {0: expected, 1: expected}
 
 

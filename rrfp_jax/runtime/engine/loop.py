@@ -29,9 +29,9 @@ from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precis
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.runtime.mesh.layout import taking_turns
 from rrfp_jax.runtime.run.consensus import Agreement
-from rrfp_jax.runtime.run.interrupts import interrupts_held
 from rrfp_jax.runtime.run.mailbox import EventWakeup, Wakeup
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
+from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, AnyAwaited, ForProgram, ForTask, LimitedWait
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.exchange import Place, Shards, exchange

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rrfp_jax.errors import Disagreement, TrainingError
 from rrfp_jax.runtime.run.frames import Message, pieces, whole
-from rrfp_jax.runtime.run.interrupts import Stop
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Membership
+from rrfp_jax.runtime.run.signals import Stop
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForDevices, ForGather, Waits, pause
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from rrfp_jax.runtime.run.membership import Gone
 from rrfp_jax.runtime.run.proc import children_give_up, exit_now, leave_file
 from rrfp_jax.runtime.run.recorder import ENDED
 from rrfp_jax.runtime.run.stacks import own_threads
-from rrfp_jax.runtime.run.status_report import Attendance
+from rrfp_jax.runtime.run.status_report import StatusResponder
 from rrfp_jax.runtime.run.waits import AnyAwaited
 from rrfp_jax.runtime.run.world import World
 
@@ -278,9 +278,9 @@ class Shutdown:
     def __init__(self, world: World, coordinator: Coordinator | None = None) -> None:
         assert world.mailbox is not None
         self._world, self._mailbox, self._coordinator = world, world.mailbox, coordinator
-        attendance = Attendance(world)
-        world.waits.at_limit = attendance.plead
-        self._watchdog = Watchdog(world.mailbox, attendance.attend, self._give_up)
+        responder = StatusResponder(world)
+        world.waits.at_limit = responder.request_diagnosis
+        self._watchdog = Watchdog(world.mailbox, responder.attend, self._give_up)
         self._done = threading.Event()
         # Started now: from Python 3.12 on no thread can be once the main one has ended.
         self._leaver = threading.Thread(target=self._leave_when_done, name="rrfp-leave", daemon=True)

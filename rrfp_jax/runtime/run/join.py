@@ -36,7 +36,7 @@ from rrfp_jax.runtime.run.place import (
 )
 from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.runtime.run.stacks import first_used
-from rrfp_jax.runtime.run.status_report import Attendance, dump_on_signal
+from rrfp_jax.runtime.run.status_report import StatusResponder, dump_on_signal
 from rrfp_jax.runtime.run.token import FILE, HOW, SealedStore, SharedToken, take_token
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForAnswer
 from rrfp_jax.runtime.run.world import World
@@ -173,9 +173,9 @@ def _recorder(place: Place) -> FlightRecorder | None:
 def _alone(world: World) -> World:
     """A process without others, which answers its launcher if it has one."""
     if world.folder is not None:
-        attendance = Attendance(world)
-        world.waits.at_limit = attendance.plead
-        attendance.alone()
+        responder = StatusResponder(world)
+        world.waits.at_limit = responder.request_diagnosis
+        responder.alone()
     return world
 
 

@@ -1,13 +1,14 @@
-"""Ctrl-C and SIGTERM as something that is answered at once, whatever the main thread does.
+"""Ctrl-C and SIGTERM: noted where nothing is half done, and answered at once, whatever the main thread does.
 
-A thread of its own hears them: while modules are imported, while XLA compiles, while a step hangs. What the
-answer is depends on how far the process has come, see `Answer`. Imports no JAX: a command listens before it
-imports that.
+Python raises KeyboardInterrupt between any two bytecodes of the main thread: after a program has eaten its
+donated inputs and before its outputs are stored, between two stages' updates, or while a thread starts. So
+`interrupts_held` holds it there.
 
-Ctrl-C, and SIGTERM, a scheduler's warning: stop at the next step boundary, all processes at the same one.
-
-Perhaps only one process gets it, or all at different moments. So each notes it (`Stop.requested`), and the
-notes travel with every gather. After the gather that ends a step all know the same (`Stop.agreed`).
+A thread of its own hears signals: while modules are imported, while XLA compiles, while a step hangs. What
+the answer is depends on how far the process has come, see `Answer`. Imports no JAX: a command listens before
+it imports that. Between steps the answer is to stop at the next step boundary, all processes at the same one.
+Perhaps only one process gets the signal, or all at different moments. So each notes it (`Stop.requested`),
+and the notes travel with every gather. After the gather that ends a step all know the same (`Stop.agreed`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from enum import IntEnum
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import INTERRUPTED, TrainingError
 from rrfp_jax.printing import warn
-from rrfp_jax.runtime.run.interrupts import Why
 from rrfp_jax.runtime.run.place import seconds_of
 from rrfp_jax.runtime.run.proc import children_giving_up, exit_now
 from rrfp_jax.runtime.run.waits import LONGEST_SECONDS
@@ -33,13 +34,109 @@ from rrfp_jax.runtime.run.waits import LONGEST_SECONDS
 if TYPE_CHECKING:
     from rrfp_jax.runtime.run.world import World
 
+SAVE_SECONDS = 120.0
+"""After SIGTERM or Ctrl-C a run has so long to come to a step boundary. RRFP_SAVE_SECONDS changes it."""
+
+END_SECONDS = 10.0
+"""After so long a thread that ends the process is stuck itself, as on a disk that does not answer."""
+
+
+@contextmanager
+def interrupts_held() -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C is noted, and raised at the end; the value tells whether it came.
+
+    A second Ctrl-C is not held, so that even a hanging program can be left.
+    """
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if not on_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: False  # KeyboardInterrupt is not raised here, or not by Python's own handler
+        return
+    came = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: came
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came:
+            raise KeyboardInterrupt
+
+
+class StopReason(IntEnum):
+    """Why a run is to stop; of several reasons the greatest counts."""
+
+    NOTHING = 0
+    ASKED = 1  # by the run's own code
+    HANDS_OVER = 2  # to an attempt with more replicas
+    SIGTERM = 3
+    CTRL_C = 4
+
+    def __str__(self) -> str:
+        return {StopReason.SIGTERM: "SIGTERM", StopReason.CTRL_C: "Ctrl-C"}.get(self, self.name.lower())
+
+
+class Stop:
+    """What this process knows of a request to stop.
+
+    Attributes:
+        requested: of this process.
+        agreed: of some process, as of the latest gather; equal everywhere at the same point.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """As if nothing had been requested; in all processes at the same point."""
+        self.requested = self.agreed = StopReason.NOTHING
+
+    def request(self, why: StopReason) -> None:
+        """Ask this process to stop; from any thread."""
+        self.requested = max(self.requested, why)
+
+    def hear(self, requested: int) -> None:
+        """Take in what all processes have just told each other."""
+        self.agreed = max(self.agreed, StopReason(requested))
+
+
+class ExitCallbacks:
+    """What is to be done when this process leaves its run, and who may end it.
+
+    Attributes:
+        says_goodbye: whether this process is taking its leave of the others, and may wait for them.
+    """
+
+    def __init__(self) -> None:
+        self.says_goodbye = False
+        self._acts: list[Callable[[], None]] = []
+        self._ending = threading.Lock()
+
+    def at_last(self, act: Callable[[], None]) -> None:
+        """Have something done once this process has left the run in good order, before it ends."""
+        self._acts.append(act)
+
+    def act(self) -> None:
+        """Do all of that, in order."""
+        for act in self._acts:
+            act()
+
+    def claim_end(self) -> None:
+        """To be called before a thread ends the process: main thread or watchdog, never both at once.
+
+        Returns at once to the first caller. Any other waits here while the process ends, and goes on only
+        if it does not.
+        """
+        self._ending.acquire(timeout=END_SECONDS)
+
 
 class Signals:
-    """The signals that came, readable like a file when there are some.
-
-    Args:
-        numbers: those that are told.
-    """
+    """The signals that came, readable like a file when there are some; `numbers` are those that are told."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = frozenset(numbers)
@@ -62,7 +159,7 @@ class Signals:
     def also(self, numbers: Sequence[int]) -> Iterator[None]:
         """Inside, these are told, too; to be called in the main thread."""
         usual = self._numbers
-        before = {number: signal.signal(number, _only_wake) for number in numbers}
+        before = _only_waking(numbers)
         self._numbers |= frozenset(numbers)
         try:
             with children_giving_up(partial(_put_back, before)):
@@ -92,7 +189,7 @@ def collected_signals(numbers: Sequence[int], *, wakes: Sequence[int] = ()) -> I
     """
     signals = Signals(numbers)
     wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, _only_wake) for number in (*wanted, *wakes)}
+    before = _only_waking([*wanted, *wakes])
     wakeup = signal.set_wakeup_fd(signals.writer.fileno(), warn_on_full_buffer=False)
 
     def give_back() -> None:
@@ -110,6 +207,11 @@ def collected_signals(numbers: Sequence[int], *, wakes: Sequence[int] = ()) -> I
             yield signals
     finally:
         give_back()
+
+
+def _only_waking(numbers: Sequence[int]) -> Mapping[int, Any]:
+    """Have signals do nothing but wake; the handlers that they had."""
+    return {number: signal.signal(number, _only_wake) for number in numbers}
 
 
 def _put_back(handlers: Mapping[int, Any]) -> None:
@@ -135,12 +237,7 @@ class Answer(Protocol):
 
 
 class EndsAtOnce:
-    """The answer of a process that has nothing to save yet.
-
-    Args:
-        say: tells so.
-        end: ends the process; must not return.
-    """
+    """The answer of a process that has nothing to save yet: it says so, and ends by `end`."""
 
     def __init__(self, say: Callable[[], None], end: Callable[[], None]) -> None:
         self._say, self._end = say, end
@@ -208,8 +305,7 @@ class StopSignals:
 @contextmanager
 def heard_signals(*numbers: int, answer: Answer) -> Iterator[StopSignals]:
     """Inside, a thread answers these signals, as far as nobody has handlers for them; main thread only."""
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    if not on_main_thread:
+    if threading.current_thread() is not threading.main_thread():
         yield StopSignals(None, answer)
         return
     with collected_signals(replaceable(numbers)) as signals:
@@ -239,14 +335,9 @@ def ends_at_once(command: str, end: Callable[[], None] | None = None) -> EndsAtO
 
     def say() -> None:
         if ENVIRONMENT.get("RRFP_RANK", "0") == "0":
-            text = "Ctrl-C while starting: ends; the same command starts it again"
-            warn(f"{command}: {text}")
+            warn(f"{command}: Ctrl-C while starting: ends; the same command starts it again")
 
     return EndsAtOnce(say, end or partial(exit_now, INTERRUPTED))
-
-
-SAVE_SECONDS = 120.0
-"""After SIGTERM or Ctrl-C a run has so long to come to a step boundary. RRFP_SAVE_SECONDS changes it."""
 
 
 def save_seconds(environment: Mapping[str, str]) -> float:
@@ -273,7 +364,7 @@ class StopsAfterStep:
         self,
         world: World,
         limit_seconds: float,
-        say: Callable[[Why, bool], None] = lambda why, at_once: None,
+        say: Callable[[StopReason, bool], None] = lambda why, at_once: None,
         leave: Callable[[], None] = lambda: None,
     ) -> None:
         self._world, self._limit = world, limit_seconds
@@ -282,8 +373,9 @@ class StopsAfterStep:
 
     def heed(self, number: int) -> None:
         """Ask the run to stop; the second time, end."""
-        stop, why = self._world.stop, Why.CTRL_C if number == signal.SIGINT else Why.SIGTERM
-        asked = stop.requested >= Why.SIGTERM
+        stop = self._world.stop
+        why = StopReason.CTRL_C if number == signal.SIGINT else StopReason.SIGTERM
+        asked = stop.requested >= StopReason.SIGTERM
         stop.request(why)
         self._say(why, asked)
         if asked:
@@ -292,7 +384,7 @@ class StopsAfterStep:
 
     def left(self) -> float | None:
         """Seconds until a step must have ended."""
-        if self._deadline is None or self._world.stop.agreed >= Why.SIGTERM:
+        if self._deadline is None or self._world.stop.agreed >= StopReason.SIGTERM:
             return None
         return max(self._deadline - monotonic(), 0.0)
 

@@ -73,12 +73,8 @@ DUMP_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
 """Nobody sends it but us, and nobody else is in its way: SIGUSR1 is often a cluster's."""
 
 
-class Attendance:
-    """Of one process; `attend` is called twice a second by the watchdog, or by `alone`.
-
-    Args:
-        world: of the process.
-    """
+class StatusResponder:
+    """Of one process; `attend` is called twice a second by the watchdog, or by `alone`."""
 
     def __init__(self, world: World) -> None:
         self._world, self._counters = world, world.recorder.counters
@@ -94,14 +90,14 @@ class Attendance:
 
     def alone(self) -> None:
         """Attend from a thread of its own, for a process without others, which has no watchdog."""
-        threading.Thread(target=self._run, name="rrfp-attendance", daemon=True).start()
+        threading.Thread(target=self._run, name="rrfp-status", daemon=True).start()
 
     def _run(self) -> None:
         while True:
             sleep(TICK_SECONDS)
             self.attend()
 
-    def plead(self) -> None:
+    def request_diagnosis(self) -> None:
         """Have the launcher look at all ranks, now that a wait has come to its limit; returns when it has."""
         if self._world.folder_descriptor is None:
             return

@@ -6,7 +6,7 @@
 - `mailbox.py`: messages between the processes, signs of life, and rank 0's clock;
 - `recorder.py`: what this process last did;
 - `collectives.py`: what all do together; `waits.py`: what the main thread waits for, and how long;
-- `interrupts.py`: whether the run is to stop, and what is done when this process leaves it.
+- `signals.py`: whether the run is to stop, and what is done when this process leaves it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from rrfp_jax.runtime.run.collectives import Collectives
-from rrfp_jax.runtime.run.interrupts import Leaving, Stop
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Membership
 from rrfp_jax.runtime.run.recorder import FlightRecorder
+from rrfp_jax.runtime.run.signals import ExitCallbacks, Stop
 from rrfp_jax.runtime.run.token import Store
 from rrfp_jax.runtime.run.waits import Waits
 
@@ -62,7 +62,7 @@ class World:
         self.folder = folder
         self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self.recorder = recorder or FlightRecorder(None, rank, "")
-        self.stop, self.leaving = Stop(), Leaving()
+        self.stop, self.leaving = Stop(), ExitCallbacks()
         others = [other for other in range(size) if other != rank]
         self.membership = mailbox.membership if mailbox else Membership(rank, others, perf_counter())
         self.describe = self.membership.describe

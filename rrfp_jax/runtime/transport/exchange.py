@@ -9,8 +9,8 @@ from typing import TypeAlias
 import jax
 
 from rrfp_jax.core.tasks import Direction, Input
-from rrfp_jax.runtime.run.interrupts import interrupts_held
 from rrfp_jax.runtime.run.mailbox import EventWakeup
+from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForTransfer, LimitedWait
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.protocol import Key, Transport, soonest_poll
