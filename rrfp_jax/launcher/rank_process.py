@@ -35,14 +35,7 @@ if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class RankProcess:
-    """Starts a rank's command.
-
-    Args:
-        rank: of the process.
-        argv: its command.
-        env: its environment.
-        log: file for all that it prints, as it is, but for live lines.
-        show: called with every line that it prints (with the line's end), and with an incomplete last one.
+    """Starts a rank's command; what it prints goes to its log, but for live lines, and by lines to `show`.
 
     Attributes:
         end: how it ended, as far as that is known.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,12 +22,7 @@ from rrfp_jax.runtime.run.host_memory import HostMemory
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What an attempt runs on.
-
-    Attributes:
-        replicas: of the model.
-        slots: by rank, its slot.
-    """
+    """How many replicas of the model an attempt has, and by rank its slot of the machine."""
 
     replicas: int
     slots: Sequence[int]
@@ -136,119 +132,58 @@ LEAST_WAIT = 1.0
 """Seconds until those who were lost again at once are brought back."""
 
 
-class Whole:
-    """A run that needs all its ranks in every attempt.
-
-    Args:
-        count: of ranks.
-
-    Attributes:
-        is_elastic: whether an attempt may have fewer, and hand over.
-    """
-
-    is_elastic = False
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    @property
-    def slots(self) -> Sequence[int]:
-        """By rank of the present attempt, or else of the next, the slot of the machine that it has."""
-        return range(self._count)
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """What its ranks are told."""
-        return {}
-
-    def begin(self) -> None:
-        """An attempt begins.
-
-        Raises:
-            OSError: what the ranks are to be lent cannot be had.
-        """
-
-    def look(self, say: Say) -> None:
-        """Ask the ranks to hand over once the time has come; to be called again and again.
-
-        Args:
-            say: tells that they cannot be asked.
-        """
-
-    def lost(self, ranks: Collection[int], stepped: bool, wait: float) -> str:
-        """Some ranks of the attempt were lost, if any; what follows, as the end of a sentence.
-
-        Args:
-            ranks: that were lost.
-            stepped: whether the attempt had come to a training step.
-            wait: until the next one (s).
-        """
-        return ""
-
-    def handed_over(self) -> str:
-        """The ranks have made room for all replicas; what follows, as the end of a sentence."""
-        raise AssertionError("nobody was asked to")
-
-    def refuses_fewer(self) -> bool:
-        """The ranks have refused; whether that was with fewer replicas, which is not tried again."""
-        return False
-
-    def end(self, status: int, say: Say) -> bool:
-        """No attempt follows; whether the latest state is on disk, which perhaps no rank could see to.
-
-        Args:
-            status: with which the run ends.
-            say: tells what is saved or lost.
-        """
-        return False
-
-
-class Elastic(Whole):
-    """The replicas of a run, from attempt to attempt.
+class Elastic:
+    """The replicas of a run, from attempt to attempt; one that needs all its ranks has one number of them.
 
     Args:
         needs: see `Slots`.
         seconds: from the first loss until all are replaced.
-        folder: in the host's memory, for the states.
-        save: is called with that at the end; see `Whole.end`.
-    """
+        folder: in the host's memory, for the states; None for a run that needs all its ranks.
+        save: is called with that at the end; see `end`.
 
-    is_elastic = True
+    Attributes:
+        is_elastic: whether an attempt may have fewer ranks, and hand over.
+    """
 
     def __init__(
         self,
         needs: Mapping[int, int],
-        seconds: float,
-        folder: Path,
-        save: Callable[[HostMemory, int, Say], bool],
+        seconds: float = inf,
+        folder: Path | None = None,
+        save: Callable[[HostMemory, int, Say], bool] = lambda *_: False,
     ) -> None:
-        super().__init__(max(needs.values()))
+        self.is_elastic = folder is not None
         self._slots, self._seconds = Slots(needs=needs), seconds
         self._folder, self._save = folder, save
         self._wait = seconds  # doubles as long as those who are brought back are lost at once
-        self._replace_at, self._asked = float("inf"), False
+        self._replace_at, self._asked = inf, False
         self._tried: frozenset[int] = frozenset()  # slots that were brought back the last time
         self._assignment = self._found()
 
     @property
     def slots(self) -> Sequence[int]:
-        """See `Whole`."""
+        """By rank of the present attempt, or else of the next, the slot of the machine that it has."""
         return self._assignment.slots
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """See `Whole`."""
-        return self._memory.environment
+        """What its ranks are told."""
+        return {} if self._memory is None else self._memory.environment
 
     def begin(self) -> None:
-        """See `Whole`; an earlier request to hand over is taken back."""
+        """An attempt begins; an earlier request to hand over is taken back.
+
+        Raises:
+            OSError: what the ranks are to be lent cannot be had.
+        """
         self._asked = False
-        self._memory.make()
-        self._memory.forget()
+        if (memory := self._memory) is not None:
+            memory.make()
+            memory.forget()
 
     def look(self, say: Say) -> None:
-        """See `Whole`."""
-        if self._asked or time.monotonic() < self._replace_at:
+        """Ask the ranks to hand over once the time has come; to be called again and again."""
+        if self._memory is None or self._asked or time.monotonic() < self._replace_at:
             return
         self._asked = True
         try:
@@ -258,7 +193,15 @@ class Elastic(Whole):
             say(f"the ranks cannot be asked to hand over: {why}; replicas come back after the next loss")
 
     def lost(self, ranks: Collection[int], stepped: bool, wait: float) -> str:
-        """See `Whole`."""
+        """Some ranks of the attempt were lost, if any; what follows, as the end of a sentence.
+
+        Args:
+            ranks: that were lost.
+            stepped: whether the attempt had come to a training step.
+            wait: until the next one (s).
+        """
+        if not self.is_elastic:
+            return ""
         before, self._slots = self._slots, self._slots.without(self._assignment, ranks)
         if self._is_whole and stepped:
             self._wait = self._seconds
@@ -277,31 +220,31 @@ class Elastic(Whole):
         return f" with {left} of {whole} replicas, with all again {later:.0f} s later"
 
     def handed_over(self) -> str:
-        """See `Whole`."""
+        """The ranks have made room for all replicas; what follows, as the end of a sentence."""
         self._bring_back()
         return f"goes on with all {self._assignment.replicas} replicas"
 
     def refuses_fewer(self) -> bool:
-        """See `Whole`."""
+        """The ranks have refused; whether that was with fewer replicas, which is not tried again."""
         if self._is_whole:
             return False
         self._slots = self._slots.never(self._assignment.replicas)
         return True
 
     def end(self, status: int, say: Say) -> bool:
-        """See `Whole`."""
-        return self._save(self._memory, status, say)
+        """No attempt follows; whether the latest state is on disk, which perhaps no rank could see to."""
+        return self._memory is not None and self._save(self._memory, status, say)
 
     @property
-    def _memory(self) -> HostMemory:
-        return HostMemory(self._folder, self._assignment.replicas)
+    def _memory(self) -> HostMemory | None:
+        return None if self._folder is None else HostMemory(self._folder, self._assignment.replicas)
 
     @property
     def _is_whole(self) -> bool:
         return self._assignment.replicas == max(self._slots.needs)
 
     def _bring_back(self) -> None:
-        self._tried, self._replace_at = self._slots.lost, float("inf")
+        self._tried, self._replace_at = self._slots.lost, inf
         self._slots = self._slots.whole()
         self._assignment = self._found()
 

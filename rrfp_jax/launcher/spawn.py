@@ -16,7 +16,7 @@ from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.exit_report import RunEnd, diagnose
 from rrfp_jax.launcher.exit_words import render_end
 from rrfp_jax.launcher.folders import RunFolder, remove_answers, set_attempt_aside
-from rrfp_jax.launcher.restarts import NO_STEP, Elastic, Whole, after_attempt
+from rrfp_jax.launcher.restarts import NO_STEP, Elastic, after_attempt
 from rrfp_jax.launcher.supervisor import ASKS_WHY, PASSED_ON, Patience, Screen, Supervisor, recording_of
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime.run import token
@@ -69,7 +69,7 @@ def spawn(
         UsageError: `env` gives nonsense as a limit; nothing has been started then.
     """
     base = ENVIRONMENT if env is None else env
-    patience, replicas = patience or Patience.of(base), elastic or Whole(count)
+    patience, replicas = patience or Patience.of(base), elastic or Elastic({1: count})
     with collected_signals([*PASSED_ON, ASKS_WHY], wakes=[signal.SIGCHLD]) as signals:
         launch = _Launch(
             argv, count, folder, command, base, patience, max_restarts, replicas, discards, signals
@@ -94,7 +94,7 @@ class _Launch:
     base: Mapping[str, str]
     patience: Patience
     max_restarts: int
-    replicas: Whole
+    replicas: Elastic
     discards: Collection[int]
     signals: Signals
 

@@ -110,20 +110,11 @@ class Patience:
 
 
 class Supervisor:
-    """The ranks of a run while it lasts.
-
-    Args:
-        patience: limits.
-        folder: of the run.
-        signals: those to be passed on.
-        screen: where the ranks' lines go.
-        say: is told of the signals, and of why the ranks do not move.
-        count: of ranks.
-        may_hand_over: whether they may be asked to.
+    """The ranks of a run while it lasts; `say` is told of signals, and of why the ranks do not move.
 
     Attributes:
         ranks: all that were started.
-        passed_on: the signals that were, in order.
+        passed_on: the signals that were passed on, in order.
     """
 
     def __init__(
@@ -173,11 +164,7 @@ class Supervisor:
         self._selector.register(process.output, selectors.EVENT_READ, process)
 
     def watch(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Until all have ended: pass on output and signals, and end whatever would not end by itself.
-
-        Args:
-            meanwhile: is called again and again.
-        """
+        """Until all have ended: pass on output and signals, and end whatever would not end by itself."""
         while not all(rank.gone for rank in self.ranks):
             for key, _ in self._selector.select(POLL_SECONDS):
                 if key.data is not None and not key.data.read():

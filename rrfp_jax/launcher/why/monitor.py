@@ -28,13 +28,7 @@ KEPT = "why.txt"
 
 
 class HangMonitor:
-    """See above.
-
-    Args:
-        count: of ranks.
-        folder: gives that of the run, which may be renamed.
-        say: is told what is found.
-        silence: the limit on a rank's silence, in seconds.
+    """See above; `folder` gives that of the run, which may be renamed, and `say` is told what is found.
 
     Attributes:
         stall: what was found when a wait first came to its limit; None if none has.

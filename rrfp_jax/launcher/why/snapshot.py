@@ -130,13 +130,9 @@ class RankSnapshot:
 
 
 class Look:
-    """A look at some ranks, whose runs all are on this machine.
+    """A look at some ranks of a run on this machine, which have flight recorders in its folder.
 
     `done` is called again and again until it says that all have answered, or do not.
-
-    Args:
-        folder: of the run.
-        ranks: that have flight recorders there.
 
     Raises:
         PermissionError: they are another user's.

@@ -267,12 +267,9 @@ def waited_for() -> str:
 
 
 class Shutdown:
-    """The end of a process of several. Once it is made, the process ends so.
+    """The end of a process of several: once it is made, the process ends so.
 
-    Args:
-        world: the run.
-        coordinator: the coordination service, if this process serves it; it ends last, for the others need
-            it.
+    If this process serves the coordination service, it ends last, for the others need that.
     """
 
     def __init__(self, world: World, coordinator: Coordinator | None = None) -> None:
@@ -355,10 +352,8 @@ HANG_UP_SECONDS = 0.01
 class Watchdog:
     """Lives from joining a run to leaving it, whatever the main thread does: compile, load data, wait.
 
-    Args:
-        mailbox: read while the main thread does not; its heartbeat is kept up.
-        attend: called at every tick, for those who look at this process from outside.
-        give_up: called in this thread when one is gone and the main thread has not noticed; must not return.
+    At every tick it reads the mailbox and calls `attend`. When a process is gone and the main thread has not
+    noticed, it calls `give_up`, which must not return.
 
     JAX aborts a process that loses the coordination service, as does one that is cut off from everybody: then
     the main thread is not waited for.
