@@ -13,19 +13,7 @@ from rrfp_jax.launcher.exit_report import RankEnd, diagnose
 from rrfp_jax.launcher.restarts import NO_STEP, Elastic, after_attempt
 from rrfp_jax.launcher.why import judge as judging
 from rrfp_jax.launcher.why import words
-from rrfp_jax.launcher.why.judge import (
-    Late,
-    Lost,
-    Moves,
-    NotEntered,
-    OrdersDiffer,
-    Out,
-    Prepares,
-    Ring,
-    SentDecision,
-    SentInput,
-    SentValue,
-)
+from rrfp_jax.launcher.why.judge import HangCause, Lost, NotEntered, SentInput, SentToGroup, SentValue
 from rrfp_jax.runtime.run import consensus, waits
 from rrfp_jax.runtime.run.exits import ExitReport, read_all
 from rrfp_jax.runtime.run.recorder import COMPILING, STARTING, Recording, RunPhase
@@ -66,7 +54,7 @@ def forwards(run):
 
 def message(folder):
     forwards(run := Run(folder))
-    return run, Lost(1, 2, SentInput(task_of("F1").input, 2, 7)), [1, 2]
+    return run, [1, 2], {"lost": Lost(1, 2, SentInput(task_of("F1").input, 2, 7))}
 
 
 def grouped(folder):
@@ -90,13 +78,13 @@ def decision(folder):
     run.runs(2, "B0", ends=False)
     run.recorders[2].board.told()
     run.waits_for_the_end(2, "B0")
-    return run, Lost(2, 3, SentDecision(1, 7, task_of("B0"))), [2, 3]
+    return run, [2, 3], {"lost": Lost(2, 3, SentToGroup(1, 7, True, task_of("B0")))}
 
 
 def leader(folder):
     run = grouped(folder)
     run.says(2, [], frames=[USERS])
-    return run, Late(2, 3), [2]
+    return run, [2], {"others": 3}
 
 
 def gather(folder):
@@ -104,13 +92,13 @@ def gather(folder):
     for rank in (0, 1):
         run.gathers(rank, "the clocks", [2])
     run.gathers(2, "the names", [0, 1], number=6)
-    return run, Lost(2, 0, SentValue("the clocks"), more=1), [2, 0]
+    return run, [2, 0], {"lost": Lost(2, 0, SentValue("the clocks")), "more": 1}
 
 
 def user_code(folder):
     forwards(run := Run(folder))
     run.says(2, [], frames=[USERS, *DRIVER])
-    return run, Late(2, 2), [2]
+    return run, [2], {"others": 2}
 
 
 def a_layer(folder):
@@ -121,21 +109,21 @@ def a_layer(folder):
     run.gathers(0, "the names", [2])
     run.gathers(1, "the names", [2])
     run.reports[2] = StatusReport(rank=2, number=1, waiting=(), gathers=4, threads=run.reports[2].threads)
-    return run, Late(2, 2), [2]
+    return run, [2], {"others": 2}
 
 
 def a_callback(folder):
     run, *_ = user_code(folder)
     run.gets(2, "F1")
     run.runs(2, "F1", ends=False)
-    return run, Late(2, 2), [2]
+    return run, [2], {"others": 2}
 
 
 def data(folder):
     forwards(run := Run(folder))
     run.threads[2] = [Thread("rrfp-load", False, (LIBRARY, USERS))]
     run.says(2, [ForData(call="plan", step=7, waited=30.0)])
-    return run, Late(2, 2), [2]
+    return run, [2], {"others": 2}
 
 
 def a_collective(folder):
@@ -143,25 +131,25 @@ def a_collective(folder):
     run.recorders[1].board.enters("the sum of the replicas' gradients")
     run.says(1, [ForDevices(what="the gradients", waited=3.0)], gathers=4)
     run.gathers(0, "the results", [1])
-    return run, NotEntered(0, 1, "the sum of the replicas' gradients"), [0]
+    return run, [0], {"program": NotEntered(0, 1, "the sum of the replicas' gradients")}
 
 
 def the_lock(folder):
     forwards(run := Run(folder))
     del run.reports[1]
-    return run, Out(1), [1]
+    return run, [1], {}
 
 
 def freeze(folder):
     forwards(run := Run(folder))
     run.states[2] = "stopped"
-    return run, Out(2), [2]
+    return run, [2], {}
 
 
 def kill(folder):
     forwards(run := Run(folder))
     run.states[1] = "gone"
-    return run, Out(1), [1]
+    return run, [1], {}
 
 
 def orders(folder):
@@ -170,7 +158,7 @@ def orders(folder):
     run.runs(1, "F0", "B0")
     for rank in (0, 1):
         run.waits(rank)
-    return run, OrdersDiffer(0, 1, 2), [0, 1]
+    return run, [0, 1], {"position": 2}
 
 
 def ring(folder):
@@ -180,7 +168,7 @@ def ring(folder):
     run.runs(1, "F0")
     run.waits(0, WaitCause.ORDER, "B0")
     run.waits(1, WaitCause.ORDER, "F1")
-    return run, Ring([0, 1]), [0, 1]
+    return run, [0, 1], {}
 
 
 def votes(folder):
@@ -191,27 +179,35 @@ def votes(folder):
     vote = Wait(WaitCause.PROPOSALS, members=(0,), group=(2, 3))
     run.says(3, [ForTask(step=7, stage=1, replica=0, why=vote)])
     run.says(2, [], frames=[USERS])
-    return run, Late(2, 3), [2]
+    return run, [2], {"others": 3}
 
 
-HANGS = (message, decision, leader, gather, user_code, a_layer, a_callback, data, a_collective, the_lock)
-HANGS += (freeze, kill, orders, ring, votes)
+HANGS = {
+    HangCause.LOST: (message, decision, gather),
+    HangCause.LATE: (leader, user_code, a_layer, a_callback, data, votes),
+    HangCause.NOT_ENTERED: (a_collective,),
+    HangCause.OUT: (the_lock, freeze, kill),
+    HangCause.ORDERS_DIFFER: (orders,),
+    HangCause.RING: (ring,),
+}
 
 
-@pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.__name__)
-def test_who_is_blamed_that_a_run_hangs(hang, texts, tmp_path):
-    run, finding, blamed = hang(tmp_path)
+@pytest.mark.parametrize(("cause", "hang"), [(cause, hang) for cause in HANGS for hang in HANGS[cause]])
+def test_who_is_blamed_that_a_run_hangs(cause, hang, texts, tmp_path):
+    run, blamed, more = hang(tmp_path)
     report = judging.judge(run.sights())
-    assert (report.finding, list(report.blamed), report.moves) == (finding, blamed, False)
+    assert (report.cause, list(report.blamed), report.moves) == (cause, blamed, False)
+    found = {name: getattr(report, name) for name in ("position", "lost", "more", "others", "program")}
+    assert found == {"position": 0, "lost": None, "more": 0, "others": 0, "program": None} | more
 
 
 def test_whether_a_run_moves(texts, tmp_path):
     run, *_ = message(tmp_path)
-    assert isinstance(judging.judge(run.sights(later=0.3)).finding, Moves)
+    assert judging.judge(run.sights(later=0.3)).cause is HangCause.MOVES
     for rank, recorder in enumerate(run.recorders):
         recorder.phase(COMPILING)
         run.says(rank, [])
-    assert isinstance(judging.judge(run.sights(later=5.0)).finding, Prepares)
+    assert judging.judge(run.sights(later=5.0)).cause is HangCause.PREPARES
 
 
 def ended(rank, kind, sentence="", status=1, **more):
@@ -251,10 +247,10 @@ def test_why_a_run_ended(ranks, kind, culprits, gone, texts, tmp_path):
 
 
 def test_a_run_that_hung_ended_by_that(texts, tmp_path):
-    run, finding, blamed = gather(tmp_path)
+    run, blamed, more = gather(tmp_path)
     stall = judging.judge(run.sights(), stalls=True)
     end = diagnose([ended(0, "failed", "x"), lost(1, 0), lost(2, 0)], stall=stall)
-    assert (end.kind, end.hung.finding, end.hung.blamed, end.culprits) == ("failed", finding, blamed, ())
+    assert (end.kind, end.hung.lost, end.hung.blamed, end.culprits) == ("failed", more["lost"], blamed, ())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -47,37 +48,19 @@ TRACED_SECONDS = 30.0
 """For so long a rank that prepares may be in the user's code, which JAX traces."""
 
 
-class Moves(NamedTuple):
-    """The run moves: it did something `quiet` seconds ago, or `paused` for longer before."""
+class HangCause(StrEnum):
+    """Why a run does not move, or that it does."""
 
-    quiet: float
-    paused: float | None = None
-
-
-class Prepares(NamedTuple):
-    """All ranks start or compile, since `quiet` seconds, and none waits for another."""
-
-    quiet: float
-
-
-class Out(NamedTuple):
-    """A rank has ended, stands still, or does not answer."""
-
-    rank: int
-
-
-class Absent(NamedTuple):
-    """Ranks that have not begun to join the others."""
-
-    ranks: Sequence[int]
-
-
-class OrdersDiffer(NamedTuple):
-    """Two ranks of a stage have dispatched different tasks at a position."""
-
-    rank: int
-    other: int
-    position: int
+    MOVES = "moves"  # it did something `seconds` ago
+    PAUSES = "pauses"  # nothing for `seconds`, but it paused for `paused` before
+    PREPARES = "prepares"  # all ranks start or compile, since `seconds`, and none waits for another
+    OUT = "out"  # a rank has ended, stands still, or does not answer
+    ABSENT = "absent"  # ranks have not begun to join the others
+    ORDERS_DIFFER = "orders differ"  # two ranks of a stage dispatched different tasks at `position`
+    LOST = "lost"  # the first of two ranks has sent `lost.what`, which the second one lacks
+    LATE = "late"  # `others` wait for a rank, directly or not, which waits for nobody
+    NOT_ENTERED = "not entered"  # a rank has not entered `program`, in which the second one waits for it
+    RING = "ring"  # all ranks wait for one another
 
 
 class SentInput(NamedTuple):
@@ -94,19 +77,13 @@ class SentValue(NamedTuple):
     gather: str
 
 
-class SentDecision(NamedTuple):
-    """A decision of a group's leader; `task` is None if that is not known any more."""
-
-    number: int
-    step: int
-    task: Task | None
-
-
 class SentToGroup(NamedTuple):
-    """Another message to members of a group."""
+    """A message to members of a group; if its leader has `decided`, on a task, unless that is forgotten."""
 
     number: int
     step: int
+    decided: bool = False
+    task: Task | None = None
 
 
 class Lost(NamedTuple):
@@ -114,53 +91,42 @@ class Lost(NamedTuple):
 
     sender: int
     receiver: int
-    what: SentInput | SentValue | SentDecision | SentToGroup
+    what: SentInput | SentValue | SentToGroup
     heard: bool = False
-    more: int = 0
 
 
 class NotEntered(NamedTuple):
-    """A program of several ranks that `rank` has not entered and `waits`, for which another waits, has."""
+    """A program of several ranks that `rank` has not entered and `waits`, which waits for it there, has."""
 
     rank: int
     waits: int
     what: str
 
 
-class Late(NamedTuple):
-    """The rank to which the waiting of `others` leads; `entered`: what it has not entered, if that is it."""
-
-    rank: int
-    others: int
-    entered: NotEntered | None = None
-
-
-class Ring(NamedTuple):
-    """All ranks wait for one another."""
-
-    ranks: Sequence[int]
-
-
-Finding: TypeAlias = Moves | Prepares | Out | Absent | OrdersDiffer | Lost | NotEntered | Late | Ring
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HangReport:
-    """Why a run does not move, or that it moves.
+    """Why a run does not move, or that it moves; `blamed` are the ranks that it is about, in order.
 
     Attributes:
-        seen: its ranks.
-        blamed: those that the finding is about.
+        more: further lost messages, besides the first.
+        program: that has not been entered, also by a rank that is late.
     """
 
-    finding: Finding
+    cause: HangCause
     seen: Snapshots
     blamed: Sequence[int] = ()
+    seconds: float = 0.0
+    paused: float = 0.0
+    position: int = 0
+    lost: Lost | None = None
+    more: int = 0
+    others: int = 0
+    program: NotEntered | None = None
 
     @property
     def moves(self) -> bool:
         """Whether it does."""
-        return isinstance(self.finding, Moves | Prepares)
+        return self.cause in (HangCause.MOVES, HangCause.PAUSES, HangCause.PREPARES)
 
 
 def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: bool = False) -> HangReport:
@@ -176,39 +142,40 @@ def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: b
         quiet = min(one.now for one in seen) - max(map(_latest, seen))
         paused = _longest_pause(seen)
         if quiet < max(STILL_SECONDS, STILL_PAUSES * paused):
-            return HangReport(Moves(quiet, paused if quiet >= STILL_SECONDS else None), ranks)
+            cause = HangCause.PAUSES if quiet >= STILL_SECONDS else HangCause.MOVES
+            return HangReport(cause=cause, seen=ranks, seconds=quiet, paused=paused)
         if not absent and all(map(_prepares, seen)):
-            return HangReport(Prepares(quiet), ranks)
-    finding = _blame(ranks, absent)
-    match finding:
-        case Lost(sender=one, receiver=other) | OrdersDiffer(rank=one, other=other):
-            blamed = [one, other]
-        case Absent(ranks=several) | Ring(ranks=several):
-            blamed = list(several)
-        case Out(rank=one) | Late(rank=one) | NotEntered(rank=one):
-            blamed = [one]
-    return HangReport(finding, ranks, blamed)
+            return HangReport(cause=HangCause.PREPARES, seen=ranks, seconds=quiet)
+    return _missing(ranks, absent) or _blame(ranks)
 
 
-BlamedFinding: TypeAlias = Out | Absent | OrdersDiffer | Lost | NotEntered | Late | Ring
-
-
-def _blame(seen: Snapshots, absent: Sequence[int]) -> BlamedFinding:
+def _missing(seen: Snapshots, absent: Sequence[int]) -> HangReport | None:
+    """Ranks that cannot do their part whatever the others do."""
     for one in sorted(seen.values(), key=lambda one: one.state != "gone"):
         if _is_out(one) or (one.state == "silent" and one.phase != STARTING):
-            return Out(one.rank)
+            return HangReport(cause=HangCause.OUT, seen=seen, blamed=[one.rank])
     if absent:
-        return Absent(absent)
+        return HangReport(cause=HangCause.ABSENT, seen=seen, blamed=absent)
+    return None
+
+
+def _blame(seen: Snapshots) -> HangReport:
     if (differing := _differing_orders(seen)) is not None:
-        return differing
+        *two, position = differing
+        return HangReport(cause=HangCause.ORDERS_DIFFER, seen=seen, blamed=two, position=position)
     on, lost, missing = waiting(seen)
     if lost:
-        first = min(lost, key=lambda one: one.heard)
-        return first._replace(more=len(lost) - 1)
+        first, more = min(lost, key=lambda one: one.heard), len(lost) - 1
+        two = [first.sender, first.receiver]
+        return HangReport(cause=HangCause.LOST, seen=seen, blamed=two, lost=first, more=more)
     if ends := _ends(on) or {rank: 0 for rank in seen if rank not in on}:
         rank = max(ends, key=lambda rank: (ends[rank], seen[rank].users is not None, -rank))
-        return Late(rank, ends[rank], next((one for one in missing if one.rank == rank), None))
-    return missing[0] if missing else Ring(list(seen))
+        program = next((one for one in missing if one.rank == rank), None)
+        return HangReport(cause=HangCause.LATE, seen=seen, blamed=[rank], others=ends[rank], program=program)
+    if missing:
+        blamed, program = [missing[0].rank], missing[0]
+        return HangReport(cause=HangCause.NOT_ENTERED, seen=seen, blamed=blamed, program=program)
+    return HangReport(cause=HangCause.RING, seen=seen, blamed=list(seen))
 
 
 def _is_out(one: RankSnapshot) -> bool:
@@ -234,13 +201,14 @@ def _longest_pause(seen: Sequence[RankSnapshot]) -> float:
     return max((after - at for own in times for at, after in pairwise(own)), default=0.0)
 
 
-def _differing_orders(seen: Snapshots) -> OrdersDiffer | None:
+def _differing_orders(seen: Snapshots) -> tuple[int, int, int] | None:
+    """Two ranks of a stage that have dispatched different tasks, and the position."""
     for rank, one in seen.items():
         for other in one.round.members if one.round is not None else ():
             if other > rank and other in seen:
                 number = first_difference(one.recording.tasks, seen[other].recording.tasks)
                 if number is not None:
-                    return OrdersDiffer(rank, other, number)
+                    return rank, other, number
     return None
 
 
@@ -328,7 +296,7 @@ def _decisions(one: RankSnapshot, mine: RecordedRound, seen: Snapshots) -> list[
         if rank != one.rank and theirs.told > number:
             task = other.recording.tasks.get(theirs.before + number + 1)
             decides = member == 0 and not voting
-            what = SentDecision(number, mine.step, task) if decides else SentToGroup(number, mine.step)
+            what = SentToGroup(number, mine.step, decides, task if decides else None)
             found.append(Lost(rank, one.rank, what))
     return found
 

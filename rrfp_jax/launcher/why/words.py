@@ -4,22 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rrfp_jax.launcher.why.judge import (
-    Absent,
-    HangReport,
-    Late,
-    Lost,
-    Moves,
-    NotEntered,
-    OrdersDiffer,
-    Out,
-    Prepares,
-    Ring,
-    SentDecision,
-    SentInput,
-    SentToGroup,
-    SentValue,
-)
+from rrfp_jax.launcher.why.judge import HangCause, HangReport, Lost, SentInput, SentToGroup, SentValue
 from rrfp_jax.launcher.why.snapshot import RankSnapshot
 from rrfp_jax.runtime.run.consensus import difference
 from rrfp_jax.runtime.run.recorder import COMPILING, Recording
@@ -54,65 +39,64 @@ def line(report: HangReport, one: RankSnapshot) -> str:
 
 def sentence(report: HangReport) -> str:
     """What is wrong; of a run that moves, where it is."""
-    seen, finding = report.seen, report.finding
-    match finding:
-        case Moves() | Prepares():
-            text = _moving(report, finding)
-        case Out(rank):
-            text = f"{seen[rank].name} {_how_absent(seen[rank])}"
-        case Absent(ranks):
-            names, has = ", ".join(f"rank {rank}" for rank in ranks), "has" if len(ranks) == 1 else "have"
-            text = f"{names} {has} not begun to join the others: no rrfp.Trainer is made there yet"
-        case OrdersDiffer(rank, other, number):
-            text = orders_differ(seen[rank].recording, seen[other].recording, number)
-        case Lost():
-            text = _lost(report, finding)
-        case Late(rank, others, entered):
-            missing = "" if entered is None else f"has not entered {entered.what}, "
-            awaited = f"; {others} other ranks wait for it" if others > 1 else "; another rank waits for it"
-            text = f"{seen[rank].name} {missing}{_at(report, seen[rank])}{awaited if others else ''}"
-        case NotEntered(rank, waits, what):
-            name = seen[rank].name
-            inside = f"in which {seen[waits].name} waits for it"
-            text = f"{name} has not entered {what}, {inside}; {name} {_at(report, seen[rank])}"
-        case Ring():
-            text = f"the ranks wait for one another: {', '.join(one.name for one in seen.values())}"
+    phases = list(dict.fromkeys(str(one.phase) for one in report.seen.values()))
+    names = [name_of(report, rank) for rank in report.blamed]
+    match report.cause:
+        case HangCause.MOVES:
+            ago = f"{max(report.seconds, 0.0):.1f} s ago"
+            text = f"the run moves ({', '.join(phases)}): {ago} it began something"
+        case HangCause.PAUSES:
+            text = (
+                f"nothing has moved for {report.seconds:.1f} s ({', '.join(phases)}), but there was such a "
+                f"pause before, of {report.paused:.1f} s: ask again"
+            )
+        case HangCause.PREPARES:
+            text = f"all ranks are {' or '.join(phases)}, for {report.seconds:.1f} s; none waits for another"
+        case HangCause.ABSENT:
+            has = "has" if len(names) == 1 else "have"
+            text = f"{', '.join(names)} {has} not begun to join the others: no rrfp.Trainer is made there yet"
+        case HangCause.RING:
+            text = f"the ranks wait for one another: {', '.join(names)}"
+        case _:
+            text = _blame(report, *(report.seen[rank] for rank in report.blamed))
     return text
+
+
+def _blame(report: HangReport, one: RankSnapshot, other: RankSnapshot | None = None) -> str:
+    """Of one rank or two."""
+    lost, program, at = report.lost, report.program, _at(report, one)
+    if report.cause is HangCause.OUT:
+        return f"{one.name} {_how_absent(one)}"
+    if other is not None and lost is not None:
+        how = "heard of it, but its data has not come" if lost.heard else "not heard of it"
+        messages = "message" if report.more == 1 else "messages"
+        more = f" (and {report.more} more such {messages})" if report.more else ""
+        return f"{one.name} has sent {_message(lost)} to {other.name}, which has {how}{more}"
+    if other is not None:
+        return orders_differ(one.recording, other.recording, report.position)
+    missing = "" if program is None else f"has not entered {program.what}, "
+    if program is not None and report.cause is HangCause.NOT_ENTERED:
+        waits = name_of(report, program.waits)
+        return f"{one.name} {missing}in which {waits} waits for it; {one.name} {at}"
+    who = "another rank waits" if report.others == 1 else f"{report.others} other ranks wait"
+    return f"{one.name} {missing}{at}" + (f"; {who} for it" if report.others else "")
+
+
+def _message(lost: Lost) -> str:
+    match lost.what:
+        case SentInput(wanted, stage, step):
+            return f"the input of {wanted} on stage {stage} in step {step}"
+        case SentValue(gather):
+            return f"its value of {gather}"
+        case SentToGroup(number, step, decided, task):
+            what = f"decision {number} ({task})" if decided else f"message {number}"
+            return f"{what} of their group in step {step}"
 
 
 def orders_differ(one: Recording, other: Recording, number: int) -> str:
     """Two ranks of a stage have dispatched different tasks at a position."""
     step = next(entry.step for entry in one.last if entry.position == number)
     return difference(one.name, other.name, number, step, one.tasks, other.tasks)
-
-
-def _moving(report: HangReport, finding: Moves | Prepares) -> str:
-    phases = list(dict.fromkeys(str(one.phase) for one in report.seen.values()))
-    if isinstance(finding, Prepares):
-        return f"all ranks are {' or '.join(phases)}, for {finding.quiet:.1f} s; none waits for another"
-    if finding.paused is None:
-        quiet = max(finding.quiet, 0.0)
-        return f"the run moves ({', '.join(phases)}): {quiet:.1f} s ago it began something"
-    return (
-        f"nothing has moved for {finding.quiet:.1f} s ({', '.join(phases)}), but there was such a pause "
-        f"before, of {finding.paused:.1f} s: ask again"
-    )
-
-
-def _lost(report: HangReport, lost: Lost) -> str:
-    match lost.what:
-        case SentInput(wanted, stage, step):
-            what = f"the input of {wanted} on stage {stage} in step {step}"
-        case SentValue(gather):
-            what = f"its value of {gather}"
-        case SentDecision(number, step, task):
-            what = f"decision {number} ({task}) of their group in step {step}"
-        case SentToGroup(number, step):
-            what = f"message {number} of their group in step {step}"
-    sender, receiver = report.seen[lost.sender].name, report.seen[lost.receiver].name
-    how = "which has heard of it, but its data has not come" if lost.heard else "which has not heard of it"
-    more = f" (and {lost.more} more such message{'s' if lost.more > 1 else ''})" if lost.more else ""
-    return f"{sender} has sent {what} to {receiver}, {how}{more}"
 
 
 def _how_absent(one: RankSnapshot) -> str:
