@@ -31,7 +31,7 @@ def test_a_box_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "flight-2"
     recorder = FlightRecorder(path, 2, "")
     assert (read(path).phase, read(path).stages, read(path).last) == (STARTING, "", ())
-    recorder.runs("stages 2-3")
+    recorder.runs("stages 2-3", [2, 3, 70])
     recorder.phase(RunPhase("step", 12))
     before = time.time()
     for j in range(100):
@@ -44,6 +44,7 @@ def test_a_box_is_read_as_it_was_written(tmp_path):
         "stages 2-3",
         RunPhase("step", 12),
     )
+    assert found.stage_bits == (0b1100, 1 << 6, 0, 0)
     assert [e.position for e in found.last] == list(range(37, 101))
     assert found.last[-1].task == Task(BACKWARD, 1, 99)
     assert before <= found.last[0].at <= found.beat <= time.time()

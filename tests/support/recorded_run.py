@@ -50,6 +50,7 @@ class Run:
         for rank, number in enumerate(self.stage_of):
             name = f"stage {number % stages}" + (f" of replica {number // stages}" if replicas > 1 else "")
             recorder = FlightRecorder(folder / f"flight-{rank}", rank, name)
+            recorder.runs(name, [number % stages])
             recorder.phase(RunPhase("step", 7))
             recorder.begin_round(9, 7, rules, [number])
             if width > 1:

@@ -272,7 +272,7 @@ def _partners(one: RankSnapshot, seen: Snapshots) -> tuple[list[int], list[NotEn
     """
     elsewhere, missing = [], []
     for rank, other in seen.items():
-        shares = rank != one.rank and other.stages == one.stages
+        shares = rank != one.rank and other.recording.stage_bits == one.recording.stage_bits
         if not shares or (other.listens and other.place == one.place):
             continue
         behind = other.recording.entered < one.recording.entered

@@ -63,11 +63,6 @@ class RankSnapshot:
         return self.recording.name
 
     @property
-    def stages(self) -> str:
-        """Its stages, alike for all their replicas."""
-        return self.recording.stages.partition(" of replica ")[0]
-
-    @property
     def phase(self) -> RunPhase:
         """What it is at."""
         return self.recording.phase

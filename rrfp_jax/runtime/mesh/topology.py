@@ -120,7 +120,8 @@ class Mesh:
             others = [r for r in range(world.size) if r != world.rank]
             of_rank |= {r: self._devices_elsewhere(r, share) for r in others}
         stage_replicas = [[s for s, group in enumerate(groups) if r in group] for r in range(world.size)]
-        world.run_stages([self._name(own) for own in stage_replicas])
+        own = {stage_replica % self.pp for stage_replica in stage_replicas[world.rank]}
+        world.run_stages([self._name(one) for one in stage_replicas], own)
         return self._layout(world, groups, stage_replicas[world.rank], of_rank)
 
     def lay_out_on(self, of_rank: Sequence[Sequence[jax.Device]], stages: Collection[int]) -> Layout:

@@ -18,7 +18,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ctypes import Structure, c_char, c_double, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,9 @@ MAGIC = b"RRFPREC4"
 ENTRIES, MOST_OWN, MOST_MEMBERS, MOST_MESSAGES = 64, 256, 128, 32768
 """Of the ring, of stage replicas, of a group's members, of messages; what is beyond is not recorded."""
 
+STAGE_WORDS = 4
+"""Of 64 stages each; which stages beyond these a process runs is not recorded but as text."""
+
 ENTRY = struct.Struct("<QqiiiidQ")  # position, step, stage, kind, chunk, microbatch, time, position
 SHAPES: Sequence[Shape] = ("looped", "v")
 PHASES = ("", "starting", "compiling", "step", "validation", "ended")
@@ -53,8 +56,10 @@ PHASES = ("", "starting", "compiling", "step", "validation", "ended")
 class PhaseLayout(Structure):
     """A phase."""
 
-    _fields_ = (("count", c_uint64), ("since", c_double), ("training_step", c_int64))
-    _fields_ += (("name", c_int64), ("number", c_int64), ("again", c_uint64))
+    _fields_ = (
+        *(("count", c_uint64), ("since", c_double), ("training_step", c_int64)),
+        *(("name", c_int64), ("number", c_int64), ("again", c_uint64)),
+    )
 
 
 class BoardLayout(Structure):
@@ -80,7 +85,7 @@ class PageLayout(Structure):
     _fields_ = (
         *(("magic", c_char * 8), ("rank", c_int32), ("pid", c_int32)),
         *(("started", c_uint64), ("dump_signal", c_int64), ("beat", c_double), ("counters", c_uint64 * 4)),
-        *(("stages", c_char * 64), ("host", c_char * 64)),
+        *(("stages", c_char * 64), ("stage_bits", c_uint64 * STAGE_WORDS), ("host", c_char * 64)),
         *(("phases", PhaseLayout * 2), ("ring", c_uint8 * (ENTRIES * ENTRY.size)), ("board", BoardLayout)),
     )
 
@@ -262,7 +267,8 @@ class Recording:
     """What a flight recorder holds.
 
     Attributes:
-        stages: as text: "stage 2".
+        stages: as text: "stage 2 of replica 1".
+        stage_bits: their numbers, as bits, alike for all replicas.
         phase: what the process was at; without a name if it had not said.
         phase_since, beat: when that began and when it was last known alive, in the seconds of `time.time()`.
         last: the latest dispatches, oldest first, at most 64.
@@ -289,6 +295,7 @@ class Recording:
     collective: str = ""
     round: RecordedRound | None = None
     training_step: int | None = None
+    stage_bits: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -363,9 +370,12 @@ class FlightRecorder:
         self.beat()
         page.magic = MAGIC
 
-    def runs(self, stages: str) -> None:
-        """Say which stages the process runs."""
+    def runs(self, stages: str, numbers: Collection[int] = ()) -> None:
+        """Say which stages the process runs: as text, and their numbers, as far as there is room for them."""
         self._page.stages = _clipped(stages, 62)
+        for word in range(STAGE_WORDS):
+            bits = (1 << number % 64 for number in numbers if number // 64 == word)
+            self._page.stage_bits[word] = sum(bits)
 
     def dumps_by(self, number: int) -> None:
         """Say which signal makes the process dump its stacks; 0 for none."""
@@ -428,6 +438,7 @@ def read(path: Path) -> Recording:
         collective=_text(page.board.collective),
         round=_round_of(page.board),
         training_step=phase.training_step if phase.training_step >= 0 else None,
+        stage_bits=tuple(page.stage_bits),
     )
 
 

@@ -12,11 +12,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from rrfp_jax.runtime.run.collectives import Collectives
 from rrfp_jax.runtime.run.mailbox import Mailbox
@@ -25,9 +24,6 @@ from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.runtime.run.signals import ExitCallbacks, Stop
 from rrfp_jax.runtime.run.token import Store
 from rrfp_jax.runtime.run.waits import Waits
-
-if TYPE_CHECKING:
-    pass
 
 START_SECONDS = 3600.0
 """Limit for all processes to have compiled: one may have much more to compile than another."""
@@ -81,10 +77,10 @@ class World:
             return os.path.samestat(os.fstat(self.folder_descriptor), folder.stat())
         return False
 
-    def run_stages(self, stages: Sequence[str]) -> None:
-        """Say which stages each rank runs, as text, once a mesh has been laid out."""
+    def run_stages(self, stages: Sequence[str], own: Collection[int] = ()) -> None:
+        """Say which stages each rank runs, as text, and this one's numbers, once a mesh has been laid out."""
         self.membership.stages = stages
-        self.recorder.runs(stages[self.rank])
+        self.recorder.runs(stages[self.rank], own)
 
     def next_round(self) -> int:
         """A number for the next run of tasks, equal on all processes, which all run the same."""
