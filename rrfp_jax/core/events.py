@@ -52,10 +52,22 @@ class Dispatch(NamedTuple):
     Attributes:
         additions: the microbatches whose gradients are added, in this order: that of this task, which its
             program adds, then those parked before it.
+        ready: the tasks of this stage that the dispatch makes ready. They follow from the task and the stage,
+            and are left out of comparisons.
     """
 
     task: Task
     additions: tuple[int, ...] = ()
+    ready: tuple[Task, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dispatch) and self[:2] == other[:2]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:2])
 
     @property
     def in_turn(self) -> bool:

@@ -216,15 +216,18 @@ class Progress:
                 return ArrivalError.NO_BACKWARD.value
         return None
 
-    def dispatch(self, kind: Kind, chunk: int, microbatch: int) -> None:
-        """Note that a ready task runs, and what becomes ready by that on this stage."""
+    def dispatch(self, kind: Kind, chunk: int, microbatch: int) -> tuple[Task, ...]:
+        """Note that a ready task runs; the tasks of this stage that become ready by that."""
         row, unlocked = self._dispatches[kind][chunk]
         row.states[microbatch] = DISPATCHED
         row.ready -= 1
         if microbatch == row.lowest:
             row.lowest = row.states.find(READY, microbatch + 1) if row.ready else -1
+        if not unlocked:
+            return ()
         for later in unlocked:
             later.make_ready(microbatch)
+        return tuple([later.tasks[microbatch] for later in unlocked])
 
     def ready_tasks(self) -> list[Task]:
         """The ready tasks in tie order: forwards, then backwards, then weight gradients."""

@@ -375,7 +375,7 @@ class StageScheduler:
         kind, chunk, microbatch = task
         self._remaining -= 1
         self.view.known = None
-        self._progress.dispatch(kind, chunk, microbatch)
+        ready = self._progress.dispatch(kind, chunk, microbatch)
         additions: tuple[int, ...] = ()
         charge = KINDS[kind].charge
         if charge > 0:
@@ -390,7 +390,7 @@ class StageScheduler:
         if event is not ROOM:
             self._note(event)
         self._note(task)
-        return _new(Dispatch, (task, additions))
+        return _new(Dispatch, (task, additions, ready))
 
     def _leave(self, microbatch: int) -> None:
         """Release a microbatch of a forward-only pass once all of it has run."""

@@ -29,10 +29,10 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from rrfp_jax.core.events import ROOM, Arrived
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Direction, Kind, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Direction, Kind, Task
 from rrfp_jax.trace.costs import Costs
 from rrfp_jax.trace.records import RECORD, Part, StepTrace
 
@@ -301,9 +301,10 @@ class _Simulation:
             dispatch = device.scheduler.handle(ROOM)
             if dispatch is None:
                 return
-            self._dispatch(now, device, dispatch.task)
+            self._dispatch(now, device, dispatch)
 
-    def _dispatch(self, now: float, device: Device, task: Task) -> None:
+    def _dispatch(self, now: float, device: Device, dispatch: Dispatch) -> None:
+        task, _, became_ready = dispatch
         kind, chunk, microbatch = task
         stage, ready = device.stage, device.ready
         start = now if now > device.free else device.free
@@ -314,10 +315,8 @@ class _Simulation:
         self._records += RECORD.pack(
             stage, kind, chunk, microbatch, 0, ready[kind][chunk][microbatch], now, start, end, 0.0, 0.0
         )
-        if kind is FORWARD:
-            ready[BACKWARD][chunk][microbatch] = now  # on the last virtual stage; elsewhere it must arrive
-        elif kind is INPUT:
-            ready[WEIGHT][chunk][microbatch] = now
+        for later in became_ready:
+            ready[later.kind][chunk][microbatch] = now
         lead = self._leads.get((stage, task), self._lead) if self._leads else self._lead
         device.room = end
         if lead:

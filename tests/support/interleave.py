@@ -74,7 +74,7 @@ class World:
             self.awake.append(node)
 
     def follow(self, node: int, dispatch: Dispatch) -> None:
-        task, additions = dispatch
+        task, additions, _ = dispatch
         self.orders[node].append(task)
         self.check_group(node)
         self.send_outputs(node, task)

@@ -23,7 +23,7 @@ from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.footprint import Meter
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
-from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Task
+from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precise_timers
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
@@ -346,7 +346,7 @@ class StepExecution:
         return False
 
     def _dispatch(self, queue: DeviceQueue, stage: int, dispatch: Dispatch, now: float) -> None:
-        part, (task, additions) = self._parts[stage], dispatch
+        part, task = self._parts[stage], dispatch.task
         # Noted before: a collective out of order may end the process.
         self._recorder.dispatched(self._step, stage % self._stages, task)
         try:
@@ -362,12 +362,9 @@ class StepExecution:
         if key is not None:
             self._board.sent(stage, task, OFFERED)  # before: it may be delivered at once
             (self._local if key.stage in self._parts else self._remote).offer(key, outputs)
-        elif task.kind is FORWARD:
-            backward = self._schedulers[stage].task_for(Direction.BACKWARD, task.chunk, task.microbatch)
-            self._ready[stage][backward] = perf_counter()
-        if task.kind is INPUT:
-            self._ready[stage][Task(WEIGHT, task.chunk, task.microbatch)] = perf_counter()
-        for microbatch in additions[1:]:
+        for later in dispatch.ready:
+            self._ready[stage][later] = perf_counter()
+        for microbatch in dispatch.additions[1:]:
             part.accumulate(task.chunk, microbatch)
 
     def coming(self, key: Key) -> None:
