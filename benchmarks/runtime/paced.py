@@ -143,6 +143,5 @@ def hop_of(steps: Iterable[StepTrace], workload: Workload) -> float:
         receiver.ready - sender.end - costs.transfer(sender.stage, sender.task)
         for step in steps
         for costs in [WorkloadCosts(workload, step.placement)]
-        for sender in step.records
-        if (receiver := step.receiver(sender)) is not None and receiver.stage != sender.stage
+        for sender, receiver in step.transfers()
     )

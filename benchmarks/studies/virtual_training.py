@@ -12,7 +12,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import FORWARD_SECONDS, Family
-from rrfp_jax.sim.splits import FIRST, Balance, Look, Move
+from rrfp_jax.sim.splits import FIRST, Balance, Move, RebalanceDecision
 from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.trace.work import LayerWork, RecordedStep, Work
@@ -85,7 +85,7 @@ class Trained:
     """Moves and looks, each with its step, and what steps took (s)."""
 
     moves: list[tuple[int, Move]] = field(default_factory=list)
-    looks: list[tuple[int, Look]] = field(default_factory=list)
+    looks: list[tuple[int, RebalanceDecision]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
 

@@ -16,7 +16,7 @@ from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import RANKED, Schedule, by_name, name_of
-from rrfp_jax.core.step_rules import usual_limit
+from rrfp_jax.core.step_rules import default_max_in_flight
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of, shown
 from rrfp_jax.sim.choice import Auto
@@ -204,7 +204,7 @@ def simulate(
     try:
         times = seeds if jitter != "J0" else 1  # of a workload, whose steps differ by jitter only
         steps = given_steps(workload, stages=stages, microbatches=microbatches, seeds=seeds, times=times)
-        usual = usual_limit(steps[0].actual.stages) if byte_limit is None else None
+        usual = default_max_in_flight(steps[0].actual.stages) if byte_limit is None else None
         given = Settings(
             limit=usual if limit is None else limit or None,
             byte_limit=byte_limit,

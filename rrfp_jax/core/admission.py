@@ -109,7 +109,6 @@ class ByChunk(Admission):
         self._begun = 0  # above the highest microbatch that has begun
 
     def admits(self, chunk: int, microbatch: int) -> bool:
-        """See `Admission.admits`."""
         limit = self._limit
         if limit is None or microbatch <= self._lowest:
             return True
@@ -117,7 +116,6 @@ class ByChunk(Admission):
         return self.held + self._dearest <= room or self._largest(microbatch) <= room
 
     def refuses_beyond(self, chunk: int, microbatch: int) -> bool:
-        """See `Admission.refuses_beyond`."""
         if self._limit is None or microbatch <= self._lowest:
             return False
         return self._largest(microbatch) + self._cheapest[chunk] > self._limit
@@ -151,7 +149,6 @@ class ByChunk(Admission):
         return True
 
     def admit(self, chunk: int, microbatch: int) -> None:
-        """See `Admission.admit`."""
         cost = self._costs[chunk][microbatch]
         self.held += cost
         if self._limit is None:
@@ -171,7 +168,6 @@ class ByChunk(Admission):
                 sums[q] -= cost
 
     def release(self, chunk: int, microbatch: int) -> None:
-        """See `Admission.release`."""
         cost = self._costs[chunk][microbatch]
         self.held -= cost
         self._to_free[microbatch] -= 1
@@ -195,7 +191,6 @@ class Whole(Admission):
         self._scanned = self._dearest = 0  # the largest cost of those not begun below a microbatch
 
     def admits(self, chunk: int, microbatch: int) -> bool:
-        """See `Admission.admits`."""
         if chunk or self._limit is None:
             return True
         needed = self.held + self._totals[microbatch]
@@ -204,14 +199,12 @@ class Whole(Admission):
         return needed <= self._limit
 
     def refuses_beyond(self, chunk: int, microbatch: int) -> bool:
-        """See `Admission.refuses_beyond`."""
         if chunk or self._limit is None or self.admits(chunk, microbatch):
             return False
         reserve = max(self._totals[microbatch], self._reserve(microbatch))
         return self.held + self._cheapest + reserve > self._limit
 
     def admit(self, chunk: int, microbatch: int) -> None:
-        """See `Admission.admit`."""
         if chunk:
             return
         self._begun[microbatch] = 1
@@ -222,7 +215,6 @@ class Whole(Admission):
         self._scanned, self._dearest = self._lowest, 0
 
     def release(self, chunk: int, microbatch: int) -> None:
-        """See `Admission.release`."""
         self._to_free[microbatch] -= 1
         if not self._to_free[microbatch]:
             self.held -= self._totals[microbatch]

@@ -115,7 +115,6 @@ class Leader:
         raise self.scheduler.illegal(event, "arrivals, room and reports, on the leader")
 
     def awaited(self) -> Wait:
-        """See `StageScheduler.awaited`."""
         return self.scheduler.awaited()
 
     def key(self) -> Hashable:
@@ -165,7 +164,6 @@ class Follower:
         raise self.scheduler.illegal(event, "arrivals, room and decisions, on a follower")
 
     def awaited(self) -> Wait:
-        """See `StageScheduler.awaited`."""
         task = self._decided.get(self._position)
         if task is None:
             return Wait(WaitCause.LEADER) if not self.scheduler.finished else self.scheduler.awaited()
@@ -221,14 +219,12 @@ class Unanimous:
         raise self.scheduler.illegal(event, "arrivals, room and proposals")
 
     def awaited(self) -> Wait:
-        """See `StageScheduler.awaited`."""
         if not self._pending:
             return self.scheduler.awaited()
         silent = sorted(set(range(self.ranks)) - set(self._proposals[self._round]))
         return Wait(WaitCause.PROPOSALS, members=tuple(silent))
 
     def key(self) -> Hashable:
-        """See `StageScheduler.key`."""
         proposals = tuple(frozenset(of_round.items()) for of_round in self._proposals)
         return self.scheduler.key(), self._round, proposals, frozenset(self._later), self._in_vain
 
@@ -278,18 +274,15 @@ class Alone:
         self.scheduler = scheduler
 
     def handle(self, event: Event | GroupMessage) -> Answer:
-        """See `StageScheduler.handle`."""
         if isinstance(event, GroupMessage):
             raise self.scheduler.illegal(event, "arrivals and room, as there is nothing to agree on")
         dispatch = self.scheduler.handle(event)
         return NOTHING if dispatch is None else Answer(dispatch)
 
     def awaited(self) -> Wait:
-        """See `StageScheduler.awaited`."""
         return self.scheduler.awaited()
 
     def key(self) -> Hashable:
-        """See `StageScheduler.key`."""
         return self.scheduler.key()
 
 

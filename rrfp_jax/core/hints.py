@@ -61,15 +61,12 @@ class Only:
     wanted: Callable[[Task], bool]
 
     def first(self, direction: Direction) -> Task | None:
-        """See `HintView.first`."""
         return next(self.runnable(direction), None)
 
     def runnable(self, direction: Direction) -> Iterator[Task]:
-        """See `HintView.runnable`."""
         return filter(self.wanted, self.ready.runnable(direction))
 
     def heads(self, rank: Mapping[Task, int]) -> Iterator[Task]:
-        """See `HintView.heads`."""
         lowest: dict[tuple[Direction, int], Task] = {}
         for direction in DIRECTIONS:
             for task in self.runnable(direction):
@@ -77,15 +74,12 @@ class Only:
         return iter(sorted(lowest.values(), key=rank.__getitem__))
 
     def was_dispatched(self, task: Task) -> bool:
-        """See `HintView.was_dispatched`."""
         return self.ready.was_dispatched(task)
 
     def past(self, order: Sequence[Task], at: int) -> int:
-        """See `HintView.past`."""
         return self.ready.past(order, at)
 
     def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
-        """See `HintView.leaves_room`."""
         return self.ready.leaves_room(task, order, start, stop)
 
     def __contains__(self, task: Task) -> bool:

@@ -62,16 +62,16 @@ class ArrivalError(Enum):
     NO_BACKWARD = "no gradient in a forward-only pass"
 
 
-Names = Mapping[Kind, Sequence[Sequence[Task]]]
+TaskIndex = Mapping[Kind, Sequence[Sequence[Task]]]
 """`[kind][chunk][microbatch]`: all tasks that there may be in a step."""
 
 
-def all_tasks(chunks: int, microbatches: int) -> Names:
+def all_tasks(chunks: int, microbatches: int) -> TaskIndex:
     """Every task of every kind, made once for all stages, as making one takes long beside looking it up."""
     return {kind: [[Task(kind, c, j) for j in range(microbatches)] for c in range(chunks)] for kind in Kind}
 
 
-class Row:
+class ReadyQueue:
     """The tasks of one direction and chunk by microbatch.
 
     Attributes:
@@ -87,7 +87,7 @@ class Row:
     __slots__ = ("by", "lowest", "mixed", "predecessor", "ready", "states", "tasks")
 
     def __init__(
-        self, tasks: Sequence[Task], by: ReadyBy, predecessor: Row | None = None, mixed: bool = False
+        self, tasks: Sequence[Task], by: ReadyBy, predecessor: ReadyQueue | None = None, mixed: bool = False
     ) -> None:
         self.tasks, self.by, self.predecessor, self.mixed = tasks, by, predecessor, mixed
         self.states = bytearray(len(tasks))
@@ -109,26 +109,13 @@ class Row:
 
 
 class Progress:
-    """The states of one stage's tasks.
-
-    Attributes:
-        rows: their rows by kind, then by chunk; B and I have the same ones.
-        ranked: the rows by direction, the best chunk first.
-        splits: how many backwards run as I and W.
-
-    Args:
-        stage: which.
-        placement: of the step.
-        names: of the step (`all_tasks`).
-        split: the (chunk, microbatch) whose backward runs as I and W.
-        forward_only: there is no backward.
-    """
+    """The states of one stage's tasks, in rows by kind and chunk; `splits` backwards run as I and W."""
 
     def __init__(
         self,
         stage: int,
         placement: Placement,
-        names: Names,
+        names: TaskIndex,
         split: Collection[tuple[int, int]],
         forward_only: bool,
     ) -> None:
@@ -142,14 +129,16 @@ class Progress:
             tasks = (row[0] for row in names[kind])
             return (ready_by(kind, placement.needs_arrival(stage, task)) for task in tasks)
 
-        self.forwards = [Row(*row) for row in zip(names[FORWARD], causes(FORWARD), strict=True)]
+        self.forwards = [ReadyQueue(*row) for row in zip(names[FORWARD], causes(FORWARD), strict=True)]
         self.backwards = [
-            Row(tasks, why, forward, mixed=0 < count < len(tasks))
+            ReadyQueue(tasks, why, forward, mixed=0 < count < len(tasks))
             for tasks, why, forward, count in zip(
                 backwards, causes(BACKWARD), self.forwards, splits, strict=True
             )
         ]
-        self.weights = [Row(*row) for row in zip(names[WEIGHT], causes(WEIGHT), self.backwards, strict=True)]
+        self.weights = [
+            ReadyQueue(*row) for row in zip(names[WEIGHT], causes(WEIGHT), self.backwards, strict=True)
+        ]
         self._of = dict(zip(Direction, (self.forwards, self.backwards, self.weights), strict=True))
         self.rows = {kind: self._of[kind.direction] for kind in Kind}
         best_first = (self.forwards, self.backwards[::-1], self.weights[::-1])  # the paper's tie order
@@ -165,7 +154,7 @@ class Progress:
                 for j in range(self._microbatches):
                     row.make_ready(j)
 
-    def _unlocked(self, kind: Kind, chunk: int) -> list[Row]:
+    def _unlocked(self, kind: Kind, chunk: int) -> list[ReadyQueue]:
         """The rows in which the dispatch of a task makes that of the same microbatch ready."""
         if self._forward_only:
             return []

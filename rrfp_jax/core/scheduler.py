@@ -28,7 +28,7 @@ from rrfp_jax.core.admission import Admission, ByChunk, Whole
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, IllegalEvent, Room, ScheduleError
 from rrfp_jax.core.hints import Only
 from rrfp_jax.core.orders import FixedOrder, planned_order
-from rrfp_jax.core.progress import DISPATCHED, READY, Progress, Row
+from rrfp_jax.core.progress import DISPATCHED, READY, Progress, ReadyQueue
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import KINDS, WEIGHT, Direction, Kind, Task
 from rrfp_jax.core.wait import Wait, WaitCause
@@ -93,7 +93,7 @@ class RunnableTasks:
     """The view of a stage that its hint gets: see `hints.HintView`.
 
     Attributes:
-        known: a task found to be runnable since the last dispatch, or None. It saves a second look at what a
+        cached: a task found to be runnable since the last dispatch, or None. It saves a second look at what a
             hint has just been told of, and changes no answer: only a dispatch can take a task's permission.
     """
 
@@ -101,7 +101,7 @@ class RunnableTasks:
         self._progress, self._admissions, self._accumulator = progress, admissions, accumulator
         self._ranked, self._rows = progress.ranked, progress.rows
         self._all_rows = [row for rows in progress.ranked.values() for row in rows]
-        self.known: Task | None = None
+        self.cached: Task | None = None
 
     def first(self, direction: Direction) -> Task | None:
         """The best runnable task of a direction in tie order."""
@@ -110,7 +110,7 @@ class RunnableTasks:
                 task = row.tasks[row.lowest]
                 found = task if self._permits(*task) else self._first_beyond(row)
                 if found is not None:
-                    self.known = found
+                    self.cached = found
                     return found
         return None
 
@@ -129,7 +129,7 @@ class RunnableTasks:
         while found:
             _, task, row = found.pop(0)
             if self._permits(*task):
-                self.known = task
+                self.cached = task
                 yield task
             elif (beyond := self._first_beyond(row)) is not None:
                 insort(found, (rank[beyond], beyond, row))
@@ -153,7 +153,7 @@ class RunnableTasks:
         return at
 
     def __contains__(self, task: Task) -> bool:
-        if task is self.known:
+        if task is self.cached:
             return True
         kind, chunk, microbatch = task
         row = self._rows[kind][chunk]
@@ -161,7 +161,7 @@ class RunnableTasks:
             return False
         if not self._permits(kind, chunk, microbatch):
             return False
-        self.known = task
+        self.cached = task
         return True
 
     def anything(self) -> Task | None:
@@ -179,7 +179,7 @@ class RunnableTasks:
                     return False
         return True
 
-    def _first_beyond(self, row: Row) -> Task | None:
+    def _first_beyond(self, row: ReadyQueue) -> Task | None:
         """The lowest runnable task of a row whose lowest ready one is refused."""
         for task in row:
             if self._permits(*task):
@@ -374,7 +374,7 @@ class StageScheduler:
     def _dispatch(self, task: Task, event: Event) -> Dispatch:
         kind, chunk, microbatch = task
         self._remaining -= 1
-        self.view.known = None
+        self.view.cached = None
         ready = self._progress.dispatch(kind, chunk, microbatch)
         additions: tuple[int, ...] = ()
         charge = KINDS[kind].charge

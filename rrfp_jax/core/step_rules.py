@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation, most_parked
 from rrfp_jax.core.hints import Drain, Hint
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.progress import Names, all_tasks
+from rrfp_jax.core.progress import TaskIndex, all_tasks
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import BACKWARD, KINDS, WEIGHT, Kind, Placement
 
@@ -20,7 +20,7 @@ MOST_QUEUED = 2
 """Programs on a device at once, the running one and the next, unless a group of processes decides ahead."""
 
 
-def usual_limit(stages: int) -> int:
+def default_max_in_flight(stages: int) -> int:
     """Microbatches in flight on a stage unless somebody says otherwise, or bytes limit them: two per stage.
 
     1F1B holds up to one per stage. More than two gain next to nothing (`benchmarks/results/simulated.md`).
@@ -125,7 +125,7 @@ class StepRules:
         ]
 
     @cached_property
-    def names(self) -> Names:
+    def names(self) -> TaskIndex:
         """All tasks that there may be in the step."""
         return all_tasks(self.placement.chunks, self.microbatches)
 

@@ -35,12 +35,10 @@ def links_of(traces: Sequence[StepTrace]) -> list[Link]:
     """All links that had messages, by direction, then by stages."""
     found: dict[tuple[Direction, int, int], list[tuple[float, float]]] = defaultdict(list)
     for trace in traces:
-        for sender in trace.records:
-            receiver = trace.receiver(sender)
-            if receiver is not None and receiver.stage != sender.stage:
-                took, slack = receiver.ready - sender.end, receiver.start - receiver.ready
-                key = sender.task.kind.direction, sender.stage, receiver.stage
-                found[key].append((max(took, 0.0), max(slack, 0.0)))
+        for message in trace.transfers():
+            sender, receiver = message
+            key = sender.task.kind.direction, sender.stage, receiver.stage
+            found[key].append((message.seconds, max(receiver.start - receiver.ready, 0.0)))
     return [
         Link(a, b, direction, *(list(own) for own in zip(*messages, strict=True)))
         for (direction, a, b), messages in sorted(found.items())

@@ -135,9 +135,7 @@ def _link_seconds(steps: Sequence[RecordedStep], ways: Sequence[Link]) -> tuple[
     """Median seconds of a message on one of these links, and on the others."""
     found: dict[Link, list[float]] = defaultdict(list)
     for step in steps:
-        for sender in step.trace.records:
-            receiver = step.trace.receiver(sender)
-            if receiver is not None and receiver.stage != sender.stage:
-                found[sender.stage, receiver.stage].append(max(receiver.ready - sender.end, 0.0))
+        for message in step.trace.transfers():
+            found[message.sender.stage, message.receiver.stage].append(message.seconds)
     medians = {of: median(seconds) for of, seconds in found.items()}
     return median(medians[way] for way in ways), median(s for of, s in medians.items() if of not in ways)

@@ -47,9 +47,7 @@ class LatestStep:
     def edges(self) -> Sequence[Edge]:
         """Edges between stages, those first whose messages take longest in the median."""
         found: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for sender in self.trace.records:
-            receiver = self.trace.receiver(sender)
-            if receiver is not None and receiver.stage != sender.stage:
-                found[sender.stage, receiver.stage].append(max(receiver.ready - sender.end, 0.0))
+        for message in self.trace.transfers():
+            found[message.sender.stage, message.receiver.stage].append(message.seconds)
         edges = [Edge(*between, len(own), median(own), max(own)) for between, own in found.items()]
         return sorted(edges, key=lambda edge: (-edge.median, edge.source, edge.target))

@@ -202,12 +202,6 @@ def choose(
 
 
 def _affordable(rules: StepRules, each: int, most_tasks: int) -> int:
-    """How many microbatches are simulated: a multiple of the stages, unless it is all of them.
-
-    Args:
-        rules: of any of the steps.
-        each: tasks of one microbatch in all simulations.
-        most_tasks: to simulate.
-    """
+    """How many microbatches are simulated: a multiple of the stages, unless it is all of them."""
     stages = rules.placement.stages
     return min(rules.microbatches, max(1, most_tasks // each // stages) * stages)

@@ -23,19 +23,15 @@ class Disturbed(Costs):
     inner: Costs
 
     def duration(self, stage: int, task: Task) -> float:
-        """See `Costs.duration`."""
         return self.inner.duration(stage, task)
 
     def transfer(self, stage: int, task: Task) -> float:
-        """See `Costs.transfer`."""
         return self.inner.transfer(stage, task)
 
     def occupancy(self, stage: int, task: Task) -> float:
-        """See `Costs.occupancy`."""
         return self.inner.occupancy(stage, task)
 
     def begin(self) -> Costs:
-        """See `Costs.begin`."""
         return replace(self, inner=self.inner.begin())
 
 
@@ -56,7 +52,6 @@ class Straggler(Disturbed):
         _require(self.factor, "factor", "a multiple of the usual time")
 
     def duration(self, stage: int, task: Task) -> float:
-        """See `Costs.duration`."""
         seconds = self.inner.duration(stage, task)
         last = task.microbatch if self.last is None else self.last
         slow = stage == self.stage and self.first <= task.microbatch <= last
@@ -95,7 +90,6 @@ class LateReadiness(Disturbed):
         _require(self.seconds, "late readiness", "seconds")
 
     def transfer(self, stage: int, task: Task) -> float:
-        """See `Costs.transfer`."""
         return self.inner.transfer(stage, task) + self.seconds
 
 

@@ -42,7 +42,7 @@ Happening: TypeAlias = Callable[[float, Whom, Any], None]
 """What is called with the time, whom it concerns, and what was entered with it."""
 
 
-class Agenda(Generic[Whom]):
+class EventQueue(Generic[Whom]):
     """A heap of events, which concern devices, or whatever else there is several of."""
 
     def __init__(self) -> None:
@@ -138,11 +138,10 @@ class Network(Protocol):
 class Parallel:
     """Every transfer for itself."""
 
-    def __init__(self, costs: Costs, agenda: Agenda[Device], receive: Receive, freed: Freed) -> None:
+    def __init__(self, costs: Costs, agenda: EventQueue[Device], receive: Receive, freed: Freed) -> None:
         self._transfer, self._add, self._receive = costs.transfer, agenda.add, receive
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
-        """See `Network.send`."""
         arrives = now + self._transfer(sender.stage, task)
         if arrives == now:
             self._receive(now, receiver, arrival)
@@ -153,12 +152,11 @@ class Parallel:
 class Serial:
     """One transfer after another on each directed link."""
 
-    def __init__(self, costs: Costs, agenda: Agenda[Device], receive: Receive, freed: Freed) -> None:
+    def __init__(self, costs: Costs, agenda: EventQueue[Device], receive: Receive, freed: Freed) -> None:
         self._costs, self._agenda, self._receive = costs, agenda, receive
         self._free: dict[tuple[int, int], float] = defaultdict(float)  # when each link is
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
-        """See `Network.send`."""
         link = sender.stage, receiver.stage
         begins = max(now, self._free[link])
         self._free[link] = begins + self._costs.occupancy(sender.stage, task)
@@ -169,11 +167,10 @@ class Serial:
 class Synchronous:
     """Rendezvous of two devices that do not compute."""
 
-    def __init__(self, costs: Costs, agenda: Agenda[Device], receive: Receive, freed: Freed) -> None:
+    def __init__(self, costs: Costs, agenda: EventQueue[Device], receive: Receive, freed: Freed) -> None:
         self._costs, self._agenda, self._receive, self._freed = costs, agenda, receive, freed
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
-        """See `Network.send`."""
 
         def begin(now: float) -> None:
             receiver.held += 1
@@ -192,7 +189,7 @@ class Synchronous:
             begin(now)
 
 
-NETWORKS: dict[str, Callable[[Costs, Agenda[Device], Receive, Freed], Network]] = {
+NETWORKS: dict[str, Callable[[Costs, EventQueue[Device], Receive, Freed], Network]] = {
     "parallel": Parallel,
     "serial": Serial,
     "synchronous": Synchronous,
@@ -265,7 +262,7 @@ class _Simulation:
         self._duration = costs.duration
         self._leads = leads
         self._lead, self._depth = lead, 2 if lead else 1
-        self._agenda: Agenda[Device] = Agenda()
+        self._agenda: EventQueue[Device] = EventQueue()
         self._network = NETWORKS[links](costs, self._agenda, self._arrived, self._wake)
         self._placement = rules.placement
         stages = range(rules.placement.stages)

@@ -62,12 +62,6 @@ def reranked(rows: Rows, starts: Sequence[Sequence[float]], span: float, rng: ra
     """Tasks that start in some stretch of time are moved: each by itself, or all of a microbatch alike.
 
     The result is meant as a ranking: as an order it may be one that nobody can follow.
-
-    Args:
-        rows: what is dispatched.
-        starts: when its tasks start (s).
-        span: how long the step takes (s).
-        rng: where the randomness comes from.
     """
     centre, half = rng.uniform(0.0, span), span * math.exp(rng.uniform(-3.0, 0.0))
     distance = span * math.exp(rng.uniform(-6.0, -2.0))

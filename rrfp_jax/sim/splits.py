@@ -30,8 +30,8 @@ from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import Placement, Task
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import Costs, TableCosts
-from rrfp_jax.trace.layers import Seen, fitted_shares, least_largest
-from rrfp_jax.trace.replayed import Replay, replay_of
+from rrfp_jax.trace.layers import BusySample, fitted_shares, least_largest
+from rrfp_jax.trace.replayed import ReplayInputs, replay_of
 from rrfp_jax.trace.work import LayerShares, RecordedStep, Work, busy_seconds, layer_shares
 
 
@@ -72,19 +72,18 @@ class Layers:
         busy = busy_seconds([step.trace for step in steps if step.rules.placement == placement])
         return cls(work, layer_shares(work, busy, placement), placement)
 
+    def seconds(self, v: int, layers: range) -> float:
+        """What a virtual stage with these layers takes."""
+        slowness = self.shares.slowness[self.placement.place(v)[0]]
+        return slowness * sum(self.shares.seconds[layers.start : layers.stop])
+
     def recuts(self) -> Iterator[Recut]:
         """The split whose slowest virtual stage takes least, and the slowest one's ends moved."""
-        stage_of = [self.placement.place(v)[0] for v in range(self.placement.last + 1)]
-
-        def seconds(v: int, first: int, end: int) -> float:
-            return sum(self.shares.seconds[first:end]) * self.shares.slowness[stage_of[v]]
-
         ranges = self.work.ranges()
-        slowest = max(range(len(ranges)), key=lambda v: seconds(v, ranges[v].start, ranges[v].stop))
-        moves = list(self._moves(slowest))
-        _, best = least_largest(seconds, len(self.work.layers), len(ranges))
-        if tuple(best) not in (tuple(self.work.split), *(move.split for move in moves)):
-            yield Recut(f"split {_text(best)} instead of {_text(self.work.split)}", None, tuple(best))
+        slowest = max(range(len(ranges)), key=lambda v: self.seconds(v, ranges[v]))
+        moves, best = list(self._moves(slowest)), least(self)
+        if best not in (tuple(self.work.split), *(move.split for move in moves)):
+            yield Recut(f"split {_text(best)} instead of {_text(self.work.split)}", None, best)
         yield from moves
 
     def _moves(self, of: int) -> Iterator[Recut]:
@@ -165,7 +164,7 @@ class Repeatable(NamedTuple):
     """A step that ran, and what to run it again with."""
 
     step: RecordedStep
-    replay: Replay
+    replay: ReplayInputs
 
     @classmethod
     def of(cls, steps: Sequence[RecordedStep]) -> list[Repeatable]:
@@ -216,8 +215,7 @@ def _busiest(layers: Layers) -> Callable[[Sequence[int]], float]:
     def busy(split: Sequence[int]) -> float:
         found = [0.0] * layers.placement.stages
         for v, own in enumerate(layers.work.ranges(split)):
-            stage = layers.placement.place(v)[0]
-            found[stage] += layers.shares.slowness[stage] * sum(layers.shares.seconds[own.start : own.stop])
+            found[layers.placement.place(v)[0]] += layers.seconds(v, own)
         return max(found)
 
     return busy
@@ -311,7 +309,7 @@ class Verdict(NamedTuple):
         return self.gain >= PROMISED * self.move.gain
 
 
-class Look(NamedTuple):
+class RebalanceDecision(NamedTuple):
     """What a look says.
 
     Attributes:
@@ -360,18 +358,14 @@ class Balance:
     pause: float | None = None
     _asked: float = GAIN
     _wait: int = FIRST
-    _seen: dict[Split, Seen] = field(default_factory=dict)
+    _seen: dict[Split, BusySample] = field(default_factory=dict)
     _barred: set[Split] = field(default_factory=set)  # where steps were slower
     _refused: set[Split] = field(default_factory=set)  # which cannot be
     _looked: _Ran | None = None  # at these steps
     _made: tuple[Move, _Ran] | None = None  # after these steps, and not judged yet
 
-    def look(self, steps: Sequence[RecordedStep], left: int) -> Look:
+    def look(self, steps: Sequence[RecordedStep], left: int) -> RebalanceDecision:
         """What is to be done before the next step.
-
-        Args:
-            steps: at least two, the latest ones with the present split, in their order; all trained.
-            left: how many there will be.
 
         Raises:
             ArithmeticError: the steps cannot be explained.
@@ -380,15 +374,15 @@ class Balance:
         layers, now = self._fitted(steps), _Ran.of(steps)
         self._looked = now
         if layers is None:
-            return Look(MOST)
+            return RebalanceDecision(MOST)
         verdict, back = self._judged(tuple(layers.work.split), now)
         if back is not None and self._pays(back, left):
-            return Look(FIRST, back, verdict)
+            return RebalanceDecision(FIRST, back, verdict)
         self._wait = min(2 * self._wait, MOST)
         move, distrusted = self._best(layers, steps, now.seconds)
         if move is not None and not self._pays(move, left):
             move = None
-        return Look(self._wait, move, verdict, distrusted)
+        return RebalanceDecision(self._wait, move, verdict, distrusted)
 
     def moved(self, move: Move, pause: float, compile_seconds: float) -> None:
         """The move of the latest look has been made; both took so long (s), compiling beside steps."""
@@ -495,6 +489,6 @@ def _order(step: RecordedStep) -> Hashable:
     return type(schedule) if isinstance(schedule, ListedOrder) else schedule
 
 
-def _seen(split: Split, steps: Sequence[RecordedStep]) -> Seen:
+def _seen(split: Split, steps: Sequence[RecordedStep]) -> BusySample:
     busy = busy_seconds([step.trace for step in steps])
-    return Seen(split, [busy.get(v, 0.0) for v in range(len(split))])
+    return BusySample(split, [busy.get(v, 0.0) for v in range(len(split))])

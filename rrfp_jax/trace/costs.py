@@ -294,12 +294,10 @@ class WorkloadCosts(Costs):
         object.__setattr__(self, "_links", links)
 
     def duration(self, stage: int, task: Task) -> float:
-        """See `Costs.duration`."""
         kind, _, microbatch = task
         return self._durations[kind][stage][microbatch]
 
     def transfer(self, stage: int, task: Task) -> float:
-        """See `Costs.transfer`."""
         kind, chunk, microbatch = task
         link = self._links[kind][stage][chunk]
         return 0.0 if link is None else link[microbatch]
@@ -379,11 +377,7 @@ class TableCosts(Costs):
 
 def recorded(trace: StepTrace) -> TableCosts:
     """The costs of a step that has run: its durations, and from each end to the moment the receiver knew."""
-    transfers = {}
-    for sender in trace.records:
-        receiver = trace.receiver(sender)
-        if receiver is not None and receiver.stage != sender.stage:
-            transfers[sender.stage, sender.task] = max(0.0, receiver.ready - sender.end)
+    transfers = {(one.sender.stage, one.sender.task): one.seconds for one in trace.transfers()}
     return TableCosts({(r.stage, r.task): r.end - r.start for r in trace.records}, transfers)
 
 
@@ -459,27 +453,23 @@ class CostTable:
 def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
     """The medians of what steps took that have run; None without any.
 
-    A transfer is from a task's end to the moment that the receiver knew. Of a fused backward each half counts
-    as half; the chunks of a stage add up.
-
-    Args:
-        steps: each with a backward.
+    Of a fused backward each half counts as half; the chunks of a stage add up. Every step has a backward.
     """
     samples: dict[str, dict[str, list[list[float]]]] = {}  # by bucket and part of a workload, of each stage
     for step in steps:
         trace, names = step.trace, step.buckets
         sums: dict[tuple[str, int, int], float] = {}
-        links: list[tuple[str, int, int, float]] = []
         for record in trace.records:
             kind, _, j = record.task
             kinds = KINDS[kind].parts
             for own in kinds:
                 place = KINDS[own].seconds, record.stage, j
                 sums[place] = sums.get(place, 0.0) + (record.end - record.start) / len(kinds)
-            receiver = trace.receiver(record)
-            if receiver is not None and receiver.stage != record.stage:
-                row = link_row(trace.placement, record.stage, receiver.stage, kind)
-                links.append((_transfers(kind), row, j, max(0.0, receiver.ready - record.end)))
+        links: list[tuple[str, int, int, float]] = []
+        for message in trace.transfers():
+            kind, _, j = message.sender.task
+            row = link_row(trace.placement, message.sender.stage, message.receiver.stage, kind)
+            links.append((_transfers(kind), row, j, message.seconds))
         for part, stage, j, seconds in chain(((*place, found) for place, found in sums.items()), links):
             parts_of = samples.setdefault(names[j], {})
             parts_of.setdefault(part, [[] for _ in range(trace.stages)])[stage].append(seconds)
@@ -489,11 +479,7 @@ def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
 
 
 def workload_of(step: RecordedStep) -> Workload:
-    """What each microbatch of a step took, chunks of a stage together; with what it was charged in bytes.
-
-    Args:
-        step: with a backward.
-    """
+    """What each microbatch of a step took, chunks of a stage together; with what it was charged in bytes."""
     names = [str(j) for j in range(step.rules.microbatches)]
     table = measured([replace(step, buckets=names)])
     assert table is not None, "a step has microbatches"

@@ -91,13 +91,7 @@ class StageTime:
 
 
 def idleness(trace: StepTrace, fixed_order: bool, grouped: bool = False) -> list[Idle]:
-    """All idle times of a step, stage by stage.
-
-    Args:
-        trace: of the step.
-        fixed_order: whether its schedule was one, or a hint.
-        grouped: whether several processes share a stage, and agree on each task.
-    """
+    """All idle times of a step, stage by stage; `grouped` if processes share a stage and agree on tasks."""
     return [idle for stage in range(trace.stages) for idle in _of_stage(trace, stage, fixed_order, grouped)]
 
 
@@ -201,12 +195,7 @@ class Segment(NamedTuple):
 
 
 def critical_path(trace: StepTrace, grouped: bool = False) -> list[Segment]:
-    """The segments in the order of time, each beginning where the one before ends; they add up to the step.
-
-    Args:
-        trace: of the step.
-        grouped: whether several processes share a stage, and agree on each task.
-    """
+    """The segments in the order of time, each beginning where the one before ends; they fill the step."""
     before: dict[tuple[int, Task], TaskRecord] = {}  # on the same device
     for stage in range(trace.stages):
         records = trace.stage_records(stage)

@@ -7,9 +7,7 @@ splits are explained together. How busy a virtual stage is, is
     scale of its split x slowness of its stage x sum over its layers of (estimate x its kind's x its own)
 
 Every factor's logarithm is normal around 0, as wide as `SLOWNESS`, `KIND` and `OWN` say, and what is measured
-as exact as `PRESENT` and `EARLIER` say. The likeliest factors are found by Gauss-Newton steps. Layers are
-eliminated first: each meets only those that have been on one virtual stage with it, so even 128 layers on 64
-virtual stages under six splits take a part of a second.
+as exact as `PRESENT` and `EARLIER` say. The likeliest factors are found by Gauss-Newton steps.
 """
 
 from __future__ import annotations
@@ -17,8 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
-from operator import mul
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.trace.work import LayerShares, Work
@@ -47,10 +46,8 @@ LEAST = 0.01
 ROUNDS = 6
 """Gauss-Newton steps; the sums of layers are the only thing that is not linear."""
 
-Row: TypeAlias = list[float]
 
-
-class Seen(NamedTuple):
+class BusySample(NamedTuple):
     """How busy virtual stages were under a split (s); only ratios count."""
 
     split: tuple[int, ...]
@@ -62,14 +59,8 @@ class Seen(NamedTuple):
         return _shares(self.busy)
 
 
-def fitted_shares(work: Work, seen: Sequence[Seen], placement: Placement) -> LayerShares:
-    """Which layer takes how long on a stage of usual speed, and which stages are slow.
-
-    Args:
-        work: of the layers.
-        seen: what is known, the present split last; every virtual stage was busy.
-        placement: of the virtual stages.
-    """
+def fitted_shares(work: Work, seen: Sequence[BusySample], placement: Placement) -> LayerShares:
+    """Which layer takes how long, and which stages are slow; the present split is the last one seen."""
     problem = _Problem(work, seen, placement)
     x = [0.0] * len(problem.spreads)
     for _ in range(ROUNDS):
@@ -80,7 +71,7 @@ def fitted_shares(work: Work, seen: Sequence[Seen], placement: Placement) -> Lay
 class _Problem:
     """Unknowns, all logarithms: one by layer, a factor by kind, slowness by stage, scales by split."""
 
-    def __init__(self, work: Work, seen: Sequence[Seen], placement: Placement) -> None:
+    def __init__(self, work: Work, seen: Sequence[BusySample], placement: Placement) -> None:
         self._work, self._seen, self._placement = work, seen, placement
         names = list(dict.fromkeys(layer.name for layer in work.layers))
         mean = sum(layer.estimate for layer in work.layers) / len(work.layers)
@@ -94,21 +85,20 @@ class _Problem:
         slowness, scales = [SLOWNESS] * placement.stages, [SCALE] * len(seen)
         self.spreads = [*[OWN] * len(work.layers), *kinds, *slowness, *scales]
 
-    def improved(self, x: Sequence[float]) -> Row:
+    def improved(self, x: Sequence[float]) -> list[float]:
         """The likeliest unknowns if everything were linear around these."""
-        matrix, right = [[0.0] * len(x) for _ in x], [0.0] * len(x)
-        for n, spread in enumerate(self.spreads):
-            matrix[n][n] = spread**-2
+        spreads, rows, right = np.array(self.spreads), [], []
         for number, own in enumerate(self._seen):
-            exact = (PRESENT if number == len(self._seen) - 1 else EARLIER) ** -2
+            exact = PRESENT if number == len(self._seen) - 1 else EARLIER
             for v, layers in enumerate(self._work.ranges(own.split)):
-                row, said = self._row(number, v, layers, x)
-                missing = math.log(own.busy[v]) - said + sum(one * x[n] for n, one in row.items())
-                for n, one in row.items():
-                    right[n] += exact * one * missing
-                    for m, other in row.items():
-                        matrix[n][m] += exact * one * other
-        return _solved(matrix, right)
+                known, said = self._row(number, v, layers, x)
+                row = np.zeros(len(x))
+                row[[*known]] = [*known.values()]
+                right.append((math.log(own.busy[v]) - said + row @ np.array(x)) / exact)
+                rows.append(row * spreads / exact)
+        matrix = np.array(rows)
+        found = np.linalg.solve(np.eye(len(x)) + matrix.T @ matrix, matrix.T @ np.array(right))
+        return [float(one) for one in found * spreads]
 
     def _row(self, number: int, v: int, layers: range, x: Sequence[float]) -> tuple[dict[int, float], float]:
         """By unknown what it does to the logarithm of how busy a virtual stage is; and that itself."""
@@ -137,20 +127,6 @@ class _Problem:
             seconds=seconds,
             slowness=[math.exp(own) for own in x[self._stage : self._scale]],
         )
-
-
-def _solved(matrix: list[Row], right: Row) -> Row:
-    """What a positive definite matrix takes to the right side, by Gauss's elimination; both are used up."""
-    size = range(len(right))
-    for n in size:
-        pivot = matrix[n][n:]
-        for m in size[n + 1 :]:
-            if factor := matrix[m][n] / pivot[0]:
-                matrix[m][n:] = [a - factor * b for a, b in zip(matrix[m][n:], pivot, strict=True)]
-                right[m] -= factor * right[n]
-    for n in reversed(size):
-        right[n] = (right[n] - sum(map(mul, matrix[n][n + 1 :], right[n + 1 :]))) / matrix[n][n]
-    return right
 
 
 def _shares(weights: Sequence[float]) -> list[float]:

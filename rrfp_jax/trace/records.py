@@ -7,7 +7,7 @@ Times are seconds on one clock. A record's `ready` is when the scheduler learned
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -38,6 +38,18 @@ class TaskRecord(NamedTuple):
     def computed(self) -> float:
         """When its device had computed it, before what was injected (s)."""
         return self.end - self.delayed
+
+
+class Transfer(NamedTuple):
+    """A message from one stage to another: the tasks that sent and received it."""
+
+    sender: TaskRecord
+    receiver: TaskRecord
+
+    @property
+    def seconds(self) -> float:
+        """From the end of the sender to the moment that the receiver knew, by their clocks; at least 0."""
+        return max(self.receiver.ready - self.sender.end, 0.0)
 
 
 class Gap(NamedTuple):
@@ -161,6 +173,13 @@ class StepTrace:
         stage, wanted = destination
         return self._record_of(stage, *wanted)
 
+    def transfers(self) -> Iterator[Transfer]:
+        """The messages between stages, in order of their senders' ends."""
+        for sender in self.records:
+            receiver = self.receiver(sender)
+            if receiver is not None and receiver.stage != sender.stage:
+                yield Transfer(sender, receiver)
+
     def sender(self, receiver: TaskRecord) -> TaskRecord | None:
         """The task on another virtual stage whose output made this one ready; None if it needs none."""
         source = self.placement.source(receiver.stage, receiver.task.input)
@@ -238,12 +257,7 @@ def peak_charge(order: Iterable[Task], costs: Sequence[Sequence[int]]) -> int:
 
 
 def peak_of_order(order: Iterable[Task], chunks: int) -> int:
-    """The most microbatches that are begun and not yet released at once.
-
-    Args:
-        order: of a stage, in a step with backward.
-        chunks: of the stage.
-    """
+    """The most microbatches that are begun and not yet released at once."""
     held = peak = 0
     to_go: dict[int, int] = {}  # releasing tasks, by microbatch
     for kind, _, microbatch in order:

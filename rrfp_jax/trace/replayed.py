@@ -32,7 +32,7 @@ Place: TypeAlias = tuple[int, Task]
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayInputs:
     """What a step is run again with.
 
     Attributes:
@@ -45,7 +45,7 @@ class Replay:
     leads: Mapping[Place, float]
 
 
-def replay_of(trace: StepTrace) -> Replay:
+def replay_of(trace: StepTrace) -> ReplayInputs:
     """How to run a step again."""
     stages = [trace.stage_records(stage) for stage in range(trace.stages)]
     notice = MOSTLY_HOST * _usual_notice(stages)
@@ -71,7 +71,7 @@ def replay_of(trace: StepTrace) -> Replay:
         if sender is not None and sender.stage != receiver.stage:
             there = arrivals[receiver.stage, receiver.task]
             transfers[sender.stage, sender.task] = max(0.0, there - sender.end)
-    return Replay(TableCosts(durations, transfers), leads)
+    return ReplayInputs(TableCosts(durations, transfers), leads)
 
 
 def _was_chosen_by_then(last: TaskRecord, record: TaskRecord, ready: float, notice: float) -> bool:

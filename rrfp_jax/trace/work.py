@@ -100,13 +100,7 @@ def busy_seconds(steps: Sequence[StepTrace]) -> dict[int, float]:
 
 
 def layer_shares(work: Work, busy: Mapping[int, float], placement: Placement) -> LayerShares:
-    """Which layer takes how long.
-
-    Args:
-        work: of as many virtual stages as the placement has.
-        busy: seconds of each.
-        placement: where they are.
-    """
+    """Which layer takes how long."""
     ranges = work.ranges()
     stage_of = [placement.place(v)[0] for v in range(len(ranges))]
     parts = [_Part.of([work.layers[i] for i in layers], work.measure) for layers in ranges]

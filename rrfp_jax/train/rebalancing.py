@@ -14,7 +14,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.resplit import Compiling, Ready
-from rrfp_jax.sim.splits import FIRST, MOST, Balance, Look, Move, Verdict
+from rrfp_jax.sim.splits import FIRST, MOST, Balance, Move, RebalanceDecision, Verdict
 from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.train.settings import Rebalance
 
@@ -118,13 +118,15 @@ class Rebalancing:
         found: Sequence[int] | None = split
         return found
 
-    def _looked(self, balance: Balance, step: int, recorded: Sequence[RecordedStep], left: int) -> Look:
+    def _looked(
+        self, balance: Balance, step: int, recorded: Sequence[RecordedStep], left: int
+    ) -> RebalanceDecision:
         """What is to be done, said as well; nothing if it cannot be told, for training goes on without."""
         try:
             look = balance.look(list(recorded), left)
         except Exception as error:
             _print(f"steps could not be looked at, so layers stay: {type(error).__name__}: {error}")
-            return Look(MOST)
+            return RebalanceDecision(MOST)
         self._say(step, look)
         return look
 
@@ -174,7 +176,7 @@ class Rebalancing:
                 f"{slowed:.3g} s in {self._beside} steps: in all {(took + slowed) / move.seconds:.1f} steps"
             )
 
-    def _say(self, step: int, look: Look) -> None:
+    def _say(self, step: int, look: RebalanceDecision) -> None:
         """Print what a look says, and what it has not said yet."""
         if look.verdict is not None:
             _print(_of_verdict(look.verdict))

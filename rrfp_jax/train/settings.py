@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from rrfp_jax.core.accumulation import Accumulation
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.step_rules import StepRules, usual_limit
+from rrfp_jax.core.step_rules import StepRules, default_max_in_flight
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_numbers
@@ -95,7 +95,7 @@ class Settings:
         """The same with the usual limit on the number of microbatches in flight, if there is none."""
         if self.memory.max_in_flight is not None:
             return self
-        return replace(self, memory=replace(self.memory, max_in_flight=usual_limit(stages)))
+        return replace(self, memory=replace(self.memory, max_in_flight=default_max_in_flight(stages)))
 
     def rules(
         self, placement: Placement, microbatches: int, schedule: Schedule, forward_only: bool = False

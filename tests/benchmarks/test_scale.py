@@ -7,7 +7,7 @@ from benchmarks.studies.scale.costs import MessageCosts
 from benchmarks.studies.scale.groups import Grouped, simulate
 from rrfp_jax.core.group import ArrivalReport, Decision, recipients
 from rrfp_jax.core.tasks import FORWARD, Task
-from rrfp_jax.sim.engine import Agenda
+from rrfp_jax.sim.engine import EventQueue
 
 NOTHING = {"store_ways": [0.0], "socket_ways": [0.0], "set": 0, "get": 0, "driver": 0, "post": 0, "take": 0}
 
@@ -25,7 +25,7 @@ def steps(carrier, costs, count=3, **kwargs):
 
 def posted(carrier, costs, size, *posts):
     """When (s) messages are heard, by receiver, after posts of (time, sender, message)."""
-    heard, agenda = {}, Agenda()
+    heard, agenda = {}, EventQueue()
 
     def deliver(now, number, sent):
         heard.setdefault(number, []).append(now)

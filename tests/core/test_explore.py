@@ -8,7 +8,7 @@ import pytest
 from rrfp_jax.core.group import Unanimous
 from rrfp_jax.core.hints import BF, BFW
 from rrfp_jax.core.orders import ZBH1
-from rrfp_jax.core.progress import Row
+from rrfp_jax.core.progress import ReadyQueue
 from rrfp_jax.core.ranked import Ranked, _Place
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
@@ -123,7 +123,7 @@ def memory(value):
         return [memory(each) for each in value]
     if isinstance(value, dict):
         return {key: memory(each) for key, each in value.items()}
-    if isinstance(value, Row):
+    if isinstance(value, ReadyQueue):
         return memory(value.tasks), bytes(value.states), value.lowest
     if type(value).__module__.startswith("rrfp_jax.core") and hasattr(value, "__dict__"):
         return {name: memory(each) for name, each in vars(value).items() if name not in ASIDE}

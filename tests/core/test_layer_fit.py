@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.trace.layers import Seen, fitted_shares
+from rrfp_jax.trace.layers import BusySample, fitted_shares
 from rrfp_jax.trace.work import LayerWork, Work
 
 FOUR = Placement(4, 1)
@@ -33,7 +33,7 @@ def said(work, shares, split):
 
 
 def test_alike_layers_that_take_longer_are_on_a_slow_stage():
-    shares = fitted_shares(work(), [Seen(EVEN, [4, 4, 6, 4])], FOUR)
+    shares = fitted_shares(work(), [BusySample(EVEN, [4, 4, 6, 4])], FOUR)
     relative = [one / shares.slowness[0] for one in shares.slowness]
     assert relative == pytest.approx([1, 1, 1.5, 1], rel=0.04)
     assert shares.of_time == pytest.approx([1 / 4] * 16) and shares.of_bytes == pytest.approx([1 / 4] * 16)
@@ -41,7 +41,7 @@ def test_alike_layers_that_take_longer_are_on_a_slow_stage():
 
 def test_another_layer_is_heavier_than_its_shapes_say_rather_than_its_stage_slow():
     own = work(first="Embed", last="Head", estimate=0.5)
-    shares = fitted_shares(own, [Seen(EVEN, [3.5, 4, 4, 6.2])], FOUR)
+    shares = fitted_shares(own, [BusySample(EVEN, [3.5, 4, 4, 6.2])], FOUR)
     assert shares.seconds[-1] / shares.seconds[4] > 2
     assert shares.slowness[3] / shares.slowness[1] < 1.15
 
@@ -52,7 +52,7 @@ def test_a_layer_that_has_moved_tells_which_it_was(slow):
     own, later = work(first="Embed", last="Head", estimate=0.5), (4, 5, 4, 3)
     seconds = [0.5, *[1.0] * 14, 0.5 if slow else 3.2]
     slowness = [1, 1, 1, 6.2 / 3.5 if slow else 1]
-    seen = [Seen(split, busy(own, seconds, slowness, split)) for split in (EVEN, later)]
+    seen = [BusySample(split, busy(own, seconds, slowness, split)) for split in (EVEN, later)]
     shares = fitted_shares(own, seen, FOUR)
     third = (5, 5, 4, 2)
     truth = busy(own, seconds, slowness, third)
@@ -68,7 +68,7 @@ def test_what_was_measured_is_what_it_says(slowness, split, scale):
     """Whatever the cause is taken to be: stages are as busy as they were, in any unit of time."""
     own = work(tuple(split))
     measured = [scale * one for one in busy(own, [1.0] * sum(split), slowness, split)]
-    shares = fitted_shares(own, [Seen(tuple(split), measured)], FOUR)
+    shares = fitted_shares(own, [BusySample(tuple(split), measured)], FOUR)
     found = busy(own, shares.seconds, shares.slowness, split)
     assert found == pytest.approx(measured, rel=0.03)
     assert sum(shares.of_time) == pytest.approx(4)
@@ -77,7 +77,7 @@ def test_what_was_measured_is_what_it_says(slowness, split, scale):
 def test_chunks_of_one_stage_are_slow_together():
     placement, own = Placement(4, 2, "v"), Work([LayerWork("Block", 1.0, 3)] * 8, (1,) * 8)
     measured = [3.0 if placement.place(v)[0] == 1 else 1.0 for v in range(8)]
-    shares = fitted_shares(own, [Seen(own.split, measured)], placement)
+    shares = fitted_shares(own, [BusySample(own.split, measured)], placement)
     assert shares.slowness[1] / shares.slowness[0] == pytest.approx(3, rel=0.15)
 
 
@@ -85,7 +85,7 @@ def test_chunks_of_one_stage_are_slow_together():
 def test_layers_that_have_nothing_to_do_by_their_shapes(split):
     layers = [LayerWork("Pass", 0.0, 0), *[LayerWork("Block", float(len(split) > 1), 3)] * 15]
     placement = Placement(len(split), 1)
-    shares = fitted_shares(Work(layers, split), [Seen(split, [float(n) for n in split])], placement)
+    shares = fitted_shares(Work(layers, split), [BusySample(split, [float(n) for n in split])], placement)
     assert all(0 < one < float("inf") for one in shares.seconds)
 
 
@@ -94,7 +94,7 @@ def test_many_virtual_stages_under_several_splits_take_a_part_of_a_second():
     placement, seen = Placement(8, 8), []
     for moved in range(6):
         split = tuple(2 + (v == moved) - (v == moved + 20) for v in range(64))
-        seen.append(Seen(split, [size * (1.0 + 0.01 * (v % 7)) for v, size in enumerate(split)]))
+        seen.append(BusySample(split, [size * (1.0 + 0.01 * (v % 7)) for v, size in enumerate(split)]))
     began = process_time()
     fitted_shares(Work([LayerWork("Block", 1.0, 3)] * 128, split), seen, placement)
     assert process_time() - began < 3

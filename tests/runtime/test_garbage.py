@@ -107,4 +107,4 @@ def test_a_question_of_another_thread_changes_nothing():
     scheduler = StageScheduler(0, rules)
     key = scheduler.key()
     assert str(scheduler.awaited()) == "nothing: F0 can run"
-    assert scheduler.view.known is None and scheduler.key() == key
+    assert scheduler.view.cached is None and scheduler.key() == key

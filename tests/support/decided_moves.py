@@ -1,6 +1,6 @@
 """Trainers whose layers move as a test says, not as steps say."""
 
-from rrfp_jax.sim.splits import Balance, Look, Move
+from rrfp_jax.sim.splits import Balance, Move, RebalanceDecision
 from rrfp_jax.train import rebalancing
 
 
@@ -10,6 +10,6 @@ def decide_always_for(before, after):
 
     def look(balance, steps, left):
         real(balance, steps, left)  # which notes what the move is judged by
-        return Look(100, Move(tuple(before), tuple(after), 1.0, 0.8))
+        return RebalanceDecision(100, Move(tuple(before), tuple(after), 1.0, 0.8))
 
     rebalancing.FIRST, Balance.look = 2, look

@@ -14,7 +14,7 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.programs.compiler import IS_DROPPED
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.sim.splits import Look, Move, Verdict
+from rrfp_jax.sim.splits import Move, RebalanceDecision, Verdict
 from tests.support import toy
 
 BATCH = toy.microbatches(4)
@@ -34,7 +34,7 @@ class Scripted:
 
     def look(self, steps, left):
         self.told.append((len(steps), left))
-        return self.looks.pop(0) if self.looks else Look(100)
+        return self.looks.pop(0) if self.looks else RebalanceDecision(100)
 
     def moved(self, move, pause, compile_seconds):
         self.told.append(("moved", move.split, pause > 0))
@@ -45,7 +45,7 @@ class Scripted:
 
 
 def to(*split, before=(4, 4), seconds=1.0, **kwargs):
-    return Look(3, Move(before, split, seconds, 0.8 * seconds), **kwargs)
+    return RebalanceDecision(3, Move(before, split, seconds, 0.8 * seconds), **kwargs)
 
 
 @pytest.fixture
@@ -123,10 +123,10 @@ def test_a_suggestion_is_made_once_and_says_what_to_do(decides, capfd):
 def test_what_came_of_it_is_said(decides, capfd):
     made = Move((4, 4), (3, 5), 1.0, 0.8)
     decides(
-        Look(2, verdict=Verdict(made, 0.81)),
-        Look(2, Move((3, 5), (4, 4), 1.1, 1.0, back=True), verdict=Verdict(made, 1.1)),
-        Look(2, distrusted=0.12),
-        Look(2, distrusted=0.13),
+        RebalanceDecision(2, verdict=Verdict(made, 0.81)),
+        RebalanceDecision(2, Move((3, 5), (4, 4), 1.1, 1.0, back=True), verdict=Verdict(made, 1.1)),
+        RebalanceDecision(2, distrusted=0.12),
+        RebalanceDecision(2, distrusted=0.13),
     )
     list(trainer("suggest").steps(10))
     kept, lost, back, distrusted = capfd.readouterr().out.splitlines()

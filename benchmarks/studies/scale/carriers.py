@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeAlias
 
 from benchmarks.studies.scale.costs import MessageCosts
 from rrfp_jax.core.group import GroupMessage, recipients
-from rrfp_jax.sim.engine import Agenda
+from rrfp_jax.sim.engine import EventQueue
 
 Deliver: TypeAlias = Callable[[float, int, tuple[float, GroupMessage]], None]
 """Called with the time, the number of the process, and a message with the time at which it was posted."""
@@ -69,7 +69,7 @@ class _Carrier:
         seed: of the ways that are drawn.
     """
 
-    agenda: Agenda[int]
+    agenda: EventQueue[int]
     size: int
     costs: MessageCosts
     processors: Processors

@@ -27,12 +27,14 @@ from rrfp_jax.core.step_rules import MOST_QUEUED, StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Input, Placement, Task
 from rrfp_jax.runtime.engine.device import DEEPEST, LEAD_SECONDS
 from rrfp_jax.runtime.run.consensus import FIRST_LEAD_SECONDS, LONGEST_LEAD_SECONDS, MEASURED
-from rrfp_jax.sim.engine import Agenda
+from rrfp_jax.sim.engine import EventQueue
 from rrfp_jax.trace.costs import Costs, WorkloadCosts, log_normal
 from rrfp_jax.trace.jitter import uniforms
 from rrfp_jax.trace.records import TaskRecord
 
-MakeCarrier: TypeAlias = Callable[[Agenda[int], int, MessageCosts, Processors, int, Deliver], VirtualCarrier]
+MakeCarrier: TypeAlias = Callable[
+    [EventQueue[int], int, MessageCosts, Processors, int, Deliver], VirtualCarrier
+]
 """A class of benchmarks/studies/scale/carriers.py."""
 
 
@@ -161,7 +163,7 @@ class _Step:
         self._run, self._number, self._ways, self._work = run, number, ways, costs.driver
         self._rules = run.rules()
         self._durations = [run.costs(replica).duration for replica in range(run.replicas)]
-        self._agenda: Agenda[int] = Agenda()
+        self._agenda: EventQueue[int] = EventQueue()
         self._processors = Processors(costs.servers)
         self._shared = self._processors if costs.shared else None
         seed += number << 32
