@@ -59,11 +59,7 @@ class Decision(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """From every rank to all others: it would run `task`, or nothing.
-
-    Attributes:
-        round: 0 and 1 in turns, which is enough to tell rounds apart: nobody is further than one ahead.
-    """
+    """From every rank to all others: it would run `task`, or nothing. Rounds count 0 and 1 in turns."""
 
     round: int
     rank: int

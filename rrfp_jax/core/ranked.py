@@ -35,23 +35,14 @@ from rrfp_jax.core.tasks import KINDS, WEIGHT, Placement, Task
 
 @dataclass(frozen=True)
 class _Line:
-    """A stage's order.
-
-    Attributes:
-        order: all of its tasks.
-        rank: where each task stands.
-        ascending: whether the tasks of every kind and chunk are in microbatch order.
-        charges: those of its tasks that are charged or freed, all but I's.
-        before: for every place in the order, and its end, how many of these stand before it.
-        full: the place of the first task that frees; until then comes the warm-up.
-    """
+    """A stage's order, and what follows from it (`_Line.of`)."""
 
     order: tuple[Task, ...]
     rank: Mapping[Task, int] = field(compare=False, repr=False)
     ascending: bool = field(compare=False)
     charges: Sequence[Task] = field(compare=False, repr=False)
-    before: Sequence[int] = field(compare=False, repr=False)
-    full: int = field(compare=False, repr=False)
+    before: Sequence[int] = field(compare=False, repr=False)  # by place, how many of the charges before it
+    full: int = field(compare=False, repr=False)  # the place of the first task that frees: the warm-up ends
 
     @classmethod
     def of(cls, order: Sequence[Task]) -> _Line:

@@ -41,11 +41,7 @@ QUOTED = 12
 
 
 class EventLog:
-    """A ring of events and the tasks dispatched on them, the oldest first.
-
-    Attributes:
-        entries: an arrival; or a task, after the event that led to its dispatch unless that is plain room.
-    """
+    """A ring of events and the tasks dispatched on them; an arrival is followed by none."""
 
     __slots__ = ("entries",)
 

@@ -43,17 +43,7 @@ from rrfp_jax.trace.costs import Costs
 
 @dataclass(eq=False, slots=True)
 class Operation:
-    """A task and its times (s).
-
-    Attributes:
-        stage: where it runs.
-        task: what it is.
-        duration: how long it keeps the stage busy.
-        follows: the operation whose output it needs; None if it can run at once.
-        lag: from the end of that one to the arrival of its output.
-        head: shortest time before its start.
-        tail: shortest time after its end.
-    """
+    """A task and its times (s); its input arrives `lag` after the end of the operation that it follows."""
 
     stage: int
     task: Task

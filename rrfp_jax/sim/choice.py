@@ -74,15 +74,7 @@ class Auto:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A step as it would be with some hint.
-
-    Attributes:
-        rules: of the step, with the hint and a placement for it.
-        costs: of its tasks and transfers.
-        budgets: in bytes, per stage; None for no limit.
-        links: see `simulate`.
-        at_once: how many stages can compute at the same time; None for all.
-    """
+    """A step as it would be with some hint; `at_once` stages can compute at the same time, None for all."""
 
     rules: StepRules
     costs: Costs

@@ -107,14 +107,7 @@ RELABEL, ATTEMPTS = 0.75, 10
 
 @dataclass(frozen=True)
 class Plan:
-    """A planned order.
-
-    Attributes:
-        order: to be followed.
-        makespan: that the simulator predicts if costs are as they were known (s).
-        candidates: the makespan of each candidate before the local search (s), or why it was refused.
-        evaluations: simulations spent.
-    """
+    """A planned order; by candidate the makespan before the local search, or why it was refused."""
 
     order: ListedOrder
     makespan: float

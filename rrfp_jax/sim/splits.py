@@ -36,13 +36,7 @@ from rrfp_jax.trace.work import LayerShares, RecordedStep, Work, busy_seconds, l
 
 
 class Recut(NamedTuple):
-    """Another split.
-
-    Attributes:
-        change: in words.
-        moved: the layer that moves; None if several may.
-        split: numbers of layers, by virtual stage.
-    """
+    """Another split: numbers of layers by virtual stage, and the layer that moves if only one does."""
 
     change: str
     moved: int | None
@@ -51,13 +45,7 @@ class Recut(NamedTuple):
 
 @dataclass(frozen=True)
 class Layers:
-    """A model's layers with what they take, found from steps that ran.
-
-    Attributes:
-        work: of the layers.
-        shares: of what their virtual stages take.
-        placement: of the virtual stages.
-    """
+    """A model's layers with what they take, found from steps that ran."""
 
     work: Work
     shares: LayerShares

@@ -267,12 +267,7 @@ MANY_TASKS = 8_000
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One thing that could be different.
-
-    Attributes:
-        change, kind, subject: see `Variant`.
-        seconds: what the step would take.
-    """
+    """One thing that could be different, as in its `Variant`, and what the step would take (s)."""
 
     change: str
     kind: str

@@ -67,13 +67,7 @@ class Idle(NamedTuple):
 
 @dataclass(frozen=True)
 class StageTime:
-    """What one stage did with the makespan: seconds that add up to it.
-
-    Attributes:
-        compute: it computed.
-        delayed: it was only kept busy, by injected delays.
-        idle: it did nothing, by cause.
-    """
+    """What one stage did with the makespan: computed, was kept busy by injected delays, or was idle."""
 
     compute: float
     delayed: float

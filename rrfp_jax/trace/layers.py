@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.trace.work import LayerShares, Work
+from rrfp_jax.trace.work import LayerShares, Work, shares_of
 
 SLOWNESS = 0.2
 """Of the stages' slowness. Slow devices are rare, so what other layers than blocks can explain is theirs."""
@@ -56,7 +56,7 @@ class BusySample(NamedTuple):
     @property
     def shares(self) -> list[float]:
         """By virtual stage its part of all."""
-        return _shares(self.busy)
+        return shares_of(self.busy)
 
 
 def fitted_shares(work: Work, seen: Sequence[BusySample], placement: Placement) -> LayerShares:
@@ -122,16 +122,11 @@ class _Problem:
         ranges = self._work.ranges(self._seen[-1].split)
         bytes_of = [layer.held_bytes for layer in self._work.layers]
         return LayerShares(
-            of_time=[*chain(*(_shares([seconds[i] for i in layers]) for layers in ranges))],
-            of_bytes=[*chain(*(_shares([bytes_of[i] for i in layers]) for layers in ranges))],
+            of_time=[*chain(*(shares_of([seconds[i] for i in layers]) for layers in ranges))],
+            of_bytes=[*chain(*(shares_of([bytes_of[i] for i in layers]) for layers in ranges))],
             seconds=seconds,
             slowness=[math.exp(own) for own in x[self._stage : self._scale]],
         )
-
-
-def _shares(weights: Sequence[float]) -> list[float]:
-    whole = sum(weights)
-    return [weight / whole if whole else 1 / len(weights) for weight in weights]
 
 
 Cost: TypeAlias = Callable[[int, int, int], float]

@@ -238,18 +238,12 @@ class StepTrace:
 
 def peak_in_flight(trace: StepTrace) -> list[int]:
     """Per stage, the most microbatches between the dispatches of their first F and last releasing task."""
-    orders = [[record.task for record in _by_dispatch(trace, stage)] for stage in range(trace.stages)]
-    return [peak_of_order(order, trace.placement.chunks) for order in orders]
+    return [peak_of_order(trace.order(stage), trace.placement.chunks) for stage in range(trace.stages)]
 
 
-def peak_charge(order: Iterable[Task], costs: Sequence[Sequence[int]]) -> int:
-    """The most that a stage's tasks, in this order, are charged at once.
-
-    Args:
-        order: of a step with backward.
-        costs: `[chunk][microbatch]`, of each chunk from its F to its B or W.
-    """
-    held = peak = 0
+def peak_charge(order: Iterable[Task], costs: Sequence[Sequence[float]]) -> float:
+    """The most that a stage's tasks, in this order, are charged at once; `costs[chunk][microbatch]` each."""
+    held = peak = 0.0
     for kind, chunk, microbatch in order:
         held += KINDS[kind].charge * costs[chunk][microbatch]
         peak = max(peak, held)
@@ -273,23 +267,9 @@ def peak_of_order(order: Iterable[Task], chunks: int) -> int:
 
 
 def peak_bytes(trace: StepTrace, activation_bytes: Sequence[Sequence[float]]) -> list[float]:
-    """Per stage, the most that it held at once.
-
-    Args:
-        trace: of a step with backward.
-        activation_bytes: `[stage][microbatch]`, shared equally by the stage's chunks; each chunk's part is
-            held from the dispatch of its F to that of its B or W.
-    """
-    peaks = []
-    for stage in range(trace.stages):
-        share = [size / trace.placement.chunks for size in activation_bytes[stage]]
-        held = peak = 0.0
-        for record in _by_dispatch(trace, stage):
-            held += KINDS[record.task.kind].charge * share[record.task.microbatch]
-            peak = max(peak, held)
-        peaks.append(peak)
-    return peaks
-
-
-def _by_dispatch(trace: StepTrace, stage: int) -> list[TaskRecord]:
-    return sorted(trace.stage_records(stage), key=lambda record: record.dispatched)
+    """Per stage, the most that it held of `[stage][microbatch]`, which its chunks share equally."""
+    chunks = trace.placement.chunks
+    return [
+        peak_charge(trace.order(stage), [[size / chunks for size in row]] * chunks)
+        for stage, row in enumerate(activation_bytes)
+    ]

@@ -45,12 +45,7 @@ class LayerWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """A model's layers.
-
-    Attributes:
-        layers: in the model's order.
-        split: how many of them each virtual stage has.
-    """
+    """A model's layers in order, and how many of them each virtual stage has."""
 
     layers: Sequence[LayerWork]
     split: Sequence[int]
@@ -115,9 +110,9 @@ def layer_shares(work: Work, busy: Mapping[int, float], placement: Placement) ->
         own = [work.layers[i] for i in layers]
         slow = slowness[stage_of[v]]
         scale = 1.0 if usual is None else part.scale_of_others(busy[v] / slow, usual)
-        shares = _normal([one.estimate * (1.0 if one.name == work.measure else scale) for one in own])
+        shares = shares_of([one.estimate * (1.0 if one.name == work.measure else scale) for one in own])
         of_time += shares
-        of_bytes += _normal([layer.held_bytes for layer in own])
+        of_bytes += shares_of([layer.held_bytes for layer in own])
         seconds += [share * busy[v] / slow for share in shares]
     return LayerShares(of_time, of_bytes, seconds, slowness)
 
@@ -151,7 +146,7 @@ class _Part(NamedTuple):
         return max(rest / (usual * self.others), 0.0) if self.others and self.measured else 1.0
 
 
-def _normal(weights: Sequence[float]) -> list[float]:
+def shares_of(weights: Sequence[float]) -> list[float]:
     """As shares that add up to 1; equal ones if all are zero."""
     whole = sum(weights)
     return [weight / whole if whole else 1 / len(weights) for weight in weights]
