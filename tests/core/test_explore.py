@@ -21,7 +21,7 @@ SLICE = 8
 """Cases of each size; as they are shuffled, all kinds are among them."""
 MOST_STATES = 20_000
 
-ASIDE = {"log", "known", "_note", "_sums", "_level"}
+ASIDE = {"log", "cached", "_note", "_sums", "_level"}
 """What a machine keeps for messages, or so as not to search twice."""
 
 
