@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.trace.work import LayerShares, Work, shares_of
 
@@ -87,6 +85,8 @@ class _Problem:
 
     def improved(self, x: Sequence[float]) -> list[float]:
         """The likeliest unknowns if everything were linear around these."""
+        import numpy as np  # here, as whoever simulates needs none
+
         spreads, rows, right = np.array(self.spreads), [], []
         for number, own in enumerate(self._seen):
             exact = PRESENT if number == len(self._seen) - 1 else EARLIER
