@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
-from rrfp_jax.core.tasks import KINDS, Task
+from rrfp_jax.core.tasks import CHARGES, Task
 
 Accumulation: TypeAlias = Literal["index", "arrival"]
 
@@ -68,7 +68,7 @@ def most_parked(order: Iterable[Task], chunks: int) -> int:
     tasks = list(order)
     accumulator, most = Accumulator(chunks, "index", len(tasks)), 0
     for kind, chunk, microbatch in tasks:
-        if KINDS[kind].charge < 0:
+        if CHARGES[kind] < 0:
             accumulator.add(chunk, microbatch)
             most = max(most, accumulator.parked)
     return most

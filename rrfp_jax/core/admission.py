@@ -36,7 +36,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from rrfp_jax.core.tasks import KINDS, Task
+from rrfp_jax.core.tasks import CHARGES, Task
 
 
 class Admission(ABC):
@@ -138,7 +138,7 @@ class ByChunk(Admission):
         room = self._limit - self._costs[task.chunk][task.microbatch]
         held, costs, states = self.held, self._costs, self._states
         for kind, chunk, microbatch in order[start:stop]:
-            charge = KINDS[kind].charge
+            charge = CHARGES[kind]
             if charge > 0:
                 if states[chunk][microbatch] == _TO_COME:
                     held += costs[chunk][microbatch]

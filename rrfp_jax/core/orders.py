@@ -158,6 +158,7 @@ def planned_order(
         order = [task for task in order if task.kind is FORWARD]
     chunks = range(placement.chunks)
     past = {kind: [bytearray(microbatches) for _ in chunks] for kind in Kind}
+    parts = KINDS[BACKWARD].parts
 
     def wrong(what: str) -> ValueError:
         return ValueError(f"{schedule.title}, stage {stage}: {what}")
@@ -176,8 +177,8 @@ def planned_order(
             raise wrong(f"{task} stands before {needed}, which it needs")
     for chunk, j in product(chunks, range(microbatches)):
         found = [kind for kind in Kind if past[kind][chunk][j]]
-        split = any(kind.whole is not kind for kind in found)
-        backward = KINDS[BACKWARD].parts if split else () if forward_only else (BACKWARD,)
+        split = any(part in found for part in parts)
+        backward = parts if split else () if forward_only else (BACKWARD,)
         wanted = (FORWARD, *backward)
         for kind in wanted:
             if kind not in found:

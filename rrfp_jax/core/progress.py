@@ -93,12 +93,13 @@ class ReadyQueue:
         self.states = bytearray(len(tasks))
         self.ready, self.lowest = 0, -1
 
-    def make_ready(self, microbatch: int) -> None:
-        """Note that a waiting task can run."""
+    def make_ready(self, microbatch: int) -> Task:
+        """Note that a waiting task can run; the task."""
         self.states[microbatch] = READY
         self.ready += 1
         if self.lowest < 0 or microbatch < self.lowest:
             self.lowest = microbatch
+        return self.tasks[microbatch]
 
     def __iter__(self) -> Iterator[Task]:
         """The ready tasks, the lowest microbatch first."""
@@ -212,11 +213,7 @@ class Progress:
         row.ready -= 1
         if microbatch == row.lowest:
             row.lowest = row.states.find(READY, microbatch + 1) if row.ready else -1
-        if not unlocked:
-            return ()
-        for later in unlocked:
-            later.make_ready(microbatch)
-        return tuple([later.tasks[microbatch] for later in unlocked])
+        return tuple([later.make_ready(microbatch) for later in unlocked]) if unlocked else ()
 
     def ready_tasks(self) -> list[Task]:
         """The ready tasks in tie order: forwards, then backwards, then weight gradients."""

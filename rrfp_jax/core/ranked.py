@@ -30,7 +30,7 @@ from itertools import accumulate, compress
 
 from rrfp_jax.core.hints import DIRECTIONS, Hint, HintView
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.tasks import KINDS, WEIGHT, Placement, Task
+from rrfp_jax.core.tasks import CHARGES, KINDS, WEIGHT, Placement, Task
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class _Line:
     @classmethod
     def of(cls, order: Sequence[Task]) -> _Line:
         """With what follows from the order."""
-        counted = [KINDS[task.kind].charge != 0 for task in order]
+        counted = [CHARGES[task.kind] != 0 for task in order]
         return cls(
             order=tuple(order),
             rank={task: at for at, task in enumerate(order)},
             ascending=_ascends(order),
             charges=list(compress(order, counted)),
             before=list(accumulate(counted, initial=0)),
-            full=next((at for at, task in enumerate(order) if KINDS[task.kind].charge < 0), len(order)),
+            full=next((at for at, task in enumerate(order) if CHARGES[task.kind] < 0), len(order)),
         )
 
 
@@ -126,7 +126,7 @@ class Ranked(Hint):
         if at < len(order) and (task := order[at]) in ready:
             return task, _new(_Place, (at + 1, line))
         for task in ready.heads(rank) if line.ascending else _by_rank(line, ready):
-            if self.reserve and KINDS[task.kind].charge > 0:
+            if self.reserve and CHARGES[task.kind] > 0:
                 before, stop = line.before, max(rank[task], line.full)
                 if not ready.leaves_room(task, line.charges, before[at], before[stop]):
                     continue
@@ -143,7 +143,8 @@ def _by_rank(line: _Line, ready: HintView) -> list[Task]:
 def _ascends(order: Sequence[Task]) -> bool:
     latest: dict[tuple[int, int], int] = {}
     for kind, chunk, microbatch in order:
-        if latest.get((kind.direction, chunk), -1) > microbatch:
+        place = KINDS[kind].direction, chunk
+        if latest.get(place, -1) > microbatch:
             return False
-        latest[kind.direction, chunk] = microbatch
+        latest[place] = microbatch
     return True

@@ -30,7 +30,7 @@ from rrfp_jax.core.hints import Only
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress, ReadyQueue
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
-from rrfp_jax.core.tasks import KINDS, WEIGHT, Direction, Kind, Task
+from rrfp_jax.core.tasks import CHARGES, WEIGHT, Direction, Kind, Task
 from rrfp_jax.core.wait import Wait, WaitCause
 
 KEPT = 4096
@@ -166,7 +166,7 @@ class RunnableTasks:
 
     def _permits(self, kind: Kind, chunk: int, microbatch: int) -> bool:
         """Whether a ready task is also admitted, or has a place for its gradient."""
-        charge = KINDS[kind].charge
+        charge = CHARGES[kind]
         if charge < 0:
             return self._accumulator.accepts(chunk, microbatch)
         if charge > 0:
@@ -180,7 +180,7 @@ class RunnableTasks:
         for task in row:
             if self._permits(*task):
                 return task
-            if KINDS[task.kind].charge > 0:
+            if CHARGES[task.kind] > 0:
                 if any(admission.refuses_beyond(*task[1:]) for admission in self._admissions):
                     return None
             elif not row.mixed:
@@ -373,7 +373,7 @@ class StageScheduler:
         self.view.cached = None
         ready = self._progress.dispatch(kind, chunk, microbatch)
         additions: tuple[int, ...] = ()
-        charge = KINDS[kind].charge
+        charge = CHARGES[kind]
         if charge > 0:
             for admission in self._admissions:
                 admission.admit(chunk, microbatch)
@@ -404,7 +404,7 @@ class StageScheduler:
         past = [task.kind for task in every if progress.state(task) == DISPATCHED]
         assert len(past) + self._remaining == self.tasks
         if rules.charges_by_chunk and not rules.forward_only:
-            held = sum(KINDS[kind].charge for kind in past)
+            held = sum(CHARGES[kind] for kind in past)
             assert held == self.in_flight, f"{held} in flight, {self.in_flight} accounted for"
         if (limit := rules.admission_limit) is not None:
             most = limit * rules.placement.chunks

@@ -141,6 +141,9 @@ KINDS = (
 """One row for each kind, and the only table by kind. Colours are those of Okabe and Ito, which colour-blind
 people can tell apart (https://jfly.uni-koeln.de/color)."""
 
+CHARGES = tuple(row.charge for row in KINDS)
+"""That column, for the dispatch loop: to read a row takes longer."""
+
 Shape: TypeAlias = Literal["looped", "v"]
 
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rrfp_jax.core.orders import FixedOrder, require_placement
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Kind, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Direction, Kind, Placement, Task
 
 
 class VOrder(FixedOrder):
@@ -63,14 +63,14 @@ class _Counters:
 
     def next(self, kind: Kind, chunk: int) -> Task:
         """The next microbatch's task of a kind and chunk; B and I are of one kind here."""
-        what = (kind.direction, chunk)
+        what = (KINDS[kind].direction, chunk)
         microbatch = self._given.get(what, 0)
         self._given[what] = microbatch + 1
         return Task(kind, chunk, microbatch)
 
     def given(self, kind: Kind, chunk: int) -> int:
         """How many of these have been handed out."""
-        return self._given.get((kind.direction, chunk), 0)
+        return self._given.get((KINDS[kind].direction, chunk), 0)
 
 
 @dataclass(frozen=True)

@@ -313,7 +313,7 @@ class _Simulation:
             stage, kind, chunk, microbatch, 0, ready[kind][chunk][microbatch], now, start, end, 0.0, 0.0
         )
         for later in became_ready:
-            ready[later.kind][chunk][microbatch] = now
+            ready[later[0]][chunk][microbatch] = now
         lead = self._leads.get((stage, task), self._lead) if self._leads else self._lead
         device.room = end
         if lead:

@@ -314,8 +314,10 @@ class WorkloadCosts(Costs):
 
 def _added(tables: Sequence[Table], chunks: int) -> Table:
     """What these tables are in all, shared by the chunks of a stage."""
-    rows = zip(*tables, strict=True)
-    return tuple(tuple(sum(times) / chunks for times in zip(*parts, strict=True)) for parts in rows)
+    whole = tables[0]
+    if len(tables) > 1:
+        whole = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(*tables, strict=True))
+    return whole if chunks == 1 else tuple(tuple(time / chunks for time in row) for row in whole)
 
 
 def _transfers(kind: Kind) -> str:
