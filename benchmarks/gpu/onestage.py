@@ -21,7 +21,7 @@ from rrfp_jax.runtime.model.layers import LayerSpec
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.gradients import wide
-from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_programs import OnDevices, StagePrograms
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.step import ModelStep
@@ -39,7 +39,7 @@ class OneStage:
 
     pipe: rrfp.Pipeline
     shape: VirtualStageShape
-    programs: VirtualStagePrograms
+    programs: StagePrograms
     carry: jax.ShapeDtypeStruct
 
     @classmethod
@@ -52,7 +52,7 @@ class OneStage:
             pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields), remat=remat
         )
         compiler = Compiler(StageMesh((jax.local_devices()[0],)))
-        programs = VirtualStagePrograms.training(shape, compiler, {BACKWARD, INPUT, WEIGHT})
+        programs = StagePrograms.lower(shape, {BACKWARD, INPUT, WEIGHT}, OnDevices(compiler))
         return cls(pipe, shape, programs, carry)
 
     @property

@@ -8,7 +8,7 @@ layers share when they are compiled together. It is next to nothing, since only 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -18,12 +18,12 @@ from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.core.tasks import FORWARD, INPUT, KINDS, Kind
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
-from rrfp_jax.runtime.autodiff.differentiate import differentiate
+from rrfp_jax.runtime.autodiff.traced import Program
 from rrfp_jax.runtime.model.gradient_flow import Border
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.programs.library import specs_of
-from rrfp_jax.runtime.programs.stage_programs import Liveness, footprint_of, program_of
+from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
 
@@ -92,30 +92,50 @@ def layer_costs(
     return costs
 
 
+@dataclass(frozen=True)
+class CountedProgram:
+    """What a program costs; asked for its memory like a compiled one."""
+
+    cost: ProgramCost
+
+    def memory_analysis(self) -> CountedProgram:
+        """As of a compiled program, whose bytes of temporaries are asked for."""
+        return self
+
+    @property
+    def temp_size_in_bytes(self) -> int:
+        """See `memory_analysis`."""
+        return self.cost.temporary_bytes
+
+
+class OnPaper:
+    """Counts what programs cost, wherever values lie; see `Lowering`."""
+
+    def spread(self, leaves: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+        """The specs of leaves as they are."""
+        return list(leaves)
+
+    def lower(
+        self, program: Program, given: Sequence[Any], first: Sequence[Any], sums: Sequence[Any]
+    ) -> CountedProgram:
+        """What a program costs, even if it does nothing."""
+        return CountedProgram(program_cost(program.closed, len(sums)))
+
+    def outputs(self, program: Program, lowered: CountedProgram) -> list[Any]:
+        """Specs of its results."""
+        return program.outputs
+
+
 def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
-    params, carry, inputs = shape.specs()
-    traced = differentiate(
-        *(shape.flat, params, carry, inputs),
-        *(shape.trainable, shape.carry_gradients, shape.cotangents),
-    )
-    every = (FORWARD, *kinds)
-    live = Liveness.unplaced(traced, carry, inputs, kinds)
-    trained = len(traced.backward.closed.jaxpr.outvars) - len(traced.moving_in)
-    programs = {
-        kind: program_cost(program_of(traced, kind).closed, trained if KINDS[kind].charge < 0 else 0)
-        for kind in every
-    }
-    footprint = footprint_of(
-        live.task_programs(dict.fromkeys(every)),
-        *(live.carry, live.sent, live.cotangents, live.gradients_sent),
-    )
-    temporary = {kind.letter: cost.temporary_bytes for kind, cost in programs.items()}
+    params, _, _ = shape.specs()
+    programs = StagePrograms.lower(shape, kinds, OnPaper())
+    traced = programs.traced
     return LayerCost(
-        programs=programs,
-        footprint=replace(footprint, temporary_bytes=temporary),
+        programs={kind: own.cost for kind, own in programs.lowered.items()},
+        footprint=programs.footprint,
         gradient_bytes=max(map(nbytes, compress(params, shape.trainable or ())), default=0),
-        prepared_bytes=nbytes(() if traced.prepare is None else traced.prepare.outputs),
-        inputs=live.inputs,
+        prepared_bytes=programs.prepared_bytes,
+        inputs=programs.inputs,
         carry_bytes=nbytes(traced.forward.outputs[: traced.out]),
     )
 

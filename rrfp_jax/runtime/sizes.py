@@ -1,7 +1,7 @@
 """How many bytes something takes: arrays, compiled programs, devices. Nobody else in the runtime measures.
 
-What follows from these numbers is counted in `programs/liveness` (of a microbatch, by program) and in
-`memory/ledger` (of a stage), and held against what there is in `memory/budget`.
+`programs/stage_programs.py` counts by them what a microbatch takes. `stages/memory.py` counts what a stage
+takes, and holds it against what there is.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def _stage(
         },
         tasks={
             bucket_name(bucket): {
-                kind.letter: [of.compiled[kind] for of in own if of.compiled.get(kind) is not None]
+                kind.letter: [of.lowered[kind] for of in own if of.lowered.get(kind) is not None]
                 for kind in Kind
             }
             for bucket, own in programs.items()

@@ -14,7 +14,7 @@ import rrfp_jax.commands.preflight.surroundings
 import rrfp_jax.launcher.spawn
 import rrfp_jax.runs.run
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_programs import OnDevices
 from tests.bad_inputs import namespace
 from tests.support import wrong_metadata
 
@@ -26,7 +26,7 @@ STARTS = (
     (rrfp_jax.launcher.spawn, "spawn"),
     (rrfp_jax.runs.run, "train"),
     (rrfp_jax.commands.preflight.surroundings, "look"),
-    (VirtualStagePrograms, "training"),
+    (OnDevices, "lower"),
 )
 
 

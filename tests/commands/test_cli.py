@@ -20,7 +20,7 @@ from rrfp_jax.commands.train import main
 from rrfp_jax.runs.config import fields_of
 from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.display import Display
-from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_programs import OnDevices
 from rrfp_jax.train.report import Report
 from tests.support.kept import with_cache
 from tests.support.quickstart import CONFIG, arguments, with_texts
@@ -184,7 +184,7 @@ def test_control_c_while_compiling_says_so_and_writes_nothing(folder, capsys, mo
     def pressed(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(VirtualStagePrograms, "training", pressed)
+    monkeypatch.setattr(OnDevices, "lower", pressed)
     assert main(arguments(folder, name="never")) == 130
     assert "interrupted" in "".join(capsys.readouterr())
     assert not (folder / "runs" / "never").exists()

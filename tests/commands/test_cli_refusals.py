@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax.commands.train import main
-from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_programs import OnDevices
 from tests.support.quickstart import CONFIG, arguments, with_texts
 
 
@@ -23,9 +23,7 @@ def search_path_as_before(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_compiles(monkeypatch):
-    monkeypatch.setattr(
-        VirtualStagePrograms, "training", lambda *args: pytest.fail("compiled before refusing")
-    )
+    monkeypatch.setattr(OnDevices, "lower", lambda *args: pytest.fail("compiled before refusing"))
 
 
 def refuses(capsys, argv, *said):

@@ -3,10 +3,10 @@
 import pytest
 
 from rrfp_jax.runtime.programs.gradients import SumPrograms
-from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_programs import OnDevices
 
 
 @pytest.fixture
 def nothing_compiles(monkeypatch):
-    for programs, method in ((VirtualStagePrograms, "training"), (SumPrograms, "compile")):
+    for programs, method in ((OnDevices, "lower"), (SumPrograms, "compile")):
         monkeypatch.setattr(programs, method, lambda *args: pytest.fail("compiled before refusing"))

@@ -68,9 +68,9 @@ def test_a_whole_backward_is_its_halves_one_after_the_other(trainer):
     trainer.value_and_grad(batch())
     (programs,) = trainer._engine.library.all_programs("train")
     for own in programs.values():
-        whole = own[0].compiled[BACKWARD]
+        whole = own[0].lowered[BACKWARD]
         assert isinstance(whole, BackToBack)
-        assert (whole.input, whole.weight) == (own[0].compiled[INPUT], own[0].compiled[WEIGHT])
+        assert (whole.input, whole.weight) == (own[0].lowered[INPUT], own[0].lowered[WEIGHT])
         assert own[0].footprint.temporary_bytes["B"] >= 0
 
 

@@ -28,7 +28,7 @@ from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.runtime.programs.compiler import Compiler, compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.programs.library import Library, Phase, StagePrograms, phase_of
+from rrfp_jax.runtime.programs.library import Library, Phase, RankPrograms, phase_of
 from rrfp_jax.runtime.run.recorder import COMPILING
 from rrfp_jax.runtime.stages import leaves as ties
 from rrfp_jax.runtime.stages.leaves import Held
@@ -104,7 +104,7 @@ class StepRun:
     phase: Phase
     parts: Mapping[int, ModelStep]
     buckets: Sequence[str]
-    programs: Sequence[StagePrograms]
+    programs: Sequence[RankPrograms]
     memory: StepMemory
     load_seconds: float
     inputs: Mapping[int, Any]

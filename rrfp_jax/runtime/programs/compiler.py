@@ -176,15 +176,6 @@ class FirstSum:
         return self._stage_mesh.sharding(PartitionSpec(AXES))
 
 
-def results(compiled: Any, stage_mesh: StageMesh) -> list[Any]:
-    """The shardings of the list of arrays that a program gives, as the compiler has chosen them.
-
-    They are on this stage's devices, though the program may be an equal one of another stage's.
-    """
-    own = [] if compiled is None else jax.tree.leaves(compiled.output_shardings)
-    return list(map(stage_mesh.like, own))
-
-
 @contextmanager
 def compile_pool() -> Iterator[ThreadPoolExecutor]:
     """Threads for compiling, which XLA does outside the interpreter lock; an error drops what waits.

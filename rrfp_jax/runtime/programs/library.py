@@ -24,12 +24,12 @@ from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding, sharding_of
 from rrfp_jax.runtime.programs.compiler import Compiler, Counting, compile_pool
-from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_programs import OnDevices, StagePrograms
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 
 Phase: TypeAlias = Literal["train", "evaluate"]
 
-StagePrograms: TypeAlias = Mapping[int, Sequence[VirtualStagePrograms]]
+RankPrograms: TypeAlias = Mapping[int, Sequence[StagePrograms]]
 """By stage replica, the programs of each of its chunks."""
 
 
@@ -61,7 +61,7 @@ class Library:
         self._everywhere = [virtual_stage for own in virtual_stages for virtual_stage in own]
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._flows: dict[Bucket, Flow] = {}
-        self._programs: dict[tuple[Bucket, Phase], StagePrograms] = {}
+        self._programs: dict[tuple[Bucket, Phase], RankPrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
         self._complete: set[Bucket] = set()  # those with programs for all these kinds
         self._shardings: dict[int, Sharding] = {}  # by number of devices
@@ -204,7 +204,7 @@ class Library:
         self._complete.update(missing)
         return True
 
-    def programs(self, bucket: Bucket, phase: Phase) -> StagePrograms:
+    def programs(self, bucket: Bucket, phase: Phase) -> RankPrograms:
         """What `prepare` has compiled."""
         return self._programs[bucket, phase]
 
@@ -212,7 +212,7 @@ class Library:
         """Those that programs have been compiled for; steps may add some while another thread asks."""
         return [bucket for bucket, of in list(self._programs) if of == phase]
 
-    def all_programs(self, phase: Phase) -> list[StagePrograms]:
+    def all_programs(self, phase: Phase) -> list[RankPrograms]:
         """What has been compiled for all buckets."""
         return [made for (_, of), made in self._programs.items() if of == phase]
 
@@ -229,7 +229,7 @@ class Library:
             for stage_replica in self._virtual_stages
         }
 
-    def _before(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> VirtualStagePrograms | None:
+    def _before(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> StagePrograms | None:
         """What there is already by (bucket, stage replica, chunk), for these kinds of backward or others."""
         bucket, stage_replica, chunk = place
         before = self._programs.get((bucket, "train" if kinds else "evaluate"), {}).get(stage_replica)
@@ -241,11 +241,11 @@ class Library:
         wanted = {FORWARD, *({INPUT, WEIGHT} if kinds and self._halves else kinds)}
         if own is None:
             return len(wanted) + bool(kinds)  # and what all of them prepare
-        return 0 if own.tasks.keys() == {FORWARD, *kinds} else len(wanted - own.compiled.keys())
+        return 0 if own.tasks.keys() == {FORWARD, *kinds} else len(wanted - own.lowered.keys())
 
     def _compile(
         self, place: tuple[Bucket, int, int], kinds: Collection[Kind], counting: Counting
-    ) -> VirtualStagePrograms:
+    ) -> StagePrograms:
         """Programs by (bucket, stage replica, chunk); without any kind of backward, for forwards only."""
         bucket, stage_replica, chunk = place
         own = self._before(place, kinds)
@@ -274,10 +274,7 @@ class Library:
             ends=virtual_stage.ends,
         )
         with compiler.stage_mesh.tracing():
-            if kinds:
-                programs = VirtualStagePrograms.training(shape, compiler, kinds, own, self._halves)
-            else:
-                programs = VirtualStagePrograms.evaluation(shape, compiler)
+            programs = StagePrograms.lower(shape, kinds, OnDevices(compiler), own, self._halves)
         self.compile_seconds[stage_replica] += perf_counter() - began
         counting.ended(place)
         return programs

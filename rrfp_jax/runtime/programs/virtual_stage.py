@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime._jax import cast_like
+from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.autodiff.residuals import NONE
-from rrfp_jax.runtime.autodiff.traced import Specs
-from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
+from rrfp_jax.runtime.autodiff.traced import Specs, reduce
+from rrfp_jax.runtime.mesh.stage_mesh import WidthChanges
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.metrics import Name, kinds_of, numbers_of
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, run_layers
 from rrfp_jax.runtime.model.pipeline import Specs as Fields
 from rrfp_jax.runtime.model.sharding import WHOLE, Sharding
 from rrfp_jax.runtime.sizes import on_the_way
+
+Spread: TypeAlias = Callable[[Sequence[Any], Sequence[PartitionSpec]], list[Any]]
+"""Specs of leaves, and how each is partitioned -> specs with where they lie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,16 +116,48 @@ class VirtualStageShape:
         inputs = [*(on_the_way(self.fields[name]) for name in self.input_names), IDS]
         return jax.tree.leaves(self.params), list(map(on_the_way, jax.tree.leaves(self.carry_in))), inputs
 
-    def placed(self, stage_mesh: StageMesh) -> tuple[Specs, Specs, Specs]:
-        """The same with their shardings on a stage's devices."""
-        params, carry, inputs = self.specs()
-        return (
-            stage_mesh.spread(params, self.sharding.of_params(self.params)),
-            stage_mesh.spread(carry, self.carry_specs(carry, self.ends.before)),
-            stage_mesh.spread(inputs, [WHOLE] * len(inputs)),
+    def traced(self, training: bool) -> Differentiated:
+        """Its programs: for training, or a forward alone, which leaves nothing for a backward."""
+        if training:
+            chosen = self.trainable, self.carry_gradients, self.cotangents
+            return differentiate(self.flat, *self.specs(), *chosen)
+        params, carry, _ = self.specs()
+        n, m, sends = len(params), len(params) + len(carry), 0
+
+        def forward(*args: Any) -> list[Any]:
+            nonlocal sends
+            leaves, _, statistics = self.flat(args[:n], args[n:m], args[m:], training=False)
+            sends = len(leaves)
+            return [*leaves, *([] if statistics is None else [statistics])]
+
+        program = reduce(jax.make_jaxpr(forward)(*chain.from_iterable(self.specs())))
+        return Differentiated(
+            prepare=None,
+            forward=program,
+            backward=reduce(jax.make_jaxpr(lambda: [])()),
+            out=sends,
+            moving_in=(),
+            moving_out=(),
+            has_statistics=len(program.outputs) > sends,
+            fixed=n,
+            cotangents=m,
         )
 
-    def carry_specs(self, leaves: Sequence[Any], resized: bool) -> list[PartitionSpec]:
+    def placed(self, spread: Spread) -> tuple[Specs, Specs, Specs]:
+        """The same as `specs`, with where they lie."""
+        params, carry, inputs = self.specs()
+        return (
+            spread(params, self.sharding.of_params(self.params)),
+            spread(carry, self._carry_specs(carry, self.ends.before)),
+            spread(inputs, [WHOLE] * len(inputs)),
+        )
+
+    def sent(self, spread: Spread, count: int) -> Specs:
+        """The first leaves of the carry that goes on, with where they lie; the model's last sends none."""
+        leaves = list(map(on_the_way, jax.tree.leaves(self.carry_out)[:count]))
+        return spread(leaves, self._carry_specs(leaves, self.ends.after))
+
+    def _carry_specs(self, leaves: Sequence[Any], resized: bool) -> list[PartitionSpec]:
         """How a carry lies, at an end where the neighbour has another number of devices or not."""
         return [WHOLE] * len(leaves) if resized else self.sharding.of_carry(leaves)
 

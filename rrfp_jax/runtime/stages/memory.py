@@ -21,7 +21,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.mesh.layout import Layout, taking_turns
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.library import Library, specs_of
-from rrfp_jax.runtime.programs.stage_programs import VirtualStagePrograms
+from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 from rrfp_jax.runtime.sizes import in_words, memory_limit, nbytes
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
@@ -62,7 +62,7 @@ class BucketLedger:
         return max(chunk.most_transient_bytes for chunk in self.chunks)
 
     @classmethod
-    def of(cls, bucket: Bucket, virtual_stages: Sequence[VirtualStagePrograms]) -> BucketLedger:
+    def of(cls, bucket: Bucket, virtual_stages: Sequence[StagePrograms]) -> BucketLedger:
         """From the programs of each chunk."""
         inputs = [*specs_of(bucket).values(), IDS]
         read = frozenset().union(*(virtual_stage.inputs for virtual_stage in virtual_stages))
@@ -132,7 +132,7 @@ class StageLedger:
         optimizer_bytes: int,
         device: jax.Device,
         rank: int,
-        programs: Mapping[Bucket, Sequence[VirtualStagePrograms]],
+        programs: Mapping[Bucket, Sequence[StagePrograms]],
         unadded_gradients: int,
         slot_bytes: int,
         compile_seconds: float,

@@ -17,8 +17,8 @@ from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.model.metrics import Reduced, add_to
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.compiler import Compiled
-from rrfp_jax.runtime.programs.library import StagePrograms
-from rrfp_jax.runtime.programs.stage_programs import TaskProgram, VirtualStagePrograms
+from rrfp_jax.runtime.programs.library import RankPrograms
+from rrfp_jax.runtime.programs.stage_programs import StagePrograms, TaskProgram
 from rrfp_jax.runtime.sizes import as_sent
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.trace.work import RecordedStep
@@ -53,12 +53,12 @@ class Inputs:
     def __init__(self, layout: Layout, seed: int) -> None:
         self._layout, self._seed = layout, seed
 
-    def reads(self, bucket: Bucket, microbatch: int, programs: StagePrograms) -> frozenset[str]:
+    def reads(self, bucket: Bucket, microbatch: int, programs: RankPrograms) -> frozenset[str]:
         """The names of the fields of a microbatch that any program here reads; none of another replica's."""
         return self._reading(bucket, microbatch, programs).fields
 
     def load(
-        self, step: int, buckets: Sequence[Bucket], programs: Sequence[StagePrograms], load: Load
+        self, step: int, buckets: Sequence[Bucket], programs: Sequence[RankPrograms], load: Load
     ) -> dict[int, list[list[jax.Array | None]]]:
         """Per stage replica and microbatch of its replica, the inputs that its programs read: fields, then
         numbers.
@@ -89,14 +89,14 @@ class Inputs:
                 arrived[number].append(placed)
         return arrived
 
-    def _reading(self, bucket: Bucket, microbatch: int, programs: StagePrograms) -> _Reading:
+    def _reading(self, bucket: Bucket, microbatch: int, programs: RankPrograms) -> _Reading:
         seen_by = self._layout.stages_of(microbatch % self._layout.replicas)
         used = {number: sorted(_read_by(programs[number])) for number in seen_by}
         names, every = [name for name, _, _ in bucket], {i for own in used.values() for i in own}
         return _Reading(frozenset(name for i, name in enumerate(names) if i in every), names, used)
 
 
-def _read_by(virtual_stages: Sequence[VirtualStagePrograms]) -> Set[int]:
+def _read_by(virtual_stages: Sequence[StagePrograms]) -> Set[int]:
     """Indices of the inputs that any of their programs reads."""
     return {index for own in virtual_stages for index in own.inputs}
 
@@ -133,7 +133,7 @@ class ModelStep:
         self,
         stage: Stage,
         phase: str,
-        programs: Sequence[Sequence[VirtualStagePrograms]],
+        programs: Sequence[Sequence[StagePrograms]],
         buckets: Sequence[int],
         inputs: Sequence[Sequence[jax.Array | None]],
         shapes: Sequence[int] | None = None,
@@ -192,7 +192,7 @@ class ModelStep:
         """See `StageStep.accumulate`."""
         self.stage.add(chunk, self._parked.pop((chunk, microbatch)))
 
-    def _bind(self, bucket: int, chunk: int, virtual_stage: VirtualStagePrograms, leaves: Arrays) -> None:
+    def _bind(self, bucket: int, chunk: int, virtual_stage: StagePrograms, leaves: Arrays) -> None:
         fixed = [*leaves]
         if virtual_stage.prepare is not None:  # what depends on parameters alone is computed once a step
             fixed += virtual_stage.prepare(*[leaves[i] for i in virtual_stage.prepare_reads])
