@@ -23,7 +23,6 @@ from rrfp_jax.runtime.stages.memory import (
     StageLedger,
     StepMemory,
     memory_of_step,
-    parked_bytes,
 )
 from rrfp_jax.runtime.transport.choice import reserved_bytes
 from rrfp_jax.sim.choice import Candidate
@@ -189,8 +188,7 @@ class Estimate:
 
     def _fixed_bytes(self, state: LayerState) -> int:
         """Of a layer. Its stage's chunks park in the same places: a layer needs its chunk's share of them."""
-        parked = parked_bytes(self.rules.unadded_gradients, [state.sum_bytes])
-        parked //= self.rules.placement.chunks
+        parked = self.rules.unadded_gradients * state.sum_bytes // self.rules.placement.chunks
         return state.weight_bytes + state.optimizer_bytes + state.sum_bytes + parked
 
     def _in_flight(self) -> tuple[list[int], list[int]]:
@@ -211,18 +209,15 @@ class Estimate:
         kinds = self.rules.backward_kinds(stage)
         states = [self.model.states[i] for layers in chunks for i in layers]
         buckets = {bucket_name(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct}
-        return StageLedger(
+        return StageLedger.of(
+            chunks,
+            [sum(self.model.states[i].sum_bytes for i in layers) for layers in chunks],
+            self.rules.unadded_gradients,
             device=self.devices.accelerator.name,
             rank=0 if self.devices.shared else stage,  # whose device it is
-            layers=[(layers.start, layers.stop) for layers in chunks],
             parameters=sum(state.parameters for state in states),
             weight_bytes=sum(state.weight_bytes for state in states),
             optimizer_bytes=sum(state.optimizer_bytes for state in states),
-            accumulator_bytes=sum(state.sum_bytes for state in states),
-            parked_gradient_bytes=parked_bytes(
-                self.rules.unadded_gradients,
-                [sum(self.model.states[i].sum_bytes for i in layers) for layers in chunks],
-            ),
             slot_bytes=self._slot_bytes(buckets.values()),
             device_limit_bytes=self.devices.memory,
             compile_seconds=0.0,

@@ -14,7 +14,7 @@ from rrfp_jax.core.tasks import Kind
 from rrfp_jax.forecast.layer_costs import LayerCost, joined, layer_costs
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.model.gradient_flow import gradient_flow, refuse_untrained
-from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
+from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import Roles, leaf_paths
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import specs_of
@@ -114,20 +114,9 @@ class ModelCosts:
         self, bucket: Bucket, chunks: Sequence[range], kinds: Sequence[Collection[Kind]]
     ) -> BucketLedger:
         """What a bucket needs on a stage with these chunks; `kinds` of backward are by chunk."""
-        inputs = [*specs_of(bucket).values(), IDS]
         virtual_stages = [[self.layers[bucket][i] for i in layers] for layers in chunks]
-        read = frozenset().union(
-            *(layer.inputs for virtual_stage in virtual_stages for layer in virtual_stage)
-        )
-        return BucketLedger(
-            data_bytes=nbytes([inputs[i] for i in read]),
-            prepared_bytes=sum(
-                layer.prepared_bytes for virtual_stage in virtual_stages for layer in virtual_stage
-            ),
-            chunks=[
-                joined(virtual_stage, own) for virtual_stage, own in zip(virtual_stages, kinds, strict=True)
-            ],
-        )
+        footprints = [joined(layers, own) for layers, own in zip(virtual_stages, kinds, strict=True)]
+        return BucketLedger.of(bucket, [layer for own in virtual_stages for layer in own], footprints)
 
 
 def _state(params: Mapping[str, Any], roles: Roles, whole: WholeOptimizer | None) -> LayerState:

@@ -16,7 +16,7 @@ import jax
 import optax
 
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
+from rrfp_jax.core.step_rules import StepRules, bucket_name
 from rrfp_jax.core.tasks import Kind
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, load_repeatedly, plan_step
 from rrfp_jax.errors import UsageError
@@ -32,7 +32,7 @@ from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import Library
 from rrfp_jax.runtime.programs.virtual_stage import placed_params
 from rrfp_jax.runtime.sizes import in_words, nbytes, temporary_bytes
-from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger, memory_of_step, parked_bytes
+from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger, memory_of_step
 from rrfp_jax.runtime.stages.staging import LastingPrograms, Staging
 from rrfp_jax.runtime.transport.choice import compile_ahead as compile_transport
 from rrfp_jax.train.checks import check_order, rows_program
@@ -144,7 +144,9 @@ def compile_ahead(
     for bucket in buckets:
         library.examine(bucket)
     with compile_pool() as pool:
-        lasting = staging.compile(pool)
+        compiled = staging.compile(pool)
+        staging.compile_start(pool)
+        lasting = compiled()
     library.prepare(buckets, rules)
     _compile_rest(run, library, layout, executables)
     slots = _slot_bytes(run, library, layout, executables) if len(of_rank) > 1 else {}
@@ -233,22 +235,20 @@ def _stage(
     roles = [library.roles.leaves(own) for own in specs]
     gradients = [[wide(own[i]) for i in of.trained] for own, of in zip(leaves, roles, strict=True)]
     optimizer = lasting.optimizers.get(number)
-    programs: dict[Bucket, Any] = {
-        bucket: library.programs(bucket, "train")[number] for bucket in library.buckets("train")
-    }
-    ledger = StageLedger(
+    programs = library.of_stage(number)
+    ledger = StageLedger.of(
+        chunks,
+        [nbytes(own) for own in gradients],
+        rules.unadded_gradients,
         device=stage_mesh.devices[0].device_kind,
         rank=layout.groups[number][0],
-        layers=[(layers.start, layers.stop) for layers in chunks],
         parameters=sum(leaf.size for own in leaves for leaf in own),
         weight_bytes=nbytes(leaves),
         optimizer_bytes=0 if optimizer is None else nbytes(optimizer.state),
-        accumulator_bytes=nbytes(gradients),
-        parked_gradient_bytes=parked_bytes(rules.unadded_gradients, [nbytes(own) for own in gradients]),
         slot_bytes=slot_bytes,
         device_limit_bytes=memory,
         compile_seconds=library.compile_seconds[number],
-        buckets={bucket_name(bucket): BucketLedger.of(bucket, own) for bucket, own in programs.items()},
+        buckets=BucketLedger.of_programs(programs),
     )
     return CompiledStage(
         number=number,

@@ -109,7 +109,7 @@ def _value_and_grad(params, whole):
 def initial_params(trainer):
     """Those of all layers, made by this process itself, whichever stages it has."""
     engine = trainer._engine
-    return engine.staging.initial_params(range(len(engine.pipe)), engine.alone, Sharding())
+    return engine.staging.initial(engine.alone, Sharding()).of(range(len(engine.pipe)))
 
 
 def worst_leaf(gradient, expected):

@@ -36,7 +36,7 @@ from rrfp_jax.runtime.stages.memory import Memory, StepMemory
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.runtime.stages.staging import Made, Staging
+from rrfp_jax.runtime.stages.staging import BuiltStages, Staging
 from rrfp_jax.runtime.stages.step import Inputs, Load, ModelStep, Sums, add_up, not_finite
 from rrfp_jax.trace.records import Part, StepTrace, TaskRecord, busy_of
 from rrfp_jax.trace.work import RecordedStep
@@ -309,7 +309,7 @@ class Engine:
         self.stages = made.stages  # last: says that everything has been started
 
     def run_on(
-        self, driver: Driver, made: Made, tied: Sequence[ties.Tie], rules: Sequence[StepRules]
+        self, driver: Driver, made: BuiltStages, tied: Sequence[ties.Tie], rules: Sequence[StepRules]
     ) -> None:
         """Take what a start or a move has made; `rules` are of steps that there may be, first of training."""
         self._driver, self._ties = driver, tied

@@ -16,8 +16,7 @@ from rrfp_jax.runtime.programs.compiler import IS_DROPPED, compile_pool
 from rrfp_jax.runtime.programs.library import phase_of
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.stages import leaves
-from rrfp_jax.runtime.stages.leaves import Held
-from rrfp_jax.runtime.stages.staging import Made
+from rrfp_jax.runtime.stages.staging import LastingPrograms
 
 
 @dataclass(frozen=True)
@@ -28,13 +27,13 @@ class Ready:
         engine: that would go on with it.
         ways: where leaves go.
         tied: where tied parameters are then.
-        make: makes its stages of what this process has then.
+        programs: of its stages, whatever the microbatches are.
     """
 
     engine: Engine
     ways: Sequence[leaves.Way]
     tied: Sequence[leaves.Tie]
-    make: Callable[[Held], Made]
+    programs: LastingPrograms
 
 
 def compiled_for_split(
@@ -58,11 +57,11 @@ def compiled_for_split(
     found = leaves.ways(engine.staging.naming.leaves(), new.staging.naming.leaves())
     leaves.check_widths(found, engine.layout.widths)
     with compile_pool() as pool:
-        finish = new.staging.begin_again(pool)
+        compiled = new.staging.compile(pool)
         for own in rules:
             new.library.prepare(engine.library.buckets(phase_of(own)), own)
-        make = finish()
-    return Ready(new, found, leaves.locate(new.library, new.chunks, new.layout), make)
+        programs = compiled()
+    return Ready(new, found, leaves.locate(new.library, new.chunks, new.layout), programs)
 
 
 def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
@@ -87,7 +86,7 @@ def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
     engine.world.recorder.board.enters("the move of layers to other stages")
     driver, held = engine.give_up()
     leaves.move(held, ready.ways, engine.layout, driver.exchange)
-    made = ready.make(held)
+    made = new.staging.taking(ready.programs, held)
     new.run_on(driver, made, ready.tied, rules)
     new.stages = made.stages
     return new

@@ -212,6 +212,10 @@ class Library:
         """Those that programs have been compiled for; steps may add some while another thread asks."""
         return [bucket for bucket, of in list(self._programs) if of == phase]
 
+    def of_stage(self, stage_replica: int) -> dict[Bucket, Sequence[StagePrograms]]:
+        """By bucket, what trains on the chunks of a stage replica."""
+        return {bucket: self.programs(bucket, "train")[stage_replica] for bucket in self.buckets("train")}
+
     def all_programs(self, phase: Phase) -> list[RankPrograms]:
         """What has been compiled for all buckets."""
         return [made for (_, of), made in self._programs.items() if of == phase]

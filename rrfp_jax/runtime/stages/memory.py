@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
-import jax
+import msgspec
 
-from rrfp_jax.core.footprint import Chunks, Footprint, least_room, order_peaks, step_budgets
+from rrfp_jax.core.footprint import Chunks, least_room, order_peaks, step_budgets
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
 from rrfp_jax.errors import UsageError
@@ -27,14 +27,16 @@ from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 
 
-def parked_bytes(unadded_gradients: int, gradient_bytes: Sequence[int]) -> int:
-    """What gradients that are not added yet take at most.
+class Part(Protocol):
+    """What a ledger must know of a virtual stage, or of a layer of one."""
 
-    Args:
-        unadded_gradients: how many a stage may have, whichever of its chunks they are of; see `StepRules`.
-        gradient_bytes: of one microbatch's gradient of each chunk, which is as wide as its sum.
-    """
-    return unadded_gradients * max(gradient_bytes)
+    @property
+    def inputs(self) -> frozenset[int]:
+        """Indices of the inputs (fields, then numbers) that it reads."""
+
+    @property
+    def prepared_bytes(self) -> int:
+        """What is computed from its parameters once a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +64,22 @@ class BucketLedger:
         return max(chunk.most_transient_bytes for chunk in self.chunks)
 
     @classmethod
-    def of(cls, bucket: Bucket, virtual_stages: Sequence[StagePrograms]) -> BucketLedger:
-        """From the programs of each chunk."""
+    def of(cls, bucket: Bucket, parts: Sequence[Part], chunks: Chunks) -> BucketLedger:
+        """From the parts of a stage, its virtual stages or layers, and what a microbatch takes by chunk."""
         inputs = [*specs_of(bucket).values(), IDS]
-        read = frozenset().union(*(virtual_stage.inputs for virtual_stage in virtual_stages))
         return cls(
-            data_bytes=nbytes([inputs[i] for i in read]),
-            prepared_bytes=sum(virtual_stage.prepared_bytes for virtual_stage in virtual_stages),
-            chunks=[virtual_stage.footprint for virtual_stage in virtual_stages],
+            data_bytes=nbytes([inputs[i] for i in frozenset().union(*(part.inputs for part in parts))]),
+            prepared_bytes=sum(part.prepared_bytes for part in parts),
+            chunks=chunks,
         )
+
+    @classmethod
+    def of_programs(cls, programs: Mapping[Bucket, Sequence[StagePrograms]]) -> dict[str, BucketLedger]:
+        """Those of all buckets by name, from the programs of each chunk."""
+        return {
+            bucket_name(bucket): cls.of(bucket, own, [one.footprint for one in own])
+            for bucket, own in programs.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,54 +127,21 @@ class StageLedger:
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> StageLedger:
         """What `plain` gave."""
-        buckets = {
-            name: BucketLedger(**bucket | {"chunks": [Footprint(**chunk) for chunk in bucket["chunks"]]})
-            for name, bucket in plain["buckets"].items()
-        }
-        layers = [(first, end) for first, end in plain["layers"]]
-        return cls(**dict(plain) | {"layers": layers, "buckets": buckets})
+        return msgspec.convert(plain, cls)
 
     @classmethod
     def of(
-        cls,
-        stage: Stage,
-        optimizer_bytes: int,
-        device: jax.Device,
-        rank: int,
-        programs: Mapping[Bucket, Sequence[StagePrograms]],
-        unadded_gradients: int,
-        slot_bytes: int,
-        compile_seconds: float,
+        cls, chunks: Sequence[range], sum_bytes: Sequence[int], unadded_gradients: int, **known: Any
     ) -> StageLedger:
-        """From what a stage has and runs.
+        """From the layers and gradient sums of each chunk, how many gradients may wait, and what is known.
 
-        Args:
-            stage: with its parameters.
-            optimizer_bytes: of its optimizer's state.
-            device: that stands for its devices, see `taking_turns`.
-            rank: of this process.
-            programs: by bucket, of each chunk.
-            unadded_gradients: how many there may be; see `StepRules`.
-            slot_bytes: of its transport.
-            compile_seconds: spent on it.
+        A gradient that waits, of whichever chunk, is as wide as its sum.
         """
-        leaves = jax.tree.leaves(stage.leaves)
         return cls(
-            device=str(device),
-            rank=rank,
-            layers=[(layers.start, layers.stop) for layers in stage.chunks],
-            parameters=sum(leaf.size for leaf in leaves),
-            weight_bytes=nbytes(leaves),
-            optimizer_bytes=optimizer_bytes,
-            accumulator_bytes=nbytes(stage.gradients),
-            parked_gradient_bytes=parked_bytes(unadded_gradients, stage.gradient_bytes),
-            slot_bytes=slot_bytes,
-            device_limit_bytes=memory_limit(stage.stage_mesh.device),
-            compile_seconds=compile_seconds,
-            buckets={
-                bucket_name(bucket): BucketLedger.of(bucket, virtual_stages)
-                for bucket, virtual_stages in programs.items()
-            },
+            layers=[(layers.start, layers.stop) for layers in chunks],
+            accumulator_bytes=sum(sum_bytes),
+            parked_gradient_bytes=unadded_gradients * max(sum_bytes),
+            **known,
         )
 
 
@@ -404,19 +380,22 @@ class Memory:
 
     def ledgers(self) -> list[StageLedger]:
         """What every stage needs, by the programs that are there for training."""
-        buckets = self._library.buckets("train")
         slot_bytes = self._slot_bytes()
         turns = taking_turns(self._layout.devices)
         own = [
             StageLedger.of(
-                stage,
-                self._optimizer_bytes.get(stage.index, 0),
-                turns[stage.index],
-                self._layout.world.rank,
-                {bucket: self._library.programs(bucket, "train")[stage.index] for bucket in buckets},
+                stage.chunks,
+                stage.gradient_bytes,
                 self._unadded_gradients,
-                slot_bytes.get(stage.index, 0),
-                self._library.compile_seconds[stage.index],
+                device=str(turns[stage.index]),
+                rank=self._layout.world.rank,
+                parameters=sum(leaf.size for leaves in stage.leaves for leaf in leaves),
+                weight_bytes=nbytes(stage.leaves),
+                optimizer_bytes=self._optimizer_bytes.get(stage.index, 0),
+                slot_bytes=slot_bytes.get(stage.index, 0),
+                device_limit_bytes=memory_limit(stage.stage_mesh.device),
+                compile_seconds=self._library.compile_seconds[stage.index],
+                buckets=BucketLedger.of_programs(self._library.of_stage(stage.index)),
             ).plain()
             for stage in self._stages
             if stage.index in self._layout.reported

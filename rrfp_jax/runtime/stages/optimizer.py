@@ -257,7 +257,7 @@ class WholeOptimizer:
     def _reads(self, own: Mapping[str, int], state: Sequence[int]) -> list[tuple[str, frozenset[int]]]:
         """Of some parameters and leaves of the state, which gradients and parameters they depend on."""
         params = [(f"the update of {path}", self._after(self._masks[i])) for path, i in own.items()]
-        names = (jax.tree_util.keystr(path) for path, _ in self.state)
+        names = (keystr(path) for path, _ in self.state)
         leaves = [(f"its state{name}", reads) for name, reads in zip(names, self._state_reads, strict=True)]
         return params + [leaves[k] for k in state]
 
@@ -295,15 +295,9 @@ class WholeOptimizer:
 
     def _namesakes(self) -> list[frozenset[int]]:
         """For each leaf of the state, the parameter whose name its own ends with, if their shapes agree."""
-        shapes = self._shapes
-        known = {path: i for i, path in enumerate(self.paths)}
-        found = []
-        for path, spec in self.state:
-            names = [jax.tree_util.keystr((entry,), simple=True) for entry in path]
-            ends = (known.get(".".join(names[i:])) for i in range(len(names)))
-            own = next((i for i in ends if i is not None and shapes[i] == spec.shape), None)
-            found.append(frozenset() if own is None else frozenset([own]))
-        return found
+        shapes = dict(zip(self.paths, self._shapes, strict=True))
+        found = (namesake(path, spec.shape, shapes) for path, spec in self.state)
+        return [frozenset([self.paths.index(own)] if own is not None else ()) for own in found]
 
 
 def _updater(optimizer: optax.GradientTransformation) -> Any:
@@ -445,16 +439,9 @@ class Optimizer:
 
     def shards(self) -> list[list[Sequence[jax.Array]]]:
         """By stage that it updates, what its devices here have of each leaf of the state, `plain`."""
-        counts, parts = (
-            [len(own.own) for own in self._meshes],
-            self.stage_mesh.shards([*map(plain, self.state)]),
-        )
-        each = iter(parts)
-        found: list[list[Sequence[jax.Array]]] = [[] for _ in self.stages]
-        for _ in self.state:
-            for own, count in zip(found, counts, strict=True):
-                own.append(list(islice(each, count)))
-        return found
+        each = iter(self.stage_mesh.shards([*map(plain, self.state)]))
+        leaves = [[list(islice(each, len(own.own))) for own in self._meshes] for _ in self.state]
+        return [[leaf[k] for leaf in leaves] for k in range(len(self.stages))]
 
     @property
     def nbytes(self) -> int:
@@ -504,25 +491,27 @@ class Optimizer:
 def _placed_state(
     state: Sequence[tuple[Any, Any]], params: Params, stage_mesh: StageMesh
 ) -> list[jax.ShapeDtypeStruct]:
-    """Specs of leaves of a state with shardings: what has a parameter's name and shape lies as it does.
-
-    An optimizer keeps trees like that of the parameters, so a leaf's path ends with its parameter's.
-    """
-    known = {_names(path): spec for path, spec in jax.tree_util.tree_leaves_with_path(params)}
-    found = []
+    """Specs of leaves of a state with shardings: what has a parameter's name and shape lies as it does."""
+    known = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+    shapes, found = {path: spec.shape for path, spec in known.items()}, []
     for path, leaf in state:
-        names = _names(path)
-        ends = (known.get(names[i:]) for i in range(len(names)))
-        own = next((spec for spec in ends if spec is not None and spec.shape == leaf.shape), None)
-        lies = stage_mesh.whole if own is None else own.sharding
-        if own is not None and stage_mesh.replicas > 1:
-            lies = stage_mesh.sharding(_over_replicas(own.sharding.spec, leaf.shape, stage_mesh.replicas))
+        own, lies = namesake(path, leaf.shape, shapes), stage_mesh.whole
+        if own is not None:
+            lies = known[own].sharding
+            if stage_mesh.replicas > 1:
+                lies = stage_mesh.sharding(_over_replicas(lies.spec, leaf.shape, stage_mesh.replicas))
         found.append(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies))
     return found
 
 
-def _names(path: Any) -> tuple[str, ...]:
-    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
+def namesake(path: Any, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The parameter that a leaf of a state belongs to by name: its path ends with the parameter's.
+
+    An optimizer keeps trees like that of the parameters. None if no parameter of that name has this shape.
+    """
+    names = [keystr((entry,), simple=True) for entry in path]
+    ends = (".".join(names[i:]) for i in range(len(names)))
+    return next((end for end in ends if shapes.get(end) == shape), None)
 
 
 def _over_replicas(spec: PartitionSpec, shape: Sequence[int], replicas: int) -> PartitionSpec:

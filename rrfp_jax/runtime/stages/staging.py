@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import jax
 import optax
@@ -31,20 +31,12 @@ from rrfp_jax.runtime.stages.stage import Stage
 
 
 @dataclass(frozen=True)
-class Made:
+class BuiltStages:
     """Stages by stage replica (see `Layout`), what updates them, and by stage what adds up its replicas."""
 
     stages: Mapping[int, Stage]
     optimizers: Sequence[Optimizer]
     reductions: Mapping[int, Reduction]
-
-
-class _Begun(NamedTuple):
-    """What is being compiled: in the order of stage replicas, of stages, and of updaters."""
-
-    sums: Iterable[SumPrograms]
-    reductions: Iterable[Reduction]
-    optimizers: Iterable[OptimizerPrograms | None]
 
 
 @dataclass(frozen=True)
@@ -53,10 +45,12 @@ class LastingPrograms:
 
     Attributes:
         sums: by stage replica.
+        reductions: by stage, what adds up its replicas.
         optimizers: by the first stage replica of those that are updated together; None if nothing is.
     """
 
     sums: Mapping[int, SumPrograms]
+    reductions: Mapping[int, Reduction]
     optimizers: Mapping[int, OptimizerPrograms | None]
 
 
@@ -107,58 +101,56 @@ class Staging:
         whole, _ = self.optimizer_parts
         return jax.tree.unflatten(whole.structure, [spec for _, spec in whole.state])
 
-    def begin(self, pool: ThreadPoolExecutor) -> Callable[[], Made]:
-        """Compile and allocate in a pool's threads; what is returned waits for that."""
-        programs = self._begin(pool)
-        params = pool.map(self._params_of_chunks, self._layout.stage_meshes)
-        return lambda: self._make(programs, params)
-
-    def begin_again(self, pool: ThreadPoolExecutor) -> Callable[[], Callable[[Held], Made]]:
-        """As `begin`, for stages whose leaves come from others: what it gives in the end takes them."""
-        begun = self._begin(pool)
-
-        def finish() -> Callable[[Held], Made]:
-            programs = _Begun(*map(list, begun))  # type: ignore[arg-type]  # which waits for them
-            return lambda held: self._make(programs, map(partial(self._params_in, held), held), held)
-
-        return finish
-
-    def _begin(self, pool: ThreadPoolExecutor) -> _Begun:
-        if self._optimizer is not None:
-            _ = self.optimizer_parts  # before several threads ask for them
-        return _Begun(
-            sums=pool.map(self._compile_sums, self._layout.stage_meshes),
-            reductions=pool.map(self._reduction, self._layout.homes),
-            optimizers=pool.map(self._compile_optimizer, self._updaters()),
-        )
-
-    def _make(self, begun: _Begun, params: Iterable[list[Params]], held: Held | None = None) -> Made:
-        parts = zip(self._layout.stage_meshes.items(), params, begun.sums, strict=True)
-        stages = {
-            number: Stage(number, self._chunks_of(number), stage_mesh, own, self._roles(number), programs)
-            for (number, stage_mesh), own, programs in parts
-        }
-        optimizers = self._make_optimizers(stages, begun.optimizers, held)
-        return Made(stages, optimizers, dict(zip(self._layout.homes, begun.reductions, strict=True)))
-
-    def compile(self, pool: ThreadPoolExecutor) -> LastingPrograms:
-        """Compile in a pool's threads what `begin` and `connect` compile, and run none of it."""
+    def compile(self, pool: ThreadPoolExecutor) -> Callable[[], LastingPrograms]:
+        """Compile in a pool's threads; what is returned waits for that."""
         if self._optimizer is not None:
             _ = self.optimizer_parts  # before several threads ask for them
         layout, updaters = self._layout, self._updaters()
         sums = pool.map(self._compile_sums, layout.stage_meshes)
-        params = pool.map(self._compile_initial, layout.stage_meshes)
         reductions = pool.map(self._reduction, layout.homes)
-        optimizers = pool.map(self._compile_optimizer, updaters)
+        optimizers = pool.map(self._compile_optimizer, updaters.items())
+        return lambda: LastingPrograms(
+            dict(zip(layout.stage_meshes, sums, strict=True)),
+            dict(zip(layout.homes, reductions, strict=True)),
+            dict(zip(updaters, optimizers, strict=True)),
+        )
+
+    def begin(self, pool: ThreadPoolExecutor) -> Callable[[], BuiltStages]:
+        """Compile and allocate in a pool's threads; what is returned waits for that."""
+        programs = self.compile(pool)
+        params = pool.map(self._initial_params, self._layout.stage_meshes)
+        return lambda: self._build(programs(), params)
+
+    def taking(self, programs: LastingPrograms, held: Held) -> BuiltStages:
+        """Stages with leaves that come from others."""
+        return self._build(programs, (self._params_in(held, number) for number in held), held)
+
+    def _build(
+        self, programs: LastingPrograms, params: Iterable[list[Params]], held: Held | None = None
+    ) -> BuiltStages:
+        meshes = self._layout.stage_meshes
+        stages = {
+            number: Stage(
+                number,
+                self._chunks_of(number),
+                meshes[number],
+                own,
+                self._roles(number),
+                programs.sums[number],
+            )
+            for number, own in zip(meshes, params, strict=True)
+        }
+        return BuiltStages(stages, self._optimizers(stages, programs, held), programs.reductions)
+
+    def compile_start(self, pool: ThreadPoolExecutor) -> None:
+        """Compile what `begin` and `connect` run once, and wait for that."""
+        layout = self._layout
         meshes = [*layout.stage_meshes.values(), *layout.homes.values()]
         several = [self.compiler(stage_mesh) for stage_mesh in meshes if not stage_mesh.single]
+        params = pool.map(self._compile_initial, layout.stage_meshes)
         first = pool.map(lambda compiler: FirstSum(compiler).program, several)
-        for waited_for in (params, reductions, first):
+        for waited_for in (params, first):
             list(waited_for)
-        return LastingPrograms(
-            dict(zip(layout.stage_meshes, sums, strict=True)),
-            {number: own for (number, _), own in zip(updaters, optimizers, strict=True)},
-        )
 
     def connect(self) -> None:
         """Have all communicators made before a step, in one order everywhere."""
@@ -174,11 +166,8 @@ class Staging:
         """For a set of devices."""
         return Compiler(stage_mesh, self._executables)
 
-    def initial_params(self, layers: range, compiler: Compiler, sharding: Sharding) -> Params:
-        """Initial parameters of some layers, on the compiler's devices."""
-        return self._initial(compiler, sharding).of(layers)
-
-    def _initial(self, compiler: Compiler, sharding: Sharding) -> InitialParams:
+    def initial(self, compiler: Compiler, sharding: Sharding) -> InitialParams:
+        """Makes initial parameters on the compiler's devices."""
         bucket, shapes = self._library.first
         return InitialParams(
             pipe=self._pipe,
@@ -208,18 +197,20 @@ class Staging:
     def _roles(self, stage_replica: int) -> list[LeafRoles]:
         return [self._library.roles.leaves(specs) for specs in self._specs(stage_replica)]
 
-    def _params_of_chunks(self, stage_replica: int) -> list[Params]:
+    def _initial(self, stage_replica: int) -> InitialParams:
         stage_mesh = self._layout.stage_meshes[stage_replica]
-        compiler, sharding = self.compiler(stage_mesh), self._library.sharding(stage_mesh.width)
-        return [self.initial_params(layers, compiler, sharding) for layers in self._chunks_of(stage_replica)]
+        return self.initial(self.compiler(stage_mesh), self._library.sharding(stage_mesh.width))
+
+    def _initial_params(self, stage_replica: int) -> list[Params]:
+        initial = self._initial(stage_replica)
+        return [initial.of(layers) for layers in self._chunks_of(stage_replica)]
 
     def _params_in(self, held: Held, stage_replica: int) -> list[Params]:
         stage_mesh, own = self._layout.stage_meshes[stage_replica], held[stage_replica]
         return [params_in(own, specs, stage_mesh) for specs in self._placed(stage_replica, stage_mesh)]
 
     def _compile_initial(self, stage_replica: int) -> None:
-        stage_mesh = self._layout.stage_meshes[stage_replica]
-        initial = self._initial(self.compiler(stage_mesh), self._library.sharding(stage_mesh.width))
+        initial = self._initial(stage_replica)
         for layers in self._chunks_of(stage_replica):
             initial.compile(layers)
 
@@ -240,10 +231,10 @@ class Staging:
         home = self.compiler(self._layout.homes[stage])
         return Reduction(list(map(self.compiler, own)), home, specs, partition)
 
-    def _updaters(self) -> list[tuple[int, StageMesh]]:
-        """One of each set of stage replicas that are updated together here, and where that is done."""
+    def _updaters(self) -> Mapping[int, StageMesh]:
+        """Where those are updated that are updated together here, by the first of these stage replicas."""
         layout = self._layout
-        return list((layout.homes if layout.shard_optimizer else layout.stage_meshes).items())
+        return layout.homes if layout.shard_optimizer else layout.stage_meshes
 
     def _compile_optimizer(self, updater: tuple[int, StageMesh]) -> OptimizerPrograms | None:
         if self._optimizer is None:
@@ -255,14 +246,14 @@ class Staging:
         compiler = self.compiler(stage_mesh)
         return OptimizerPrograms.compile(placed, roles, whole, part, compiler, tells=part is first)
 
-    def _make_optimizers(
-        self, stages: Mapping[int, Stage], programs: Iterable[OptimizerPrograms | None], held: Held | None
+    def _optimizers(
+        self, stages: Mapping[int, Stage], programs: LastingPrograms, held: Held | None
     ) -> list[Optimizer]:
         found, count = [], self._layout.stages
-        for (first, stage_mesh), own in zip(self._updaters(), programs, strict=True):
+        for first, stage_mesh in self._updaters().items():
             numbers = range(first, first + stage_mesh.replicas * count, count)
-            if own is not None:
-                updated = [number for number in numbers if number in stages]
+            updated = [number for number in numbers if number in stages]
+            if (own := programs.optimizers[first]) is not None:
                 state = None
                 if held is not None:
                     state = self.naming.state_in([held[n] for n in updated], own, stage_mesh)
