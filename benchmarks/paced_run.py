@@ -40,6 +40,7 @@ from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.runtime.engine.links import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.recorder import RunPhase
@@ -53,7 +54,6 @@ from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.durations import read_workload
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.report import summary_of_idleness
-from rrfp_jax.train.settings import Settings
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
 from rrfp_jax.views.trace_file import TRACED_STEPS, write_trace
@@ -215,7 +215,7 @@ class PacedRun:
         self.steps_done = 0
         self._recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self._world = layout.world
-        terms, delays = settings.execution.terms, settings.execution.delays
+        terms, delays = settings.terms, settings.delays
         self._world.waits.stall_seconds = settings.execution.stall_seconds
         costs = WorkloadCosts(workload, placement)
         self._rules = settings.rules(placement, workload.microbatches, base_of(schedule))

@@ -15,8 +15,7 @@ import optax
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_name, path_of
 from rrfp_jax.runs.checkpointing import Checkpointing
-from rrfp_jax.runtime.engine.pacing import Delays
-from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy, group_of
+from rrfp_jax.runtime.engine.settings import MemoryPolicy, Numerics, Rebalance, Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
@@ -24,7 +23,6 @@ from rrfp_jax.runtime.run.consensus import Terms
 from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.train.auto_split import AUTO
 from rrfp_jax.train.report import Evaluation, Report
-from rrfp_jax.train.settings import Numerics, Rebalance, Settings
 from rrfp_jax.train.trainer import Trainer
 from rrfp_jax.user_code import called
 
@@ -167,16 +165,9 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
 
     @property
     def settings(self) -> Settings:
-        """Its settings in groups, as a Trainer's."""
-        execution = Execution(
-            stall_seconds=self.stall_seconds,
-            transport=self.transport,
-            executables=Path(self.directory) / ".executables" if self.executables else None,
-            terms=group_of(Terms, self),
-            delays=group_of(Delays, self),
-        )
-        numerics, memory = group_of(Numerics, self), group_of(MemoryPolicy, self)
-        return Settings(numerics=numerics, memory=memory, execution=execution, rebalance=self.rebalance)
+        """Its settings, as a Trainer's."""
+        kept = Path(self.directory) / ".executables" if self.executables else None
+        return Settings.flat(vars(self) | {"executables": kept})
 
     @property
     def processes(self) -> int:
@@ -193,7 +184,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             schedule=self.schedule,
             split=self.layers_per_virtual_stage,
             init=self.made("init"),
-            **self.settings.flat(),
+            **self.settings.named(),
         )
 
 

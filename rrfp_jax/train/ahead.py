@@ -21,6 +21,7 @@ from rrfp_jax.core.tasks import Kind
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, load_repeatedly, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.mesh.topology import Mesh
@@ -36,7 +37,6 @@ from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger, memory_of_
 from rrfp_jax.runtime.stages.staging import LastingPrograms, Staging
 from rrfp_jax.runtime.transport.choice import compile_ahead as compile_transport
 from rrfp_jax.train.checks import check_order, rows_program
-from rrfp_jax.train.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

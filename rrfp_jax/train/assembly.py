@@ -8,8 +8,8 @@ import optax
 
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data
-from rrfp_jax.runtime.engine.engine import Engine, Setup
-from rrfp_jax.runtime.engine.settings import check_jax_settings
+from rrfp_jax.runtime.engine.engine import Engine, EngineSpec
+from rrfp_jax.runtime.engine.settings import Settings, check_jax_settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
@@ -20,7 +20,6 @@ from rrfp_jax.train.auto_schedule import auto_schedule
 from rrfp_jax.train.auto_split import auto_split
 from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.rebalancing import rebalancing
-from rrfp_jax.train.settings import Settings
 from rrfp_jax.train.stepping import Stepper
 
 
@@ -50,18 +49,16 @@ def assemble(
     order = base_of(schedule)
     if isinstance(split, str):  # "auto"
         split = auto_split(pipe, optimizer, data, settings, mesh, order, layout)
-    setup = Setup(
+    spec = EngineSpec(
         pipe=pipe,
         layout=layout,
         placement=mesh.placement(order),
         optimizer=optimizer,
         init=init,
-        seed=settings.numerics.seed,
-        halves=settings.numerics.equal_schedules,
-        memory=settings.memory,
-        execution=settings.execution,
+        settings=settings,
     )
-    engine = Engine(setup, split)
+    engine = Engine(spec, split)
     if not engine.memory.limited:
         settings = settings.limited(mesh.pp)
-    return Stepper(engine, settings, schedule, exchange, rebalancing(settings.rebalance, layout.widths))
+    moves = rebalancing(settings.execution.rebalance, layout.widths)
+    return Stepper(engine, settings, schedule, exchange, moves)

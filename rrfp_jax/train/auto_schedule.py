@@ -19,13 +19,13 @@ from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.model_costs import ModelCosts
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.printing import say
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
 from rrfp_jax.train.auto_split import AUTO, check_split_can_be_found, devices_of
-from rrfp_jax.train.settings import Settings
 
 
 @dataclass(frozen=True)

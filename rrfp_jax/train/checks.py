@@ -139,8 +139,8 @@ def check_model(
         trained = library.roles.trained(library.params)
         refuse_untrained(trained, flows)
     keyed(engine.library.params, "params")
-    if isinstance(engine.setup.init, KnowsItsModel):
-        engine.setup.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)
+    if isinstance(engine.spec.init, KnowsItsModel):
+        engine.spec.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)
     if optimizer is not None:
         _ = engine.optimizer_state
     last = len(plan) - 1  # the one most likely to differ from the rest

@@ -57,7 +57,7 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
 
 def _lasting_bytes(engine: Engine) -> dict[int, int]:
     """By layer what lasts on each device, where that leaves less room for microbatches; else nothing."""
-    if engine.setup.memory.budget != "auto" or not engine.memory.limited:
+    if engine.spec.settings.memory.budget != "auto" or not engine.memory.limited:
         return {}
     params, roles, width = engine.library.params, engine.library.roles, max(engine.layout.widths)
     found = {}
@@ -65,7 +65,7 @@ def _lasting_bytes(engine: Engine) -> dict[int, int]:
         leaves = jax.tree.leaves(own)
         sums = [wide(leaves[i]) for i in roles.leaves({layer: own}).trained]
         found[int(layer)] = nbytes(leaves) + nbytes(sums)
-    if engine.setup.optimizer is not None:
+    if engine.spec.optimizer is not None:
         whole, _ = engine.staging.optimizer_parts
         for k, (_, spec) in enumerate(whole.state):
             if (of := whole.layer_of(k)) >= 0:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.json_files import Count
+from rrfp_jax.runtime.engine.loss_scale import LossScale
+from rrfp_jax.runtime.engine.settings import OnNonfinite
 from rrfp_jax.runtime.stages.step import Sums
-from rrfp_jax.train.loss_scale import LossScale
-from rrfp_jax.train.settings import OnNonfinite
 
 MOST_IN_VAIN = 20
 """So many steps may be left out in a row without a loss scale that could still be lowered."""

@@ -14,9 +14,9 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.resplit import Compiling, Ready
+from rrfp_jax.runtime.engine.settings import Rebalance
 from rrfp_jax.sim.splits import FIRST, MOST, Balance, Move, RebalanceDecision, Verdict
 from rrfp_jax.trace.work import RecordedStep
-from rrfp_jax.train.settings import Rebalance
 
 
 def rebalancing(mode: Rebalance, widths: Sequence[int]) -> Rebalancing | None:

@@ -36,7 +36,7 @@ def resplit(
     if list(split) == engine.split:
         return
     if not engine.stages:
-        new = Engine(engine.setup, split, engine.executables)
+        new = Engine(engine.spec, split, engine.executables)
         new.library.know(engine.library)
         take(new)
         return

@@ -17,6 +17,7 @@ from rrfp_jax.fields import output_of
 from rrfp_jax.json_files import write_json
 from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, during
+from rrfp_jax.runtime.engine.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.runtime.mesh.stage_mesh import transfers_meant
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.stages.step import Sums
@@ -27,7 +28,6 @@ from rrfp_jax.train.checks import check_count, check_losses, folder_of
 from rrfp_jax.train.gathering import whole_params
 from rrfp_jax.train.going_on import Found, look_at, say_none
 from rrfp_jax.train.kept_numbers import kept_numbers, say_which_count
-from rrfp_jax.train.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.one_thread import one_thread
 from rrfp_jax.train.reference import CheckReport, compare

@@ -17,7 +17,9 @@ from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.engine.engine import Engine, as_text
+from rrfp_jax.runtime.engine.loss_scale import loss_scale_of
 from rrfp_jax.runtime.engine.resplit import Ready
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.signals import interrupts_held
@@ -29,12 +31,10 @@ from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.layer_work import layer_work
 from rrfp_jax.train.loading import Loader
-from rrfp_jax.train.loss_scale import loss_scale_of
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
 from rrfp_jax.train.rebalancing import Rebalancing
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.resplit import check_whole, resplit
-from rrfp_jax.train.settings import Settings
 from rrfp_jax.train.snapshot import Saves, stored_layers
 from rrfp_jax.train.step_plan import Ran, check_costs, plan_ahead
 from rrfp_jax.views.trace_file import TRACED_STEPS

@@ -12,22 +12,25 @@ from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import as_data
+from rrfp_jax.runtime.engine.loss_scale import LossScale
 from rrfp_jax.runtime.engine.pacing import Delays
-from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy
+from rrfp_jax.runtime.engine.settings import (
+    OnNonfinite,
+    Rebalance,
+    Settings,
+)
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.run.consensus import CarrierName, Terms
+from rrfp_jax.runtime.run.consensus import CarrierName
 from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.train.assembly import assemble
 from rrfp_jax.train.checks import check_types
-from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.session import Session
-from rrfp_jax.train.settings import Numerics, OnNonfinite, Rebalance, Settings
 
 
 class Trainer(Session):
@@ -94,30 +97,7 @@ class Trainer(Session):
     ) -> None:
         mesh, delays = Mesh() if mesh is None else mesh, Delays() if delays is None else delays
         check_types(pipe, optimizer, mesh, split, init, on_step, delays)
-        settings = Settings(
-            numerics=Numerics(
-                accumulation=accumulation,
-                equal_schedules=equal_schedules,
-                clip_norm=clip_norm,
-                on_nonfinite=on_nonfinite,
-                loss_scale=loss_scale,
-                seed=seed,
-            ),
-            memory=MemoryPolicy(
-                remat=remat,
-                max_in_flight=max_in_flight,
-                activation_budget=activation_budget,
-                spare_gradients=spare_gradients,
-            ),
-            execution=Execution(
-                stall_seconds=stall_seconds,
-                transport=transport,
-                executables=executables,
-                delays=delays,
-                terms=Terms(agreement=agreement, protocol=protocol),
-            ),
-            rebalance=rebalance,
-        )
+        settings = Settings.flat(locals())  # whose names are those of the fields
         first = read_schedule(schedule)
         wrapped = None if data is None else as_data(data)
         stepper = assemble(pipe, optimizer, wrapped, mesh, first, split, init, settings)

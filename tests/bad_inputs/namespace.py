@@ -22,8 +22,9 @@ from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.json_files import read_json
 from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runtime.engine.loss_scale import LossScale
 from rrfp_jax.runtime.engine.pacing import Delays
-from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy
+from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy, Numerics
 from rrfp_jax.runtime.run.consensus import Terms
 from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.join import Place, silence_seconds
@@ -34,9 +35,7 @@ from rrfp_jax.trace.costs import constant
 from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
 from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.train.durations import read_costs, read_workload
-from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.named import read_schedule
-from rrfp_jax.train.settings import Numerics
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
 from rrfp_jax.views.trace_reading import read_trace

@@ -9,13 +9,13 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.engine.loss_scale import LossScale
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.gradients import SumPrograms
 from rrfp_jax.runtime.programs.virtual_stage import placed_params
-from rrfp_jax.train.loss_scale import LossScale
 from rrfp_jax.train.nonfinite import MOST_IN_VAIN
 from tests.support import toy
 from tests.support.refusals import copied, refused, same

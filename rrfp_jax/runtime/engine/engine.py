@@ -18,7 +18,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.runtime.engine.links import driver_of
 from rrfp_jax.runtime.engine.loop import Driver
-from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
@@ -52,14 +52,13 @@ def as_text(engine: Engine) -> dict[str, str]:
         "sharding": [*pipe.sharding.items()],  # the first that matches counts
         "carry": pipe.carry,
         "mesh": (layout.widths, layout.replicas, layout.shard_optimizer),
-        "delays": engine.setup.execution.delays,
         "jax": jax.__version__,
     }
     return {name: str(value) for name, value in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class EngineSpec:
     """What an engine is made of.
 
     Attributes:
@@ -68,8 +67,7 @@ class Setup:
         placement: which stage has which virtual stages of the model.
         optimizer: None if the model is never updated.
         init: initial values from elsewhere, per leaf.
-        seed, halves: of initial values and random keys; whether all backwards run as I and W.
-        memory, execution: settings of the run.
+        settings: of the run.
     """
 
     pipe: Pipeline
@@ -77,10 +75,7 @@ class Setup:
     placement: Placement
     optimizer: optax.GradientTransformation | None
     init: InitFunction | None
-    seed: int
-    halves: bool
-    memory: MemoryPolicy
-    execution: Execution
+    settings: Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,12 +206,12 @@ class Engine:
     """Everything that a step runs on in this process. Nothing is allocated or compiled before `start`.
 
     Args:
-        setup: what it is made of.
+        spec: what it is made of.
         split: layers per virtual stage, in the model's order; None for an even split.
         executables: where compiled programs are kept; None for others than there are.
 
     Attributes:
-        setup, executables: as given.
+        spec, executables: as given.
         chunks: by stage, of all processes, the layers of each of its chunks.
         compilers: by stage replica of this process; see `Layout`.
         library: the compiled programs.
@@ -229,24 +224,25 @@ class Engine:
     """
 
     def __init__(
-        self, setup: Setup, split: Sequence[int] | None, executables: Executables | None = None
+        self, spec: EngineSpec, split: Sequence[int] | None, executables: Executables | None = None
     ) -> None:
-        self.setup = setup
-        self.pipe, self.layout, self.placement = setup.pipe, setup.layout, setup.placement
-        self.world = setup.layout.world
+        self.spec, settings = spec, spec.settings
+        self.pipe, self.layout, self.placement = spec.pipe, spec.layout, spec.placement
+        self.world = spec.layout.world
         self.chunks = layers_of_chunks(len(self.pipe), self.placement, split)
-        self.executables = executables or Executables(setup.execution.executables)
+        self.executables = executables or Executables(settings.execution.executables)
         self.compilers = {
             stage_replica: Compiler(stage_mesh, self.executables)
             for stage_replica, stage_mesh in self.layout.stage_meshes.items()
         }
         own = self.layout.virtual_stages(self.placement, self.chunks)
-        self.library = Library(self.pipe, own, self.compilers, setup.memory.remat, setup.halves)
-        self.memory = Memory(setup.memory.budget, self.layout, self.library)
-        self._inputs = Inputs(self.layout, setup.seed)
+        remat, halves = settings.memory.remat, settings.numerics.equal_schedules
+        self.library = Library(self.pipe, own, self.compilers, remat, halves)
+        self.memory = Memory(settings.memory.budget, self.layout, self.library)
+        self._inputs = Inputs(self.layout, settings.numerics.seed)
         self.staging = Staging(
             *(self.pipe, self.layout, self.chunks, self.library, self.executables),
-            *(setup.optimizer, setup.seed, setup.init),
+            *(spec.optimizer, settings.numerics.seed, spec.init),
         )
         self.stages: Mapping[int, Stage] = {}  # by stage replica
         self.optimizers: Sequence[Optimizer] = ()
@@ -301,8 +297,8 @@ class Engine:
             made = finish()
         tied = ties.locate(self.library, self.chunks, self.layout)
         compiler = partial(compiled_for, self.executables)
-        execution = self.setup.execution
-        driver = driver_of(self.layout, self.placement, execution, ties.distant_pairs(tied), compiler)
+        settings, apart = self.spec.settings, ties.distant_pairs(tied)
+        driver = driver_of(self.layout, self.placement, settings, apart, compiler)
         driver.reserve(self.library.arrivals(phase_of(rules)))
         self.run_on(driver, made, tied, [rules])
         self.staging.connect()

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.loop import Driver
-from rrfp_jax.runtime.engine.settings import Execution
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.run.consensus import Agreement, Terms
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
@@ -17,7 +17,7 @@ from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Tra
 def driver_of(
     layout: Layout,
     placement: Placement,
-    execution: Execution,
+    settings: Settings,
     tied: Collection[tuple[int, int]],
     compiler: OneArrayCompiler,
 ) -> Driver:
@@ -25,11 +25,11 @@ def driver_of(
     return Driver(
         layout.devices,
         layout.world,
-        remote_of(layout, placement, execution.transport, tied, compiler),
-        execution.stall_seconds,
-        execution.delays.queue(),
-        agreement=agreement_of(layout, execution.terms),
-        delays=execution.delays.arrivals(placement, rank=layout.world.rank),
+        remote_of(layout, placement, settings.execution.transport, tied, compiler),
+        settings.execution.stall_seconds,
+        settings.delays.queue(),
+        agreement=agreement_of(layout, settings.terms),
+        delays=settings.delays.arrivals(placement, rank=layout.world.rank),
         name=layout.name,
     )
 

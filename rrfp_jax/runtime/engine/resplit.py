@@ -50,7 +50,7 @@ def compiled_for_split(
     Raises:
         UsageError: see `Engine` and `leaves.check_widths`, or the optimizer does not take it.
     """
-    new = Engine(engine.setup, split, engine.executables)
+    new = Engine(engine.spec, split, engine.executables)
     new.library.know(engine.library)
     if quiet:
         new.library.progress = silent

@@ -1,25 +1,85 @@
-"""The settings that an engine goes by, in groups that are passed on whole. Each group checks itself, once."""
+"""The settings of a run in groups that are passed on whole. Each group checks itself, once.
+
+Users type their names flat: as arguments of a Trainer, fields of a config, or flags. `Settings.flat` sorts
+them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 
-from rrfp_jax.core.accumulation import SPARE_GRADIENTS
+from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.step_rules import StepRules, default_max_in_flight
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_numbers, path_of
 from rrfp_jax.runtime.autodiff.residuals import check_remat
+from rrfp_jax.runtime.engine.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.run.consensus import Terms
 from rrfp_jax.runtime.stages.memory import Setting, parse_setting
 from rrfp_jax.runtime.transport.choice import TransportName, check_transport
 
+OnNonfinite: TypeAlias = Literal["stop", "skip"]
+
+Rebalance: TypeAlias = Literal["off", "suggest", "auto"]
+
 Group = TypeVar("Group")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """What a step computes, to the bit.
+
+    Attributes:
+        accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever the
+            order of tasks; "arrival" adds them as they come.
+        equal_schedules: run every backward as the same two programs, one right after the other where the
+            schedule has it whole, so that all schedules of a placement give equal bits; see `docs/numbers.md`
+            for what it costs.
+        clip_norm: scale the gradient down to this norm, taken over all stages; None for no clipping.
+        on_nonfinite: what to do with a step whose loss or gradient is not finite: "stop" with a
+            TrainingError, or "skip" its update, up to 20 times in a row.
+        loss_scale: what the loss is multiplied by before it is differentiated, for models that compute in
+            float16: a number, or "dynamic", which finds one by skipping steps; None for 1.
+        seed: of initial values and random keys.
+
+    Raises:
+        UsageError: one that cannot be, with its name and value.
+    """
+
+    accumulation: Accumulation = "index"
+    equal_schedules: bool = False
+    clip_norm: float | None = None
+    on_nonfinite: OnNonfinite = "stop"
+    loss_scale: str | float | LossScale | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        _require(
+            self, "accumulation", self.accumulation in ("index", "arrival"), "choose 'index' or 'arrival'"
+        )
+        _require(self, "equal_schedules", isinstance(self.equal_schedules, bool), "give True or False")
+        if self.equal_schedules and self.accumulation != "index":
+            raise UsageError(
+                f"equal_schedules=True with accumulation={self.accumulation!r}: gradients that are added as "
+                f"they come are not equal to the bit; leave accumulation at 'index'"
+            )
+        clips = self.clip_norm is None or is_positive(self.clip_norm)
+        _require(self, "clip_norm", clips, "give a number above 0; leave it out for no clipping")
+        _require(self, "on_nonfinite", self.on_nonfinite in ("stop", "skip"), "choose 'stop' or 'skip'")
+        loss_scale_of(self.loss_scale)
+        fits = is_whole(self.seed) and 0 <= self.seed < 2**32
+        _require(self, "seed", fits, f"give a whole number from 0 to {2**32 - 1}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +112,11 @@ class MemoryPolicy:
         check_remat(self.remat)
         parse_setting(self.activation_budget)
         limit, spare = self.max_in_flight, self.spare_gradients
-        if limit is not None and not is_whole(limit):
-            raise UsageError(f"max_in_flight={limit!r}: give a whole number")
-        if limit is not None and limit < 1:
-            raise UsageError(f"max_in_flight={limit}: a stage must be able to hold one microbatch")
-        if not is_whole(spare):
-            raise UsageError(f"spare_gradients={spare!r}: give a whole number")
-        if spare < 0:
-            raise UsageError(f"spare_gradients={spare}: must not be negative")
+        _require(self, "max_in_flight", limit is None or is_whole(limit), "give a whole number")
+        holds = limit is None or limit >= 1
+        _require(self, "max_in_flight", holds, "a stage must be able to hold one microbatch")
+        _require(self, "spare_gradients", is_whole(spare), "give a whole number")
+        _require(self, "spare_gradients", spare >= 0, "must not be negative")
 
     @property
     def budget(self) -> Setting:
@@ -77,8 +134,8 @@ class Execution:
             hosts; "auto", NIXL if it works between all neighbours, else sockets (`docs/transport.md`).
         executables: a folder to keep compiled programs in, so that another start compiles nothing; None to
             compile at every start. Nobody else may be able to write to it: see `docs/security.md`.
-        terms: by which the processes of a stage agree, where there are several.
-        delays: to inject, for experiments.
+        rebalance: whether layers move to other stages where measured costs are for it (`docs/rebalance.md`):
+            "off"; "suggest" says which would, and what it would save; "auto" moves them.
 
     Raises:
         UsageError: one that cannot be, with its name and value.
@@ -87,27 +144,85 @@ class Execution:
     stall_seconds: float = 300.0
     transport: TransportName = "auto"
     executables: str | Path | None = None
-    terms: Terms = field(default_factory=Terms)
-    delays: Delays = field(default_factory=Delays)
+    rebalance: Rebalance = "off"
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        if not is_positive(self.stall_seconds):
-            raise UsageError(f"stall_seconds={self.stall_seconds!r}: give a number of seconds above 0")
+        _require(self, "stall_seconds", is_positive(self.stall_seconds), "give a number of seconds above 0")
         check_transport(self.transport)
+        known = self.rebalance in ("off", "suggest", "auto")
+        _require(self, "rebalance", known, "choose 'off', 'suggest' or 'auto'")
         folder = self.executables
-        if folder is not None and (not isinstance(folder, (str, PathLike)) or not str(folder)):
-            raise UsageError(
-                f"executables={folder!r}: give a folder to keep compiled programs in, such as "
-                f"'runs/.executables', or None to compile at every start"
-            )
+        is_path = folder is None or (isinstance(folder, (str, PathLike)) and str(folder))
+        remedy = (
+            "give a folder to keep compiled programs in, such as 'runs/.executables', or None to compile at"
+        )
+        _require(self, "executables", is_path, f"{remedy} every start")
         if folder is not None:
             object.__setattr__(self, "executables", path_of("executables", folder))
 
 
-def group_of(kind: type[Group], flat: Any) -> Group:
-    """The group of this kind, from something that has its fields as attributes."""
-    return kind(**{item.name: getattr(flat, item.name) for item in fields(kind)})  # type: ignore[arg-type]
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of a run: what is computed, held and done, how processes agree, and injected delays."""
+
+    numerics: Numerics = field(default_factory=Numerics)
+    memory: MemoryPolicy = field(default_factory=MemoryPolicy)
+    execution: Execution = field(default_factory=Execution)
+    terms: Terms = field(default_factory=Terms)
+    delays: Delays = field(default_factory=Delays)
+
+    @classmethod
+    def flat(cls, given: Mapping[str, Any]) -> Settings:
+        """From the names that users type; a group may come whole, and other names may be among them."""
+        groups: dict[str, Any] = {}
+        for item in fields(cls):
+            kind: Any = item.default_factory
+            whole = given.get(item.name)
+            groups[item.name] = whole if isinstance(whole, kind) else group_of(kind, given)
+        return cls(**groups)
+
+    def named(self) -> dict[str, Any]:
+        """Every setting by the name that users type, as keyword arguments of a Trainer."""
+        groups = (self.numerics, self.memory, self.execution, self.terms)
+        found = {item.name: getattr(group, item.name) for group in groups for item in fields(group)}
+        return found | {"delays": self.delays}
+
+    def as_text(self) -> dict[str, str]:
+        """What must be equal in all processes, by the names that users type."""
+        own = ("stall_seconds", "executables")  # of each process
+        return {name: str(value) for name, value in self.named().items() if name not in own}
+
+    def limited(self, stages: int) -> Settings:
+        """The same with the usual limit on the number of microbatches in flight, if there is none."""
+        if self.memory.max_in_flight is not None:
+            return self
+        return replace(self, memory=replace(self.memory, max_in_flight=default_max_in_flight(stages)))
+
+    def rules(
+        self, placement: Placement, microbatches: int, schedule: Schedule, forward_only: bool = False
+    ) -> StepRules:
+        """The rules of a step."""
+        return StepRules(
+            placement=placement,
+            microbatches=microbatches,
+            schedule=schedule,
+            limit=self.memory.max_in_flight,
+            accumulation=self.numerics.accumulation,
+            spare_gradients=self.memory.spare_gradients,
+            forward_only=forward_only,
+        )
+
+
+def group_of(kind: type[Group], given: Mapping[str, Any]) -> Group:
+    """The group of this kind, of what is given by the names of its fields."""
+    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in given.items() if name in known})
+
+
+def _require(group: Any, name: str, good: Any, remedy: str) -> None:
+    if not good:
+        raise UsageError(f"{name}={getattr(group, name)!r}: {remedy}")
 
 
 def is_whole(value: Any) -> bool:
