@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.stages import leaves as moving
-from rrfp_jax.runtime.stages.leaves import Leaf, ways
+from rrfp_jax.runtime.stages.leaves import transfers
+from rrfp_jax.runtime.stages.stage import Leaf
 from tests.runtime.test_interrupts import interrupt_after
 from tests.scripts.moving_ranks import BY_THEMSELVES
 from tests.support import sharded, toy
@@ -242,7 +243,7 @@ def splits(draw):
 def test_after_all_ways_every_stage_has_what_it_should(case):
     before, after = case
     has = [set(own) for own in before]
-    for leaf, source, target in ways(before, after):
+    for leaf, source, target, *_ in transfers(before, after):
         assert leaf in before[source]
         assert leaf not in has[target]
         has[target].add(leaf)

@@ -128,11 +128,11 @@ class TestBrokenVariantsAreCaught:
         assert differs("clipped, scaled", FOUR)[0] > 1e-3
 
     def test_a_tied_gradient_that_is_not_added(self, monkeypatch):
-        monkeypatch.setattr(Stage, "add_aliases", lambda self, chunk, place, gradients: None)
+        monkeypatch.setattr(Stage, "add_aliases", lambda self, leaf, gradients: None)
         assert differs("all", FOUR)[0] > 1e-3
 
     def test_a_tied_value_that_is_not_sent_back(self, monkeypatch):
-        monkeypatch.setattr(Stage, "set_leaf", lambda self, chunk, place, value: None)
+        monkeypatch.setattr(Stage, "set_leaf", lambda self, leaf, value: None)
         assert differs("all", FOUR)[0] > 1e-3
 
     def test_a_gradient_that_stays_scaled(self, monkeypatch):

@@ -249,7 +249,7 @@ class Engine:
         self._reductions: Mapping[int, Reduction] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
         self._numbers: dict[Bucket, int] = {}  # of every bucket that a step has had
-        self._ties: Sequence[ties.Tie] = ()
+        self._ties: Sequence[ties.LeafTransfer] = ()
         self._driver: Driver | None = None
         self._closing: weakref.finalize[..., Any]  # of `run_on`
         self.given_up = False
@@ -305,7 +305,7 @@ class Engine:
         self.stages = made.stages  # last: says that everything has been started
 
     def run_on(
-        self, driver: Driver, made: BuiltStages, tied: Sequence[ties.Tie], rules: Sequence[StepRules]
+        self, driver: Driver, made: BuiltStages, tied: Sequence[ties.LeafTransfer], rules: Sequence[StepRules]
     ) -> None:
         """Take what a start or a move has made; `rules` are of steps that there may be, first of training."""
         self._driver, self._ties = driver, tied

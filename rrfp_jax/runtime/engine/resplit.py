@@ -31,8 +31,8 @@ class Ready:
     """
 
     engine: Engine
-    ways: Sequence[leaves.Way]
-    tied: Sequence[leaves.Tie]
+    ways: Sequence[leaves.LeafTransfer]
+    tied: Sequence[leaves.LeafTransfer]
     programs: LastingPrograms
 
 
@@ -54,7 +54,7 @@ def compiled_for_split(
     new.library.know(engine.library)
     if quiet:
         new.library.progress = silent
-    found = leaves.ways(engine.staging.naming.leaves(), new.staging.naming.leaves())
+    found = leaves.transfers(engine.staging.naming.leaves(), new.staging.naming.leaves())
     leaves.check_widths(found, engine.layout.widths)
     with compile_pool() as pool:
         compiled = new.staging.compile(pool)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -16,6 +17,20 @@ from rrfp_jax.runtime.programs.gradients import SumPrograms
 from rrfp_jax.runtime.sizes import nbytes
 
 Arrays: TypeAlias = Sequence[jax.Array]
+
+
+class Leaf(NamedTuple):
+    """Names an array that an update changes.
+
+    Attributes:
+        layer: that it belongs to; -1 for what belongs to none, which every stage has.
+        of_state: whether it is of the optimizer's state, and not a parameter.
+        number: among the layer's parameters, or in the state of the whole model.
+    """
+
+    layer: int
+    of_state: bool
+    number: int
 
 
 class Stage:
@@ -138,30 +153,44 @@ class Stage:
         leaves = zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True)
         return [path for path, leaf in leaves if not _is_finite(leaf)]
 
-    # Tied parameters, by chunk and place in its list of leaves.
+    # Single parameters, such as tied ones.
 
-    def leaf(self, chunk: int, place: int) -> jax.Array:
+    @cached_property
+    def places(self) -> Mapping[Leaf, tuple[int, int]]:
+        """Of every parameter: its chunk, and its place in the chunk's list of leaves."""
+        found = {}
+        for chunk, roles in enumerate(self._roles):
+            tree = jax.tree.unflatten(roles.structure, range(roles.structure.num_leaves))
+            for layer, own in tree.items():
+                for n, place in enumerate(jax.tree.leaves(own)):
+                    found[Leaf(int(layer), False, n)] = chunk, place
+        return found
+
+    def leaf(self, leaf: Leaf) -> jax.Array:
         """A parameter."""
+        chunk, place = self.places[leaf]
         own: Sequence[jax.Array] = self.leaves[chunk]
         return own[place]
 
-    def set_leaf(self, chunk: int, place: int, value: jax.Array) -> None:
+    def set_leaf(self, leaf: Leaf, value: jax.Array) -> None:
         """Give an alias its owner's value."""
+        chunk, place = self.places[leaf]
         self.leaves[chunk][place] = value
 
-    def gradient(self, chunk: int, place: int) -> jax.Array:
+    def gradient(self, leaf: Leaf) -> jax.Array:
         """The gradient sum of a parameter."""
-        sums: Sequence[jax.Array] = self._sums[chunk]
-        return sums[self._roles[chunk].number[place]]
+        chunk, place = self.places[leaf]
+        return self._sums[chunk][self._roles[chunk].number[place]]
 
-    def set_gradient(self, chunk: int, place: int, value: jax.Array) -> None:
+    def set_gradient(self, leaf: Leaf, value: jax.Array) -> None:
         """Give an alias its owner's gradient sum."""
+        chunk, place = self.places[leaf]
         self._sums[chunk][self._roles[chunk].number[place]] = value
 
-    def add_aliases(self, chunk: int, place: int, gradients: Arrays) -> None:
+    def add_aliases(self, leaf: Leaf, gradients: Arrays) -> None:
         """Add the gradient sums of all its aliases to an owner's."""
-        total = self._updates.add_aliases[chunk, place](self.gradient(chunk, place), list(gradients))
-        self.set_gradient(chunk, place, total)
+        add = self._updates.add_aliases[self.places[leaf]]
+        self.set_gradient(leaf, add(self.gradient(leaf), list(gradients)))
 
     # What an optimizer sees, by chunk.
 
@@ -172,8 +201,8 @@ class Stage:
 
     def owned_sums(self) -> list[Arrays]:
         """Their gradient sums."""
-        chunks = range(len(self._roles))
-        return [[self.gradient(chunk, place) for place in self._roles[chunk].owned] for chunk in chunks]
+        pairs = zip(self._roles, self._sums, strict=True)
+        return [[own[roles.number[place]] for place in roles.owned] for roles, own in pairs]
 
 
 def merged(chunks: Sequence[Params]) -> Params:
