@@ -49,8 +49,8 @@ RUNS = re.compile(
 """What runs what it is given, or can."""
 
 MAY_RUN = {
-    ("runtime/programs/executables.py", "Executables._load", "pickle.loads"),
-    ("runtime/programs/executables.py", "Serialized.loaded", "serialize_executable.deserialize_and_load"),
+    ("runtime/programs/executables.py", "_read", "pickle.loads"),
+    ("runtime/programs/executables.py", "load", "serialize_executable.deserialize_and_load"),
     ("runtime/_jax.py", "load_for.Mover.persistent_load", "self.backend.deserialize_executable"),
     ("runs/config_file.py", "load_config", "spec.loader.exec_module"),  # the user's own program
     ("runtime/run/stacks.py", "WhenImported.find_spec", "spec.loader.exec_module"),  # JAX itself
@@ -135,14 +135,12 @@ def test_no_shell_is_asked(trees):
 def test_a_stored_program_is_unpickled_once_its_seal_holds(trees):
     """What `pickle.loads` is given comes from `SealedFiles.read`, and from nowhere else."""
     functions = dict(named(trees["runtime/programs/executables.py"], ast.FunctionDef))
-    load = functions["Executables._load"]
+    load = functions["_read"]
     assigned = [ast.unparse(node) for node in ast.walk(load) if isinstance(node, (ast.Assign, ast.NamedExpr))]
     assert [line for line in assigned if line.startswith("sealed")] == ["sealed = files.read(name)"]
     loads = [ast.unparse(node) for node, name in calls(load) if name == "loads"]
     assert loads == ["pickle.loads(sealed)"]
-    assert [ast.unparse(own.annotation) for own in load.args.args if own.arg == "files"] == [
-        "SealedFiles | None"
-    ]
+    assert [ast.unparse(own.annotation) for own in load.args.args if own.arg == "files"] == ["SealedFiles"]
 
 
 def test_secrets_are_made_for_their_user_alone(trees):

@@ -33,7 +33,7 @@ from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.experimental import serialize_executable
@@ -70,12 +70,7 @@ class SealedFiles:
         self._key: bytes | None = None
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None if there is none.
-
-        Raises:
-            NotSealed: somebody else may have written it, or it is damaged.
-            OSError: it cannot be read.
-        """
+        """A file's content, None if there is none; `NotSealed` or OSError if it must or can not be read."""
         try:
             with self._opened() as folder, os.fdopen(self._open(name, folder), "rb") as file:
                 found = file.read()
@@ -89,12 +84,7 @@ class SealedFiles:
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file, whole or not at all.
-
-        Raises:
-            NotSealed: somebody else may write into the folder, or there is no key.
-            OSError: it cannot be written.
-        """
+        """Write a file, whole or not at all; `NotSealed` or OSError if it must or can not be written."""
         seal = self._seal(name, content)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = f".{secrets.token_hex(8)}{PART}"
@@ -110,12 +100,7 @@ class SealedFiles:
                 raise
 
     def remove_unused(self, ending: str, oldest: float) -> None:
-        """Remove what has not been used since a time (s), as far as that is allowed.
-
-        Args:
-            ending: of the files' names. What was being written when its process was killed goes, too.
-            oldest: in the seconds of `time.time()`.
-        """
+        """Remove what has not been used or written since a time (s), as far as that is allowed."""
         with suppress(OSError, ValueError, NotSealed), self._opened() as folder:
             for name in os.listdir(folder):
                 with suppress(OSError):  # several processes may do this at once
@@ -151,9 +136,7 @@ class SealedFiles:
 
 
 def user_key(environment: Mapping[str, str]) -> bytes:
-    """The user's key: in the file that RRFP_KEY_FILE names, or in the user's own folder.
-
-    It is made if there is none, by one process if several want to.
+    """The user's key, in the file that RRFP_KEY_FILE names or in the user's folder; made if there is none.
 
     Raises:
         NotSealed: it can neither be read nor made, or others can read it.
@@ -195,42 +178,30 @@ def _make_key(path: Path) -> None:
         os.unlink(part)
 
 
-@dataclass(frozen=True)
-class Serialized:
-    """A program, to be loaded again. Loading runs code that is in it.
-
-    Attributes:
-        content: what JAX gives.
-        made_for: ids of the devices that it was compiled for, in the order of its mesh.
-    """
-
-    content: Any
-    made_for: tuple[int, ...]
-
-    @classmethod
-    def of(cls, compiled: jax.stages.Compiled, devices: Sequence[jax.Device]) -> Serialized:
-        """A program that was compiled for these devices, by this process and not from JAX's cache."""
-        return cls(serialize_executable.serialize(compiled), ids_of(devices))
-
-    def loaded(self, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
-        """The program, ready to run on as many devices; they need not be those that it was compiled for.
-
-        Raises:
-            Exception: of any kind, if JAX cannot load it, or not for these devices.
-        """
-        if self.made_for == ids_of(devices):
-            load = serialize_executable.deserialize_and_load
-            return load(*self.content, execution_devices=devices)  # type: ignore[no-any-return, misc]
-        found = load_for(self.content, self.made_for, devices)
-        runs_on = found.runtime_executable().local_devices()  # type: ignore[union-attr]
-        if list(runs_on) != list(devices):
-            raise RuntimeError(f"it would run on {runs_on}, not on {list(devices)}")
-        return found
+Serialized: TypeAlias = tuple[Any, tuple[int, ...]]
+"""What JAX gives of a program, and ids of the devices that it was compiled for. Loading runs code in it."""
 
 
 def ids_of(devices: Sequence[jax.Device]) -> tuple[int, ...]:
     """What tells devices apart in all processes of a run."""
     return tuple(device.id for device in devices)
+
+
+def load(serialized: Serialized, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
+    """A program, ready to run on these devices; they need not be those that it was compiled for.
+
+    Raises:
+        Exception: of any kind, if JAX cannot load it, or not for these devices.
+    """
+    content, made_for = serialized
+    if made_for == ids_of(devices):
+        load_here = serialize_executable.deserialize_and_load
+        return load_here(*content, execution_devices=devices)  # type: ignore[no-any-return, misc]
+    found = load_for(content, made_for, devices)
+    runs_on = found.runtime_executable().local_devices()  # type: ignore[union-attr]
+    if list(runs_on) != list(devices):
+        raise RuntimeError(f"it would run on {runs_on}, not on {list(devices)}")
+    return found
 
 
 COMPILER_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -262,22 +233,11 @@ ROUGHLY_LATER: dict[str, Any] = {"xla_backend_optimization_level": 0}
 
 @dataclass(frozen=True)
 class Request:
-    """A program for some devices.
-
-    Attributes:
-        lowered: the program.
-        devices: in the order of its mesh.
-        roughly: for a program that runs once, where compiling takes longer: on CPUs without optimizations.
-    """
+    """A program for devices in the order of its mesh; compiled `roughly`, it is not optimized for CPUs."""
 
     lowered: jax.stages.Lowered
     devices: Sequence[jax.Device]
     roughly: bool = False
-
-    @property
-    def calls_python(self) -> bool:
-        """Whether there is more to it than its text tells."""
-        return calls_python(self.lowered)
 
     def kind(self, environment: Mapping[str, str]) -> str:
         """A hash of all that the compiled program depends on, but of which devices it is for.
@@ -421,13 +381,13 @@ class Executables:
         Args:
             lowered: the program.
             devices: in the order of its mesh.
-            roughly: see `Request`.
+            roughly: whether it runs once, and compiling it takes longer.
         """
         request = Request(lowered, devices, roughly)
-        if request.calls_python:
+        if calls_python(lowered):
             return self._compile(request)[0]
         kind = request.kind(self._environment)
-        # One for absent devices stands for those of all others: nothing of it is run, and see `results`.
+        # One for absent devices stands for those of all others: nothing of it is run, and see `outputs`.
         where = ids_of(devices) if self._here else ()
         return self._once(self._made, (kind, where), lambda: self._obtain(kind, request))  # type: ignore[no-any-return]
 
@@ -461,25 +421,26 @@ class Executables:
         serialize = self._once(self._firsts, kind, first)
         if own:
             return own[0]
-        devices = request.devices
-        found = self._load(self._files, kind, devices) or (serialize and self._equal(serialize, devices))
-        return found or self._compile(request)[0]
+        equal = None
+        if (found := self._from_file(kind, request.devices)) is None and serialize is not None:
+            what = "a program is not taken over from another device, it is compiled anew"
+            equal = self._load(serialize, request.devices, what)
+        return found or equal or self._compile(request)[0]
 
     def _first(
         self, kind: str, request: Request
     ) -> tuple[jax.stages.Compiled, Callable[[], Serialized] | None]:
         """A program from its file or the compiler; and what serialises it for others, if that can be."""
-        if stored := self._load(self._files, kind, request.devices):
+        if stored := self._from_file(kind, request.devices):
             return stored, None  # the others have the file, too
         found, by_jax = self._compile(request)
-        serialize = partial(Serialized.of, found, request.devices)
+
+        def serialize() -> Serialized:
+            return serialize_executable.serialize(found), ids_of(request.devices)
+
         cached = jax.config.values.get("jax_compilation_cache_dir") is not None
-        if (
-            self._files is not None
-            and self._writable
-            and not (cached and (by_jax or jax.process_index() == 0))
-        ):
-            self._store(self._files, kind, serialize)
+        if not (cached and (by_jax or jax.process_index() == 0)):
+            self._store(kind, serialize)
         # JAX may have read it for another Trainer of this process, which it does not tell.
         return found, None if cached or not self._here else serialize
 
@@ -492,48 +453,37 @@ class Executables:
             self.compiles += 1
         return found, _cache_hits.count > before
 
-    def _load(
-        self, files: SealedFiles | None, kind: str, devices: Sequence[jax.Device]
-    ) -> jax.stages.Compiled | None:
-        """A program from its file; the only place where anything that was read is unpickled."""
-        if files is None or not self._here:
+    def _from_file(self, kind: str, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
+        if self._files is None or not self._here:
             return None
         name = kind + ENDING
-        try:
-            sealed = files.read(name)
-            if sealed is None:
-                return None
-            content, made_for = pickle.loads(sealed)
-            return self._loaded(Serialized(content, made_for), devices)
-        except Exception as error:
-            self._complain(f"{files.folder / name} is not used, the program is compiled anew", error)
-            return None
+        what = f"{self._files.folder / name} is not used, the program is compiled anew"
+        return self._load(partial(_read, self._files, name), devices, what)
 
-    def _equal(
-        self, serialize: Callable[[], Serialized], devices: Sequence[jax.Device]
+    def _load(
+        self, source: Callable[[], Serialized | None], devices: Sequence[jax.Device], what: str
     ) -> jax.stages.Compiled | None:
-        """The first of a kind as a program for these devices; None, which is said, if JAX cannot do that."""
+        """A program that was serialised; None if there is none, or if loading fails, which `what` says."""
         try:
-            return self._loaded(serialize(), devices)
+            serialized = source()
+            found = None if serialized is None else load(serialized, devices)
         except Exception as error:
-            self._complain("a program is not taken over from another device, it is compiled anew", error)
+            self._complain(what, error)
             return None
-
-    def _loaded(self, serialized: Serialized, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
-        found = serialized.loaded(devices)
         with self._lock:
-            self.loads += 1
+            self.loads += found is not None
         return found
 
-    def _store(self, files: SealedFiles, kind: str, serialize: Callable[[], Serialized]) -> None:
+    def _store(self, kind: str, serialize: Callable[[], Serialized]) -> None:
         """Write a program's file, whole or not at all."""
+        if self._files is None or not self._writable:
+            return
         name = kind + ENDING
         try:
-            serialized = serialize()
-            files.write(name, pickle.dumps((serialized.content, serialized.made_for)))
+            self._files.write(name, pickle.dumps(serialize()))
         except Exception as error:
             self._writable = self._writable and not isinstance(error, (OSError, NotSealed))
-            self._complain(f"{files.folder / name} is not stored", error)
+            self._complain(f"{self._files.folder / name} is not stored", error)
 
     def _complain(self, what: str, error: Exception) -> None:
         """Say what cannot be done and why, unless that was said before."""
@@ -543,6 +493,12 @@ class Executables:
             self._reasons.add(reason)
         if not known:
             self._say(f"{what}: {reason}")
+
+
+def _read(files: SealedFiles, name: str) -> Serialized | None:
+    """A program from its file; the only place where anything that was read is unpickled."""
+    sealed = files.read(name)
+    return None if sealed is None else pickle.loads(sealed)
 
 
 def _first_line(error: Exception) -> str:
