@@ -34,7 +34,7 @@ from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.model.user_errors import instead_of_layers, kind_of
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
-from rrfp_jax.runtime.programs.initial import KnowsItsModel
+from rrfp_jax.runtime.programs.initial import ModelCheckedInit
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.sizes import as_sent, nbytes
 from rrfp_jax.runtime.stages.optimizer import check_transformation
@@ -139,7 +139,7 @@ def check_model(
         trained = library.roles.trained(library.params)
         refuse_untrained(trained, flows)
     keyed(engine.library.params, "params")
-    if isinstance(engine.spec.init, KnowsItsModel):
+    if isinstance(engine.spec.init, ModelCheckedInit):
         engine.spec.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)
     if optimizer is not None:
         _ = engine.optimizer_state

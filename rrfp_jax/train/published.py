@@ -16,7 +16,7 @@ from rrfp_jax.families.known import family_of
 from rrfp_jax.families.tables import HEAD, Stored
 from rrfp_jax.fields import path_of, shown
 from rrfp_jax.json_files import Unreadable, read_json
-from rrfp_jax.runtime.programs.initial import InitFunction, KnowsItsModel
+from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit
 from rrfp_jax.train.pretrained import TensorFiles
 from rrfp_jax.train.stored import MOST_TOLD, Tensor, some
 
@@ -140,7 +140,7 @@ class Published:
         return self.files.init(self._tensor)(path, spec)
 
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
-        """Refuse other parameters than the model's, and ties that it does not have; see `KnowsItsModel`."""
+        """Refuse other parameters than the model's, and ties that it does not have (`ModelCheckedInit`)."""
         kept = tuple(f"{self.layers[-1]}.{beginning}" for beginning in self.elsewhere)
         mine = {path for path in params if int(path.partition(".")[0]) in self.layers}
         others = sorted(path for path in mine - self.stored.keys() if not path.startswith(kept))
@@ -179,9 +179,9 @@ class Together:
         return next((found for one in self.inits if (found := one(path, spec)) is not None), None)
 
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
-        """All those that know their model; see `KnowsItsModel`."""
+        """All those that know their model; see `ModelCheckedInit`."""
         for one in self.inits:
-            if isinstance(one, KnowsItsModel):
+            if isinstance(one, ModelCheckedInit):
                 one.check_model(params, owners)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT
-from rrfp_jax.runtime.programs.gradients import BackToBack
+from rrfp_jax.runtime.programs.gradients import FusedHalves
 from tests.support import toy
 from tests.support.refusals import refused
 
@@ -69,7 +69,7 @@ def test_a_whole_backward_is_its_halves_one_after_the_other(trainer):
     (programs,) = trainer._engine.library.all_programs("train")
     for own in programs.values():
         whole = own[0].lowered[BACKWARD]
-        assert isinstance(whole, BackToBack)
+        assert isinstance(whole, FusedHalves)
         assert (whole.input, whole.weight) == (own[0].lowered[INPUT], own[0].lowered[WEIGHT])
         assert own[0].footprint.temporary_bytes["B"] >= 0
 

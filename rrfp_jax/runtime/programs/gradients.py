@@ -159,7 +159,7 @@ def added(total: Any, gradient: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class BackToBack:
+class FusedHalves:
     """I and W, called like the compiled B in their place.
 
     Attributes:
@@ -198,6 +198,6 @@ class BackToBack:
         crossing = nbytes(self.traced.input.outputs[len(self.traced.moving_in) :])
         return crossing + max(temporary_bytes(self.input), temporary_bytes(self.weight))
 
-    def memory_analysis(self) -> BackToBack:
+    def memory_analysis(self) -> FusedHalves:
         """As of a compiled program, whose bytes of temporaries are asked for."""
         return self

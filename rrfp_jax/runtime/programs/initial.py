@@ -23,7 +23,7 @@ InitFunction: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 
 
 @runtime_checkable
-class KnowsItsModel(Protocol):
+class ModelCheckedInit(Protocol):
     """An init function that can tell beforehand, of all parameters, whether it fits."""
 
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:

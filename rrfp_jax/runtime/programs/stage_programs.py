@@ -24,7 +24,7 @@ from rrfp_jax.runtime.autodiff.traced import SCALE, Program
 from rrfp_jax.runtime.model.metrics import Name
 from rrfp_jax.runtime.model.sharding import WHOLE
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
-from rrfp_jax.runtime.programs.gradients import BackToBack, adding, where, wide
+from rrfp_jax.runtime.programs.gradients import FusedHalves, adding, where, wide
 from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 
@@ -162,7 +162,7 @@ class StagePrograms:
         if halves and BACKWARD in kinds:
             own = [row.lowered[part] for part in KINDS[BACKWARD].parts]
             there = traced.backward.outputs
-            row.lowered[BACKWARD] = BackToBack(traced, *own, len(row.sums)) if there else None
+            row.lowered[BACKWARD] = FusedHalves(traced, *own, len(row.sums)) if there else None
         tasks, first = row.tasks(kinds), row.inputs[0]
         return cls(
             traced=traced,
