@@ -21,20 +21,18 @@ from rrfp_jax.core.tasks import Kind
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, load_repeatedly, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
+from rrfp_jax.runtime.engine.engine import Engine, EngineSpec
 from rrfp_jax.runtime.engine.settings import Settings
-from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
-from rrfp_jax.runtime.model.roles import layers_of_chunks
-from rrfp_jax.runtime.programs.compiler import Compiler, compile_pool, compiled_for
+from rrfp_jax.runtime.programs.compiler import compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import wide
-from rrfp_jax.runtime.programs.library import Library
 from rrfp_jax.runtime.programs.virtual_stage import placed_params
 from rrfp_jax.runtime.sizes import in_words, nbytes, temporary_bytes
 from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger, memory_of_step
-from rrfp_jax.runtime.stages.staging import LastingPrograms, Staging
+from rrfp_jax.runtime.stages.staging import LastingPrograms
 from rrfp_jax.runtime.transport.choice import compile_ahead as compile_transport
 from rrfp_jax.train.checks import check_order, rows_program
 
@@ -132,14 +130,19 @@ def compile_ahead(
         UsageError: a model, schedule or mesh that does not work.
     """
     began, plan = perf_counter(), plan_step(run.data, 0)
-    layout = run.mesh.lay_out_on(of_rank, stages)
-    chunks = layers_of_chunks(len(run.pipe), run.mesh.placement(run.schedule), run.split)
+    spec = EngineSpec(
+        pipe=run.pipe,
+        layout=run.mesh.lay_out_on(of_rank, stages),
+        placement=run.mesh.placement(run.schedule),
+        optimizer=run.optimizer,
+        init=None,
+        settings=run.settings,
+    )
+    engine = Engine(spec, run.split, executables)
+    layout, library, staging = engine.layout, engine.library, engine.staging
     rules = _rules(run, layout.count_of(len(plan)), memory)
     check_order(rules)
-    library = _library(run, layout, chunks, executables)
     library.progress = progress
-    seed, init = run.settings.numerics.seed, None
-    staging = Staging(run.pipe, layout, chunks, library, executables, run.optimizer, seed, init)
     buckets = list(dict.fromkeys([*buckets_of(plan), *declared_buckets(run.data)]))
     for bucket in buckets:
         library.examine(bucket)
@@ -148,10 +151,10 @@ def compile_ahead(
         staging.compile_start(pool)
         lasting = compiled()
     library.prepare(buckets, rules)
-    _compile_rest(run, library, layout, executables)
-    slots = _slot_bytes(run, library, layout, executables) if len(of_rank) > 1 else {}
+    _compile_rest(run, engine)
+    slots = _slot_bytes(engine) if len(of_rank) > 1 else {}
     found = [
-        _stage(number, layout, library, lasting, chunks[number], rules, memory, slots.get(number, 0))
+        _stage(number, engine, lasting, rules, memory, slots.get(number, 0))
         for number in layout.stage_meshes
         if number < layout.stages
     ]
@@ -175,59 +178,46 @@ def _rules(run: AheadOfTime, microbatches: int, memory: int | None) -> StepRules
     return settings.rules(run.mesh.placement(run.schedule), microbatches, run.schedule)
 
 
-def _library(
-    run: AheadOfTime, layout: Layout, chunks: Sequence[Sequence[range]], executables: Executables
-) -> Library:
-    virtual_stages = layout.virtual_stages(run.mesh.placement(run.schedule), chunks)
-    compilers = {number: Compiler(own, executables) for number, own in layout.stage_meshes.items()}
-    remat, halves = run.settings.memory.remat, run.settings.numerics.equal_schedules
-    return Library(run.pipe, virtual_stages, compilers, remat, halves)
-
-
-def _compile_rest(run: AheadOfTime, library: Library, layout: Layout, executables: Executables) -> None:
+def _compile_rest(run: AheadOfTime, engine: Engine) -> None:
     """The check of the loss, and forwards of evaluations."""
     plan = plan_step(run.data, 0)
     last = len(plan) - 1
-    carry = library.examine(buckets_of(plan)[last])[-1].carry_out
+    carry = engine.library.examine(buckets_of(plan)[last])[-1].carry_out
     check = rows_program(run.pipe, carry, load_repeatedly(run.data, 0, last, plan[last]))
     if check is not None:
-        first = next(iter(layout.stage_meshes.values())).devices[0]
-        check.compiled(Compiler(StageMesh((first,)), executables))
+        first = next(iter(engine.layout.stage_meshes.values())).devices[0]
+        check.compiled(engine.staging.compiler(StageMesh((first,))))
     if run.evaluate is not None:
         plan = plan_step(run.evaluate, 0)
-        rules = run.settings.rules(
-            run.mesh.placement(run.schedule), layout.count_of(len(plan)), run.schedule, forward_only=True
-        )
-        library.prepare(declared_buckets(run.evaluate) or buckets_of(plan), rules)
+        count = engine.layout.count_of(len(plan))
+        rules = run.settings.rules(engine.placement, count, run.schedule, forward_only=True)
+        engine.library.prepare(declared_buckets(run.evaluate) or buckets_of(plan), rules)
 
 
-def _slot_bytes(
-    run: AheadOfTime, library: Library, layout: Layout, executables: Executables
-) -> dict[int, int]:
+def _slot_bytes(engine: Engine) -> dict[int, int]:
     """Of each stage, for messages from other processes; what copies these out of them is compiled, too.
 
     But for tied values: these are compiled at the start.
     """
     return compile_transport(
-        run.settings.execution.transport,
-        layout.devices,
-        partial(compiled_for, executables),
-        library.arrivals("train"),
-        library.arrivals("evaluate"),
+        engine.spec.settings.execution.transport,
+        engine.layout.devices,
+        partial(compiled_for, engine.executables),
+        engine.library.arrivals("train"),
+        engine.library.arrivals("evaluate"),
     )
 
 
 def _stage(
     number: int,
-    layout: Layout,
-    library: Library,
+    engine: Engine,
     lasting: LastingPrograms,
-    chunks: Sequence[range],
     rules: StepRules,
     memory: int | None,
     slot_bytes: int,
 ) -> CompiledStage:
     """What is known of a stage now."""
+    layout, library, chunks = engine.layout, engine.library, engine.chunks[number]
     stage_mesh, sums = layout.stage_meshes[number], lasting.sums[number]
     sharding = library.sharding(stage_mesh.width)
     specs = [{str(i): library.params[str(i)] for i in layers} for layers in chunks]
