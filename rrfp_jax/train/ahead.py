@@ -90,16 +90,7 @@ class CompiledStage:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledRun:
-    """What compiling has told.
-
-    Attributes:
-        stages: those that were compiled.
-        rules: of the step.
-        refusal: why a run would refuse to start on these devices; None if it would not, or if not all stages
-            have been compiled.
-        programs: how many were compiled.
-        seconds: that took.
-    """
+    """What compiling has told."""
 
     stages: Sequence[CompiledStage]
     rules: StepRules
@@ -117,14 +108,6 @@ def compile_ahead(
     progress: Progress = silent,
 ) -> CompiledRun:
     """Compile a run.
-
-    Args:
-        run: what it consists of.
-        of_rank: by process, its devices.
-        stages: those to compile.
-        memory: bytes that JAX would take of each device; None if that is not known.
-        executables: where programs go.
-        progress: is told.
 
     Raises:
         UsageError: a model, schedule or mesh that does not work.

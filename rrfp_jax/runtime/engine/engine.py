@@ -59,16 +59,7 @@ def as_text(engine: Engine) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """What an engine is made of.
-
-    Attributes:
-        pipe: the model.
-        layout: where the stages are; an engine has those of its process.
-        placement: which stage has which virtual stages of the model.
-        optimizer: None if the model is never updated.
-        init: initial values from elsewhere, per leaf.
-        settings: of the run.
-    """
+    """What an engine is made of."""
 
     pipe: Pipeline
     layout: Layout
@@ -80,18 +71,10 @@ class EngineSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRun:
-    """A step that has begun.
+    """A step that has begun: which programs run on what here, by stage replica or microbatch.
 
     Attributes:
-        step: its number.
-        rules: which all processes agree on.
-        phase: training, or evaluation.
-        parts: by stage replica of this process, its tasks.
-        buckets: the name of each microbatch's.
-        programs: by microbatch, those of this process's stages.
-        memory: what the stages may hold.
-        load_seconds: that loading the data took.
-        inputs: the data by stage replica, held until the step has ended, which is what ledgers count.
+        inputs: held until the step has ended, which is what ledgers count.
     """
 
     step: int
@@ -111,14 +94,7 @@ class StepRun:
         layout: Layout,
         records: Sequence[TaskRecord],
     ) -> dict[str, Any]:
-        """What this process has found, as plain data that `sums.add_up` takes.
-
-        Args:
-            stages: of this process, by stage replica.
-            optimizers: of this process.
-            layout: where stages are.
-            records: of all tasks that ran here.
-        """
+        """What this process has found, as plain data that `sums.add_up` takes."""
         vectors = {stage_replica: part.statistics for stage_replica, part in self.parts.items()}
         first = {s: stage for s, stage in stages.items() if s < layout.stages}  # replicas are alike
         training = self.phase == "train"
@@ -143,12 +119,7 @@ class StepRun:
     def _statistics(
         self, vectors: Mapping[int, Mapping[tuple[int, int], Any]], layout: Layout
     ) -> list[tuple[int, int, Sequence[Name] | None, list[float]]]:
-        """Virtual stage, microbatch, metrics and numbers of the statistics that each forward gave.
-
-        Args:
-            vectors: by stage replica, then by chunk and number of the microbatch among the replica's.
-            layout: where stages are.
-        """
+        """Virtual stage, microbatch, metrics and numbers of the statistics that each forward gave."""
         found = []
         for stage_replica, own in vectors.items():
             replica, stage = layout.place(stage_replica)
@@ -204,11 +175,6 @@ def _by_replica(records: Sequence[TaskRecord], layout: Layout) -> list[Any]:
 
 class Engine:
     """Everything that a step runs on in this process. Nothing is allocated or compiled before `start`.
-
-    Args:
-        spec: what it is made of.
-        split: layers per virtual stage, in the model's order; None for an even split.
-        executables: where compiled programs are kept; None for others than there are.
 
     Attributes:
         spec, executables: as given.
@@ -428,11 +394,7 @@ class Engine:
         return self._inputs.reads(bucket, microbatch, self.library.programs(bucket, "train"))
 
     def update(self, scale: float) -> None:
-        """One optimizer step on every stage with the gradient sums times `scale`.
-
-        Raises:
-            PeerLost, TrainingError: see `exchange`, for tied parameters between processes.
-        """
+        """One optimizer step on every stage with the gradient sums times `scale`."""
         self.world.recorder.board.enters("the optimizer's update")
         for optimizer in self.optimizers:
             optimizer.update(scale)

@@ -21,14 +21,7 @@ from rrfp_jax.runtime.stages.staging import LastingPrograms
 
 @dataclass(frozen=True)
 class Ready:
-    """Another split of an engine for which everything has been compiled.
-
-    Attributes:
-        engine: that would go on with it.
-        ways: where leaves go.
-        tied: where tied parameters are then.
-        programs: of its stages, whatever the microbatches are.
-    """
+    """Another split of an engine for which everything has been compiled."""
 
     engine: Engine
     ways: Sequence[leaves.LeafTransfer]
@@ -40,12 +33,6 @@ def compiled_for_split(
     engine: Engine, split: Sequence[int], rules: Sequence[StepRules], quiet: bool = False
 ) -> Ready:
     """Compile for another split what a started engine has compiled; each process for itself.
-
-    Args:
-        engine: the present one, which may be at a step meanwhile.
-        split: layers per virtual stage, in the model's order.
-        rules: of steps that there may be, those that train first.
-        quiet: whether nobody is told of that.
 
     Raises:
         UsageError: see `Engine` and `leaves.check_widths`, or the optimizer does not take it.
@@ -69,11 +56,6 @@ def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
 
     Everybody has compiled first, and if that is refused the old one is as it was. Then it gives up what it
     has, and refuses to go on, even if that gets lost on its way. The caller holds Ctrl-C meanwhile.
-
-    Args:
-        engine: the old one, between two steps, with no gradients.
-        ready: the new one.
-        rules: of steps that there may be, those that train first.
 
     Raises:
         PeerLost, TrainingError: see `exchange`; neither can be used any more.

@@ -33,12 +33,7 @@ Job: TypeAlias = tuple[Any, ...]
 
 
 class Counting:
-    """Counts programs while they are compiled by several threads. Use as a context manager.
-
-    Args:
-        progress: is told.
-        expected: number of programs at most, by job; other jobs count nothing.
-    """
+    """Counts programs while they are compiled by several threads. Use as a context manager."""
 
     def __init__(self, progress: Progress, expected: Mapping[Any, int]) -> None:
         self._progress, self._expected = progress, dict(expected)  # of jobs that have not ended
@@ -92,13 +87,7 @@ class Dropped(Exception):
 
 @dataclass(frozen=True)
 class Compiler:
-    """Compiles for one stage's devices.
-
-    Attributes:
-        stage_mesh: the devices.
-        executables: where compiled programs are kept.
-        made: called after each program.
-    """
+    """Compiles for one stage's devices."""
 
     stage_mesh: StageMesh
     executables: Executables = field(default_factory=Executables)
@@ -208,11 +197,7 @@ ENVIRONMENT = {
 
 
 def require_gpu_compiler() -> None:
-    """Refuse to go on without one.
-
-    Raises:
-        UsageError: naming the command that installs it.
-    """
+    """Refuse to go on without one."""
     if not any(is_there(name) for name in PLUGINS):
         choices = " or ".join(f"pip install 'jax[{extra}]=={jax.__version__}'" for extra in PLUGINS.values())
         raise UsageError(
@@ -223,11 +208,6 @@ def require_gpu_compiler() -> None:
 
 def absent_gpus(target: str, processes: int, each: int) -> list[Sequence[jax.Device]]:
     """GPUs by process, numbered as those of a run are.
-
-    Args:
-        target: what XLA must know of one; see `forecast/compiler_targets.py`.
-        processes: that have them.
-        each: how many each process has.
 
     Raises:
         UsageError: there is no compiler for GPUs, or JAX was in use already without `ENVIRONMENT`.

@@ -57,12 +57,7 @@ class NotSealed(Exception):
 
 
 class SealedFiles:
-    """See above. Several threads and processes may read and write at once.
-
-    Args:
-        folder: of the files; made when something is written, for this user alone.
-        environment: variables of this process.
-    """
+    """See above. Several threads and processes may read and write at once."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder

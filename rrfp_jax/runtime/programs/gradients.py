@@ -160,13 +160,7 @@ def added(total: Any, gradient: Any) -> Any:
 
 @dataclass(frozen=True)
 class FusedHalves:
-    """I and W, called like the compiled B in their place.
-
-    Attributes:
-        traced: what they are of.
-        input, weight: compiled; None for one that gives nothing.
-        sums: how many sums W adds to.
-    """
+    """I and W, called like the compiled B in their place."""
 
     traced: Differentiated
     input: Compiled | None

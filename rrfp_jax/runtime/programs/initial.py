@@ -48,16 +48,6 @@ class InitialParams:
     Values of a layer depend on (seed, layer index) only. Those of a tied parameter depend on its owner's
     layer, which is made here once more rather than sent. A layer that `init` gives whole does not make its
     own.
-
-    Attributes:
-        pipe: the model.
-        shapes: of all its layers.
-        fields: specs of a microbatch.
-        seed: of the values, 0 <= seed < 2**32.
-        init: values from elsewhere, per leaf; None for none.
-        owners: by path of each tied alias, its owner's.
-        compiler: for the devices.
-        sharding: how parameters lie on them.
     """
 
     pipe: Pipeline

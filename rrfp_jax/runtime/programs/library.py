@@ -36,13 +36,6 @@ RankPrograms: TypeAlias = Mapping[int, Sequence[StagePrograms]]
 class Library:
     """Shapes and compiled programs by bucket. Nothing is compiled but by `prepare`.
 
-    Args:
-        pipe: the model.
-        virtual_stages: by stage, of all processes, those that it has.
-        compilers: by stage replica of this process (see `Layout`).
-        remat: what backwards compute again; see `autodiff/remat.py`.
-        halves: whether all backwards are I and W; see `gradients.py`.
-
     Attributes:
         compile_seconds: by stage replica, spent so far.
         progress: is told what is being compiled; may be set at any time.

@@ -30,13 +30,7 @@ Held: TypeAlias = MutableMapping[int, LeafShards]
 
 @dataclass(frozen=True)
 class Naming:
-    """Which leaves the stages of a split have.
-
-    Attributes:
-        params: specs of all parameters, {layer index as text: nested dict}.
-        chunks: by stage, the layers of each of its chunks.
-        whole, parts: the optimizer, and the part of each stage; None and nothing without one.
-    """
+    """Which leaves the stages of a split have."""
 
     params: Params
     chunks: Sequence[Sequence[range]]
@@ -142,11 +136,7 @@ def _sent(
 
 
 def transfers(before: Sequence[Collection[Leaf]], after: Sequence[Collection[Leaf]]) -> list[LeafTransfer]:
-    """What each stage lacks of what it will have, from the first stage that has it; layer by layer.
-
-    Args:
-        before, after: by stage, its leaves.
-    """
+    """What each stage lacks of what it will have, from the first stage that has it; layer by layer."""
     has: dict[Leaf, int] = {}
     for stage, own in enumerate(before):
         for leaf in own:
@@ -160,11 +150,7 @@ def transfers(before: Sequence[Collection[Leaf]], after: Sequence[Collection[Lea
 
 
 def check_widths(found: Sequence[LeafTransfer], widths: Sequence[int]) -> None:
-    """Refuse to move layers between stages with different numbers of devices.
-
-    Raises:
-        UsageError: one would.
-    """
+    """Refuse to move layers between stages with different numbers of devices."""
     for leaf, source, target, *_ in found:
         if widths[source] != widths[target]:
             raise UsageError(
@@ -176,12 +162,6 @@ def check_widths(found: Sequence[LeafTransfer], widths: Sequence[int]) -> None:
 
 def move(held: Held, found: Sequence[LeafTransfer], layout: Layout, exchange: Exchange) -> None:
     """Move leaves, all processes together; a layer at a time, so that little is there twice.
-
-    Args:
-        held: what this process has; changed.
-        found: where leaves go, in every replica.
-        layout: where stages are.
-        exchange: sends arrays between stages.
 
     Raises:
         PeerLost, TrainingError: see `exchange`. Then `held` is of no use any more.
@@ -204,11 +184,6 @@ def move(held: Held, found: Sequence[LeafTransfer], layout: Layout, exchange: Ex
 
 def locate(library: Library, chunks: Sequence[Sequence[range]], layout: Layout) -> list[LeafTransfer]:
     """The ways from the owners of tied parameters to their aliases, in every replica of the stages.
-
-    Args:
-        library: knows the parameters, how they lie, and which are tied.
-        chunks: by stage, the layers of each of its chunks.
-        layout: where the stages are.
 
     Raises:
         UsageError: one that is spread is tied to a stage with another number of devices.

@@ -187,12 +187,6 @@ def memory_of_step(
 ) -> StepMemory:
     """The budgets of a step that trains.
 
-    Args:
-        setting: see `Setting`.
-        ledgers: of all stages.
-        rules: of the step.
-        buckets: the name of each microbatch's (`bucket_name`).
-
     Raises:
         UsageError: not even one microbatch fits, or not what a fixed order holds; says what would.
     """
@@ -303,11 +297,7 @@ UNITS: Mapping[str, int] = {
 
 
 def parse_setting(given: object) -> Setting:
-    """A budget as users give it: "auto", None, bytes, or text such as "2GiB", "512 MiB", "1.5GB".
-
-    Raises:
-        UsageError: anything else.
-    """
+    """A budget as users give it: "auto", None, bytes, or text such as "2GiB", "512 MiB", "1.5GB"."""
     if given is None or (isinstance(given, str) and given == "auto"):
         return given  # type: ignore[return-value]
     found: float = -1
@@ -329,13 +319,7 @@ def parse_setting(given: object) -> Setting:
 
 
 class Memory:
-    """The ledgers of all stages, and the budgets of steps by them. Processes ask for either together.
-
-    Args:
-        setting: bytes of each device for microbatches in flight.
-        layout: where stages are.
-        library: the programs of this process's stages.
-    """
+    """The ledgers of all stages, and the budgets of steps by them. Processes ask for either together."""
 
     def __init__(self, setting: Setting, layout: Layout, library: Library) -> None:
         self._setting, self._layout, self._library = setting, layout, library
@@ -362,13 +346,7 @@ class Memory:
         rules: StepRules,
         slot_bytes: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
-        """Take note of this process's stages and optimizers, once they have their parameters and state.
-
-        Args:
-            stages, optimizers: of this process.
-            rules: of steps.
-            slot_bytes: gives what the transport keeps of each stage's device.
-        """
+        """Take note of this process's stages and optimizers, once they have their parameters and state."""
         self._slot_bytes = slot_bytes
         self._stages = stages
         self._optimizer_bytes = {of.index: own.nbytes for own in optimizers for of in own.stages}
@@ -406,10 +384,6 @@ class Memory:
 
     def of_step(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepMemory:
         """What the stage replicas may hold in a step whose programs are there.
-
-        Args:
-            rules: of the step.
-            buckets: of each microbatch of all replicas.
 
         Raises:
             UsageError: see `memory_of_step`.

@@ -141,11 +141,7 @@ class OptimizerPart:
 
 
 def check_transformation(optimizer: Any) -> None:
-    """Refuse what is no optax transformation.
-
-    Raises:
-        UsageError: with what to give instead.
-    """
+    """Refuse what is no optax transformation."""
     # An nnx.Optimizer has an `update`, too, and no `init`; a TrainState has neither.
     if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
         given = "optimizer" if kind_of(optimizer) else f"optimizer={shown(optimizer)}"
@@ -172,10 +168,6 @@ class WholeOptimizer:
     @classmethod
     def trace(cls, optimizer: optax.GradientTransformation, params: Params) -> WholeOptimizer:
         """Trace `init` and `update`.
-
-        Args:
-            optimizer: any optax transformation.
-            params: specs of what is updated of the whole model, {layer index as text: nested dict}.
 
         Raises:
             UsageError: it is none, or does not work for these parameters, or there are none.
@@ -400,12 +392,6 @@ class OptimizerPrograms:
 
 class Optimizer:
     """Of one stage.
-
-    Args:
-        programs: its own.
-        stage_mesh: where its state lies: on the devices of its one replica, or of all.
-        stages: those of this process that it updates, in the order of their replicas.
-        state: as a flat list; None for the one that it begins with.
 
     Attributes:
         state: as a flat list.

@@ -58,14 +58,7 @@ class Reduction:
 def together(
     home: StageMesh, stage_meshes: Sequence[StageMesh], arrays: Sequence[Arrays], specs: Sequence[Any]
 ) -> list[jax.Array]:
-    """Arrays over the devices of all replicas, from what this process's replicas have of them.
-
-    Args:
-        home: all devices.
-        stage_meshes: of this process's replicas, in their order.
-        arrays: of each of them; nothing is copied.
-        specs: of what they are together.
-    """
+    """Arrays over the devices of all replicas, from what this process's replicas have of them."""
     shards = [stage_mesh.shards(own) for stage_mesh, own in zip(stage_meshes, arrays, strict=True)]
     counts = [len(stage_mesh.own) for stage_mesh in stage_meshes]
     beside = [

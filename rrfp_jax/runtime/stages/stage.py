@@ -36,14 +36,6 @@ class Leaf(NamedTuple):
 class Stage:
     """What a stage keeps from step to step, on its devices.
 
-    Args:
-        index: its stage replica (see `Layout`).
-        chunks: indices of the layers of each chunk.
-        stage_mesh: where its parameters live and its programs run.
-        params: of each chunk, {layer index as text: nested dict}, there; from now on owned by the stage.
-        roles: of each chunk's parameters.
-        updates: its bucket-independent programs.
-
     Attributes:
         leaves: the parameters of each chunk as a flat list.
         loss_scale: float32 scalar, by which the gradients of coming steps are multiplied.

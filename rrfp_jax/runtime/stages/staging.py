@@ -84,11 +84,7 @@ class Staging:
 
     @cached_property
     def optimizer_parts(self) -> tuple[WholeOptimizer, Sequence[OptimizerPart]]:
-        """The optimizer for the whole model, and the part of each stage; needs one examined bucket.
-
-        Raises:
-            UsageError: see `WholeOptimizer.trace` and `part`.
-        """
+        """The optimizer for the whole model, and the part of each stage; needs one examined bucket."""
         whole = WholeOptimizer.trace(self._optimizer, self._library.updated)
         layers = [{i for own in chunks for i in own} for chunks in self._chunks]
         return whole, [whole.part(own, f"stage {s}") for s, own in enumerate(layers)]
@@ -262,10 +258,6 @@ class Staging:
 
     @property
     def naming(self) -> Naming:
-        """Of the leaves that stages have; needs one examined bucket.
-
-        Raises:
-            UsageError: see `optimizer_parts`.
-        """
+        """Of the leaves that stages have; needs one examined bucket."""
         whole, parts = (None, ()) if self._optimizer is None else self.optimizer_parts
         return Naming(self._library.params, self._chunks, whole, parts)

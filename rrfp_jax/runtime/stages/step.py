@@ -43,12 +43,7 @@ class _Reading(NamedTuple):
 
 
 class Inputs:
-    """Loads what the stage replicas of this process read.
-
-    Args:
-        layout: where they are.
-        seed: of the run, which random keys depend on.
-    """
+    """Loads what the stage replicas of this process read."""
 
     def __init__(self, layout: Layout, seed: int) -> None:
         self._layout, self._seed = layout, seed
@@ -62,11 +57,6 @@ class Inputs:
     ) -> dict[int, list[list[jax.Array | None]]]:
         """Per stage replica and microbatch of its replica, the inputs that its programs read: fields, then
         numbers.
-
-        Args:
-            step: its number.
-            buckets, programs: of each microbatch.
-            load: asked once, for all microbatches.
         """
         arrived: dict[int, list[list[jax.Array | None]]] = {
             number: [] for number in self._layout.stage_meshes
