@@ -127,7 +127,7 @@ def check_model(
 
     Raises:
         UsageError: see `Library.examine` and `flow`, `check_metrics`, `refuse_untrained`,
-        `Engine.optimizer_state`, `check_loss_is_a_sum`; or a parameter has a name that cannot be stored, or
+        `Staging.optimizer_state`, `check_loss_is_a_sum`; or a parameter has a name that cannot be stored, or
         none in the files that initial values are from.
     """
     buckets = buckets_of(plan)
@@ -142,7 +142,7 @@ def check_model(
     if isinstance(engine.spec.init, ModelCheckedInit):
         engine.spec.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)
     if optimizer is not None:
-        _ = engine.optimizer_state
+        _ = engine.staging.optimizer_state
     last = len(plan) - 1  # the one most likely to differ from the rest
     fields = load_repeatedly(data, 0, last, plan[last])
     carry = engine.library.examine(buckets[last])[-1].carry_out

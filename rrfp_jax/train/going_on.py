@@ -102,5 +102,5 @@ def _other_folder(folder: Path) -> str:
 
 def _leaves(engine: Engine) -> dict[str, tuple[list[int], str]]:
     """Shape and dtype of all leaves that an update changes, of the whole model, by name."""
-    leaves = keyed(engine.library.params, PARAMETERS) + keyed(engine.optimizer_state, OPTIMIZER)
+    leaves = keyed(engine.library.params, PARAMETERS) + keyed(engine.staging.optimizer_state, OPTIMIZER)
     return {name_of(key): (list(spec.shape), spec.dtype.name) for key, spec in leaves}

@@ -240,11 +240,6 @@ class Engine:
         return self.staging.compiler(StageMesh((stage_mesh.device,)))
 
     @property
-    def optimizer_state(self) -> Any:
-        """See `Staging.optimizer_state`; refuses an optimizer that cannot run by stages."""
-        return self.staging.optimizer_state
-
-    @property
     def distinct(self) -> list[Stage]:
         """This process's stages, of one replica where it has several."""
         found: dict[int, Stage] = {}

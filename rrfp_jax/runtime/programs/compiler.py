@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib.util import find_spec
 from itertools import groupby
 from operator import attrgetter
@@ -20,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import PartitionSpec, Sharding
+from jax.sharding import PartitionSpec
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Doing, Progress
@@ -138,31 +137,12 @@ def compiled_for(
     return Compiler(StageMesh((device,)), executables)(function, *specs)
 
 
-@dataclass(frozen=True)
-class FirstSum:
-    """A sum over all devices of a stage, which have found each other once it is ready."""
-
-    compiler: Compiler
-
-    @cached_property
-    def program(self) -> Compiled:
-        """Compiled; a number of each device -> their sum."""
-        spec = jax.ShapeDtypeStruct((len(self._stage_mesh.devices),), np.float32, sharding=self._spread)
-        return self.compiler(jnp.sum, spec)
-
-    def __call__(self) -> jax.Array:
-        """Begin it."""
-        ones = np.ones(len(self._stage_mesh.devices), np.float32)
-        total: jax.Array = self.program(self._stage_mesh.put(ones, self._spread))
-        return total
-
-    @property
-    def _stage_mesh(self) -> StageMesh:
-        return self.compiler.stage_mesh
-
-    @property
-    def _spread(self) -> Sharding:
-        return self._stage_mesh.sharding(PartitionSpec(AXES))
+def first_sum(compiler: Compiler) -> Callable[[], jax.Array]:
+    """Begins a sum over all devices of a stage, which have found each other once it is ready; compiled."""
+    stage_mesh = compiler.stage_mesh
+    ones, spread = np.ones(len(stage_mesh.devices), np.float32), stage_mesh.sharding(PartitionSpec(AXES))
+    program = compiler(jnp.sum, jax.ShapeDtypeStruct(ones.shape, ones.dtype, sharding=spread))
+    return lambda: program(stage_mesh.put(ones, spread))  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -79,12 +79,10 @@ class Library:
                 is not, or cannot be.
         """
         if width not in self._shardings:
-            self._shardings[width] = self._sharding(width)
+            layers = {i for own in self._everywhere if own.width == width for i in own.layers}
+            _, shapes = self.first
+            self._shardings[width] = sharding_of(self._pipe, shapes, self.roles, layers, width)
         return self._shardings[width]
-
-    def _sharding(self, width: int) -> Sharding:
-        layers = {i for own in self._everywhere if own.width == width for i in own.layers}
-        return sharding_of(self._pipe, next(iter(self._shapes.values())), self.roles, layers, width)
 
     @property
     def spread(self) -> Set[str]:
@@ -94,7 +92,7 @@ class Library:
     @property
     def params(self) -> Params:
         """Specs of all parameters, {layer index as text: nested dict}; needs one examined bucket."""
-        shapes = next(iter(self._shapes.values()))
+        _, shapes = self.first
         return {str(i): layer.params for i, layer in enumerate(shapes)}
 
     @property

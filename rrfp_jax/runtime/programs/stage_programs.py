@@ -160,10 +160,10 @@ class StagePrograms:
         row = _Row(shape, traced, by, before)
         row.lower(KINDS[BACKWARD].parts if halves and kinds else kinds)
         if halves and BACKWARD in kinds:
-            own = [row.lowered[part] for part in KINDS[BACKWARD].parts]
-            there = traced.backward.outputs
-            row.lowered[BACKWARD] = FusedHalves(traced, *own, len(row.sums)) if there else None
-        tasks, first = row.tasks(kinds), row.inputs[0]
+            first, second = (row.lowered[part] for part in KINDS[BACKWARD].parts)
+            fused = FusedHalves(traced, first, second, len(row.sums))
+            row.lowered[BACKWARD] = fused if traced.backward.outputs else None
+        tasks = row.tasks(kinds)
         return cls(
             traced=traced,
             prepare=row.prepare,
@@ -171,7 +171,7 @@ class StagePrograms:
             lowered=row.lowered,
             tasks=tasks,
             statistics=shape.statistics,
-            inputs=frozenset(i - first for i in row.read_by(FORWARD, *kinds) if i in row.inputs),
+            inputs=frozenset(i - row.inputs[0] for i in row.read_by(FORWARD, *kinds) if i in row.inputs),
             prepared_bytes=nbytes(row.prepared),
             footprint=row.footprint(tasks),
         )

@@ -17,7 +17,7 @@ from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.model.sharding import Sharding
-from rrfp_jax.runtime.programs.compiler import Compiler, FirstSum
+from rrfp_jax.runtime.programs.compiler import Compiler, first_sum
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import SumPrograms, wide
 from rrfp_jax.runtime.programs.initial import InitFunction, InitialParams
@@ -144,7 +144,7 @@ class Staging:
         meshes = [*layout.stage_meshes.values(), *layout.homes.values()]
         several = [self.compiler(stage_mesh) for stage_mesh in meshes if not stage_mesh.single]
         params = pool.map(self._compile_initial, layout.stage_meshes)
-        first = pool.map(lambda compiler: FirstSum(compiler).program, several)
+        first = pool.map(first_sum, several)
         for waited_for in (params, first):
             list(waited_for)
 
@@ -155,7 +155,7 @@ class Staging:
                 if not stage_mesh.single:
                     what = f"the first sum over all devices of {self._layout.name(number)}"
                     self._layout.world.recorder.board.enters(what)
-                    total = FirstSum(self.compiler(stage_mesh))()
+                    total = first_sum(self.compiler(stage_mesh))()
                     self._layout.world.await_ready(what, [total], START_SECONDS)
 
     def compiler(self, stage_mesh: StageMesh) -> Compiler:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -81,14 +81,9 @@ class Inputs:
 
     def _reading(self, bucket: Bucket, microbatch: int, programs: RankPrograms) -> _Reading:
         seen_by = self._layout.stages_of(microbatch % self._layout.replicas)
-        used = {number: sorted(_read_by(programs[number])) for number in seen_by}
+        used = {n: sorted({i for own in programs[n] for i in own.inputs}) for n in seen_by}
         names, every = [name for name, _, _ in bucket], {i for own in used.values() for i in own}
         return _Reading(frozenset(name for i, name in enumerate(names) if i in every), names, used)
-
-
-def _read_by(virtual_stages: Sequence[StagePrograms]) -> Set[int]:
-    """Indices of the inputs that any of their programs reads."""
-    return {index for own in virtual_stages for index in own.inputs}
 
 
 Arrays: TypeAlias = Sequence[jax.Array]
