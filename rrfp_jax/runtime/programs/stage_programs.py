@@ -90,7 +90,7 @@ class TaskProgram:
         arrives: specs of what it waits for, with their shardings.
         takes: what it takes then: indices into what the microbatch holds, followed by what has arrived.
         sends: how many of its outputs go to another virtual stage; they come first.
-        arrives_once, sends_once: whether one copy is sent for all devices of a process; see `Ends`.
+        arrives_once, sends_once: whether one copy is sent for all devices of a process; see `WidthChanges`.
         keeps: what is held after it: indices into what was held, arrived and computed.
         held_bytes: of that, without the microbatch's data, which is there from the step's beginning.
         dropped_bytes: of what was held or arrived, without data, and is not held any more.

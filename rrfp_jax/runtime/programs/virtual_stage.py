@@ -16,7 +16,7 @@ from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.autodiff.residuals import NONE
 from rrfp_jax.runtime.autodiff.traced import Specs, reduce
-from rrfp_jax.runtime.mesh.stage_mesh import WidthChanges
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.metrics import Name, kinds_of, numbers_of
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, run_layers
