@@ -70,10 +70,10 @@ def main(folder: Path) -> None:
 def channels_left(mailbox):
     """How many are in use, once all processes have had time to say that they write nothing more."""
     until = time.monotonic() + 10.0
-    while len(mailbox._channels) > 3 and time.monotonic() < until:
+    while len(mailbox._handlers) > 3 and time.monotonic() < until:
         mailbox.sleep(0.05)
         mailbox.pump()
-    return len(mailbox._channels)
+    return len(mailbox._handlers)
 
 
 def with_nan(batch):

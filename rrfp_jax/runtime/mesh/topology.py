@@ -64,7 +64,8 @@ class Mesh:
         for name, wanted in counts.items():
             value = getattr(self, name)
             several = value if name == "tp" and isinstance(value, tuple) else (value,)
-            if not all(map(_is_count, several)) and (name, value) != ("chunks", None):
+            unset = name == "chunks" and value is None
+            if not unset and not all(map(_is_count, several)):
                 raise UsageError(f"Mesh({name}={shown(value)}): {wanted}")
         if isinstance(self.tp, tuple) and len(self.tp) != self.pp:
             raise UsageError(f"Mesh(pp={self.pp}, tp={self.tp!r}): give one number, or one for each stage")

@@ -369,8 +369,10 @@ KINDS: Sequence[type[GroupMessage]] = get_args(GroupMessage)
 class Terms:
     """How the processes of a stage agree on the order of its tasks.
 
-    Messages go by the key-value store of `jax.distributed` ("kv") or by the control sockets ("socket").
-    Either the first process decides ("leader"), or all vote ("unanimous").
+    Attributes:
+        agreement: by what they send: "kv", the key-value store of `jax.distributed`, or "socket", the control
+            sockets.
+        protocol: "leader", the first process decides, or "unanimous", all vote.
 
     Raises:
         UsageError: an unknown agreement or protocol.
