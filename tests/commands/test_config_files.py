@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -75,12 +76,12 @@ def search_path(monkeypatch):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_does_not_work_gets_a_sentence_and_its_own_traceback(name, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(os, "environ", os.environ.copy())
+def test_a_file_that_does_not_work_gets_a_sentence_and_its_own_traceback(name, tmp_path, capsys):
     text, said = FILES[name]
     file = tmp_path / "own.py"
     file.write_text(text)
-    status = main([f"--config={file}"])
+    with patch.dict(os.environ):
+        status = main([f"--config={file}"])
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
     first, *frames = err.splitlines()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.programs import stage_programs as programs
+from rrfp_jax.runtime.programs import virtual_stage
 from rrfp_jax.runtime.programs.compiler import Compiler
 from tests.support import toy
 
@@ -40,7 +40,7 @@ def test_nothing_is_compiled_again_after_a_step_of_another_kind(monkeypatch):
     trainer.step(batch)
     trainer.evaluate(batch)
     monkeypatch.setattr(Compiler, "__call__", lambda *args, **kwargs: pytest.fail("compiled"))
-    monkeypatch.setattr(programs, "differentiate", lambda *args: pytest.fail("traced"))
+    monkeypatch.setattr(virtual_stage, "differentiate", lambda *args: pytest.fail("traced"))
     trainer.step(batch[:3])
     trainer.evaluate(batch)
 
@@ -52,5 +52,5 @@ def test_a_schedule_that_does_not_split_holds_no_more_after_one_that_does():
         trainer.schedule = schedule
         trainer.step(toy.microbatches())
         (programs,) = trainer._engine.library.all_programs("train")
-        kinds.append([set(virtual_stage.tasks) for stage in programs.values() for virtual_stage in stage])
+        kinds.append([set(part.tasks) for stage in programs.values() for part in stage])
     assert kinds[0] == kinds[2] != kinds[1]
