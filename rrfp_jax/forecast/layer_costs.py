@@ -67,7 +67,7 @@ def layer_costs(
         roles: of its parameters.
         flow: which leaves of the carries have a gradient (`gradient_flow`).
         kinds: of backward tasks.
-        remat: see `autodiff/remat.py`.
+        remat: see `autodiff/residuals.py`.
     """
     known: dict[Any, LayerCost] = {}
     costs = []

@@ -80,7 +80,7 @@ class ModelCosts:
             buckets: at least one.
             optimizer: None if nothing is updated.
             kinds: of backward tasks that its schedule has.
-            remat: see `autodiff/remat.py`.
+            remat: see `autodiff/residuals.py`.
 
         Raises:
             UsageError: a model or optimizer that does not work; see `Pipeline.shapes`, `Roles.of`,

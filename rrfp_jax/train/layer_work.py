@@ -30,7 +30,7 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
         engine: of the model.
         split: of the steps that ran.
         buckets: of the microbatches of a step.
-        remat: see `autodiff/remat.py`.
+        remat: see `autodiff/residuals.py`.
     """
     bucket, _ = Counter(buckets).most_common(1)[0]
     library = engine.library

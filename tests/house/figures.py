@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 COLUMNS = 110
 FOLDERS = ("models", "configs", "launch", "benchmarks", "examples", "notebooks", "tests")
 ENGINE = ("core", "sim", "runtime", "launcher", "trace", "nixl")
-"""Rooms that part 22 counts as the engine; `core/measure` may become `trace`, NIXL a room of its own."""
+"""Rooms that are counted as the engine, at older commits, too: `trace` was `core/measure`."""
 
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_ARGUMENTS = 600, 50, 10
 KINDS = ("FORWARD", "BACKWARD", "INPUT", "WEIGHT")

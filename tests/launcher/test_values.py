@@ -20,7 +20,7 @@ from rrfp_jax.runtime.run.recorder import COMPILING, STARTING, Recording, RunPha
 from rrfp_jax.runtime.run.stacks import Frame, Thread
 from rrfp_jax.runtime.run.status_report import StatusReport, read_report
 from rrfp_jax.runtime.run.waits import ForData, ForDevices, ForGather, ForTask
-from tests.support.recorded_run import DRIVER, LIBRARY, USERS, Run, task_of
+from tests.support.recorded_run import DRIVER, LIBRARY, USERS, Run, grouped, task_of
 
 RENDERERS = (
     *((kind, "__str__") for kind in (tasks.Task, tasks.Input, Wait, RunPhase, Frame)),
@@ -57,24 +57,15 @@ def message(folder):
     return run, [1, 2], {"lost": Lost(1, 2, SentInput(task_of("F1").input, 2, 7))}
 
 
-def grouped(folder):
-    run = Run(folder, stages=2, width=2, microbatches=1)
-    for rank in (0, 1):
-        run.runs(rank, "F0")
-    for rank in (2, 3):
-        run.gets(rank, "F0")
-        run.runs(rank, "F0")
-    for leader in (0, 2):
-        run.recorders[leader].board.told()
-        run.recorders[leader + 1].board.heard(0)
-    for rank in range(4):
-        run.waits(rank)
+def led(folder):
+    """The same, and rank 3 says that it waits for the decision."""
+    run = grouped(folder)
     run.waits(3, WaitCause.LEADER, group=(2, 3))
     return run
 
 
 def decision(folder):
-    run = grouped(folder)
+    run = led(folder)
     run.runs(2, "B0", ends=False)
     run.recorders[2].board.told()
     run.waits_for_the_end(2, "B0")
@@ -82,7 +73,7 @@ def decision(folder):
 
 
 def leader(folder):
-    run = grouped(folder)
+    run = led(folder)
     run.says(2, [], frames=[USERS])
     return run, [2], {"others": 3}
 
@@ -173,7 +164,7 @@ def ring(folder):
 
 def votes(folder):
     """Whoever waits for a member's vote waits for that member."""
-    run = grouped(folder)
+    run = led(folder)
     for _ in range(2):
         run.recorders[3].board.told()
     vote = Wait(WaitCause.PROPOSALS, members=(0,), group=(2, 3))

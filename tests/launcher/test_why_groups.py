@@ -10,23 +10,7 @@ from rrfp_jax.runtime.run.recorder import COMPILING, STARTING, FlightRecorder, r
 from rrfp_jax.runtime.run.stacks import Thread
 from rrfp_jax.runtime.run.status_report import StatusReport
 from rrfp_jax.runtime.run.waits import ForDevices
-from tests.support.recorded_run import AWAIT_READY, DRIVER, LIBRARY, USERS, Run, judge
-
-
-def grouped(folder):
-    """Two stages of two ranks; ranks 0 and 2 lead, and all but the decision on B0 has come."""
-    run = Run(folder, stages=2, width=2, microbatches=1)
-    for rank in (0, 1):
-        run.runs(rank, "F0")
-    for rank in (2, 3):
-        run.gets(rank, "F0")
-        run.runs(rank, "F0")
-    for leader in (0, 2):
-        run.recorders[leader].board.told()
-        run.recorders[leader + 1].board.heard(0)
-    for rank in range(4):
-        run.waits(rank)
-    return run
+from tests.support.recorded_run import AWAIT_READY, DRIVER, LIBRARY, USERS, Run, grouped, judge
 
 
 def test_a_decision_that_was_not_heard(tmp_path):

@@ -117,3 +117,19 @@ class Run:
 
     def judged(self, **more):
         return judge(self.sights(), **more)
+
+
+def grouped(folder):
+    """Two stages of two ranks; ranks 0 and 2 lead, and all but the decision on B0 has come."""
+    run = Run(folder, stages=2, width=2, microbatches=1)
+    for rank in (0, 1):
+        run.runs(rank, "F0")
+    for rank in (2, 3):
+        run.gets(rank, "F0")
+        run.runs(rank, "F0")
+    for leader in (0, 2):
+        run.recorders[leader].board.told()
+        run.recorders[leader + 1].board.heard(0)
+    for rank in range(4):
+        run.waits(rank)
+    return run

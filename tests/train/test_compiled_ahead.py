@@ -29,8 +29,8 @@ MESHES = {
 }
 
 
-def compiled(mesh, schedule, pipe, folder, stages=None, memory=None, here=False):
-    settings = rrfp.Trainer(pipe, OPTIMIZER, mesh=mesh, schedule=schedule)._stepper._settings
+def compiled(mesh, schedule, pipe, folder, stages=None, memory=None, here=False, **more):
+    settings = rrfp.Trainer(pipe, OPTIMIZER, mesh=mesh, schedule=schedule, **more)._stepper._settings
     run = AheadOfTime(
         pipe=pipe,
         optimizer=OPTIMIZER,
@@ -65,6 +65,12 @@ def test_what_does_not_fit_is_said(tmp_path):
     mesh, schedule, pipe = MESHES["tied, split backward"]
     refusal = compiled(mesh, schedule, pipe(), tmp_path, memory=20_000).refusal
     assert refusal is not None and "activation_budget=auto: stage" in refusal
+
+
+def test_both_halves_of_a_backward_that_stands_for_a_whole_one_have_texts(tmp_path):
+    ahead = compiled(rrfp.Mesh(pp=2), "bf", toy.pipeline(), tmp_path, equal_schedules=True)
+    texts = [own.texts()[f"stage-{own.number}-B-bucket-0-chunk-0"] for own in ahead.stages]
+    assert [text.count("HloModule") for text in texts] == [1, 2]  # nobody waits for the first stage's I
 
 
 def test_programs_for_absent_devices_are_stored_and_not_loaded(tmp_path):

@@ -10,60 +10,27 @@ which must all be found.
 
 from __future__ import annotations
 
-import re
 import sys
-import time
-from typing import Any
 
-from benchmarks.harness import Aim, finish, parse
+from tests.verification.exploration.command import run
 from tests.verification.exploration.membership.cases import LARGE, SMALL
-from tests.verification.exploration.membership.faults import Fault, faults
+from tests.verification.exploration.membership.faults import faults
 from tests.verification.exploration.membership.space import explore
-from tests.verification.exploration.membership.world import Case
-from tests.verification.exploration.slots.space import Violation
 
 MOST_STATES = 400_000
 """Of one case, about 2 GB; a larger one counts as not finished."""
 
 
-def detected(fault: Fault) -> bool:
-    """Whether the exploration sees a fault, and sees it as what it is."""
-    try:
-        explore(fault.case, fault.machine)
-    except Violation as violation:
-        return re.search(fault.said, str(violation)) is not None
-    return False
-
-
-def examine(case: Case, until: float) -> dict[str, Any]:
-    """What came of a case, up to a moment of `time.monotonic`."""
-    try:
-        reach = explore(case, enough=lambda states: states >= MOST_STATES or time.monotonic() > until)
-    except Violation as violation:
-        return {"case": str(case), "violation": str(violation), "states": 0, "moves": 0, "whole": False}
-    return {"case": str(case), "violation": None} | vars(reach)
-
-
 def main() -> int:
     """Look for the faults, explore, print, write."""
-    parser = parse(__doc__)
-    parser.add_argument("--seconds", type=float, default=300.0, help="to spend (default: 300)")
-    options = parser.parse_args()
-    until = time.monotonic() + options.seconds
-    missed = [fault.name for fault in faults() if not detected(fault)]
-    print(f"faults put in on purpose: {len(faults()) - len(missed)} of {len(faults())} found", flush=True)
-    results = []
-    for case in (*SMALL, *LARGE):
-        if time.monotonic() > until:
-            break
-        results.append(examine(case, until))
-        extent = "all" if results[-1]["whole"] else "a part"
-        print(results[-1]["violation"] or f"{results[-1]['states']:9,d} states, {extent}: {case}", flush=True)
-    whole, states = (sum(result[name] for result in results) for name in ("whole", "states"))
-    print(f"{whole} of {len(SMALL) + len(LARGE)} cases explored whole, {states:,d} states")
-    wrong = sum(result["violation"] is not None for result in results)
-    aims = [Aim("violations", wrong, 0, "cases"), Aim("faults not found", len(missed), 0, "faults")]
-    return finish(options, {"seconds": options.seconds, "cases": results}, aims)
+    return run(
+        __doc__,
+        faults(),
+        lambda fault: explore(fault.case, fault.machine),
+        (*SMALL, *LARGE),
+        lambda case, enough: explore(case, enough=enough),
+        MOST_STATES,
+    )
 
 
 if __name__ == "__main__":

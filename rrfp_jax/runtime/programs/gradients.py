@@ -192,6 +192,10 @@ class FusedHalves:
         crossing = nbytes(self.traced.input.outputs[len(self.traced.moving_in) :])
         return crossing + max(temporary_bytes(self.input), temporary_bytes(self.weight))
 
+    def as_text(self) -> str:
+        """As of a compiled program: the HLO of both."""
+        return "\n".join(one.as_text() for one in (self.input, self.weight) if one is not None)
+
     def memory_analysis(self) -> FusedHalves:
         """As of a compiled program, whose bytes of temporaries are asked for."""
         return self

@@ -36,7 +36,7 @@ class VirtualStageShape:
 
     Attributes:
         shapes: of all layers of the model.
-        remat: what the layers' backwards compute again; see `autodiff/remat.py`.
+        remat: what the layers' backwards compute again; see `autodiff/residuals.py`.
         trainable: which of the virtual stage's parameters have a gradient; None for all.
         carry_gradients: which leaves of the carry that arrives have a gradient; None for all that could.
         cotangents: the same of the carry that leaves; see `gradient_flow.py`.
