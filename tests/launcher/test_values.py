@@ -17,13 +17,13 @@ from rrfp_jax.launcher.why.judge import HangCause, Lost, NotEntered, SentInput, 
 from rrfp_jax.runtime.run import consensus, waits
 from rrfp_jax.runtime.run.exits import ExitReport, read_all
 from rrfp_jax.runtime.run.recorder import COMPILING, STARTING, Recording, RunPhase
-from rrfp_jax.runtime.run.stacks import Frame, Thread
+from rrfp_jax.runtime.run.stacks import StackFrame, Thread
 from rrfp_jax.runtime.run.status_report import StatusReport, read_report
 from rrfp_jax.runtime.run.waits import ForData, ForDevices, ForGather, ForTask
 from tests.support.recorded_run import DRIVER, LIBRARY, USERS, Run, grouped, task_of
 
 RENDERERS = (
-    *((kind, "__str__") for kind in (tasks.Task, tasks.Input, Wait, RunPhase, Frame)),
+    *((kind, "__str__") for kind in (tasks.Task, tasks.Input, Wait, RunPhase, StackFrame)),
     (Recording, "sentence"),
     *((module, "words") for module in (waits, words, exit_words)),
     *((module, "difference") for module in (consensus, words)),

@@ -10,7 +10,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.launcher.why.words import render_report
 from rrfp_jax.runtime.run.recorder import COMING, DELIVERED, OFFERED, PRODUCED, STARTING
-from rrfp_jax.runtime.run.stacks import Frame, Thread
+from rrfp_jax.runtime.run.stacks import StackFrame, Thread
 from rrfp_jax.runtime.run.waits import ForData
 from tests.support.recorded_run import DRIVER, LIBRARY, USERS, Run, judge, task_of
 
@@ -96,8 +96,8 @@ def test_data_that_is_loaded_by_another_thread(run):
 
 def test_threads_for_which_nobody_waits_are_not_blamed(run):
     """One that loads the next step's data, and one of the user's own."""
-    started = Frame(threading.__file__, 1002, "_bootstrap")
-    ours = Frame(f"{OURS}train/loading.py", 152, "_load")
+    started = StackFrame(threading.__file__, 1002, "_bootstrap")
+    ours = StackFrame(f"{OURS}train/loading.py", 152, "_load")
     run.threads[2] = [
         Thread("rrfp-load", False, (LIBRARY, USERS, ours, started)),
         Thread("monitor", False, (LIBRARY, USERS, started)),

@@ -11,14 +11,14 @@ from rrfp_jax.launcher.why import judge as judging
 from rrfp_jax.launcher.why import words
 from rrfp_jax.launcher.why.snapshot import RankSnapshot
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, OFFERED, PRODUCED, FlightRecorder, RunPhase, read
-from rrfp_jax.runtime.run.stacks import Frame, Thread
+from rrfp_jax.runtime.run.stacks import StackFrame, Thread
 from rrfp_jax.runtime.run.status_report import StatusReport
 from rrfp_jax.runtime.run.waits import ForGather, ForProgram, ForTask
 
-AWAIT_READY = (Frame(f"{OURS}runtime/run/collectives.py", 95, "await_ready"),)
-DRIVER = (Frame(f"{OURS}runtime/run/mailbox.py", 155, "sleep"), Frame("train.py", 80, "<module>"))
-LIBRARY = Frame("/usr/lib/python3/site-packages/jax/stages.py", 890, "__call__")
-USERS = Frame("train.py", 31, "block")
+AWAIT_READY = (StackFrame(f"{OURS}runtime/run/collectives.py", 95, "await_ready"),)
+DRIVER = (StackFrame(f"{OURS}runtime/run/mailbox.py", 155, "sleep"), StackFrame("train.py", 80, "<module>"))
+LIBRARY = StackFrame("/usr/lib/python3/site-packages/jax/stages.py", 890, "__call__")
+USERS = StackFrame("train.py", 31, "block")
 
 
 def task_of(text):

@@ -24,7 +24,7 @@ from rrfp_jax.runtime.run.recorder import (
     counters_of,
     read,
 )
-from rrfp_jax.runtime.run.stacks import LOADER, Frame, Thread, dumped_threads
+from rrfp_jax.runtime.run.stacks import LOADER, StackFrame, Thread, dumped_threads
 from rrfp_jax.runtime.run.status_report import StatusReport, read_report
 from rrfp_jax.runtime.run.waits import AnyAwaited, Awaited, ForData, ForTask
 
@@ -88,7 +88,7 @@ class RankSnapshot:
         return self.waiting[0].why.cause if self.waiting and isinstance(self.waiting[0], ForTask) else None
 
     @property
-    def users(self) -> Frame | None:
+    def users(self) -> StackFrame | None:
         """The user's line that it is in: its main thread, or another one for which that waits."""
         threads = sorted(filter(self._may_wait_for, self.threads), key=lambda thread: not thread.is_main)
         return next((thread.users for thread in threads if thread.users is not None), None)
@@ -102,7 +102,7 @@ class RankSnapshot:
         return not thread.is_users_own
 
     @property
-    def main_frames(self) -> Sequence[Frame]:
+    def main_frames(self) -> Sequence[StackFrame]:
         """Where its main thread is, innermost first."""
         return next((thread.frames for thread in self.threads if thread.is_main), ())
 

@@ -80,7 +80,7 @@ IS_DROPPED: ContextVar[Callable[[], bool]] = ContextVar("IS_DROPPED", default=la
 """By thread: whether nobody wants any more what is compiled there, and by the pools that it makes."""
 
 
-class Dropped(Exception):
+class NoLongerWanted(Exception):
     """A program that nobody wants any more was not begun."""
 
 
@@ -111,10 +111,10 @@ class Compiler:
             roughly: whether it runs once and computes little, so that compiling it well takes longer.
 
         Raises:
-            Dropped: nobody wants it any more.
+            NoLongerWanted: nobody wants it any more.
         """
         if IS_DROPPED.get()():
-            raise Dropped
+            raise NoLongerWanted
         stage_mesh = self.stage_mesh
 
         def placed(spec: Any) -> jax.ShapeDtypeStruct:  # host arrays have no sharding

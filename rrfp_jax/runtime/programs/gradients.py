@@ -194,7 +194,8 @@ class FusedHalves:
 
     def as_text(self) -> str:
         """As of a compiled program: the HLO of both."""
-        return "\n".join(one.as_text() for one in (self.input, self.weight) if one is not None)
+        halves: Sequence[Any] = (self.input, self.weight)
+        return "\n".join(half.as_text() for half in halves if half is not None)
 
     def memory_analysis(self) -> FusedHalves:
         """As of a compiled program, whose bytes of temporaries are asked for."""

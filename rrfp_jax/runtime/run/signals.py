@@ -5,10 +5,11 @@ donated inputs and before its outputs are stored, between two stages' updates, o
 `interrupts_held` holds it there.
 
 A thread of its own hears signals: while modules are imported, while XLA compiles, while a step hangs. What
-the answer is depends on how far the process has come, see `Answer`. Imports no JAX: a command listens before
-it imports that. Between steps the answer is to stop at the next step boundary, all processes at the same one.
-Perhaps only one process gets the signal, or all at different moments. So each notes it (`Stop.requested`),
-and the notes travel with every gather. After the gather that ends a step all know the same (`Stop.agreed`).
+the answer is depends on how far the process has come, see `SignalAnswer`. Imports no JAX: a command listens
+before it imports that. Between steps the answer is to stop at the next step boundary, all processes at the
+same one. Perhaps only one process gets the signal, or all at different moments. So each notes it
+(`Stop.requested`), and the notes travel with every gather. After the gather that ends a step all know the
+same (`Stop.agreed`).
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ def _only_wake(number: int, frame: object) -> None:
     """A handler for signals whose number, written to the wake-up socket, is all that is wanted."""
 
 
-class Answer(Protocol):
+class SignalAnswer(Protocol):
     """What follows a signal; its methods are called in the thread that listens."""
 
     def heed(self, number: int) -> None:
@@ -265,11 +266,11 @@ class StopSignals:
         answer: to them.
     """
 
-    def __init__(self, signals: Signals | None, answer: Answer) -> None:
+    def __init__(self, signals: Signals | None, answer: SignalAnswer) -> None:
         self._signals, self._answer, self._ended = signals, answer, False
 
     @contextmanager
-    def answered_by(self, answer: Answer, *also: int) -> Iterator[None]:
+    def answered_by(self, answer: SignalAnswer, *also: int) -> Iterator[None]:
         """Inside, signals have another answer; some that end the process outside may be among them.
 
         Args:
@@ -303,7 +304,7 @@ class StopSignals:
 
 
 @contextmanager
-def heard_signals(*numbers: int, answer: Answer) -> Iterator[StopSignals]:
+def heard_signals(*numbers: int, answer: SignalAnswer) -> Iterator[StopSignals]:
     """Inside, a thread answers these signals, as far as nobody has handlers for them; main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield StopSignals(None, answer)

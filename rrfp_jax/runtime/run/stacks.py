@@ -27,7 +27,7 @@ DUMPED_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 DUMPED_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
-class Frame(NamedTuple):
+class StackFrame(NamedTuple):
     """A line that is being executed; `file` as Python has it."""
 
     file: str
@@ -55,10 +55,10 @@ class Thread(NamedTuple):
 
     name: str
     is_main: bool
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
 
     @property
-    def users(self) -> Frame | None:
+    def users(self) -> StackFrame | None:
         """The user's innermost line, if the thread is in that, or in what that calls of other libraries."""
         for frame in self.frames:
             if frame.whose != "library":
@@ -81,10 +81,10 @@ def own_threads() -> list[Thread]:
     found = []
     for number, innermost in sys._current_frames().items():
         if number != me:
-            frames: list[Frame] = []
+            frames: list[StackFrame] = []
             at: FrameType | None = innermost
             while at is not None and len(frames) < MOST_FRAMES:
-                frames.append(Frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_name))
+                frames.append(StackFrame(at.f_code.co_filename, at.f_lineno, at.f_code.co_name))
                 at = at.f_back
             found.append(Thread(names.get(number, str(number)), number == main, tuple(frames)))
     return sorted(found, key=lambda thread: (not thread.is_main, thread.name))
@@ -92,14 +92,14 @@ def own_threads() -> list[Thread]:
 
 def dumped_threads(lines: Iterable[str]) -> Sequence[Thread]:
     """The threads of the last dump of `faulthandler`; the main one is where `<module>` is outermost."""
-    found: list[tuple[str, list[Frame]]] = []
+    found: list[tuple[str, list[StackFrame]]] = []
     for line in lines:
         if thread := DUMPED_THREAD.match(line):
             if any(name == thread[1] for name, _ in found):  # another dump begins
                 found.clear()
             found.append((thread[1], []))
         elif found and (frame := DUMPED_FRAME.match(line)):
-            found[-1][1].append(Frame(frame[1], int(frame[2]), frame[3]))
+            found[-1][1].append(StackFrame(frame[1], int(frame[2]), frame[3]))
     return [
         Thread(name, bool(frames) and frames[-1].function == "<module>", tuple(frames))
         for name, frames in found
@@ -145,7 +145,7 @@ def first_used(stack: Sequence[tuple[str, int, str]] | None) -> str:
     Args:
         stack: of that moment, innermost first: file, line, function; None if nobody looked on.
     """
-    frames = [Frame(*one) for one in stack or ()]
+    frames = [StackFrame(*one) for one in stack or ()]
     frames = [one for one in frames if one.whose != "ours" and not one.file.startswith("<frozen")]
     direct = next((one for one in frames if not any(is_of(one.file, name) for name in PASSED_OVER)), None)
     users = next((one for one in frames if one.whose == "user"), direct)
@@ -154,6 +154,6 @@ def first_used(stack: Sequence[tuple[str, int, str]] | None) -> str:
     return f"by {_line(direct)}" + ("" if users == direct else f", reached from {_line(users)}")
 
 
-def _line(frame: Frame) -> str:
+def _line(frame: StackFrame) -> str:
     text = linecache.getline(frame.file, frame.line).strip()
     return f"{frame.file}:{frame.line}" + (f" (`{text}`)" if text else "")

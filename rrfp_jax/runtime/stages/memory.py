@@ -27,7 +27,7 @@ from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 
 
-class Part(Protocol):
+class LedgerPart(Protocol):
     """What a ledger must know of a virtual stage, or of a layer of one."""
 
     @property
@@ -64,7 +64,7 @@ class BucketLedger:
         return max(chunk.most_transient_bytes for chunk in self.chunks)
 
     @classmethod
-    def of(cls, bucket: Bucket, parts: Sequence[Part], chunks: Chunks) -> BucketLedger:
+    def of(cls, bucket: Bucket, parts: Sequence[LedgerPart], chunks: Chunks) -> BucketLedger:
         """From the parts of a stage, its virtual stages or layers, and what a microbatch takes by chunk."""
         inputs = [*specs_of(bucket).values(), IDS]
         return cls(
