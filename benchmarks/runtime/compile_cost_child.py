@@ -116,7 +116,6 @@ class Meter:
             (executables.Executables, "_compile", "compiling", False),
             (executables.Executables, "_load", "loading", False),
             (executables.Executables, "_store", "loading", False),
-            (executables.Executables, "_equal", "loading", False),
             (nnx, "split", "tracing", False),
         ]
         kept = [(owner, name, getattr(owner, name)) for owner, name, _, _ in places]

@@ -16,7 +16,6 @@ from rrfp_jax.runtime.programs.executables import (
     KEY_FILE,
     SEAL,
     Executables,
-    NotSealed,
     SealedFiles,
     user_key,
 )
@@ -88,14 +87,14 @@ def with_its_name_in_its_content(path, key):
 )
 def test_a_file_whose_seal_does_not_hold_is_not_read(store, own, how):
     how(store.folder / NAME, Path(own[KEY_FILE]))
-    with pytest.raises(NotSealed, match="damaged, or not sealed with this user's key"):
+    with pytest.raises(PermissionError, match="damaged, or not sealed with this user's key"):
         store.read(NAME)
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o777])
 def test_a_file_that_others_may_write_is_not_read(store, mode):
     (store.folder / NAME).chmod(mode)
-    with pytest.raises(NotSealed, match=f"others may write it .mode {mode:o}"):
+    with pytest.raises(PermissionError, match=f"others may write it .mode {mode:o}"):
         store.read(NAME)
 
 
@@ -104,7 +103,9 @@ def test_a_folder_that_others_may_write_is_not_used(store, mode):
     """Not for reading, writing or removing, as whoever may write it may put links into it."""
     store.folder.chmod(mode)
     for use in (lambda: store.read(NAME), lambda: store.write(NAME, b"new")):
-        with pytest.raises(NotSealed, match=r"runs/.executables is not safe, others may write it.*chmod 700"):
+        with pytest.raises(
+            PermissionError, match=r"runs/.executables is not safe, others may write it.*chmod 700"
+        ):
             use()
     store.remove_unused(ENDING, float("inf"))
     store.folder.chmod(0o700)
@@ -130,7 +131,7 @@ def owners(monkeypatch):
 def test_what_belongs_to_somebody_else_is_not_used(store, owners, what):
     path = store.folder / NAME if what == "file" else store.folder
     owners[path.stat().st_ino] = STRANGER
-    with pytest.raises(NotSealed, match="belongs to another user"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         store.read(NAME)
 
 
@@ -156,7 +157,7 @@ def test_what_was_opened_counts_and_not_what_has_its_name_since(store, monkeypat
     store.write("other", b"sound")
     inodes[:] = [file.stat().st_ino]
     swap.set()
-    with pytest.raises(NotSealed, match="belongs to another user"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         store.read(NAME)  # the stranger's was opened, and then exchanged for a sound one
     assert not swap.is_set()
 
@@ -222,21 +223,21 @@ class TestTheKey:
         own = {KEY_FILE: str(tmp_path / "key")}
         user_key(own)
         (tmp_path / "key").chmod(mode)
-        with pytest.raises(NotSealed, match=r"key.* others may (read|write) it.*remove a key"):
+        with pytest.raises(PermissionError, match=r"key.* others may (read|write) it.*remove a key"):
             user_key(own)
 
     def test_so_is_one_of_somebody_else(self, tmp_path, owners):
         own = {KEY_FILE: str(tmp_path / "key")}
         user_key(own)
         owners[(tmp_path / "key").stat().st_ino] = STRANGER
-        with pytest.raises(NotSealed, match=r"key.* it belongs to another user"):
+        with pytest.raises(PermissionError, match=r"key.* it belongs to another user"):
             user_key(own)
 
     @pytest.mark.parametrize("content", [b"", b"x" * 31, b"x" * 33])
     def test_so_is_one_of_another_length(self, tmp_path, content):
         (tmp_path / "key").write_bytes(content)
         (tmp_path / "key").chmod(0o600)
-        with pytest.raises(NotSealed, match="it has not 32 bytes"):
+        with pytest.raises(PermissionError, match="it has not 32 bytes"):
             user_key({KEY_FILE: str(tmp_path / "key")})
 
     @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ class TestTheKey:
     )
     def test_one_that_cannot_be_made_is_told(self, tmp_path, where, why):
         (tmp_path / "file").touch()
-        with pytest.raises(NotSealed, match=f"{why}.*{KEY_FILE}"):
+        with pytest.raises(PermissionError, match=f"{why}.*{KEY_FILE}"):
             user_key({KEY_FILE: str(tmp_path / where)})
 
 

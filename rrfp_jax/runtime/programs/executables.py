@@ -1,22 +1,21 @@
 """Compiled programs: equal ones are compiled once, and kept in files, so the next start compiles nothing.
 
 Programs that are equal but for their devices are of one kind: those of equal layers on several stages, or of
-replicas. The first one is compiled, and the others are loaded from what it is when serialised.
+replicas. The first one is compiled, and the others are loaded from it once it is serialised.
 
 JAX's own compilation cache is written by process 0 only. Here every process stores its own programs. What is
 in JAX's cache, if that is on, is not stored here: on CPU a program that is serialised a second time loads but
 cannot be run ("Function wrapped_multiply not found", jax 0.10.2 and 0.12.0).
 
-Files that nobody but their user can have written, in a folder of the user's own.
-
-Whoever may write into a folder can put a file there, or exchange one between two looks at it. So the open
-file is asked, never its name. It and its folder must belong to this user, and nobody else may write them. And
-the file must begin with a seal: a hash of its name and its content that takes a key which only this user can
-read. Nothing of the content is handed out before the seal holds.
+Loading a file can run code that is in it, and whoever may write into a folder can put a file there, or
+exchange one between two looks at it. So the open file is asked, never its name: it and its folder must belong
+to this user, and nobody else may write them. The file must begin with a seal: a hash of its name and its
+content that takes a key which only this user can read. Nothing of the content is handed out before that.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import os
@@ -29,8 +28,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from hashlib import sha256
+from functools import cache, cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -51,23 +49,26 @@ KEY = SEAL = 32  # bytes
 PART = ".part"
 """Ends the name of a file that is being written."""
 
+ENDING = ".executable"
 
-class NotSealed(Exception):
-    """Somebody else may have written a file, or there is no key to tell; the text says why."""
+KEPT_DAYS = 30
+"""A file that nobody has used for so long is removed."""
 
 
 class SealedFiles:
-    """See above. Several threads and processes may read and write at once."""
+    """Files that only this user can have written; several threads and processes may use a folder at once.
+
+    Methods raise OSError for what cannot be read or written, PermissionError for what must not be.
+    """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
         self._environment = environment
-        self._key: bytes | None = None
 
     def read(self, name: str) -> bytes | None:
-        """A file's content, None if there is none; `NotSealed` or OSError if it must or can not be read."""
+        """A file's content; None if there is none."""
         try:
-            with self._opened() as folder, os.fdopen(self._open(name, folder), "rb") as file:
+            with self._opened() as folder, os.fdopen(open_own(name, OTHERS_WRITE, folder), "rb") as file:
                 found = file.read()
                 with suppress(OSError):  # on a file system that can only be read
                     os.utime(file.fileno())
@@ -75,11 +76,11 @@ class SealedFiles:
             return None
         seal, content = found[:SEAL], found[SEAL:]
         if not hmac.compare_digest(seal, self._seal(name, content)):
-            raise NotSealed("it is damaged, or not sealed with this user's key")
+            raise PermissionError(errno.EPERM, "it is damaged, or not sealed with this user's key")
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file, whole or not at all; `NotSealed` or OSError if it must or can not be written."""
+        """Write a file, whole or not at all."""
         seal = self._seal(name, content)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = f".{secrets.token_hex(8)}{PART}"
@@ -96,7 +97,7 @@ class SealedFiles:
 
     def remove_unused(self, ending: str, oldest: float) -> None:
         """Remove what has not been used or written since a time (s), as far as that is allowed."""
-        with suppress(OSError, ValueError, NotSealed), self._opened() as folder:
+        with suppress(OSError, ValueError), self._opened() as folder:
             for name in os.listdir(folder):
                 with suppress(OSError):  # several processes may do this at once
                     used = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
@@ -108,33 +109,27 @@ class SealedFiles:
         """The folder's descriptor."""
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            require_own(folder, OTHERS_WRITE)
-        except PermissionError as error:
-            os.close(folder)
-            reason = f"its folder {self.folder} is not safe, {error.strerror}: chmod 700, or use another"
-            raise NotSealed(reason) from None
-        try:
+            try:
+                require_own(folder, OTHERS_WRITE)
+            except PermissionError as error:
+                reason = f"its folder {self.folder} is not safe, {error.strerror}: chmod 700, or use another"
+                raise PermissionError(errno.EPERM, reason) from None
             yield folder
         finally:
             os.close(folder)
 
-    def _open(self, name: str, folder: int) -> int:
-        try:
-            return open_own(name, OTHERS_WRITE, folder)
-        except PermissionError as error:
-            raise NotSealed(error.strerror) from None
+    @cached_property
+    def _key(self) -> bytes:  # two threads may both look: they find the same
+        return user_key(self._environment)
 
     def _seal(self, name: str, content: bytes) -> bytes:
-        if self._key is None:  # two threads may both look: they find the same
-            self._key = user_key(self._environment)
-        return hmac.digest(self._key, len(name).to_bytes(4, "big") + name.encode() + content, sha256)
+        return hmac.digest(self._key, len(name).to_bytes(4, "big") + name.encode() + content, "sha256")
 
 
 def user_key(environment: Mapping[str, str]) -> bytes:
     """The user's key, in the file that RRFP_KEY_FILE names or in the user's folder; made if there is none.
 
-    Raises:
-        NotSealed: it can neither be read nor made, or others can read it.
+    Raises PermissionError if it can neither be read nor made, or others can read it.
     """
     path = None
     try:
@@ -142,14 +137,23 @@ def user_key(environment: Mapping[str, str]) -> bytes:
         path = expanded(KEY_FILE, given) if given else Path.home() / ".rrfp" / "programs.key"
         with suppress(FileNotFoundError):
             return _read_key(path)
-        _make_key(path)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        descriptor, part = tempfile.mkstemp(dir=path.parent, suffix=PART)  # mode 0600
+        try:
+            with os.fdopen(descriptor, "wb") as out:
+                out.write(secrets.token_bytes(KEY))
+            with suppress(FileExistsError):  # another process was faster, and a link replaces nothing
+                os.link(part, path)
+        finally:
+            os.unlink(part)
         return _read_key(path)
     except (OSError, RuntimeError, ValueError) as error:  # no home; a name with NUL
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise NotSealed(
+        reason = (
             f"the key that seals programs, {path or '~/.rrfp/programs.key'}: {why}; let {KEY_FILE} name a "
             f"file in a folder of your own, or remove a key that is not right"
-        ) from None
+        )
+        raise PermissionError(errno.EPERM, reason) from None
 
 
 def _read_key(path: Path) -> bytes:
@@ -158,19 +162,6 @@ def _read_key(path: Path) -> bytes:
     if len(key) != KEY:
         raise ValueError(f"it has not {KEY} bytes")
     return key
-
-
-def _make_key(path: Path) -> None:
-    """Whole or not at all, and never in the place of another: a link to a name that there is fails."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    descriptor, part = tempfile.mkstemp(dir=path.parent, suffix=PART)  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(secrets.token_bytes(KEY))
-        with suppress(FileExistsError):  # another process was faster
-            os.link(part, path)
-    finally:
-        os.unlink(part)
 
 
 Serialized: TypeAlias = tuple[Any, tuple[int, ...]]
@@ -183,11 +174,7 @@ def ids_of(devices: Sequence[jax.Device]) -> tuple[int, ...]:
 
 
 def load(serialized: Serialized, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
-    """A program, ready to run on these devices; they need not be those that it was compiled for.
-
-    Raises:
-        Exception: of any kind, if JAX cannot load it, or not for these devices.
-    """
+    """A program, ready to run on these devices; they need not be those that it was compiled for."""
     content, made_for = serialized
     if made_for == ids_of(devices):
         load_here = serialize_executable.deserialize_and_load
@@ -240,23 +227,14 @@ class Request:
         Where other processes have some of its devices, these belong to it: it is used on no others.
         """
         device = self.devices[0]
-        of_one_process = len({other.process_index for other in self.devices}) == 1
-        parts = [
-            self.lowered.as_text(),
-            self.lowered.in_tree,
-            self.lowered.out_tree,
-            self._options,
-            jax.__version__,
-            version("jaxlib"),
-            compiler_of(device),
-            device.platform,
-            device.device_kind,
-            len(self.devices),
-            *([] if of_one_process else [other.id for other in self.devices]),
-            _processor() if device.platform == "cpu" else "",
-            *(flags_for(device.platform, environment.get(name)) for name in COMPILER_VARIABLES),
-            *(jax.config.values.get(name) for name in COMPILER_SETTINGS),
-        ]
+        program = self.lowered.as_text(), self.lowered.in_tree, self.lowered.out_tree, self._options
+        compiler = jax.__version__, version("jaxlib"), compiler_of(device)
+        machine = device.platform, device.device_kind, len(self.devices)
+        shared_by = ids_of(self.devices) if self._shared else ()
+        processor = _processor() if device.platform == "cpu" else ""
+        flags = [flags_for(device.platform, environment.get(name)) for name in COMPILER_VARIABLES]
+        settings = [jax.config.values.get(name) for name in COMPILER_SETTINGS]
+        parts = [*program, *compiler, *machine, *shared_by, processor, *flags, *settings]
         return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
     def compile(self) -> jax.stages.Compiled:
@@ -272,24 +250,24 @@ class Request:
             return self.lowered.compile(ROUGHLY_LATER)
 
     @property
+    def _shared(self) -> bool:
+        return len({device.process_index for device in self.devices}) > 1
+
+    @property
     def _options(self) -> dict[str, Any]:
         platform = self.devices[0].platform
-        shared = len({device.process_index for device in self.devices}) > 1
-        if shared and platform == "gpu":
+        if self._shared and platform == "gpu":
             return {"xla_gpu_shard_autotuning": False}
         return ROUGHLY if self.roughly and platform == "cpu" else {}
 
 
 def compiler_of(device: jax.Device) -> str:
     """The compiler's version; of GPUs its package's, since the client of an absent one does not tell."""
-    if device.platform == "gpu":
-        found = []
-        for name in GPU_COMPILERS:
-            with suppress(PackageNotFoundError):
-                found.append(f"{name} {version(name)}")
-        if found:
-            return ", ".join(found)
-    return str(device.client.platform_version)
+    found = []
+    for name in GPU_COMPILERS if device.platform == "gpu" else ():
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found) or str(device.client.platform_version)
 
 
 def flags_for(platform: str, value: str | None) -> str | None:
@@ -309,12 +287,6 @@ def _processor() -> str:
     return ""
 
 
-ENDING = ".executable"
-
-KEPT_DAYS = 30
-"""A file that nobody has used for so long is removed."""
-
-
 class _CacheHits(threading.local):
     """How many programs JAX has taken from its own cache on this thread."""
 
@@ -332,9 +304,6 @@ jax.monitoring.register_event_listener(_cache_hits)
 
 class Executables:
     """Compiled programs, one of a kind, and kept in a folder that several processes may use at once.
-
-    Loading a file can run code that is in it. So nothing of a file is looked at unless this user alone can
-    have written it; see `SealedFiles`.
 
     Args:
         folder: made when it is needed; None to keep nothing.
@@ -360,8 +329,8 @@ class Executables:
         self._lock = threading.Lock()
         self._processors = threading.Semaphore(os.cpu_count() or 1)
         self._made: dict[Hashable, Future[jax.stages.Compiled]] = {}  # by kind and devices
-        self._firsts: dict[Hashable, Future[Callable[[], Serialized] | None]] = {}  # by kind
-        self._reasons: set[str] = set()  # that have been said
+        self._firsts: dict[Hashable, Future[tuple[jax.stages.Compiled, Any, bool]]] = {}  # by kind
+        self._reasons: set[str] = set()
         self.compiles = self.loads = 0
 
     def compiled(
@@ -371,12 +340,8 @@ class Executables:
 
         It must have been lowered by `jax.jit(..., keep_unused=True)`: which arguments another leaves out
         cannot be told from its text, nor from anything else that is public. One that calls Python functions
-        is compiled for itself: which ones they are cannot be told either.
-
-        Args:
-            lowered: the program.
-            devices: in the order of its mesh.
-            roughly: whether it runs once, and compiling it takes longer.
+        is compiled for itself: which ones they are cannot be told either. `roughly` is for what runs once,
+        where compiling takes longer.
         """
         request = Request(lowered, devices, roughly)
         if calls_python(lowered):
@@ -406,38 +371,27 @@ class Executables:
         return future.result()
 
     def _obtain(self, kind: str, request: Request) -> jax.stages.Compiled:
-        own: list[jax.stages.Compiled] = []  # if this is the first of its kind
-
-        def first() -> Callable[[], Serialized] | None:
-            found, serialize = self._first(kind, request)
-            own.append(found)
-            return serialize
-
-        serialize = self._once(self._firsts, kind, first)
-        if own:
-            return own[0]
-        equal = None
-        if (found := self._from_file(kind, request.devices)) is None and serialize is not None:
+        devices = request.devices
+        first, made_for, lends = self._once(self._firsts, kind, lambda: self._first(kind, request))
+        if made_for == ids_of(devices):
+            return first  # type: ignore[no-any-return]
+        found = self._from_file(kind, devices)
+        if found is None and lends:
             what = "a program is not taken over from another device, it is compiled anew"
-            equal = self._load(serialize, request.devices, what)
-        return found or equal or self._compile(request)[0]
+            found = self._load(lambda: (serialize_executable.serialize(first), made_for), devices, what)
+        return found or self._compile(request)[0]
 
-    def _first(
-        self, kind: str, request: Request
-    ) -> tuple[jax.stages.Compiled, Callable[[], Serialized] | None]:
-        """A program from its file or the compiler; and what serialises it for others, if that can be."""
+    def _first(self, kind: str, request: Request) -> tuple[jax.stages.Compiled, tuple[int, ...], bool]:
+        """A program from its file or the compiler, its devices, and whether others may be loaded from it."""
+        ids = ids_of(request.devices)
         if stored := self._from_file(kind, request.devices):
-            return stored, None  # the others have the file, too
+            return stored, ids, False  # the others have the file, too
         found, by_jax = self._compile(request)
-
-        def serialize() -> Serialized:
-            return serialize_executable.serialize(found), ids_of(request.devices)
-
         cached = jax.config.values.get("jax_compilation_cache_dir") is not None
         if not (cached and (by_jax or jax.process_index() == 0)):
-            self._store(kind, serialize)
+            self._store(kind, found, ids)
         # JAX may have read it for another Trainer of this process, which it does not tell.
-        return found, None if cached or not self._here else serialize
+        return found, ids, self._here and not cached
 
     def _compile(self, request: Request) -> tuple[jax.stages.Compiled, bool]:
         """From the compiler, for as many threads at once as there are processors; whether JAX had it."""
@@ -451,9 +405,8 @@ class Executables:
     def _from_file(self, kind: str, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         if self._files is None or not self._here:
             return None
-        name = kind + ENDING
-        what = f"{self._files.folder / name} is not used, the program is compiled anew"
-        return self._load(partial(_read, self._files, name), devices, what)
+        what = f"{self._files.folder / kind}{ENDING} is not used, the program is compiled anew"
+        return self._load(partial(_read, self._files, kind + ENDING), devices, what)
 
     def _load(
         self, source: Callable[[], Serialized | None], devices: Sequence[jax.Device], what: str
@@ -469,20 +422,22 @@ class Executables:
             self.loads += found is not None
         return found
 
-    def _store(self, kind: str, serialize: Callable[[], Serialized]) -> None:
-        """Write a program's file, whole or not at all."""
+    def _store(self, kind: str, found: jax.stages.Compiled, made_for: tuple[int, ...]) -> None:
         if self._files is None or not self._writable:
             return
-        name = kind + ENDING
         try:
-            self._files.write(name, pickle.dumps(serialize()))
+            serialized = serialize_executable.serialize(found), made_for
+            self._files.write(kind + ENDING, pickle.dumps(serialized))
         except Exception as error:
-            self._writable = self._writable and not isinstance(error, (OSError, NotSealed))
-            self._complain(f"{self._files.folder / name} is not stored", error)
+            self._writable = self._writable and not isinstance(error, OSError)
+            self._complain(f"{self._files.folder / kind}{ENDING} is not stored", error)
 
     def _complain(self, what: str, error: Exception) -> None:
         """Say what cannot be done and why, unless that was said before."""
-        reason = _first_line(error)
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            text = str(error.strerror or error)
+        reason = text.splitlines()[0]
         with self._lock:
             known = reason in self._reasons
             self._reasons.add(reason)
@@ -494,10 +449,3 @@ def _read(files: SealedFiles, name: str) -> Serialized | None:
     """A program from its file; the only place where anything that was read is unpickled."""
     sealed = files.read(name)
     return None if sealed is None else pickle.loads(sealed)
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, NotSealed):
-        return str(error)
-    text = str(error.strerror or error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    return text.splitlines()[0]
