@@ -82,21 +82,48 @@ class Answer(NamedTuple):
 NOTHING = Answer()
 
 
-class Leader:
-    """Rank 0 of a group that it leads. `handle` is the only method that changes it."""
+class Member:
+    """A rank's machine. `handle` is the only method that changes it."""
+
+    def __init__(self, scheduler: StageScheduler) -> None:
+        self.scheduler = scheduler
+
+    def handle(self, event: Event | GroupMessage) -> Answer:
+        """Take in an event, or a message from another rank of the group.
+
+        Raises:
+            IllegalEvent, ScheduleError: see `StageScheduler.handle`.
+        """
+        raise NotImplementedError
+
+    def awaited(self, named: bool = True) -> Wait:
+        """See `StageScheduler.awaited`."""
+        return self.scheduler.awaited(named)
+
+    def key(self) -> Hashable:
+        """See `StageScheduler.key`."""
+        return self.scheduler.key()
+
+
+class Alone(Member):
+    """A rank that has nothing to agree on: the only one of its stage, or one with a fixed order."""
+
+    def handle(self, event: Event | GroupMessage) -> Answer:
+        if isinstance(event, GroupMessage):
+            raise self.scheduler.illegal(event, "arrivals and room, as there is nothing to agree on")
+        return Answer(self.scheduler.handle(event))
+
+
+class Leader(Member):
+    """Rank 0 of a group that it leads. It takes in arrivals, room, and reports of arrivals elsewhere."""
 
     def __init__(self, scheduler: StageScheduler, ranks: int) -> None:
-        self.scheduler = scheduler
+        super().__init__(scheduler)
         self.ranks = ranks
         self._position = 0  # of the next decision
         self._lacking: dict[Input, int] = {}  # the ranks that an input is yet to reach, this one too
 
     def handle(self, event: Event | GroupMessage) -> Answer:
-        """Take in `Arrived`, `Room` or a `ArrivalReport`.
-
-        Raises:
-            IllegalEvent, ScheduleError: see `StageScheduler.handle`.
-        """
         if isinstance(event, Room):
             return self._decide()
         if isinstance(event, ArrivalReport):
@@ -110,11 +137,7 @@ class Leader:
             return NOTHING
         raise self.scheduler.illegal(event, "arrivals, room and reports, on the leader")
 
-    def awaited(self) -> Wait:
-        return self.scheduler.awaited()
-
-    def key(self) -> Hashable:
-        """See `StageScheduler.key`; the position follows from what was dispatched."""
+    def key(self) -> Hashable:  # the position follows from what was dispatched
         return self.scheduler.key(), frozenset(self._lacking.items())
 
     def _count(self, arrived: Input) -> None:
@@ -132,21 +155,16 @@ class Leader:
         return Answer(dispatch, decision)
 
 
-class Follower:
-    """Any other rank of a group with a leader. `handle` is the only method that changes it."""
+class Follower(Member):
+    """Any other rank of a group with a leader. It takes in arrivals, room, and decisions."""
 
     def __init__(self, scheduler: StageScheduler, rank: int) -> None:
-        self.scheduler = scheduler
+        super().__init__(scheduler)
         self.rank = rank
         self._position = 0  # of the next dispatch
         self._decided: dict[int, Task] = {}
 
     def handle(self, event: Event | GroupMessage) -> Answer:
-        """Take in `Arrived`, `Room` or a `Decision`.
-
-        Raises:
-            IllegalEvent: see `StageScheduler.handle`.
-        """
         if isinstance(event, Room):
             return self._obey()
         if isinstance(event, Decision):
@@ -159,14 +177,13 @@ class Follower:
             return Answer(message=ArrivalReport(self.rank, event.input))
         raise self.scheduler.illegal(event, "arrivals, room and decisions, on a follower")
 
-    def awaited(self) -> Wait:
+    def awaited(self, named: bool = True) -> Wait:
+        if self.scheduler.finished:
+            return super().awaited()
         task = self._decided.get(self._position)
-        if task is None:
-            return Wait(WaitCause.LEADER) if not self.scheduler.finished else self.scheduler.awaited()
-        return Wait(WaitCause.CHOSEN, (task,))
+        return Wait(WaitCause.LEADER) if task is None else Wait(WaitCause.CHOSEN, (task,))
 
     def key(self) -> Hashable:
-        """See `StageScheduler.key`; the position follows from what was dispatched."""
         return self.scheduler.key(), frozenset(self._decided.items())
 
     def _obey(self) -> Answer:
@@ -179,24 +196,19 @@ class Follower:
         return Answer(dispatch)
 
 
-class Unanimous:
-    """A rank of a group that votes. `handle` is the only method that changes it."""
+class Unanimous(Member):
+    """A rank of a group that votes. It takes in arrivals, proposals, and room, which it keeps from its own
+    proposal to the end of the round."""
 
     def __init__(self, scheduler: StageScheduler, rank: int, ranks: int) -> None:
-        self.scheduler = scheduler
-        self.rank = rank
-        self.ranks = ranks
+        super().__init__(scheduler)
+        self.rank, self.ranks = rank, ranks
         self._round = 0
         self._proposals: list[dict[int, Task | None]] = [{}, {}]  # by round, then by rank
         self._later: list[Arrived] = []  # came after this rank's proposal
         self._in_vain = False  # the latest round brought nothing, and nothing has arrived since
 
     def handle(self, event: Event | GroupMessage) -> Answer:
-        """Take in `Arrived`, `Room` or a `Proposal`. Room is kept from a rank's proposal to its round's end.
-
-        Raises:
-            IllegalEvent, ScheduleError: see `StageScheduler.handle`.
-        """
         if isinstance(event, Room):
             return self._propose()
         if isinstance(event, Proposal):
@@ -214,9 +226,9 @@ class Unanimous:
             return NOTHING
         raise self.scheduler.illegal(event, "arrivals, room and proposals")
 
-    def awaited(self) -> Wait:
+    def awaited(self, named: bool = True) -> Wait:
         if not self._pending:
-            return self.scheduler.awaited()
+            return super().awaited(named)
         silent = sorted(set(range(self.ranks)) - set(self._proposals[self._round]))
         return Wait(WaitCause.PROPOSALS, members=tuple(silent))
 
@@ -261,29 +273,6 @@ class Unanimous:
 
 GroupProtocol: TypeAlias = Literal["leader", "unanimous"]
 """By what rules the ranks of a group come to one order."""
-
-
-class Alone:
-    """A rank that has nothing to agree on: the only one of its stage, or one with a fixed order."""
-
-    def __init__(self, scheduler: StageScheduler) -> None:
-        self.scheduler = scheduler
-
-    def handle(self, event: Event | GroupMessage) -> Answer:
-        if isinstance(event, GroupMessage):
-            raise self.scheduler.illegal(event, "arrivals and room, as there is nothing to agree on")
-        dispatch = self.scheduler.handle(event)
-        return NOTHING if dispatch is None else Answer(dispatch)
-
-    def awaited(self) -> Wait:
-        return self.scheduler.awaited()
-
-    def key(self) -> Hashable:
-        return self.scheduler.key()
-
-
-Member: TypeAlias = Alone | Leader | Follower | Unanimous
-"""A rank's machine: `handle(event) -> Answer` is the only method that changes it."""
 
 
 def member(scheduler: StageScheduler, rank: int, ranks: int, protocol: GroupProtocol) -> Member:

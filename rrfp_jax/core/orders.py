@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import product
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Kind, Placement, Task
 
@@ -156,9 +155,8 @@ def planned_order(
     order = list(schedule.order(stage, placement, microbatches))
     if forward_only:
         order = [task for task in order if task.kind is FORWARD]
-    chunks = range(placement.chunks)
-    past = {kind: [bytearray(microbatches) for _ in chunks] for kind in Kind}
-    parts = KINDS[BACKWARD].parts
+    chunks, after = range(placement.chunks), [row.after for row in KINDS]
+    past = [[bytearray(microbatches) for _ in chunks] for _ in KINDS]
 
     def wrong(what: str) -> ValueError:
         return ValueError(f"{schedule.title}, stage {stage}: {what}")
@@ -170,21 +168,19 @@ def planned_order(
         if past[kind][chunk][j]:
             raise wrong(f"{task} is there twice")
         past[kind][chunk][j] = True
-        before = KINDS[kind].after
-        if before is None or past[before][chunk][j]:
-            continue
-        if (needed := Task(before, chunk, j)) in order:
+        before = after[kind]
+        if before is not None and not past[before][chunk][j] and (needed := Task(before, chunk, j)) in order:
             raise wrong(f"{task} stands before {needed}, which it needs")
-    for chunk, j in product(chunks, range(microbatches)):
-        found = [kind for kind in Kind if past[kind][chunk][j]]
-        split = any(part in found for part in parts)
-        backward = parts if split else () if forward_only else (BACKWARD,)
-        wanted = (FORWARD, *backward)
-        for kind in wanted:
-            if kind not in found:
-                raise wrong(f"{Task(kind, chunk, j)} is missing")
-        if len(found) > len(wanted):
-            raise wrong(f"{Task(BACKWARD, chunk, j)} does not belong there")
+    parts = KINDS[BACKWARD].parts
+    lives = [(FORWARD,)] if forward_only else [(FORWARD, BACKWARD), (FORWARD, *parts)]
+    allowed = {tuple(kind in life for kind in Kind) for life in lives}
+    for chunk in chunks:
+        for j, found in enumerate(zip(*(rows[chunk] for rows in past), strict=True)):
+            if found not in allowed:
+                wanted = lives[-1] if any(found[part] for part in parts) else lives[0]
+                missing = next((kind for kind in wanted if not found[kind]), None)
+                what = "is missing" if missing is not None else "does not belong there"
+                raise wrong(f"{Task(BACKWARD if missing is None else missing, chunk, j)} {what}")
     return order
 
 

@@ -146,22 +146,19 @@ class Progress:
         self.ranked = dict(zip(Direction, best_first, strict=True))
         self._chunks, self._microbatches = placement.chunks, len(names[FORWARD][0])
         self._forward_only = forward_only
-        self._dispatches = {  # by kind and chunk: the task's row, and those in which another becomes ready
-            kind: [(row, self._unlocked(kind, c)) for c, row in enumerate(rows)]
-            for kind, rows in self.rows.items()
-        }
+        self._dispatches = [  # by kind and chunk: the task's row, and that in which another becomes ready
+            [(row, self._unlocked(kind, c)) for c, row in enumerate(self.rows[kind])] for kind in Kind
+        ]
         for row in self.forwards:
             if row.by is ReadyBy.BEGINNING:
                 for j in range(self._microbatches):
                     row.make_ready(j)
 
-    def _unlocked(self, kind: Kind, chunk: int) -> list[ReadyQueue]:
-        """The rows in which the dispatch of a task makes that of the same microbatch ready."""
-        if self._forward_only:
-            return []
-        ways = {row.direction for row in KINDS if row.after is kind}
-        rows = (self._of[way][chunk] for way in Direction if way in ways)
-        return [row for row in rows if row.by is ReadyBy.PREDECESSOR]
+    def _unlocked(self, kind: Kind, chunk: int) -> ReadyQueue | None:
+        """The row in which the dispatch of a task makes that of the same microbatch ready."""
+        rows = (self.rows[later][chunk] for later in Kind if KINDS[later].after is kind)
+        row = None if self._forward_only else next(rows, None)
+        return row if row is not None and row.by is ReadyBy.PREDECESSOR else None
 
     def state(self, task: Task) -> int:
         """WAITING, READY or DISPATCHED; WAITING for a B that is an I here, and for an I that is a B."""
@@ -213,7 +210,7 @@ class Progress:
         row.ready -= 1
         if microbatch == row.lowest:
             row.lowest = row.states.find(READY, microbatch + 1) if row.ready else -1
-        return tuple([later.make_ready(microbatch) for later in unlocked]) if unlocked else ()
+        return () if unlocked is None else (unlocked.make_ready(microbatch),)
 
     def ready_tasks(self) -> list[Task]:
         """The ready tasks in tie order: forwards, then backwards, then weight gradients."""

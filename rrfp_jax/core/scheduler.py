@@ -262,8 +262,11 @@ class StageScheduler:
         """The ready tasks, runnable or not, in tie order: forwards, then backwards, then weight gradients."""
         return self._progress.ready_tasks()
 
-    def awaited(self) -> Wait:
-        """What the stage waits for if it does not dispatch; any thread may ask."""
+    def awaited(self, named: bool = True) -> Wait:
+        """What the stage waits for if it does not dispatch; any thread may ask.
+
+        To name the tasks takes a look at all of the step's; otherwise they are left out.
+        """
         if self.finished:
             return Wait(WaitCause.DONE)
         if self._hint is None:
@@ -273,10 +276,14 @@ class StageScheduler:
         )  # own: asking one is noted there
         if (task := view.anything()) is not None:
             return Wait(WaitCause.RUNNABLE, (task,))
-        if ready := tuple(self.ready_tasks()):
-            by_chunk = self.rules.placement.chunks > 1
-            return Wait(WaitCause.ROOM, ready, in_flight=self.in_flight, by_chunk=by_chunk)
-        return Wait(WaitCause.INPUT, tuple(self._progress.missing()))
+        progress = self._progress
+        held = (WaitCause.ROOM, progress.forwards), (WaitCause.TURN, progress.backwards + progress.weights)
+        for cause, rows in held:
+            if any(row.ready for row in rows):
+                ready = tuple(self.ready_tasks()) if named else ()
+                by_chunk = self.rules.placement.chunks > 1
+                return Wait(cause, ready, in_flight=self.in_flight, by_chunk=by_chunk)
+        return Wait(WaitCause.INPUT, tuple(progress.missing()) if named else ())
 
     def handle(self, event: Event) -> Dispatch | None:
         """Take in one event; what the driver must do now, if anything.

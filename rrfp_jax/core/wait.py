@@ -11,12 +11,13 @@ TASKS_NAMED = 3
 
 
 class WaitCause(StrEnum):
-    """Why a stage dispatches nothing."""
+    """Why a stage dispatches nothing. New ones go to the end, as packed records number them."""
 
     DONE = "done"  # all tasks are dispatched
     RUNNABLE = "runnable"  # nothing: a task can run, and nobody has asked
     ORDER = "order"  # the next task of a fixed order
     ROOM = "room"  # a limit on what is in flight
+    TURN = "turn"  # gradients of lower microbatches, as there is no place for another one out of turn
     INPUT = "input"  # inputs from other virtual stages
     LEADER = "leader"  # the decision of the group's leader
     CHOSEN = "chosen"  # the input of the task that the leader chose
@@ -50,6 +51,7 @@ class Wait(NamedTuple):
             WaitCause.RUNNABLE: f"nothing: {first} can run",
             WaitCause.ORDER: f"{first}, next in the fixed order",
             WaitCause.ROOM: f"room for {first} ({self.in_flight} {chunks}microbatches in flight)",
+            WaitCause.TURN: f"the gradients before that of {first}, which has no place",
             WaitCause.INPUT: f"the input of {named}{more}",
             WaitCause.LEADER: "the leader's decision",
             WaitCause.CHOSEN: f"the input of {first}, which the leader chose",

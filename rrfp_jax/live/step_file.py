@@ -133,7 +133,7 @@ def _checked(head: _Head, packed: bytes) -> LatestStep:
         raise ValueError(f"ranks of {len(head.ranks)} stages for {replicas} replicas")
     records = Part(0.0, 0.0, {}, packed).records()
     for record in records:
-        _, task, _, *times = record
+        _, task, _, *times, _ = record
         if not (0 <= record.stage < stages and 0 <= task.chunk < chunks and all(map(isfinite, times))):
             raise ValueError(f"a record of stage {record.stage}, task {task}, times {times}")
     return LatestStep(

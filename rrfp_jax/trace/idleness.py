@@ -7,9 +7,10 @@ three times split every gap between two tasks:
      STAGE, LINK, then INJECTED       ORDER, MEMORY, TURN            GROUP, then HOST
 
 The first is split once more, where the task ended whose output was awaited: until then that task's stage is
-waited for, afterwards the link. If a delay was injected there, the end of it is that delay. The gaps before a
-stage's first task and after its last are the step's own (BEGIN, END): a pipeline has to be filled and
-drained.
+waited for, afterwards the link. If a delay was injected there, the end of it is that delay. Why something
+ready did not run is what the core said at the time (`TaskRecord.held`). Simulated steps and older files lack
+that; there the kind of the first ready task tells. The gaps before a stage's first task and after its last
+are the step's own (BEGIN, END): a pipeline has to be filled and drained.
 
 The chain of tasks, transfers and waits that made a step as long as it was; from any trace.
 
@@ -27,6 +28,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from rrfp_jax.core.tasks import KINDS, Task
+from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.trace.records import StepTrace, TaskRecord
 
 
@@ -43,6 +45,16 @@ class Cause(StrEnum):
     GROUP = "group"  # a task is ready, but the processes of the stage have not agreed on it
     HOST = "host"  # a task is ready, but the host has not brought it to the device
     END = "end"  # nothing is left to do
+
+
+HELD: Mapping[WaitCause | None, Cause] = {
+    WaitCause.ORDER: Cause.ORDER,
+    WaitCause.ROOM: Cause.MEMORY,
+    WaitCause.RUNNABLE: Cause.MEMORY,  # the hint chose nothing: it reserves
+    WaitCause.TURN: Cause.TURN,
+    **dict.fromkeys((WaitCause.LEADER, WaitCause.CHOSEN, WaitCause.PROPOSALS), Cause.GROUP),
+}
+"""What the core said that a stage waited for while something was ready, as a cause of idleness."""
 
 
 class Idle(NamedTuple):
@@ -149,7 +161,8 @@ def _gap(
     source, awaited = trace.sender(first), trace.sender(last)
     left = any_ready if source is None else min(within(source.end), any_ready)
     on_time = max(min(within(first.ready - first.late), any_ready), left)
-    held = Cause.ORDER if fixed_order else Cause.MEMORY if KINDS[first.task.kind].charge > 0 else Cause.TURN
+    inferred = Cause.MEMORY if KINDS[first.task.kind].charge > 0 else Cause.TURN
+    held = HELD.get(last.held, Cause.ORDER if fixed_order else inferred)
     parts = (
         (start, left, Cause.STAGE, first, source),
         (left, on_time, Cause.LINK, first, source),

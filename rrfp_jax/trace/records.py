@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from rrfp_jax.core.tasks import KINDS, Direction, Kind, Placement, Task
+from rrfp_jax.core.wait import WaitCause
 
 
 class TaskRecord(NamedTuple):
@@ -22,6 +23,8 @@ class TaskRecord(NamedTuple):
         bucket: numbers the microbatch's shapes.
         delayed: of the time to its end, how much at the end was injected: its device was only kept busy.
         late: of the time to `ready`, how much at the end was injected: its input was held, or noticed late.
+        held: what its stage waited for when it was last asked, if it had nothing to run since the task
+            before; None if it always had, or nobody noted it.
     """
 
     stage: int
@@ -33,6 +36,7 @@ class TaskRecord(NamedTuple):
     end: float
     delayed: float = 0.0
     late: float = 0.0
+    held: WaitCause | None = None
 
     @property
     def computed(self) -> float:
@@ -63,7 +67,11 @@ class Gap(NamedTuple):
 
 
 RECORD = struct.Struct("<iBiiidddddd")
-"""A task record in bytes: stage, kind, chunk, microbatch, bucket, the four times, and what was injected."""
+"""A task record in bytes: stage, kind + 16 * cause, chunk, microbatch, bucket, four times, what was injected.
+Causes count from 1; 0 is for none."""
+
+CAUSES = dict(enumerate(WaitCause, 1))
+NUMBERS = {cause: number for number, cause in CAUSES.items()}
 
 
 @dataclass(frozen=True)
@@ -89,10 +97,12 @@ class Part:
         """Pack records, at least one, all times moved by `offset` seconds, known to within `precision`."""
         busy: dict[int, float] = {}
         packed = []
-        for stage, (kind, chunk, microbatch), bucket, ready, dispatched, start, end, *injected in records:
+        for stage, task, bucket, ready, dispatched, start, end, *injected, held in records:
+            kind, chunk, microbatch = task
+            code = kind if held is None else kind + 16 * NUMBERS[held]
             busy[stage] = busy.get(stage, 0.0) + end - start
             times = (ready + offset, dispatched + offset, start + offset, end + offset)
-            packed.append(RECORD.pack(stage, kind, chunk, microbatch, bucket, *times, *injected))
+            packed.append(RECORD.pack(stage, code, chunk, microbatch, bucket, *times, *injected))
         return cls(
             start=min(record.dispatched for record in records) + offset,
             end=max(record.end for record in records) + offset,
@@ -107,10 +117,11 @@ class Part:
 
     def records(self) -> list[TaskRecord]:
         """The records, in order of their end."""
-        return [
-            TaskRecord(stage, Task(Kind(kind), chunk, microbatch), bucket, *times)
-            for stage, kind, chunk, microbatch, bucket, *times in RECORD.iter_unpack(self.packed)
-        ]
+        found = []
+        for stage, code, chunk, microbatch, bucket, *times in RECORD.iter_unpack(self.packed):
+            task, held = Task(Kind(code % 16), chunk, microbatch), CAUSES.get(code // 16)
+            found.append(TaskRecord(stage, task, bucket, *times)._replace(held=held))
+        return found
 
 
 def busy_of(parts: Iterable[Part], stage: int) -> float:

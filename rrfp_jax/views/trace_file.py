@@ -96,6 +96,7 @@ def _tasks(step: StepTrace, origin: float) -> list[dict[str, Any]]:
                 "ready": _microseconds(record.ready - origin),
                 "dispatched": _microseconds(record.dispatched - origin),
                 **_injected(record),
+                **({} if record.held is None else {"held": record.held}),
             },
         )
         for record in step.records

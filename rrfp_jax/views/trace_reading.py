@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Seconds, Unreadable, as_kind, load_json
 from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
@@ -105,6 +106,7 @@ class _Task(_Strict, frozen=True, kw_only=True):
     dispatched: Moment
     delayed: Microseconds = 0.0
     late: Microseconds = 0.0
+    held: WaitCause | None = None
 
 
 class _Leaves(msgspec.Struct, frozen=True, tag_field="ph", tag="s"):
@@ -191,4 +193,5 @@ def _record(event: _Slice, args: _Task, placement: Placement | None) -> TaskReco
     if args.delayed > event.dur:
         raise ValueError(f"{event.name} took {event.dur:g} us, of which {args.delayed:g} us were injected")
     times = (args.ready, args.dispatched, event.ts, event.ts + event.dur, args.delayed, args.late)
-    return TaskRecord(args.stage, task, args.bucket, *(time * 1e-6 for time in times))
+    seconds: list[Any] = [time * 1e-6 for time in times]
+    return TaskRecord(args.stage, task, args.bucket, *seconds)._replace(held=args.held)

@@ -10,6 +10,7 @@ from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Direction, Placement
+from rrfp_jax.core.wait import WaitCause
 from tests.support.interleave import World
 from tests.support.small_step import B, F, rules
 
@@ -146,6 +147,8 @@ class TestAccumulation:
         scheduler.handle(Arrived(F(1).input))
         assert scheduler.handle(ROOM) == Dispatch(F(1))
         assert scheduler.handle(ROOM) is None
+        assert str(scheduler.awaited()) == "the gradients before that of B1, which has no place"
+        assert scheduler.awaited(named=False).cause is WaitCause.TURN
 
     def test_arrival_adds_as_they_come(self):
         scheduler = StageScheduler(1, rules(microbatches=2, accumulation="arrival"))

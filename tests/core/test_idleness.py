@@ -9,6 +9,7 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
 from rrfp_jax.trace.idleness import Cause, Idle, critical_path, idleness, shares, stage_times
@@ -161,3 +162,23 @@ def test_the_critical_path_is_a_chain_over_the_whole_step(drawn):
         assert before.end == after.start
     waits = {segment.cause for segment in path} - {None}
     assert waits <= {Cause.LINK}, "nothing but work and transfers makes a simulated step long"
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (WaitCause.ROOM, Cause.MEMORY),
+        (WaitCause.TURN, Cause.TURN),
+        (WaitCause.ORDER, Cause.ORDER),
+        (WaitCause.PROPOSALS, Cause.GROUP),
+        (
+            WaitCause.INPUT,
+            Cause.TURN,
+        ),  # said before anything was ready: the kind of the first ready task tells
+    ],
+)
+def test_what_the_core_said_is_kept_in_the_records_and_goes_before_what_would_be_inferred(said, cause):
+    ran = [record(F0, 0, 0, 0, 1), record(B0, 4, 4, 5, 6)._replace(held=said), record(B1, 3, 6, 6, 8)]
+    trace = trace_of(*ran)
+    assert [r.held for r in trace.records] == [None, said, None]
+    assert (cause, 3, 4) in causes(trace, 0)

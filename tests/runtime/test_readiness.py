@@ -12,6 +12,7 @@ import pytest
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.runtime.transport.local import LocalTransport
 from rrfp_jax.trace.records import Part
 from tests.support import toy
@@ -67,6 +68,9 @@ def test_a_real_run_replays_to_the_same_instructions(trainer, schedule, monkeypa
     monkeypatch.setattr(trainer._engine.driver, "scheduler", keep)
     trace, _ = run(trainer, DelayedTransport, 4)
     assert len(schedulers) == 4
+    held = {record.held for record in trace.records} - {None}
+    possible = {WaitCause.ORDER} if schedule == "1f1b" else {WaitCause.INPUT, WaitCause.ROOM, WaitCause.TURN}
+    assert held and held <= possible
     for scheduler in schedulers:
         assert replay(scheduler).finished
         ran = [task for _, task in scheduler.log if task is not None]

@@ -22,6 +22,7 @@ from typing import Any
 
 from rrfp_jax.core.step_rules import MOST_QUEUED
 from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.trace.records import TaskRecord
 
 SET_TIMER_SLACK, GET_TIMER_SLACK = 29, 30  # of prctl(2); they concern the calling thread only
@@ -81,6 +82,7 @@ class Running:
     delayed: float = 0.0  # at its end, injected
     error: Exception | None = None
     sends: Any = None  # the key by which its outputs are offered
+    held: WaitCause | None = None  # what the stage waited for when it was last asked, since the task before
 
     def wait(self) -> None:
         """Block until the program has ended, and note when and how."""
@@ -97,7 +99,7 @@ class Running:
     def record(self, late: float) -> TaskRecord:
         """What happened, once it has ended; `late` is how long its input was held by injected delays."""
         times = self.ready, self.dispatched, self.start, self.end
-        return TaskRecord(self.stage, self.task, self.bucket, *times, self.delayed, late)
+        return TaskRecord(self.stage, self.task, self.bucket, *times, self.delayed, late, self.held)
 
     def has_ended(self) -> bool:
         """Whether the program has ended; if so, `end` and `error` are set."""

@@ -24,6 +24,7 @@ from rrfp_jax.core.footprint import Meter
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
 from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precise_timers
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
@@ -269,6 +270,7 @@ class StepExecution:
         self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
         self._late: dict[tuple[int, Task], float] = {}  # of that, how much was injected; by stage and task
         self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
+        self._held: dict[int, WaitCause] = {}  # what it waited for when last asked, since its last dispatch
         self._records: list[TaskRecord] = []
         self._total = sum(scheduler.tasks for scheduler in self._schedulers.values())
 
@@ -343,6 +345,7 @@ class StepExecution:
                 self._dispatch(queue, stage, dispatch, now)
                 return True
             self._idle[stage] = True
+            self._held[stage] = self._machines[stage].awaited(named=False).cause
         return False
 
     def _dispatch(self, queue: DeviceQueue, stage: int, dispatch: Dispatch, now: float) -> None:
@@ -357,7 +360,8 @@ class StepExecution:
         bucket = part.buckets[task.microbatch]
         cost = part.phase, stage, task.chunk, task.kind, part.shapes[task.microbatch]
         key = self._message(stage, task)
-        queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key))
+        held = self._held.pop(stage, None) if self._held else None
+        queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key, held=held))
         part.meter.dispatched(task)
         if key is not None:
             self._board.sent(stage, task, OFFERED)  # before: it may be delivered at once

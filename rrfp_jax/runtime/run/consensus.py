@@ -444,8 +444,8 @@ class Agreement:
                     return dispatch
         return self._sent(self._machine.handle(event))
 
-    def awaited(self) -> Wait:
-        return self._machine.awaited()._replace(group=tuple(self._group))
+    def awaited(self, named: bool = True) -> Wait:
+        return self._machine.awaited(named)._replace(group=tuple(self._group))
 
     def account(self, records: Sequence[TaskRecord]) -> dict[str, Any]:
         """What the group's other processes must know of a step when it ends, as plain data."""
