@@ -43,6 +43,9 @@ def main(arguments):
         turns.append(("this checkout", ROOT, sys.executable, scratch / "new", old))
         failed = sides(turns, words, options.jobs)
         both = [asked_for(gathered(folder), words) for folder in (old, scratch / "new")]
+        for word in words:
+            if not any(wanted(name, [word]) for found in both for part in found.values() for name in part):
+                raise SystemExit(f"--only: no golden has {word!r} in its name; words are separated by spaces")
         lines, good = report(*both, reasons, all_of_them=not words)
         print("\n".join(lines))
         return 0 if good and not failed else 1

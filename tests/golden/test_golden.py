@@ -95,6 +95,8 @@ def test_one_producer_is_equal_twice_and_a_changed_golden_is_found(tmp_path, cap
     file.write_text(json.dumps(found))
     assert command.main([f"--against={written}", f"--only={ONE}"]) == 1
     assert f"{ONE}[seed 3][1]['dispatched']: \"F0\" -> " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no golden has 'messages/none' in its name"):
+        command.main([f"--against={written}", "--only=messages/none"])
 
 
 def test_an_environment_has_the_packages_and_a_checkout_its_own_code(tmp_path):
