@@ -133,6 +133,7 @@ def run(started, tmp_path_factory):
 
 
 class TestSupervision:
+    @pytest.mark.slow
     def test_one_that_fails_hides_no_other(self, run):
         verdicts = [found["verdict"] for found in json.loads(run[0].file.read_text())["parts"].values()]
         assert verdicts[0] == verdicts[4] == "passed"

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import optax
+import pytest
 
 import rrfp_jax as rrfp
 from configs import quickstart
@@ -38,6 +39,7 @@ class TestAuto:
         reports = [next(iter(own.steps(1))) for own in (trainer, even)]
         np.testing.assert_allclose(reports[0].loss, reports[1].loss, rtol=1e-5)
 
+    @pytest.mark.slow
     def test_it_is_the_same_every_time(self):
         assert len({str(heavy_head(3, split="auto")._engine.chunks) for _ in range(3)}) == 1
 

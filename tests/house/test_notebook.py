@@ -100,6 +100,7 @@ def test_is_stored_without_outputs():
         assert cell.cell_type == "markdown" or (cell.outputs, cell.execution_count) == ([], None)
 
 
+@pytest.mark.slow
 def test_runs_in_this_interpreter(executed):
     _, kernel, _ = executed
     assert Path(kernel.run("import sys; print(sys.prefix)")[0].strip()).samefile(sys.prefix)

@@ -77,6 +77,7 @@ def column(lines, name):
     return [line[name] for line in lines]
 
 
+@pytest.mark.slow
 def test_no_step_is_lost_and_all_have_the_same_microbatches(attempt, tmp_path):
     _, calm, _ = attempt(2, memory=False, name="calm")
     status, lines, said = attempt(2, 2)

@@ -125,6 +125,7 @@ def test_without_agreement_the_run_ends_with_ranks_position_and_tasks_named(tmp_
     assert "Traceback" not in said, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "way"), [(2, "kill"), (3, "freeze")], ids=["leader", "follower"])
 def test_a_member_that_is_gone_is_named(rank, way, tmp_path):
     cell = Cell(rank, way, "step", tp=2)

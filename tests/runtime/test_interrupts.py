@@ -76,6 +76,7 @@ def no_collection():
     gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_collection")
 def test_at_any_moment(trainers):
     trainer, undisturbed = trainers

@@ -68,6 +68,7 @@ def steps(draw):
     return name, rules, workload
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(steps())
 def test_two_simulators_agree_to_the_bit(case):

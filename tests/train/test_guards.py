@@ -22,6 +22,7 @@ MESHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MESHES)
 def test_transfers_that_nobody_asked_for_may_be_disallowed(case, tmp_path):
     mesh, pipe = MESHES[case]

@@ -101,6 +101,7 @@ def leaves(tree):
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh", "schedules"),
     [

@@ -174,6 +174,7 @@ class TestFrozen:
         assert frozen.check().ok
 
 
+@pytest.mark.slow
 def test_aliases_in_other_chunks_and_in_the_same_one():
     tied = {"1.up": ["4.up", "-2.up"], "2.bias": "3.bias"}
     trainer = toy.trainer(mesh=LOOPED, pipe=toy.pipeline(tied=tied), loss_scale=4.0)

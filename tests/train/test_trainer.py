@@ -156,6 +156,7 @@ class Hanging:
         time.sleep(max(0.0, self.until - time.monotonic()))
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_does_not_hold_its_error_back(trainer, monkeypatch):
     run, first = ModelStep.run, iter([Hanging(8)])
 
