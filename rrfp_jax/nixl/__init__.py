@@ -1,4 +1,4 @@
 """Messages between processes written from device to device, one-sidedly, by NIXL over UCX.
 
-Begin with `messages` for how the ends work together, with `transport` for what runs them.
+Begin with `sender` for how the ends work together, with `transport` for what runs them.
 """

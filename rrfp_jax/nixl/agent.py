@@ -1,7 +1,7 @@
 """NIXL's agent: it writes from this process's memory into another's, one-sidedly.
 
 An agent is not thread-safe, so one thread at a time touches it. Its own progress thread sleeps on what UCX
-gives it to wait for; with NIXL's own setting it would take a whole core.
+gives it to wait for; with NIXL's own setting it would take a whole core. Nothing here imports JAX.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -26,9 +26,15 @@ PROGRESS_MICROSECONDS = 100_000
 NETWORKS, LOOPBACK = "UCX_NET_DEVICES", "lo"
 
 ERRORS = "ucx_error_handling_mode"
-"""With "peer" UCX tells of dead peers, and on one machine it then ends every write by a message by TCP, since
-its way through shared memory knows of none. There a write to a dead process fails, or does not end; that it
-is dead is heard by the mailbox."""
+"""With "peer" UCX reports dead peers, and on one machine it then ends every write by a message by TCP, since
+its way through shared memory cannot report any. There a write to a dead process fails, or does not end; that
+the process is dead is heard by the mailbox."""
+
+MOST_IDLE = 64
+"""Stretches that stay registered, of those from which nothing is being written."""
+
+ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+KEEPS_ITS_MEMORY = ("", "default", "bfc")
 
 
 class NixlAbsent(Exception):
@@ -36,7 +42,7 @@ class NixlAbsent(Exception):
 
 
 class WriteFailed(Exception):
-    """A write has failed; says why."""
+    """A call of NIXL has failed; says why."""
 
 
 class MemoryRange(NamedTuple):
@@ -46,12 +52,10 @@ class MemoryRange(NamedTuple):
     size: int
     device: int
 
-
-class Stretch(NamedTuple):
-    """What is written: from here to there."""
-
-    here: MemoryRange
-    there: MemoryRange
+    def overlaps(self, other: MemoryRange) -> bool:
+        """Whether both have a byte in common."""
+        first, second = sorted((self, other))
+        return self.device == other.device and first.address + first.size > second.address
 
 
 def bindings(here: bool = False) -> ModuleType:
@@ -75,8 +79,11 @@ class Agent:
         on_devices: whether memory is that of GPUs.
         here: whether all other processes are on this machine.
 
+    Attributes:
+        peers: by rank, the metadata of the other processes' agents; each is met when it is first needed.
+
     Raises:
-        Absent: NIXL or its UCX is not here.
+        NixlAbsent: NIXL or its UCX is not here.
     """
 
     def __init__(self, on_devices: bool, here: bool) -> None:
@@ -91,119 +98,90 @@ class Agent:
             self._backends = [self._agent.createBackend("UCX", {ERRORS: "none" if here else "peer"})]
         except Exception as error:  # of the bindings' own kinds
             raise NixlAbsent(f"NIXL has no UCX here: {error}") from None
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._known: Counter[MemoryRange] = Counter()  # registered, and how often
+        self.peers: dict[int, bytes] = {}
+        self._names: dict[int, str] = {}  # of the peers that have been met
 
     @property
     def metadata(self) -> bytes:
         """What another agent must know to reach this one."""
-        with self._lock:
-            return bytes(self._agent.getLocalMD())
+        return bytes(self._call("getLocalMD"))
 
-    def meet(self, metadata: bytes) -> str:
-        """Know another agent, or more of its memory, until `forget`; its name."""
-        return str(self.call(self._agent.loadRemoteMD, metadata).decode())
+    def name_of(self, rank: int) -> str:
+        """The name of a rank's agent."""
+        if rank not in self._names:
+            self._names[rank] = self._call("loadRemoteMD", self.peers[rank]).decode()
+        return self._names[rank]
 
-    def forget(self, name: str) -> None:
-        """Know nothing of another agent any more, nor of its memory."""
-        self.call(self._agent.invalidateRemoteMD, name)
+    def know(self, rank: int, metadata: bytes) -> None:
+        """Know more of a rank's memory; NIXL must have met its agent before."""
+        if self.name_of(rank) != self._call("loadRemoteMD", metadata).decode():
+            raise WriteFailed("what it tells is of another agent")
+
+    def forget_peers(self) -> None:
+        """Meet everybody anew: what memory they had for a trial is gone."""
+        for name in self._names.values():
+            self._call("invalidateRemoteMD", name)
+        self._names.clear()
 
     def register(self, memory: Sequence[MemoryRange]) -> None:
         """Let memory be written from, or to."""
-        with self._lock:
-            new = [each for each in dict.fromkeys(memory) if not self._known[each]]
-            if new:
-                self.call(lambda: self._agent.registerMem(self._list(new), self._backends))
-            self._known.update(memory)
+        if new := [each for each in dict.fromkeys(memory) if not self._known[each]]:
+            self._call("registerMem", self._list(new), self._backends)
+        self._known.update(memory)
 
     def describe(self, memory: Sequence[MemoryRange]) -> bytes:
         """What other agents must know of registered memory, to write there."""
-        with self._lock:
-            return bytes(self._agent.getLocalPartialMD(self._list(memory), False, self._backends))
+        return bytes(self._call("getLocalPartialMD", self._list(memory), False, self._backends))
 
     def release(self, memory: Sequence[MemoryRange]) -> None:
         """The opposite of `register`, for each of its calls one."""
-        with self._lock:
-            self._known.subtract(memory)
-            gone = [each for each in dict.fromkeys(memory) if not self._known[each]]
-            for each in gone:
-                del self._known[each]
-            if gone:
-                self._agent.deregisterMem(self._list(gone), self._backends)
+        self._known.subtract(memory)
+        gone = [each for each in dict.fromkeys(memory) if not self._known[each]]
+        for each in gone:
+            del self._known[each]
+        if gone:
+            self._call("deregisterMem", self._list(gone), self._backends)
 
-    def write(self, to: str, stretches: Sequence[Stretch]) -> Writing:
-        """Begin to write from registered memory into that of another agent."""
-        return Writing(self, self.call(self._request, to, stretches))
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function of the agent gives."""
-        try:
-            with self._lock:
-                return function(*arguments)
-        except Exception as error:  # of the bindings' own kinds
-            raise WriteFailed(str(error)) from None
+    def write(self, rank: int, here: Sequence[MemoryRange], there: Sequence[MemoryRange]) -> Writing:
+        """Begin to write from registered memory into that of another rank's agent."""
+        ends = (self._nixl.nixlXferDList(self._kind, [tuple(each) for each in end]) for end in (here, there))
+        to = *ends, self.name_of(rank), "", self._backends
+        return Writing(self, self._call("createXferReq", self._nixl.NIXL_WRITE, *to))
 
     def progress(self, request: int, begin: bool) -> bool:
         """Begin a write, or look at it; whether it has ended, and then it is let go."""
-        status = self.call(self._agent.postXferReq if begin else self._agent.getXferStatus, request)
-        if status not in (self._nixl.NIXL_SUCCESS, self._nixl.NIXL_IN_PROG):
-            raise WriteFailed(str(status))
+        status = self._call("postXferReq" if begin else "getXferStatus", request)
         if status == self._nixl.NIXL_IN_PROG:
             return False
-        self.call(self._agent.releaseXferReq, request)
+        if status != self._nixl.NIXL_SUCCESS:
+            raise WriteFailed(str(status))
+        self._call("releaseXferReq", request)
         return True
 
     def check_strangers(self) -> None:
-        """Refuse notifications: no process of a run sends any, so whoever does is none.
+        """Refuse notifications: no process of a run sends any.
 
         Raises:
-            TrainingError: somebody has.
+            TrainingError: somebody has sent one.
         """
-        with self._lock:
-            told = self._agent.getNotifs({}, self._backends)
-        if told:
+        if told := self._call("getNotifs", {}, self._backends):
             raise TrainingError(
                 f"NIXL's agent was notified by {sorted(told)[0]!r}, and no process of this run does that: "
                 f"somebody else reaches it. Let only the run's machines reach each other, or take "
                 f"transport='socket'"
             )
 
-    def _request(self, to: str, stretches: Sequence[Stretch]) -> int:
-        here, there = (
-            self._nixl.nixlXferDList(self._kind, [tuple(each) for each in side])
-            for side in zip(*stretches, strict=True)
-        )
-        write = self._nixl.NIXL_WRITE
-        return int(self._agent.createXferReq(write, here, there, to, "", self._backends))
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            with self._lock:
+                return getattr(self._agent, method)(*arguments)
+        except Exception as error:  # of the bindings' own kinds
+            raise WriteFailed(str(error)) from None
 
     def _list(self, memory: Sequence[MemoryRange]) -> Any:
         return self._nixl.nixlRegDList(self._kind, [(*each, "") for each in memory])
-
-
-class Peers:
-    """The agents of the other processes, by rank, each met when it is first needed."""
-
-    def __init__(self, agent: Agent, metadata: Mapping[int, bytes]) -> None:
-        self._agent, self._metadata = agent, metadata
-        self._names: dict[int, str] = {}
-
-    def name(self, rank: int) -> str:
-        """The name of a rank's agent."""
-        if rank not in self._names:
-            self._names[rank] = self._agent.meet(self._metadata[rank])
-        return self._names[rank]
-
-    def know(self, rank: int, metadata: bytes) -> None:
-        """Know more of a rank's memory; NIXL must have met its agent before."""
-        name = self.name(rank)
-        if self._agent.meet(metadata) != name:
-            raise WriteFailed("what it tells is of another agent")
-
-    def forget(self) -> None:
-        """Meet everybody anew: what memory they had for a trial is gone."""
-        for name in self._names.values():
-            self._agent.forget(name)
-        self._names.clear()
 
 
 class Writing:
@@ -217,3 +195,39 @@ class Writing:
         """Whether all is at its destination."""
         self._ended = self._ended or self._agent.progress(self._request, False)
         return self._ended
+
+
+class Sources:
+    """Memory that messages are written from; it stays registered for a while, for the next messages."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        own_pool = ENVIRONMENT.get(ALLOCATOR, "") in KEEPS_ITS_MEMORY
+        nothing_is_pinned = agent.here and ENVIRONMENT.get(NETWORKS) == LOOPBACK
+        self._keeps = own_pool if agent.on_devices else nothing_is_pinned
+        self._idle: dict[MemoryRange, None] = {}  # registered, the oldest first
+
+    def take(self, memory: Sequence[MemoryRange]) -> None:
+        """Register what is going to be written from; `WriteFailed` if that cannot be."""
+        memory = list(dict.fromkeys(memory))
+        if new := [each for each in memory if each not in self._idle]:
+            gone = [old for old in self._idle if any(map(old.overlaps, new))]  # what lies there is another
+            self._let_go(gone)
+            self._agent.register(new)
+        for each in memory:
+            self._idle.pop(each, None)
+
+    def leave(self, memory: Sequence[MemoryRange]) -> None:
+        """Note that a write from there has ended, once for each `take`."""
+        memory = list(dict.fromkeys(memory))
+        if again := [each for each in memory if not self._keeps or each in self._idle]:
+            self._agent.release(again)
+        if self._keeps:
+            self._idle.update(dict.fromkeys(memory))
+            self._let_go(list(self._idle)[: max(len(self._idle) - MOST_IDLE, 0)])
+
+    def _let_go(self, idle: Sequence[MemoryRange]) -> None:
+        if idle:
+            self._agent.release(idle)
+        for each in idle:
+            del self._idle[each]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -14,8 +14,6 @@ import numpy as np
 
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.nixl.agent import Agent, MemoryRange, WriteFailed
-from rrfp_jax.nixl.messages import Granted
-from rrfp_jax.nixl.slots import Give, Grow
 from rrfp_jax.runtime._jax import address_of
 from rrfp_jax.runtime.transport.protocol import Devices, Messages, OneArrayCompiler, Program, Specs
 
@@ -80,15 +78,12 @@ def room_for(largest: int) -> int:
     return max(largest, LEAST_ROOM) + MOST_ARRAYS * ALIGNMENT
 
 
-def groups_of(devices: Devices) -> Sequence[Group]:
-    """The devices of each slab, given those of each stage."""
-    return list(dict.fromkeys((*own,) for own in devices.values()))
-
-
-def messages_to(messages: Messages, devices: Devices, group: Group) -> list[Specs]:
-    """The messages to the stages on these devices."""
-    own = [stage for stage in devices if (*devices[stage],) == group]
-    return [specs for stage in own for specs in messages.get(stage, ())]
+def by_slab(devices: Devices, messages: Messages) -> dict[Group, list[Specs]]:
+    """The devices of each slab, and the messages to the stages on them."""
+    found: dict[Group, list[Specs]] = {}
+    for stage, own in devices.items():
+        found.setdefault((*own,), []).extend(messages.get(stage, ()))
+    return found
 
 
 def slot_size(messages: Iterable[Specs], group: Group) -> int:
@@ -124,8 +119,11 @@ class Copiers:
         """The program that makes these cuts from a slot of so many bytes on a device."""
         key = device, size, cuts
         if (made := self._made.get(key)) is None:
-            spec = jax.ShapeDtypeStruct((size,), np.uint8)
-            made = self._made[key] = self._compiler(device, _copy_of(cuts), spec)
+
+            def copy(slot: jax.Array) -> list[jax.Array]:
+                return [*(_array(slot, *cut) for cut in cuts), slot[0]]
+
+            made = self._made[key] = self._compiler(device, copy, jax.ShapeDtypeStruct((size,), np.uint8))
         return made
 
     def prepare(self, group: Group, sizes: set[int], messages: Iterable[Specs]) -> None:
@@ -138,17 +136,9 @@ class Copiers:
                     self.of(device, size, cuts)
 
 
-def _copy_of(cuts: tuple[Cut, ...]) -> Callable[[jax.Array], list[jax.Array]]:
-    def copy(slot: jax.Array) -> list[jax.Array]:
-        return [*(_array(slot, *cut) for cut in cuts), slot[0]]
-
-    return copy
-
-
 def _array(slot: jax.Array, offset: int, shape: tuple[int, ...], name: str) -> jax.Array:
     dtype = jnp.dtype(name)
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = slot[offset : offset + size]
+    raw = slot[offset : offset + prod(shape) * dtype.itemsize]
     if jnp.issubdtype(dtype, jnp.bool_):
         return (raw != 0).reshape(shape)
     if jnp.issubdtype(dtype, jnp.complexfloating):
@@ -165,14 +155,16 @@ def _cast(raw: jax.Array, dtype: Any) -> jax.Array:
     return jax.lax.bitcast_convert_type(raw if width == 1 else raw.reshape(-1, width), dtype)
 
 
-class _Slot(NamedTuple):
-    arrays: Sequence[jax.Array] = ()  # one on each device
-    memory: Sequence[MemoryRange] = ()
-    metadata: bytes = b""
+class Slot(NamedTuple):
+    """The memory of a slot: on each device an array; what others must know of it."""
+
+    arrays: Sequence[jax.Array]
+    memory: Sequence[MemoryRange]
+    metadata: bytes
 
 
 class Slabs:
-    """All slots of a process: `count` for the devices of each of its stages, shared by stages on the same.
+    """The memory of all slots of a process: `count` for the devices of each of its stages.
 
     A slot is an array that other processes write to behind JAX's back. That is sound because a program reads
     it only when they have said that they are done, and has ended before they may write again. Slots have no
@@ -181,36 +173,33 @@ class Slabs:
 
     def __init__(self, agent: Agent, devices: Devices, compiler: OneArrayCompiler, count: int) -> None:
         self._agent, self._devices, self._copiers = agent, devices, Copiers(compiler)
-        self.groups = groups_of(devices)
-        self._slots = [[_Slot()] * count for _ in self.groups]
-        self._outgrown: list[list[_Slot]] = [[] for _ in self.groups]
+        self.groups = [*by_slab(devices, {})]
+        self._slots: list[list[list[Slot]]] = [[[] for _ in range(count)] for _ in self.groups]  # last counts
         self._foreseen: list[set[Specs]] = [set() for _ in self.groups]  # messages, by slab
-        self._copies: dict[tuple[int, int, Specs], Sequence[Any]] = {}  # by slab, slot, message
-        self._known: dict[tuple[int, int, int], bytes] = {}  # by rank, slab, slot what it has been told
+        self._told: dict[tuple[int, int, int], bytes] = {}  # metadata by rank, slab, slot
 
     def prepare(self, messages: Messages) -> None:
         """Compile what copies these messages out of slots as they are, and as they may grow."""
+        new = by_slab(self._devices, messages)
         for group, slots, foreseen in zip(self.groups, self._slots, self._foreseen, strict=True):
-            foreseen.update(messages_to(messages, self._devices, group))
-            self._copiers.prepare(group, {slot.arrays[0].size for slot in slots}, foreseen)
+            foreseen.update(new[group])
+            self._copiers.prepare(group, {slot[-1].arrays[0].size for slot in slots}, foreseen)
 
     def nbytes(self) -> dict[int, int]:
         """What slots take of a device's memory, by stage; the second stage on the same devices has none."""
-        both = zip(self._slots, self._outgrown, strict=True)
-        sizes = [sum(slot.memory[0].size for slot in (*now, *before) if slot.memory) for now, before in both]
+        sizes = [sum(each.memory[0].size for slot in slots for each in slot) for slots in self._slots]
         found: dict[int, int] = {}
         for stage, own in self._devices.items():
             slab = self.groups.index((*own,))
             found[stage], sizes[slab] = sizes[slab], 0
         return found
 
-    def grow(self, grow: Grow) -> None:
+    def grow(self, slab: int, slot: int, room: int) -> None:
         """Give a slot that nobody uses more memory.
 
         What it had stays: others remember that memory, and must not take something else for it.
         """
-        slots, devices, size = self._slots[grow.slab], self.groups[grow.slab], grow.room + ALIGNMENT
-        self._outgrown[grow.slab].append(slots[grow.slot])
+        devices, size = self.groups[slab], room + ALIGNMENT
         # Never read whole: an output that is all of an input would be that input, and not a copy.
         arrays = [zeros(size, device) for device in devices]
         memory = [memory_of(array) for array in arrays]
@@ -221,16 +210,15 @@ class Slabs:
                 f"NIXL cannot register {size} bytes on {devices[0]} for messages: {error}; take "
                 f"transport='socket', or see docs/transport.md"
             ) from None
-        slots[grow.slot] = _Slot(arrays, memory, self._agent.describe(memory))
-        self._copies.clear()
+        self._slots[slab][slot].append(Slot(arrays, memory, self._agent.describe(memory)))
 
-    def granted(self, give: Give) -> Granted:
-        """What to tell a rank of its place."""
-        slot, where = self._slots[give.slab][give.slot], (give.rank, give.slab, give.slot)
-        new = self._known.get(where) != slot.metadata
-        self._known[where] = slot.metadata
-        at = tuple((memory.address, memory.device) for memory in slot.memory)
-        return Granted(give.place, give.stage, give.number, give.room, at, slot.metadata if new else b"")
+    def address(self, rank: int, slab: int, slot: int) -> tuple[tuple[tuple[int, int], ...], bytes]:
+        """Where a slot is on each device, and what a rank does not know of that memory yet."""
+        own, where = self._slots[slab][slot][-1], (rank, slab, slot)
+        new = self._told.get(where) != own.metadata
+        self._told[where] = own.metadata
+        at = tuple((memory.address, memory.device) for memory in own.memory)
+        return at, own.metadata if new else b""
 
     def copy(self, slab: int, slot: int | None, specs: Specs) -> tuple[list[jax.Array], list[jax.Array]]:
         """Begin to copy a message out of its slot; None for one without bytes.
@@ -238,27 +226,15 @@ class Slabs:
         Returns:
             Its arrays, and one for each device that is ready when its part has been copied.
         """
+        devices = self.groups[slab]
         if slot is None:
-            devices = self.groups[slab]
             shapes = [np.empty(shape, jnp.dtype(name)) for shape, name in specs]
             return [jax.device_put(shape, devices[i % len(devices)]) for i, shape in enumerate(shapes)], []
         found: dict[int, jax.Array] = {}
         ended = []
-        for program, array, which in self._copies_of(slab, slot, specs):
-            *outputs, token = program(array)
+        own = zip(devices, self._slots[slab][slot][-1].arrays, cuts_of(specs, len(devices)), strict=True)
+        for device, array, (which, cuts) in own:
+            *outputs, token = self._copiers.of(device, array.size, cuts)(array)
             found.update(zip(which, outputs, strict=True))
             ended.append(token)
         return [found[i] for i in range(len(specs))], ended
-
-    def _copies_of(
-        self, slab: int, slot: int, specs: Specs
-    ) -> Sequence[tuple[Program, jax.Array, Sequence[int]]]:
-        """By device: a program, the slot's array that it takes, and which arrays of the message it gives."""
-        known = self._copies.get((slab, slot, specs))
-        if known is None:
-            devices, arrays = self.groups[slab], self._slots[slab][slot].arrays
-            lie = zip(devices, arrays, cuts_of(specs, len(devices)), strict=True)
-            known = self._copies[slab, slot, specs] = [
-                (self._copiers.of(on, array.size, cuts), array, which) for on, array, (which, cuts) in lie
-            ]
-        return known

@@ -1,26 +1,54 @@
-"""The receiver's end: it gives places, and takes what was written. Theory of operation: `messages.py`."""
+"""The receiver's end: it gives places in its slots, and takes what was written.
+
+`sender.py` says how the two ends work together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.nixl.memory import packed
-from rrfp_jax.nixl.messages import Ask, Dropped, Refused, Say, Unwanted, Written
-from rrfp_jax.nixl.slots import AHEAD, Gift, Give, PlaceRequest, SlabSlots, SlotTable
+from rrfp_jax.nixl.sender import Ask, Dropped, Refused, Say, Unwanted, Written
 from rrfp_jax.runtime.transport.protocol import Key, Rounds, Specs
 
+AHEAD = 2
+"""Places that a sender has for a stage before it needs them: one is written while the other is copied out."""
 
-class Home(NamedTuple):
-    """Where a stage's messages go: a slab, and how many devices it spans."""
+SLOTS = 2 * AHEAD + 1
+"""Slots of a slab: a stage has two neighbours, and one slot is never given ahead."""
 
-    slab: int
+
+class Slab(NamedTuple):
+    """The slots of some devices, at least two: how many bytes each has on each device."""
+
+    sizes: list[int]
     devices: int
 
 
+class Grow(NamedTuple):
+    """An instruction: give a slot, which nobody uses, so many bytes."""
+
+    slab: int
+    slot: int
+    room: int
+
+
+class Give(NamedTuple):
+    """An instruction: tell a rank of its place, of so many bytes on each device."""
+
+    rank: int
+    place: int
+    stage: int
+    number: int | None  # of the message that asked for it; None if it is given ahead
+    slab: int
+    slot: int
+    room: int
+
+
 class Copy(NamedTuple):
-    """An instruction: copy a message out of its slot, and tell `copied` when that has ended."""
+    """An instruction: copy a message out of its slot, and tell `release` when that has ended."""
 
     rank: int
     key: Key
@@ -31,51 +59,54 @@ class Copy(NamedTuple):
     slot: int | None
 
 
-Instruction: TypeAlias = Gift | Copy | Say
+Instruction: TypeAlias = Grow | Give | Copy | Say
 
 
 @dataclass
 class _Asked:
-    """A message for which a place was asked, until its sender ends it.
-
-    `early` is for a later round, without a place; `asking` waits for a place; `placed` may be written;
-    `unwanted` will not be taken.
-    """
+    """A message for which a place was asked, until its sender ends it."""
 
     key: Key
     size: int  # bytes of a slot that it takes
-    state: Literal["early", "asking", "placed", "unwanted"] = "early"
     place: int | None = None
+    unwanted: bool = False  # and its sender knows
+
+
+def suited(sizes: Mapping[int, int], size: int) -> int:
+    """The smallest of some slots that holds so many bytes, else the largest."""
+    large = [slot for slot in sizes if sizes[slot] >= size]
+    return min(large, key=sizes.__getitem__) if large else max(sizes, key=sizes.__getitem__)
 
 
 class Receiver:
     """One process's end. Each event gives the instructions that follow from it, in order.
 
     Args:
-        slabs: their slots, at least two each.
-        homes: by stage of this process.
+        slabs: of the devices of its stages.
+        stages: by stage of this process, the slab where its messages go.
         ahead: places given ahead, for each sender and stage.
     """
 
-    def __init__(self, slabs: Sequence[SlabSlots], homes: Mapping[int, Home], ahead: int = AHEAD) -> None:
-        self._places, self._homes, self._rounds = SlotTable(slabs, ahead), homes, Rounds()
-        self._asked: dict[tuple[int, int], _Asked] = {}  # by rank and number
+    def __init__(self, slabs: Sequence[Slab], stages: Mapping[int, int], ahead: int = AHEAD) -> None:
+        self._slabs, self._stages, self._ahead, self._rounds = slabs, stages, ahead, Rounds()
+        self._asked: dict[tuple[int, int], _Asked] = {}  # by rank and number, in the order of asking
         self._latest: dict[int, int] = {}  # number by rank
+        self._places: dict[int, Give] = {}  # that ranks have; nobody else has their slots
+        self._given = 0  # places, ever
+        self._written: set[int] = set()  # places
         self._taken: set[Key] = set()  # written in this round, or a later one
+        self._lost: set[int] = set()
 
     @property
     def awaited(self) -> bool:
         """Whether a message waits for a slot."""
-        return self._places.awaited
-
-    @property
-    def idle(self) -> bool:
-        """Whether every request has had an answer, and everything written has been taken."""
-        return not self._asked and not self._rounds.early
+        return any(map(self._waits, self._asked.values()))
 
     def reserve(self, slab: int, size: int) -> list[Instruction]:
-        """See `SlotTable.reserve`."""
-        return [*self._places.reserve(slab, size)]
+        """Give every slot of a slab that has no bytes yet so many."""
+        sizes = self._slabs[slab].sizes
+        new = [slot for slot in self._free(slab) if not sizes[slot]]
+        return [self._grown(slab, slot, size) for slot in new]
 
     def begin(self, round: int) -> list[Instruction]:
         """A round begins; of earlier ones nothing more is wanted."""
@@ -83,121 +114,99 @@ class Receiver:
         done = self._discard()
         for rank, said in early:
             done += self._take(rank, said)
-        for (rank, number), asked in self._asked.items():
-            if asked.key.round == round and asked.state == "early":
-                self._ask(rank, number, asked)
-        return done + self._given(self._places.serve())
+        return done + self._serve()
 
     def reset(self) -> list[Instruction]:
         """The round is broken off."""
         self._rounds.over = True
-        return self._discard() + self._given(self._places.serve())
+        return self._discard()
 
     def asked(self, rank: int, ask: Ask) -> list[Instruction]:
         """A rank needs a place; `Refused` if it has asked before, or returns a place that is not its own."""
-        number, key = ask.number, ask.key
+        number, key, returned = ask.number, ask.key, ask.returned
         size = self._size(rank, key, ask.specs)
         if number <= self._latest.get(rank, 0) or not size:
             raise Refused(rank, f"asks for a place for the {key} {'again' if size else 'of no bytes'}")
-        for place in ask.returned:
+        for place in returned:
             own = self._places.get(place)
-            ahead = own and (own.rank, own.stage, own.number, own.written) == (rank, key.stage, None, False)
-            if not ahead or ask.returned.count(place) > 1:
+            ahead = own is not None and (own.rank, own.stage, own.number) == (rank, key.stage, None)
+            if not ahead or place in self._written or returned.count(place) > 1:
                 raise Refused(rank, f"returns place {place}, which it does not have")
-        self._latest[rank] = number
-        for place in ask.returned:
-            self._places.free(place)
-        asked = self._asked[rank, number] = _Asked(key, size)
-        if key.round <= self._rounds.number:
-            self._ask(rank, number, asked)
-        return self._discard() + self._given(self._places.serve())
+        for place in returned:
+            del self._places[place]
+        self._latest[rank], self._asked[rank, number] = number, _Asked(key, size)
+        return self._discard() + self._serve()
 
     def written(self, rank: int, said: Written) -> list[Instruction]:
         """A rank has written a message; `Refused` if it has come before, or is in a wrong place."""
-        key = said.key
-        size = self._size(rank, key, said.specs)
-        if key in self._taken:
-            raise Refused(rank, f"says again that the {key} is written")
+        size = self._size(rank, said.key, said.specs)
+        if said.key in self._taken:
+            raise Refused(rank, f"says again that the {said.key} is written")
         if size or said.place is not None:
             self._check_place(rank, said, size)
-        self._taken.add(key)
+        self._taken.add(said.key)
         if said.place is not None:
-            place = self._places[said.place]
-            place.written = True
-            if place.number is not None:
-                del self._asked[rank, place.number]
+            self._written.add(said.place)
+            if (number := self._places[said.place].number) is not None:
+                del self._asked[rank, number]
         return self._take(rank, said)
 
     def dropped(self, rank: int, said: Dropped) -> list[Instruction]:
         """A rank will not write a message; `Refused` if it has not asked for a place, or has written it."""
-        if (rank, said.number) not in self._asked:
+        if (asked := self._asked.pop((rank, said.number), None)) is None:
             raise Refused(rank, f"drops its message {said.number}, for which it has not asked or which ended")
-        self._places.ask_no_more(rank, said.number)
-        asked = self._asked.pop((rank, said.number))
-        return [] if asked.place is None else self._given(self._places.release(asked.place))
+        return [] if asked.place is None else self.release(asked.place)
 
-    def copied(self, place: int) -> list[Instruction]:
-        """A message has been copied out of its place."""
-        assert self._places[place].copying
-        return self._given(self._places.release(place))
+    def release(self, place: int) -> list[Instruction]:
+        """A place's message has been copied out, or is not taken: serve who waits, else give it ahead."""
+        own = self._places[place]
+        if own.rank in self._lost:  # who may still write there
+            return []
+        del self._places[place]
+        self._written.discard(place)
+        done = self._serve()
+        ahead = [each for each in self._places.values() if each.slab == own.slab and each.number is None]
+        edge = [each for each in ahead if (each.rank, each.stage) == (own.rank, own.stage)]
+        some_left = len(ahead) < len(self._slabs[own.slab].sizes) - 1
+        if own.slot in self._free(own.slab) and len(edge) < self._ahead and some_left:
+            done.append(self._give(own.rank, own.stage, own.slot, None))
+        return done
 
     def lost(self, rank: int) -> None:
         """A rank is gone; it may still write, so its slots are given to nobody."""
-        self._places.lost(rank)
+        self._lost.add(rank)
         self._asked = {which: own for which, own in self._asked.items() if which[0] != rank}
         self._rounds.early = [own for own in self._rounds.early if own[0] != rank]
 
-    def key(self) -> Hashable:
-        """All that the receiver remembers, to compare states."""
-        asked = tuple((which, *vars(own).values()) for which, own in sorted(self._asked.items()))
-        latest = tuple(sorted(self._latest.items()))
-        early = tuple((rank, said.place, said.key) for rank, said in self._rounds.early)
-        taken = tuple(sorted(self._taken, key=str))
-        return self._rounds.number, self._rounds.over, self._places.key(), asked, latest, taken, early
-
     def _size(self, rank: int, key: Key, specs: Specs) -> int:
         """Bytes on each device of the stage."""
-        if key.stage not in self._homes:
+        if key.stage not in self._stages:
             raise Refused(rank, f"sends the {key}, which is not here")
         try:
-            return packed(specs, self._homes[key.stage].devices).size
+            return packed(specs, self._slabs[self._stages[key.stage]].devices).size
         except (TypeError, ValueError) as error:
             raise Refused(rank, f"tells of arrays of the {key} that there are not: {error}") from None
 
     def _check_place(self, rank: int, said: Written, size: int) -> None:
-        key, place = said.key, None if said.place is None else self._places.get(said.place)
-        if place is None or (place.rank, place.stage) != (rank, key.stage) or place.written or not size:
-            raise Refused(rank, f"says that the {key} is in place {said.place}, which it does not have")
-        assert said.place is not None
-        if place.number is not None and self._asked[rank, place.number].key != key:
-            raise Refused(rank, f"says that the {key} is in place {said.place}, which is for another message")
-        if self._places.room(said.place) < size:
-            raise Refused(rank, f"says that the {key} of {size} bytes is in place {said.place}, too small")
-
-    def _ask(self, rank: int, number: int, asked: _Asked) -> None:
-        asked.state, stage = "asking", asked.key.stage
-        self._places.ask(self._homes[stage].slab, PlaceRequest(rank, number, stage, asked.size))
-
-    def _given(self, gifts: list[Gift]) -> list[Instruction]:
-        """Note who has got a place."""
-        for gift in gifts:
-            if isinstance(gift, Give) and gift.number is not None:
-                asked = self._asked[gift.rank, gift.number]
-                asked.state, asked.place = "placed", gift.place
-        return [*gifts]
+        named = f"says that the {said.key}"
+        own = None if said.place is None else self._places.get(said.place)
+        mine = own is not None and (own.rank, own.stage) == (rank, said.key.stage)
+        if own is None or not mine or own.place in self._written or not size:
+            raise Refused(rank, f"{named} is in place {said.place}, which it does not have")
+        if own.number is not None and self._asked[rank, own.number].key != said.key:
+            raise Refused(rank, f"{named} is in place {said.place}, which is for another message")
+        if own.room < size:
+            raise Refused(rank, f"{named} of {size} bytes is in place {said.place}, too small")
 
     def _take(self, rank: int, said: Written) -> list[Instruction]:
         """Copy a message of this round, keep one of a later round, drop one of a round that is over."""
         if self._rounds.is_over(said.key):
             self._taken.discard(said.key)
-            return [] if said.place is None else self._given(self._places.release(said.place))
+            return [] if said.place is None else self.release(said.place)
         if not self._rounds.takes(said.key, (rank, said)):
             return []
-        slot = None
-        if said.place is not None:
-            place = self._places[said.place]
-            place.copying, slot = True, place.slot
-        slab = self._homes[said.key.stage].slab
+        slot = None if said.place is None else self._places[said.place].slot
+        slab = self._stages[said.key.stage]
         return [Copy(rank, said.key, said.specs, said.ended, said.place, slab, slot)]
 
     def _discard(self) -> list[Instruction]:
@@ -205,8 +214,41 @@ class Receiver:
         done: list[Instruction] = []
         self._taken = {key for key in self._taken if not self._rounds.is_over(key)}
         for (rank, number), asked in self._asked.items():
-            if self._rounds.is_over(asked.key) and asked.state != "unwanted":
-                self._places.ask_no_more(rank, number)
-                asked.state = "unwanted"
+            if self._rounds.is_over(asked.key) and not asked.unwanted:
+                asked.unwanted = True
                 done.append(Say(rank, Unwanted(number)))
         return done
+
+    def _waits(self, asked: _Asked) -> bool:
+        """Whether a message waits for a place; one of a later round does not yet."""
+        return asked.place is None and not asked.unwanted and asked.key.round <= self._rounds.number
+
+    def _serve(self) -> list[Instruction]:
+        """Give free slots to the messages that wait, in the order in which they asked."""
+        done: list[Instruction] = []
+        for (rank, number), asked in self._asked.items():
+            slab = self._stages[asked.key.stage]
+            if self._waits(asked) and (free := self._free(slab)):
+                sizes = self._slabs[slab].sizes
+                slot = suited({each: sizes[each] for each in free}, asked.size)
+                if sizes[slot] < asked.size:
+                    done.append(self._grown(slab, slot, asked.size))
+                given = self._give(rank, asked.key.stage, slot, number)
+                asked.place = given.place
+                done.append(given)
+        return done
+
+    def _free(self, slab: int) -> list[int]:
+        """The slots that nobody writes to or reads from."""
+        used = {own.slot for own in self._places.values() if own.slab == slab}
+        return [slot for slot in range(len(self._slabs[slab].sizes)) if slot not in used]
+
+    def _grown(self, slab: int, slot: int, size: int) -> Grow:
+        self._slabs[slab].sizes[slot] = size
+        return Grow(slab, slot, size)
+
+    def _give(self, rank: int, stage: int, slot: int, number: int | None) -> Give:
+        self._given, slab = self._given + 1, self._stages[stage]
+        room = self._slabs[slab].sizes[slot]
+        self._places[self._given] = given = Give(rank, self._given, stage, number, slab, slot, room)
+        return given

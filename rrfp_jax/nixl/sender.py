@@ -1,14 +1,99 @@
-"""The sender's end: it asks for places, and writes where it may. Theory of operation: `messages.py`."""
+"""One-sided transfers: what the two ends say to each other, and why; the sender's end.
+
+    sender                                                  receiver
+    task dispatched: a place is there, or
+                        -- Ask (its shapes) ------>     takes a slot, now or when one is free
+                        <------ Granted (a place) ---
+    program ended, place there: writes, no message
+    write complete      -- Written (key, shapes) ----->     copies out by a program; that ended: slot free
+
+Every device of a receiving stage has a *slab*: a few slots that are registered once. A *place* is the right
+to write once into one slot of each of the stage's devices. It has a number that is used once, and belongs to
+one sender. All memory is the receiver's, so it decides when an ask gets a place.
+
+**Ahead.** A task may be shorter than the way of an ask and its answer. So a slot that becomes free goes back
+to the sender and stage that used it, as a place for whatever comes next; then nothing is asked, and a message
+costs one word: Written. At least one slot of a slab is never given ahead. What is written there is always
+copied out, so whoever asks gets it in the end: no order of messages can deadlock. A place that is too small
+goes back with the next ask. A free slot grows to what an ask needs.
+
+**Rounds.** A sender may be a round ahead of the receiver. Its ask gets a place when that round begins, else
+slots would be held by what nobody can take, while others need them. What it writes to a place that it has
+waits for the round. A round that is broken off ends every ask: `Unwanted` says that the receiver gives no
+place, or takes no more, `Dropped` that the sender will not write. Each ask is ended by its sender, with
+Written or Dropped, once; only then is its slot free. So nobody writes into a slot that has been given to
+another. What is written for a round that is over is not copied out.
+
+**Whoever is lost.** A write of a lost process may still be under way. Its slots are given to nobody.
+
+All this goes by the mailbox, whose peers have shown that they know the run's token. The agent's own
+notifications are not used: nothing can sleep on them, and whoever reaches its port could send one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.nixl.memory import packed
-from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Say, Unwanted, Written
+from rrfp_jax.runtime.run.frames import Message
 from rrfp_jax.runtime.transport.protocol import Key, Specs
+
+
+class Ask(Message, frozen=True):
+    """Arrays, not all of them empty, are being computed for an input and need a place."""
+
+    number: int  # of the message; the sender counts up
+    key: Key
+    specs: Specs
+    returned: tuple[int, ...]  # places given ahead that are too small, and are not used any more
+
+
+class Granted(Message, frozen=True):
+    """A place to write to, once."""
+
+    place: int
+    stage: int  # whose input may be written there (its stage replica, see `Layout`)
+    number: int | None  # of the message that asked; None if it is given ahead
+    room: int  # bytes that fit, on each device
+    at: tuple[tuple[int, int], ...]  # on each of the stage's devices: an address, and the device's id there
+    metadata: bytes = b""  # what the sender's agent must know of this memory, if that is new
+
+
+class Unwanted(Message, frozen=True):
+    """The receiver does not take the message of this number any more."""
+
+    number: int
+
+
+class Written(Message, frozen=True):
+    """A message is complete."""
+
+    place: int | None  # None if it has no bytes
+    key: Key
+    specs: Specs
+    ended: float  # when its program ended (s, on rank 0's clock)
+
+
+class Dropped(Message, frozen=True):
+    """The message of this number, which asked for a place, will not be written."""
+
+    number: int
+
+
+class Refused(Exception):
+    """A rank said something that it may not say. The machine is as it was before."""
+
+    def __init__(self, rank: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.rank = rank
+
+
+class Say(NamedTuple):
+    """An instruction of a machine: send a message to a rank."""
+
+    rank: int
+    message: Ask | Written | Dropped | Unwanted
 
 
 class Write(NamedTuple):
@@ -49,17 +134,8 @@ class Sender:
         self._ahead: dict[tuple[int, int], list[Granted]] = {}  # by rank and stage
         self._lost: set[int] = set()
 
-    @property
-    def idle(self) -> bool:
-        """Whether every message has ended."""
-        return not self._outgoing
-
     def offer(self, rank: int, key: Key, specs: Specs) -> tuple[int, list[Instruction]]:
-        """Offer a message: take the smallest place ahead that holds it, or ask for one.
-
-        Returns:
-            The message's number, by which `produced` and all instructions name it, and instructions.
-        """
+        """Take the smallest place ahead that holds a message, or ask for one; its number comes first."""
         self._latest += 1
         outgoing = self._outgoing[self._latest] = _Outgoing(rank, key, specs)
         if not packed(specs, 1).size:  # there is nothing to write
@@ -75,21 +151,18 @@ class Sender:
 
     def produced(self, number: int, ended: float) -> list[Instruction]:
         """The arrays of a message are there; nothing if it has been dropped."""
-        if number not in self._outgoing:
+        if (outgoing := self._outgoing.get(number)) is None:
             return []
-        outgoing = self._outgoing[number]
         outgoing.state, outgoing.ended = "produced", ended
-        if not packed(outgoing.specs, 1).size:
-            return self.complete(number)
-        return self._write(number, outgoing)
+        return self._write(number, outgoing) if packed(outgoing.specs, 1).size else self.complete(number)
 
     def granted(self, rank: int, granted: Granted) -> list[Instruction]:
         """A rank gives a place; `Refused` if nobody asked for it, or it does not hold what it is for."""
         if rank in self._lost:
             return []
-        if not granted.at:
-            raise Refused(rank, f"gives place {granted.place} nowhere")
         number, named = granted.number, f"place {granted.place}"
+        if not granted.at:
+            raise Refused(rank, f"gives {named} nowhere")
         has = [out.place for out in self._outgoing.values() if out.place is not None and out.rank == rank]
         has += [place for (to, _), places in self._ahead.items() if to == rank for place in places]
         if any(place.place == granted.place for place in has):
@@ -117,8 +190,7 @@ class Sender:
 
     def complete(self, number: int) -> list[Instruction]:
         """A write has ended: all is there."""
-        outgoing = self._outgoing.pop(number, None)
-        if outgoing is None:
+        if (outgoing := self._outgoing.pop(number, None)) is None:
             return []
         place = None if outgoing.place is None else outgoing.place.place
         said = Written(place, outgoing.key, outgoing.specs, outgoing.ended)
@@ -134,20 +206,11 @@ class Sender:
     def lost(self, rank: int) -> list[Instruction]:
         """A rank is gone: nothing is written to it any more."""
         self._lost.add(rank)
+        self._ahead = {edge: places for edge, places in self._ahead.items() if edge[0] != rank}
         gone = [number for number, own in self._outgoing.items() if own.rank == rank]
         for number in gone:
             del self._outgoing[number]
-        for edge in [edge for edge in self._ahead if edge[0] == rank]:
-            del self._ahead[edge]
         return [Release(number) for number in gone]
-
-    def key(self) -> Hashable:
-        """All that the sender remembers, to compare states."""
-        return (
-            (self._latest, tuple(sorted(self._lost))),
-            tuple((number, *vars(own).values()) for number, own in sorted(self._outgoing.items())),
-            tuple((edge, tuple(places)) for edge, places in sorted(self._ahead.items())),
-        )
 
     def _mine(self, rank: int, number: int, what: str) -> _Outgoing | None:
         """The message of this number, None if it has ended; `Refused` if it was not offered to this rank."""

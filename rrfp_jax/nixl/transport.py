@@ -1,27 +1,40 @@
 """The transport between processes that writes from device to device.
 
-The machines of `receiver` and `sender` decide; here is what they lack: the mailbox, the agent, the slabs, and
-the driver's `Transport`. A message is at its destination when its copy has been dispatched: the device runs
+The machines of `receiver` and `sender` decide; here is what they lack: the mailbox, the agent, the slabs, the
+writes under way, and the driver's `Transport`. Arrays are written from where they lie, which costs less here
+than to pack them first. A message is at its destination when its copy has been dispatched: the device runs
 that before whatever takes the arrays.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.nixl.agent import Agent, Peers, WriteFailed
-from rrfp_jax.nixl.memory import ALIGNMENT, Copiers, Slabs, groups_of, messages_to, room_for, slot_size
-from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Say, Unwanted, Written
-from rrfp_jax.nixl.receiver import Copy, Home, Receiver
-from rrfp_jax.nixl.sender import Release, Sender, Write
-from rrfp_jax.nixl.slots import SLOTS, Give, Grow, SlabSlots
+from rrfp_jax.nixl.agent import Agent, MemoryRange, Sources, WriteFailed, Writing
+from rrfp_jax.nixl.memory import ALIGNMENT, Copiers, Slabs, by_slab, memory_of, packed, room_for, slot_size
+from rrfp_jax.nixl.receiver import SLOTS, Copy, Give, Grow, Receiver, Slab
+from rrfp_jax.nixl.sender import (
+    Ask,
+    Dropped,
+    Granted,
+    Refused,
+    Release,
+    Say,
+    Sender,
+    Unwanted,
+    Write,
+    Written,
+)
 from rrfp_jax.nixl.trial import meet, speeds
-from rrfp_jax.nixl.writes import FailedWrite, Writes
 from rrfp_jax.runtime.run.frames import Message
 from rrfp_jax.runtime.run.waits import pause
 from rrfp_jax.runtime.run.world import START_SECONDS
@@ -40,12 +53,16 @@ from rrfp_jax.runtime.transport.protocol import (
     specs_of,
 )
 
+LOOK_SECONDS = 5e-5
+"""A write is looked at for so long before a thread watches it: about what it costs to wake that thread."""
+
 
 class Ended(Message, frozen=True):
     """The sender of this writes nothing more, and takes nothing."""
 
 
 class _Sent(NamedTuple):
+    rank: int
     key: Key
     arrays: Sequence[jax.Array]
 
@@ -53,35 +70,36 @@ class _Sent(NamedTuple):
 class NixlTransport(BetweenProcesses):
     """Offers to, and takes from, the other processes of a run. Made by all of them together."""
 
-    def __init__(self, ends: Endpoints, agent: Agent, peers: Peers) -> None:
-        world = ends.world
-        assert world.mailbox is not None
-        self._world, self._mailbox, self._receivers = world, world.mailbox, ends.receivers
-        self._agent, self._peers, self._devices = agent, peers, ends.devices
-        self._writes = Writes(agent, peers, self._leave_end)
+    def __init__(self, ends: Endpoints, agent: Agent) -> None:
+        self._world, self._receivers, self._devices = ends.world, ends.receivers, ends.devices
+        assert ends.world.mailbox is not None
+        self._mailbox = ends.world.mailbox
+        self._agent, self._sources = agent, Sources(agent)
         self._slabs, self._reserved = Slabs(agent, ends.devices, ends.compiler, SLOTS), False
         groups = self._slabs.groups
-        homes = {stage: Home(groups.index((*own,)), len(own)) for stage, own in ends.devices.items()}
-        self._receiver = Receiver([SlabSlots([0] * SLOTS) for _ in groups], homes)
+        stages = {stage: groups.index((*own,)) for stage, own in ends.devices.items()}
+        self._receiver = Receiver([Slab([0] * SLOTS, len(group)) for group in groups], stages)
         self._sender = Sender()
         self._round = 0
         self._offers = Offers()
         self._numbers: dict[Key, list[int]] = {}  # of the messages to each receiver, in this round
         self._sent: dict[int, _Sent] = {}  # by number, what has not ended
+        self._writing: dict[int, tuple[_Sent, Sequence[MemoryRange]]] = {}  # whose arrays must stay
+        self._watched: SimpleQueue[tuple[int, Writing] | None] = SimpleQueue()
+        self._watches = False  # a thread does; not before the first write that takes longer
         self._copies: dict[int, tuple[Sequence[jax.Array], float]] = {}  # by place: tokens, beginning (s)
         self._arrived: list[Arrival] = []
         self._gone: set[int] = set()  # who is lost, or has ended
         self._told: set[int] = set()  # whom this process has said that it has ended, or writes to no more
         self._closed = False
-        self._number = world.next_round()  # other transports of this run have others
-        for kind, handler in self._handlers().items():
-            self._mailbox.on(kind, handler, self._number)
-        world.gather("everybody's slots", None, START_SECONDS)  # from now on others may send to this one
+        self._number = self._world.next_round()  # other transports of this run have others
+        self._listen()
+        self._world.gather("everybody's slots", None, START_SECONDS)  # now others may send to this one
 
     @classmethod
     def connect(cls, ends: Endpoints) -> Connected:
-        met = meet(ends.world, ends.devices, ends.neighbours)
-        return Connected(cls(ends, met.agent, met.peers), "by NIXL", speeds(met.edges))
+        agent, edges = meet(ends.world, ends.devices, ends.neighbours)
+        return Connected(cls(ends, agent), "by NIXL", speeds(edges))
 
     @staticmethod
     def reserved_bytes(largest: int) -> int:
@@ -91,22 +109,19 @@ class NixlTransport(BetweenProcesses):
     def compile_ahead(
         devices: Devices, compiler: OneArrayCompiler, first: Messages, later: Messages
     ) -> Mapping[int, int]:
-        copiers = Copiers(compiler)
-        kept: dict[int, int] = {}
-        for group in groups_of(devices):
-            messages = messages_to(first, devices, group)
-            size = slot_size(messages, group) + ALIGNMENT
-            copiers.prepare(group, {size}, messages + messages_to(later, devices, group))
-            kept |= {stage: SLOTS * size for stage in devices if (*devices[stage],) == group}
-        return kept
+        copiers, more = Copiers(compiler), by_slab(devices, later)
+        sizes = {}
+        for group, messages in by_slab(devices, first).items():
+            sizes[group] = size = slot_size(messages, group) + ALIGNMENT
+            copiers.prepare(group, {size}, messages + more[group])
+        return {stage: SLOTS * sizes[*own,] for stage, own in devices.items()}
 
     def reserve(self, messages: Messages) -> Mapping[int, int]:
         """The first messages say how large slots are at the beginning."""
         if not self._reserved:
             self._reserved = True
-            for slab, group in enumerate(self._slabs.groups):
-                size = slot_size(messages_to(messages, self._devices, group), group)
-                self._carry_out(self._receiver.reserve(slab, size))
+            for slab, (group, own) in enumerate(by_slab(self._devices, messages).items()):
+                self._carry_out(self._receiver.reserve(slab, slot_size(own, group)))
         self._slabs.prepare(messages)
         return self._slabs.nbytes()
 
@@ -126,7 +141,7 @@ class NixlTransport(BetweenProcesses):
         for rank in receivers:
             number, done = self._sender.offer(rank, key, specs)
             numbers.append(number)
-            self._sent[number] = _Sent(key, arrays)
+            self._sent[number] = _Sent(rank, key, arrays)
             self._carry_out(done)
 
     def produced(self, key: Key, at: float) -> None:
@@ -148,7 +163,7 @@ class NixlTransport(BetweenProcesses):
         for place, (tokens, _) in list(self._copies.items()) if self._copies else ():
             if all(token.is_ready() for token in tokens):  # type: ignore[attr-defined]
                 del self._copies[place]
-                self._carry_out(self._receiver.copied(place))
+                self._carry_out(self._receiver.release(place))
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -171,43 +186,37 @@ class NixlTransport(BetweenProcesses):
         """Slots stay until nobody can write to them any more."""
         if not self._closed:
             self._closed = True
-            self._writes.close()
+            self._watched.put(None)
             self._mailbox.leave(self._say_ended, 0, None)  # to post could wait, if garbage is collected now
 
-    def _handlers(self) -> dict[type[Message], Callable[[int, Any], None]]:
+    def _listen(self) -> None:
         receiver, sender = self._receiver, self._sender
-        return {
-            Ask: self._heeding(receiver.asked),
-            Written: self._heeding(receiver.written),
-            Dropped: self._heeding(receiver.dropped),
-            Granted: self._on_granted,
-            Unwanted: self._heeding(sender.unwanted),
-            Ended: self._on_ended,
+        machines: Mapping[type[Message], Callable[[int, Any], Sequence[Any]]] = {
+            Ask: receiver.asked,
+            Written: receiver.written,
+            Dropped: receiver.dropped,
+            Granted: sender.granted,
+            Unwanted: sender.unwanted,
         }
+        for kind, machine in machines.items():
+            self._mailbox.on(kind, partial(self._heed, machine), self._number)
+        self._mailbox.on(Ended, self._on_ended, self._number)
 
-    def _heeding(self, machine: Callable[[int, Any], Sequence[Any]]) -> Callable[[int, Any], None]:
-        """A handler of messages, which a machine answers."""
-
-        def handle(rank: int, message: Message) -> None:
-            if rank in self._gone or self._closed:
-                return
-            try:
-                done = machine(rank, message)
-            except Refused as refused:
-                raise TrainingError(f"{self._world.describe(rank)} {refused}: this is refused") from None
-            self._carry_out(done)
-
-        return handle
-
-    def _on_granted(self, rank: int, granted: Granted) -> None:
-        if granted.metadata and rank not in self._gone:
-            try:
-                self._peers.know(rank, granted.metadata)
-            except WriteFailed as error:
-                self._mailbox.hear_of_losses()
-                who = self._world.describe(rank)
-                raise TrainingError(f"NIXL cannot reach {who}, which gave it a place: {error}") from None
-        self._heeding(self._sender.granted)(rank, granted)
+    def _heed(self, machine: Callable[[int, Any], Sequence[Any]], rank: int, message: Message) -> None:
+        """Do what a machine answers to a message."""
+        if rank in self._gone or self._closed:
+            return
+        try:
+            if isinstance(message, Granted) and message.metadata:
+                self._agent.know(rank, message.metadata)
+            done = machine(rank, message)
+        except WriteFailed as error:
+            self._mailbox.hear_of_losses()
+            who = self._world.describe(rank)
+            raise TrainingError(f"NIXL cannot reach {who}, which gave it a place: {error}") from None
+        except Refused as refused:
+            raise TrainingError(f"{self._world.describe(rank)} {refused}: this is refused") from None
+        self._carry_out(done)
 
     def _say_ended(self, *_: Any) -> None:
         self._tell_ended(set(self._mailbox.ranks))
@@ -220,7 +229,7 @@ class NixlTransport(BetweenProcesses):
             self._let_go()
 
     def _tell_ended(self, ranks: set[int]) -> None:
-        ranks -= self._told | self._writes.ranks
+        ranks -= self._told | self._written_to()
         self._told |= ranks
         for rank in ranks:
             self._mailbox.post(rank, Ended(), self._number)
@@ -232,11 +241,12 @@ class NixlTransport(BetweenProcesses):
 
     def _let_go(self) -> None:
         """Once nobody writes here any more, nor this process, the mailbox need not keep this alive."""
-        if (
-            not self._writes.ranks
-            and self._gone >= set(self._mailbox.ranks) - self._mailbox.membership.gone.keys()
-        ):
+        others = set(self._mailbox.ranks) - self._mailbox.membership.gone.keys()
+        if not self._writing and self._gone >= others:
             self._mailbox.off(self._number)
+
+    def _written_to(self) -> set[int]:
+        return {sent.rank for sent, _ in self._writing.values()}
 
     def _carry_out(self, done: Sequence[Any]) -> None:
         for one in done:
@@ -248,11 +258,13 @@ class NixlTransport(BetweenProcesses):
                 case Release():
                     self._offers.delivered(self._sent.pop(one.number).key)
                 case Give():
-                    self._mailbox.post(one.rank, self._slabs.granted(one), self._number)
+                    at, metadata = self._slabs.address(one.rank, one.slab, one.slot)
+                    granted = Granted(one.place, one.stage, one.number, one.room, at, metadata)
+                    self._mailbox.post(one.rank, granted, self._number)
                 case Copy():
                     self._copy(one)
                 case Grow():
-                    self._slabs.grow(one)
+                    self._slabs.grow(*one)
 
     def _copy(self, copy: Copy) -> None:
         self._offers.observer.coming(copy.key)
@@ -262,32 +274,77 @@ class NixlTransport(BetweenProcesses):
         self._arrived.append(Arrival(copy.key, arrays, copy.ended - self._world.clock[0]))
 
     def _write(self, write: Write) -> None:
+        sent, at = self._sent[write.number], write.place.at
+        parts = packed(write.specs, len(at)).parts
+        memory = [memory_of(array) for array in sent.arrays if array.size]
+        there = [MemoryRange(at[d][0] + offset, size, at[d][1]) for d, offset, size in parts if size]
         try:
-            ended = self._writes.begin(write, *self._sent[write.number])
-        except FailedWrite as failed:
-            raise self._error(failed) from None
+            self._sources.take(memory)
+            try:
+                writing = self._agent.write(write.rank, memory, there)
+                ended = _ends_soon(writing)
+            except WriteFailed:
+                self._sources.leave(memory)
+                raise
+        except WriteFailed as failed:
+            raise self._error(sent, str(failed)) from None
+        self._writing[write.number] = sent, memory
         if ended:
             self._carry_out(self._sender.complete(write.number))  # first: somebody waits for it
-            self._writes.end(write.number)
+            del self._writing[write.number]
+            self._sources.leave(memory)
+            return
+        self._watched.put((write.number, writing))
+        if not self._watches:
+            self._watches, own = True, (self._watched, self._leave_end)
+            threading.Thread(target=_watch, args=own, name="rrfp-writes", daemon=True).start()
 
-    def _leave_end(self, number: int) -> None:
+    def _leave_end(self, number: int, error: str) -> None:
         """From the thread that watches writes."""
-        self._mailbox.leave(self._on_end_of_write, number, None)
+        self._mailbox.leave(self._on_end_of_write, number, error)
 
-    def _on_end_of_write(self, number: int, _: None) -> None:
-        try:
-            rank = self._writes.end(number)
-        except FailedWrite as failed:
-            if failed.rank in self._gone or self._closed:
+    def _on_end_of_write(self, number: int, error: str) -> None:
+        sent, memory = self._writing.pop(number)
+        self._sources.leave(memory)
+        if error:
+            if sent.rank in self._gone or self._closed:
                 return
-            raise self._error(failed) from None
+            raise self._error(sent, error)
         self._carry_out(self._sender.complete(number))
         if self._closed:
-            self._tell_ended({rank})
+            self._tell_ended({sent.rank})
             self._let_go()
 
-    def _error(self, failed: FailedWrite) -> TrainingError:
+    def _error(self, sent: _Sent, reason: str) -> TrainingError:
         """A write has failed, perhaps since its receiver is gone, of which one hears a little later."""
         self._mailbox.hear_of_losses()
-        to = self._world.describe(failed.rank)
-        return TrainingError(f"the write of the {failed.key} to {to} failed: {failed}")
+        to = self._world.describe(sent.rank)
+        return TrainingError(f"the write of the {sent.key} to {to} failed: {reason}")
+
+
+def _ends_soon(writing: Writing) -> bool:
+    until = perf_counter() + LOOK_SECONDS
+    while not (ended := writing.has_ended()) and perf_counter() < until:
+        pass
+    return ended
+
+
+def _watch(new: SimpleQueue[tuple[int, Writing] | None], tell: Callable[[int, str], None]) -> None:
+    """Look at writes until they have ended, in a thread; tell of each, and why it failed."""
+    watched: dict[int, Writing] = {}
+    since, more = 0.0, True
+    while watched or more:
+        with suppress(Empty):
+            found = new.get(timeout=pause(perf_counter() - since) if watched else None)
+            since, more = perf_counter(), found is not None
+            watched |= [found] if found is not None else []
+        for number, writing in list(watched.items()):
+            error = ""
+            try:
+                if not writing.has_ended():
+                    continue
+            except WriteFailed as failed:
+                error = str(failed)
+            del watched[number]
+            since = perf_counter()  # the next one may be short
+            tell(number, error)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from rrfp_jax.nixl.agent import Agent, MemoryRange, NixlAbsent, Peers, Stretch, WriteFailed
+from rrfp_jax.nixl.agent import Agent, MemoryRange, NixlAbsent, WriteFailed
 from rrfp_jax.nixl.memory import memory_of, zeros
 from rrfp_jax.runtime.run.waits import pause
 from rrfp_jax.runtime.run.world import START_SECONDS, World
@@ -27,9 +26,11 @@ TIMES = 5
 WRITE_SECONDS = 10.0
 """Limit for one write."""
 
+MOST_TOLD = 8
+"""Edges; of more, only the slowest is told."""
 
-@dataclass(frozen=True)
-class MeasuredEdge:
+
+class MeasuredEdge(NamedTuple):
     """What was found between two neighbours."""
 
     source: int
@@ -41,29 +42,15 @@ class MeasuredEdge:
         return f"rank {self.source} to {self.target}: {1e6 * self.seconds:.0f} us, {self.rate / 1e9:.1f} GB/s"
 
 
-MOST_TOLD = 8
-"""Edges; of more, only the slowest is told."""
-
-
 def speeds(edges: Sequence[MeasuredEdge]) -> str:
     """What was measured, for the user."""
     if len(edges) <= MOST_TOLD:
         return "; ".join(map(str, edges))
-    slowest = min(edges, key=lambda edge: edge.rate)
-    return f"{len(edges)} edges, the slowest {slowest}"
+    return f"{len(edges)} edges, the slowest {min(edges, key=lambda edge: edge.rate)}"
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What NIXL's transport is made of, once it has worked; `edges` of all neighbours of the run."""
-
-    agent: Agent
-    peers: Peers
-    edges: Sequence[MeasuredEdge]
-
-
-def meet(world: World, devices: Devices, neighbours: Collection[int]) -> Trial:
-    """Make an agent, and try it with each neighbour, both ways.
+def meet(world: World, devices: Devices, neighbours: Collection[int]) -> tuple[Agent, list[MeasuredEdge]]:
+    """Make an agent, and try it with each neighbour, both ways; what was measured between all in the run.
 
     Raises:
         Unusable: with the same reason in all processes.
@@ -87,12 +74,12 @@ def meet(world: World, devices: Devices, neighbours: Collection[int]) -> Trial:
     for rank, one in enumerate(told):
         if one["error"]:
             raise Unusable(f"{world.describe(rank)}: {one['error']}")
-    peers = Peers(agent, {rank: one["metadata"] for rank, one in enumerate(told) if rank != world.rank})
-    results = [(rank, *_tried(agent, peers, here, rank, told[rank], world.rank)) for rank in targets]
+    agent.peers = {rank: one["metadata"] for rank, one in enumerate(told) if rank != world.rank}
+    results = [(rank, *_tried(agent, here, rank, told[rank], world.rank)) for rank in targets]
     found = world.gather("a trial of NIXL", results, START_SECONDS)
     spoilt = [r for r, array in targets.items() if not np.array_equal(np.asarray(array), _pattern(r))]
     wrong = world.gather("what came of NIXL's trial", spoilt, START_SECONDS)
-    peers.forget()
+    agent.forget_peers()
     agent.release([here, *memory])
     world.gather("the end of NIXL's trial", None, START_SECONDS)
     for rank, own in enumerate(found):
@@ -100,30 +87,27 @@ def meet(world: World, devices: Devices, neighbours: Collection[int]) -> Trial:
             if reason or rank in wrong[target]:
                 said = reason or "it says that it wrote, and what lies there is something else"
                 raise Unusable(f"{world.describe(rank)} cannot write to {world.describe(target)}: {said}")
-    return Trial(
-        agent, peers, [MeasuredEdge(s, t, *times) for s, own in enumerate(found) for t, _, *times in own]
-    )
+    return agent, [MeasuredEdge(rank, to, *times) for rank, own in enumerate(found) for to, _, *times in own]
 
 
 def _tried(
-    agent: Agent, peers: Peers, here: MemoryRange, rank: int, told: Mapping[str, Any], own_rank: int
+    agent: Agent, here: MemoryRange, rank: int, told: Mapping[str, Any], own_rank: int
 ) -> tuple[str, float, float]:
     """Write to a neighbour: the error if there is one, seconds of a small write, bytes per second."""
     (there,) = [MemoryRange(*place) for to, *place in told["places"] if to == own_rank]
     try:
-        peers.know(rank, told["memory"])
+        agent.know(rank, told["memory"])
         small, large = (
-            min(_seconds(agent, peers.name(rank), here, there, size) for _ in range(TIMES))
-            for size in (SMALL, LARGE)
+            min(_seconds(agent, rank, here, there, size) for _ in range(TIMES)) for size in (SMALL, LARGE)
         )
     except WriteFailed as error:
         return str(error), 0.0, 0.0
     return "", small, LARGE / large
 
 
-def _seconds(agent: Agent, peer: str, here: MemoryRange, there: MemoryRange, size: int) -> float:
+def _seconds(agent: Agent, rank: int, here: MemoryRange, there: MemoryRange, size: int) -> float:
     began = perf_counter()
-    writing = agent.write(peer, [Stretch(here._replace(size=size), there._replace(size=size))])
+    writing = agent.write(rank, [here._replace(size=size)], [there._replace(size=size)])
     while not writing.has_ended():
         waited = perf_counter() - began
         if waited > WRITE_SECONDS:

@@ -13,10 +13,9 @@ import pytest
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.nixl import trial
-from rrfp_jax.nixl.agent import Agent, NixlAbsent, Peers, Stretch, WriteFailed
+from rrfp_jax.nixl.agent import Agent, NixlAbsent, WriteFailed
 from rrfp_jax.nixl.memory import ALIGNMENT, Slabs, memory_of, packed, zeros
-from rrfp_jax.nixl.messages import Ask, Dropped, Written
-from rrfp_jax.nixl.slots import Give, Grow
+from rrfp_jax.nixl.sender import Ask, Dropped, Written
 from rrfp_jax.nixl.transport import NixlTransport
 from rrfp_jax.runtime.programs.compiler import compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
@@ -152,7 +151,7 @@ def test_between_machines(worlds, monkeypatch):
         while len(come) <= n and perf_counter() < deadline:
             sender.poll()
             come |= {arrival.key: arrival.arrays for arrival in receiver.poll()}
-    assert not sender._writes._sources._idle and not sender._agent.here
+    assert not sender._sources._idle and not sender._agent.here
     assert come.keys() == {key(n, 1) for n in range(20)}
     for n in range(20):
         np.testing.assert_array_equal(come[key(n, 1)][0], np.arange(10.0**3, dtype=np.float32) * n)
@@ -185,7 +184,8 @@ class TestRefusals:
 
     def test_a_stranger_is_refused_by_name(self, transports):
         stranger = Agent(False, True)
-        stranger.meet(transports[0]._agent.metadata)
+        stranger.peers[0] = transports[0]._agent.metadata
+        stranger.name_of(0)
         stranger._agent.genNotif(transports[0]._agent.name, b"written", stranger._backends)
         with pytest.raises(TrainingError, match=f"notified by '{stranger.name}', and no process of this run"):
             for round in range(8, 1008):
@@ -201,8 +201,8 @@ def agent():
 class TestMemory:
     def slabs(self, agent, count=2):
         slabs = Slabs(agent, {0: jax.devices()[:count]}, by_jit, 2)
-        slabs.grow(Grow(0, 0, 1024))
-        slabs.grow(Grow(0, 1, 1024))
+        slabs.grow(0, 0, 1024)
+        slabs.grow(0, 1, 1024)
         return slabs
 
     def test_what_is_copied_is_no_view_of_the_slot(self, agent):
@@ -210,7 +210,7 @@ class TestMemory:
         slabs = self.slabs(agent, 1)
         (array,), _ = slabs.copy(0, 0, (((1024,), "uint8"),))
         before = np.array(array)
-        slot = slabs._slots[0][0].arrays[0]
+        slot = slabs._slots[0][0][-1].arrays[0]
         assert memory_of(array).address != memory_of(slot).address
         np.testing.assert_array_equal(before, 0)
 
@@ -224,11 +224,11 @@ class TestMemory:
         NixlTransport.compile_ahead({0: [device]}, first, {0: [small]}, {0: [large]})
         assert stores[0].compiles == 3  # of the larger only what copies out of a slot that has grown
         slabs = Slabs(agent, {0: [device]}, again, 2)
-        slabs.grow(Grow(0, 0, packed(small, 1).size))
-        slabs.grow(Grow(0, 1, packed(small, 1).size))
+        slabs.grow(0, 0, packed(small, 1).size)
+        slabs.grow(0, 1, packed(small, 1).size)
         slabs.prepare({0: [small]})
         slabs.prepare({0: [large]})
-        slabs.grow(Grow(0, 1, packed(large, 1).size))
+        slabs.grow(0, 1, packed(large, 1).size)
         made = dict(slabs._copiers._made)
         for slot, specs in [(0, small), (1, small), (1, large)]:
             slabs.copy(0, slot, specs)
@@ -244,13 +244,12 @@ class TestMemory:
 
     def test_a_rank_is_told_of_memory_once_and_again_when_it_has_changed(self, agent):
         slabs = self.slabs(agent)
-        give = Give(1, 1, 0, None, 0, 0, 1024)
-        first, again = slabs.granted(give), slabs.granted(give)
-        assert first.metadata and not again.metadata
-        assert slabs.granted(give._replace(rank=2)).metadata
-        slabs.grow(Grow(0, 0, 10**6))
-        grown = slabs.granted(give._replace(room=10**6))
-        assert grown.metadata and grown.at != first.at
+        (at, metadata), (_, again) = slabs.address(1, 0, 0), slabs.address(1, 0, 0)
+        assert metadata and not again
+        assert slabs.address(2, 0, 0)[1]
+        slabs.grow(0, 0, 10**6)
+        grown_at, grown = slabs.address(1, 0, 0)
+        assert grown and grown_at != at
         assert slabs.nbytes() == {0: 10**6 + 2 * 1024 + 3 * ALIGNMENT}  # with the one that it has outgrown
 
     def test_a_write_past_registered_memory_fails(self, agent):
@@ -258,10 +257,10 @@ class TestMemory:
         here, there = (zeros(4096, jax.devices()[0]) for _ in range(2))
         agent.register([memory_of(here)])
         other.register([memory_of(there)])
-        peers = Peers(agent, {1: other.metadata})
+        agent.peers[1] = other.metadata
         past = memory_of(there)._replace(address=memory_of(there).address + 2048)
         with pytest.raises(WriteFailed, match="NOT_FOUND"):
-            agent.write(peers.name(1), [Stretch(memory_of(here), past)])
+            agent.write(1, [memory_of(here)], [past])
 
     def test_memory_is_registered_once_however_often_it_is_used(self, agent):
         memory = memory_of(jnp.ones(1000).block_until_ready())

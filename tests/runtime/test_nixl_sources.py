@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rrfp_jax.nixl.agent import MemoryRange
-from rrfp_jax.nixl.writes import Sources, _overlap
+from rrfp_jax.nixl.agent import MemoryRange, Sources
 
 
 class Registered:
@@ -26,7 +25,7 @@ class Registered:
 class TestSources:
     @pytest.fixture
     def sources(self, monkeypatch):
-        monkeypatch.setattr("rrfp_jax.nixl.writes.MOST_IDLE", 2)
+        monkeypatch.setattr("rrfp_jax.nixl.agent.MOST_IDLE", 2)
         monkeypatch.setenv("UCX_NET_DEVICES", "lo")
         return Sources(Registered())
 
@@ -101,7 +100,7 @@ MESSAGES = st.lists(st.tuples(st.lists(PLACES, min_size=1, max_size=3), st.integ
 
 
 def collide(one, other):
-    return one != other and _overlap(one, other)
+    return one != other and one.overlaps(other)
 
 
 def possible(memory, alive):
@@ -118,7 +117,7 @@ def test_what_is_written_from_is_registered_and_what_is_gone_is_not(messages):
     """Each message ends a little after it has been begun."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_NET_DEVICES", "lo")
-        patch.setattr("rrfp_jax.nixl.writes.MOST_IDLE", 4)
+        patch.setattr("rrfp_jax.nixl.agent.MOST_IDLE", 4)
         sources = Sources(Counted())
         times, under_way = sources._agent.times, []
         for wanted, ending in messages:

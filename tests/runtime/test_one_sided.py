@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.nixl.memory import ALIGNMENT, packed
-from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
-from rrfp_jax.nixl.sender import Release, Sender, Write
-from rrfp_jax.nixl.slots import SlabSlots
+from rrfp_jax.nixl.receiver import Receiver, Slab, suited
+from rrfp_jax.nixl.sender import Ask, Dropped, Granted, Refused, Release, Sender, Unwanted, Write, Written
 from rrfp_jax.runtime.run.frames import pack, unpack
 from tests.verification.exploration.slots.cases import SMALL
 from tests.verification.exploration.slots.faults import faults
@@ -87,16 +86,18 @@ def test_arrays_lie_apart_and_in_turn(specs, devices):
 
 class TestSlots:
     def test_the_smallest_that_is_large_enough(self):
-        slots = SlabSlots([30, 10, 20, 40])
-        assert [slots.suited(size) for size in (5, 10, 11, 30, 40)] == [1, 1, 2, 0, 3]
+        slots = dict(enumerate([30, 10, 20, 40]))
+        assert [suited(slots, size) for size in (5, 10, 11, 30, 40)] == [1, 1, 2, 0, 3]
 
     def test_the_largest_grows(self):
-        slots = SlabSlots([30, 10, 40])
-        assert slots.suited(41) == 2
-        assert slots.take(2, 41)
-        assert (slots.sizes, slots.free) == ([30, 10, 41], [0, 1])
-        slots.give_back(2)
-        assert not slots.take(slots.suited(41), 41)
+        receiver = Receiver([Slab([300, 100, 400], 1)], {0: 0})
+        receiver.begin(1)
+        large = Ask(1, message_key(1, 1, 0), (((401,), "uint8"),), ())
+        assert [type(one).__name__ for one in receiver.asked(1, large)] == ["Grow", "Give"]
+        assert receiver._slabs[0].sizes == [300, 100, 512] and receiver._free(0) == [0, 1]
+        receiver.release(1)
+        again = receiver.asked(1, Ask(2, message_key(1, 1, 1), (((401,), "uint8"),), (2,)))
+        assert [(type(one).__name__, one.slot) for one in again] == [("Give", 2)]
 
 
 class TestSender:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.tasks import FORWARD, Task
-from rrfp_jax.nixl.slots import SLOTS
+from rrfp_jax.nixl.receiver import SLOTS
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import between_processes

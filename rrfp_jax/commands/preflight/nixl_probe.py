@@ -12,7 +12,7 @@ import sys
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
 
-from rrfp_jax.nixl.agent import Agent, MemoryRange, NixlAbsent, Peers, Stretch, WriteFailed
+from rrfp_jax.nixl.agent import Agent, MemoryRange, NixlAbsent, WriteFailed
 
 SIZE = 2**16
 LIMIT_SECONDS = 20.0
@@ -62,7 +62,8 @@ def main() -> int:
     buffer = ctypes.create_string_buffer(b"x" * SIZE, SIZE)
     agent.register([_memory(buffer)])
     try:
-        writing = agent.write(Peers(agent, {1: metadata}).name(1), [Stretch(_memory(buffer), there)])
+        agent.peers[1] = metadata
+        writing = agent.write(1, [_memory(buffer)], [there])
         deadline = monotonic() + LIMIT_SECONDS
         while not writing.has_ended():
             if monotonic() > deadline:

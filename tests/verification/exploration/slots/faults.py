@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rrfp_jax.nixl.messages import Ask, Granted, Say, Written
-from rrfp_jax.nixl.receiver import Copy, Receiver
-from rrfp_jax.nixl.sender import Sender
-from rrfp_jax.nixl.slots import SlabSlots, SlotTable
+from rrfp_jax.nixl.receiver import Copy, Grow, Receiver
+from rrfp_jax.nixl.sender import Granted, Say, Sender, Written
 from tests.verification.exploration.slots.world import Case, Makers
 
 
@@ -82,11 +80,11 @@ class FreesEarly(Receiver):
         """And releases the place."""
         done = super().written(rank, said)
         copies = [one.place for one in done if isinstance(one, Copy) and one.place is not None]
-        return [*done, *(gift for place in copies for gift in self._given(self._places.release(place)))]
+        return [*done, *(gift for place in copies for gift in super(FreesEarly, self).release(place))]
 
-    def copied(self, place: int) -> Any:
-        """Which is too late."""
-        return []
+    def release(self, place: int) -> Any:
+        """Which is too late for what has been copied out."""
+        return super().release(place) if place in self._places else []
 
 
 class ForgetsAsks(Receiver):
@@ -95,8 +93,8 @@ class ForgetsAsks(Receiver):
     def _discard(self) -> Any:
         done = super()._discard()
         for asked in self._asked.values():
-            if asked.state == "unwanted" and asked.place is not None:
-                self._places.free(asked.place)
+            if asked.unwanted and asked.place is not None:
+                del self._places[asked.place]
                 asked.place = None
         return done
 
@@ -111,13 +109,8 @@ class IsSilent(Receiver):
 class TakesAnyRound(Receiver):
     """Gives a place to what nobody can take yet, while others need it."""
 
-    def asked(self, rank: int, ask: Ask) -> Any:
-        """Asks at once."""
-        done = super().asked(rank, ask)
-        asked = self._asked[rank, ask.number]
-        if asked.state == "early":
-            self._ask(rank, ask.number, asked)
-        return done + self._given(self._places.serve())
+    def _waits(self, asked: Any) -> bool:
+        return asked.place is None and not asked.unwanted
 
 
 class TakesEarly(Receiver):
@@ -138,67 +131,53 @@ class TakesWhatIsNowhere(Receiver):
             super()._check_place(rank, said, size)
 
 
-class GivesAll(SlotTable):
+class GivesAll(Receiver):
     """Keeps no slot for those who ask."""
 
-    def release(self, number: int) -> Any:
+    def release(self, place: int) -> Any:
         """As if there were one more."""
-        slab = self._slabs[self[number].slab]
-        slab.ahead -= 1
-        done = super().release(number)
-        slab.ahead += 1
-        return done
+        sizes = self._slabs[0].sizes
+        sizes.append(0)
+        try:
+            return super().release(place)
+        finally:
+            sizes.pop()
+
+    def _free(self, slab: int) -> list[int]:
+        return [slot for slot in super()._free(slab) if self._slabs[slab].sizes[slot]]
 
 
-class GivesTheLost(SlotTable):
+class GivesTheLost(Receiver):
     """The slots of who is gone go to others."""
 
     def lost(self, rank: int) -> None:
         """Frees them first."""
-        for number in [n for n, place in self._all.items() if place.rank == rank and not place.copying]:
-            self.free(number)
+        gone = [own.place for own in self._places.values() if own.rank == rank]
+        for place in gone:
+            if place not in self._written:
+                del self._places[place]
         super().lost(rank)
 
 
-class AnyonesPlaces(SlotTable):
+class AnyonesPlaces(Receiver):
     """Everybody has every place."""
 
-    def get(self, number: int) -> Any:
-        """As if it were rank 2's, who has not asked for it."""
-        place = super().get(number)
-        return place and type(place)(**vars(place) | {"rank": 2, "number": None})
+    def _check_place(self, rank: int, said: Written, size: int) -> None:
+        own = self._places.get(said.place or 0)
+        if own is None or own.place in self._written or not size or own.room < size:
+            super()._check_place(rank, said, size)
 
 
-class NeverGrows(SlabSlots):
+class NeverGrows(Receiver):
     """Takes a slot that is too small."""
 
-    def take(self, slot: int, size: int = 0) -> bool:
-        """As it is."""
-        return super().take(slot)
-
-
-def _with(places: type[SlotTable]) -> type[Receiver]:
-    """A receiver with other places."""
-
-    class Changed(Receiver):
-        def __init__(self, slabs: Any, homes: Any, ahead: int) -> None:
-            super().__init__(slabs, homes, ahead)
-            self._places = places(slabs, ahead)
-
-    # Machines are pickled, so each class must be found under its name.
-    Changed.__qualname__ = Changed.__name__ = f"With{places.__name__}"
-    return Changed
-
-
-WithGivesAll, WithGivesTheLost = _with(GivesAll), _with(GivesTheLost)
-WithAnyonesPlaces = _with(AnyonesPlaces)
-
-
-class WithNeverGrows(Receiver):
-    """A receiver whose slots never grow."""
-
-    def __init__(self, slabs: Any, homes: Any, ahead: int) -> None:
-        super().__init__([NeverGrows(slots.sizes) for slots in slabs], homes, ahead)
+    def _serve(self) -> Any:
+        before = [*self._slabs[0].sizes]
+        done = super()._serve()
+        self._slabs[0].sizes[:] = before
+        grown = {one.slot for one in done if isinstance(one, Grow)}
+        kept: list[Any] = [one for one in done if not isinstance(one, Grow)]
+        return [one._replace(room=before[one.slot]) if one.slot in grown else one for one in kept]
 
 
 THREE, TO_GROW = Case(sends=[[[1, 1, 1]]]), Case(sends=[[[2]]])
@@ -225,8 +204,8 @@ def faults() -> list[Fault]:
         Fault("later rounds take slots", AHEAD_OF_OTHERS, Makers(receiver=TakesAnyRound), "deadlock"),
         Fault("later rounds are taken", TWO_ROUNDS, Makers(receiver=TakesEarly), "comes in another round"),
         Fault("written nowhere", THREE, Makers(receiver=TakesWhatIsNowhere), "is taken"),
-        Fault("all slots ahead", ALL_AHEAD, Makers(receiver=WithGivesAll), "deadlock"),
-        Fault("slots of the dead", DYING_MORE, Makers(receiver=WithGivesTheLost), "may write to"),
-        Fault("places of others", TWO_OF_EACH, Makers(receiver=WithAnyonesPlaces), "is taken"),
-        Fault("too small", TO_GROW, Makers(receiver=WithNeverGrows), "is refused"),
+        Fault("all slots ahead", ALL_AHEAD, Makers(receiver=GivesAll), "deadlock"),
+        Fault("slots of the dead", DYING_MORE, Makers(receiver=GivesTheLost), "may write to"),
+        Fault("places of others", TWO_OF_EACH, Makers(receiver=AnyonesPlaces), "is taken"),
+        Fault("too small", TO_GROW, Makers(receiver=NeverGrows), "is refused"),
     ]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rrfp_jax.nixl.memory import ALIGNMENT
-from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Unwanted, Written
-from tests.verification.exploration.slots.world import RECEIVER, STAGE, World, message_key
+from rrfp_jax.nixl.sender import Ask, Dropped, Granted, Refused, Unwanted, Written
+from tests.verification.exploration.slots.world import RECEIVER, STAGE, World, machine_key, message_key
 from tests.verification.exploration.witness import require
 
 NEVER = 99
@@ -31,12 +31,12 @@ def check_forged(world: World) -> None:
 
 def _check(pickled: bytes, method: str, rank: int, message: Any) -> None:
     machine = pickle.loads(pickled)
-    before = machine.key()
+    before = machine_key(machine)
     try:
         getattr(machine, method)(rank, message)
     except Refused as refused:
         require(refused.rank == rank, f"rank {refused.rank} is blamed for {message}")
-        require(machine.key() == before, f"{message} is refused, and changes something")
+        require(machine_key(machine) == before, f"{message} is refused, and changes something")
     else:
         require(False, f"{message} is taken")
 

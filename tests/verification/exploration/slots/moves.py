@@ -8,10 +8,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from rrfp_jax.nixl.memory import ALIGNMENT
-from rrfp_jax.nixl.messages import Ask, Dropped, Granted, Refused, Say, Written
-from rrfp_jax.nixl.receiver import Copy
-from rrfp_jax.nixl.sender import Write
-from rrfp_jax.nixl.slots import Give, Grow
+from rrfp_jax.nixl.receiver import Copy, Give, Grow
+from rrfp_jax.nixl.sender import Ask, Dropped, Granted, Refused, Say, Write, Written
 from tests.verification.exploration.slots.world import RECEIVER, Content, End, Live, World, message_key
 from tests.verification.exploration.witness import Broken, require
 
@@ -84,7 +82,7 @@ class _Moves:
     def copied(self, copy: Live) -> None:
         self.w.copies -= {copy}
         self._end_place(copy.place)
-        self._receive("copied", copy.place)
+        self._receive("release", copy.place)
 
     def die(self) -> None:
         self.w.dead = True

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, NamedTuple
 
 from rrfp_jax.core.tasks import Direction, Input
 from rrfp_jax.nixl.memory import ALIGNMENT
-from rrfp_jax.nixl.receiver import Home, Receiver
+from rrfp_jax.nixl.receiver import Receiver, Slab
 from rrfp_jax.nixl.sender import Sender
-from rrfp_jax.nixl.slots import SlabSlots
-from rrfp_jax.runtime.transport.protocol import Key
+from rrfp_jax.runtime.transport.protocol import Key, Rounds
 
 RECEIVER = 0
 """Its rank; senders are 1, 2, ..."""
@@ -48,7 +47,7 @@ class Case:
 class Makers(NamedTuple):
     """What makes the machines."""
 
-    receiver: Callable[[Sequence[SlabSlots], Mapping[int, Home], int], Receiver] = Receiver
+    receiver: Callable[[Sequence[Slab], Mapping[int, int], int], Receiver] = Receiver
     sender: Callable[[], Sender] = Sender
 
 
@@ -147,7 +146,7 @@ class World:
     def _known(self, pickled: bytes) -> tuple[Hashable, bool]:
         if pickled not in self.known:
             machine = pickle.loads(pickled)
-            self.known[pickled] = machine.key(), machine.idle
+            self.known[pickled] = machine_key(machine), is_idle(machine)
         return self.known[pickled]
 
     @property
@@ -187,9 +186,32 @@ def message_key(round: int, rank: int, i: int) -> Key:
     return Key(round, STAGE, Input(Direction.FORWARD, rank, i))
 
 
+def machine_key(machine: Receiver | Sender) -> Hashable:
+    """All that a machine remembers, to compare states; of what was asked also the order."""
+    return tuple(_frozen(value, name) for name, value in vars(machine).items())
+
+
+def _frozen(value: Any, name: str = "") -> Hashable:
+    if isinstance(value, dict):
+        items = [(key, _frozen(own)) for key, own in value.items()]
+        return tuple(items if name == "_asked" else sorted(items, key=lambda item: item[0]))
+    if isinstance(value, set):
+        return tuple(sorted(value, key=str))
+    if isinstance(value, list | Slab):
+        return tuple(map(_frozen, value))
+    return _frozen(vars(value)) if is_dataclass(value) or isinstance(value, Rounds) else value
+
+
+def is_idle(machine: Receiver | Sender) -> bool:
+    """Whether every request has had an answer, everything written is taken, and every message has ended."""
+    if isinstance(machine, Receiver):
+        return not machine._asked and not machine._rounds.early
+    return not machine._outgoing
+
+
 def start(case: Case, makers: Makers = REAL) -> World:
     """The beginning of a case."""
     sizes = (ALIGNMENT,) * case.slots
-    receiver = pickle.dumps(makers.receiver([SlabSlots(sizes)], {STAGE: Home(0, 1)}, case.ahead))
+    receiver = pickle.dumps(makers.receiver([Slab([*sizes], 1)], {STAGE: 0}, case.ahead))
     sender = pickle.dumps(makers.sender())
     return World(case, receiver, tuple(End(sender) for _ in case.sends), sizes, (None,) * case.slots)
